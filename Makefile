@@ -1,0 +1,44 @@
+# Two commands for a new user: `make demo` and `make test`. Each does its own set-up.
+PYTHON ?= python3
+APPROVE ?= yes
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export MLFLOW_DISABLE_TELEMETRY := true
+export GX_ANALYTICS_ENABLED := false
+
+.PHONY: help install demo test check bench clean
+.DEFAULT_GOAL := help
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+install: $(STAMP)  ## make the virtual environment (.venv), nothing global
+
+$(STAMP): pyproject.toml constraints.txt requirements/tritonserver.txt
+	@echo "Installing into $(VENV) (first time: a few minutes)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,rtx]'
+	@$(BIN)/python -m pip install --quiet --no-deps -r requirements/tritonserver.txt
+	@touch $@
+
+demo: $(STAMP)  ## registered model -> engines -> verdicts -> benchmark -> approval -> live Triton, and back (APPROVE=ask asks you)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/enginegate demo --approve $(APPROVE)
+
+test: $(STAMP)  ## every test that needs no GPU
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+
+check: $(STAMP)  ## format, lint, types, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(STAMP)  ## print the measured claims (benchmarks/)
+	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+clean:  ## remove the virtual environment and everything the demo made
+	rm -rf $(VENV) .enginegate

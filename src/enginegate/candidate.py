@@ -1,0 +1,173 @@
+"""What is built: candidates, the ONNX model they come from, and engines.
+
+- **Candidate**: one engine kind x precision of one model version.
+- **OnnxModel**: the FP32 ONNX form of a model version; the reference is this model, run at FP32.
+- **Engine**: a candidate's built file plus its manifest, addressed by content.
+"""
+
+import re
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from enginegate.canonical import Record, sha256_file
+from enginegate.errors import ModelError, TamperedError
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Precision(StrEnum):
+    """The arithmetic a candidate is meant to use; `fp32` means IEEE, with TF32 off."""
+
+    FP32 = "fp32"
+    TF32 = "tf32"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    INT8 = "int8"
+    FP8 = "fp8"
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether activations are quantised with scales that come from data."""
+        return self in {Precision.INT8, Precision.FP8}
+
+
+class EngineKind(StrEnum):
+    """Which runtime executes an engine."""
+
+    ONNXRUNTIME = "onnxruntime"
+    TENSORRT = "tensorrt"
+
+
+class Candidate(Record):
+    """One engine kind x precision of one model version."""
+
+    kind: EngineKind
+    precision: Precision
+    variant: str = Field(
+        default="", pattern=r"^[a-z0-9+-]*$", description="suffix for a repaired or tuned form"
+    )
+
+    @property
+    def name(self) -> str:
+        """For example ``onnxruntime-int8``; unique within a qualification."""
+        return f"{self.kind}-{self.precision}{self.variant}"
+
+    @classmethod
+    def parse(cls, name: str) -> Self:
+        """The candidate of a name such as ``tensorrt-fp16``.
+
+        Raises:
+            ModelError: the name is not ``KIND-PRECISION``.
+        """
+        kinds, precisions = "|".join(EngineKind), "|".join(Precision)
+        match = re.fullmatch(rf"({kinds})-({precisions})([a-z0-9+-]*)", name)
+        if match is None:
+            raise ModelError(
+                f"{name!r} is not a candidate. A candidate is KIND-PRECISION with KIND one of "
+                f"{kinds} and PRECISION one of {precisions}, for example onnxruntime-int8."
+            )
+        return cls(kind=EngineKind(match[1]), precision=Precision(match[2]), variant=match[3])
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class TensorSpec(Record):
+    """Name, NumPy dtype name and shape of one input or output; -1 marks a dynamic axis.
+
+    The first axis is the batch.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        axes = " x ".join("any" if axis < 0 else str(axis) for axis in self.shape)
+        return f"{self.name}: {self.dtype}[{axes}]"
+
+
+class FileDigest(Record):
+    """What a file must be: its sha256 and size, checked where it is opened."""
+
+    sha256: Sha256
+    size_bytes: NonNegativeInt
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        """Digest and size of the file at ``path``."""
+        return cls(sha256=sha256_file(path), size_bytes=path.stat().st_size)
+
+    def check(self, path: Path) -> None:
+        """Refuse a file that is not the one that was recorded.
+
+        Raises:
+            TamperedError: the file is missing, or differs in size or content.
+        """
+        if not path.is_file():
+            raise TamperedError(
+                f"{path} is missing; it should hold {self.size_bytes} bytes, sha256 {self.sha256}."
+            )
+        found = FileDigest.of(path)
+        if found != self:
+            raise TamperedError(
+                f"{path} is not the file that was recorded.\n"
+                f"  recorded: {self.size_bytes} bytes, sha256 {self.sha256}\n"
+                f"  found:    {found.size_bytes} bytes, sha256 {found.sha256}"
+            )
+
+
+class OnnxModel(Record):
+    """An FP32 ONNX model in the store: ``model.onnx`` beside this record, ``manifest.json``."""
+
+    schema_version: Literal[1] = 1
+    source: str = Field(description="where it came from, e.g. models:/digits/1")
+    source_sha256: Sha256 = Field(description="digest of the source's files")
+    file: FileDigest
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    opset: PositiveInt
+    ir_version: PositiveInt
+    producer: str
+    exporter: str = Field(description="library and version that exported it")
+    parity_max_abs_error: NonNegativeFloat | None = Field(
+        description="largest |framework - ONNX| over the samples; None if the source is ONNX"
+    )
+    parity_tolerance: NonNegativeFloat | None
+    parity_samples: NonNegativeInt
+    proven_batch_sizes: tuple[PositiveInt, ...]
+
+
+class PrecisionProof(Record):
+    """What the built graph really computes in: evidence that a candidate is what its name says."""
+
+    weighted_layers: dict[str, NonNegativeInt] = Field(
+        description="count of Conv, MatMul and Gemm layers by the type they compute in"
+    )
+    quantised_layers: NonNegativeInt = Field(description="layers fed by Quantize/Dequantize pairs")
+    device: str = Field(description="what runs it, e.g. CPUExecutionProvider, or 'none here'")
+    proven: bool
+    detail: str = Field(description="one sentence a person can read")
+
+
+class Engine(Record):
+    """A built engine in the store: its file beside this record, ``manifest.json``."""
+
+    schema_version: Literal[1] = 1
+    candidate: Candidate
+    filename: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    file: FileDigest
+    onnx_sha256: Sha256 = Field(description="the FP32 ONNX model it was made from")
+    converted_sha256: Sha256 = Field(description="the ONNX at this precision, which was compiled")
+    converter: str = Field(description="tool and version that changed the precision, or 'none'")
+    calibration_sha256: Sha256 | None
+    builder: str = Field(description="library and version, e.g. tensorrt_rtx 1.7.1.116")
+    target: str = Field(description="device it was built for, e.g. cpu, or sm80+sm89")
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch_size: PositiveInt
+    build_s: NonNegativeFloat
+    proof: PrecisionProof

@@ -1,0 +1,191 @@
+"""Evaluation, calibration and shadow data: one ``.npz``, or a folder of ``.npy`` for large sets.
+
+Arrays by name: ``input.NAME`` (one for each model input, first axis the sample), optional
+``label`` (integer classes), ``slice.COLUMN`` (text or integers) and ``id`` (text). Pickled arrays
+are refused.
+A folder's arrays are memory-mapped, so a set may be larger than memory.
+"""
+
+import hashlib
+import io
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginegate.candidate import TensorSpec
+from enginegate.durable import write_file
+from enginegate.errors import DataError
+
+Array: TypeAlias = NDArray[Any]
+Tensors: TypeAlias = dict[str, Array]
+
+_DIGEST_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """N samples, in a fixed order. Arrays must not be written to.
+
+    Attributes:
+        origin: the path it was read from, for messages.
+        inputs: by input name, shape ``(N, ...)``.
+        labels: shape ``(N,)``, int64 class indices, or None.
+        ids: shape ``(N,)``, text, unique within the set.
+        slices: by column name, shape ``(N,)``, text.
+    """
+
+    origin: str
+    inputs: Mapping[str, Array]
+    labels: NDArray[np.int64] | None
+    ids: NDArray[np.str_]
+    slices: Mapping[str, NDArray[np.str_]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def sha256(self) -> str:
+        """Digest of every array's name, type, shape and values; read in blocks of rows."""
+        digest = hashlib.sha256()
+        for name, array in sorted(self.arrays().items()):
+            digest.update(f"{name}|{array.dtype.str}|{array.shape}".encode())
+            for start in range(0, len(array), _DIGEST_ROWS):
+                digest.update(np.ascontiguousarray(array[start : start + _DIGEST_ROWS]).tobytes())
+        return digest.hexdigest()
+
+    def batches(self, size: int) -> Iterator[Tensors]:
+        """Inputs of ``size`` samples at a time; the last batch may be smaller."""
+        for start in range(0, len(self), size):
+            yield {name: array[start : start + size] for name, array in self.inputs.items()}
+
+    def head(self, count: int) -> "DataSet":
+        """The first ``count`` samples."""
+        return DataSet(
+            self.origin,
+            {name: array[:count] for name, array in self.inputs.items()},
+            None if self.labels is None else self.labels[:count],
+            self.ids[:count],
+            {name: column[:count] for name, column in self.slices.items()},
+        )
+
+    def check_fits(self, specs: tuple[TensorSpec, ...]) -> None:
+        """Refuse data that a model with these inputs cannot take.
+
+        Raises:
+            DataError: an input is missing, unknown, of another dtype or shape, or holds NaN or Inf.
+        """
+        wanted, given = {spec.name: spec for spec in specs}, set(self.inputs)
+        if given != set(wanted):
+            raise DataError(
+                f"{self.origin} holds inputs {sorted(given)}, the model takes {sorted(wanted)}. "
+                "Name the arrays input.NAME after the model's inputs."
+            )
+        for name, spec in wanted.items():
+            self._check_input(self.inputs[name], spec)
+
+    def _check_input(self, array: Array, spec: TensorSpec) -> None:
+        if array.dtype.name != spec.dtype:
+            raise DataError(
+                f"{self.origin}: input.{spec.name} is {array.dtype.name}, the model takes {spec}. "
+                f"Convert it with array.astype({spec.dtype!r}) when writing the file."
+            )
+        fits = array.ndim == len(spec.shape) and all(
+            axis in {-1, size} for axis, size in zip(spec.shape, array.shape, strict=True)
+        )
+        if not fits:
+            raise DataError(
+                f"{self.origin}: input.{spec.name} has shape {array.shape}, the model takes {spec}."
+            )
+        if np.issubdtype(array.dtype, np.floating):
+            self._check_finite(f"input.{spec.name}", array)
+
+    def _check_finite(self, name: str, array: Array) -> None:
+        for start in range(0, len(array), _DIGEST_ROWS):
+            block = array[start : start + _DIGEST_ROWS]
+            bad = ~np.isfinite(block).reshape(len(block), -1).all(axis=1)
+            if bad.any():
+                first = start + int(bad.argmax())
+                raise DataError(
+                    f"{self.origin}: {name} holds NaN or Inf, first in sample {first} "
+                    f"(id {self.ids[first]}). Remove or repair those samples."
+                )
+
+    def arrays(self) -> dict[str, Array]:
+        arrays: dict[str, Array] = {f"input.{name}": a for name, a in self.inputs.items()}
+        arrays |= {f"slice.{name}": column for name, column in self.slices.items()}
+        arrays["id"] = self.ids
+        if self.labels is not None:
+            arrays["label"] = self.labels
+        return arrays
+
+
+def read_data(path: Path) -> DataSet:
+    """Read a data set from an ``.npz`` file or a folder of ``.npy`` files.
+
+    Raises:
+        DataError: it is missing, corrupt, pickled, empty, or its arrays differ in length; or a
+            label is not an integer (NaN included).
+    """
+    arrays = _load(path)
+    inputs = {
+        name.removeprefix("input."): a for name, a in arrays.items() if name.startswith("input.")
+    }
+    if not inputs:
+        raise DataError(f"{path} holds no input: name arrays input.NAME (found: {sorted(arrays)}).")
+    lengths = {name: len(array) for name, array in arrays.items()}
+    count = next(iter(lengths.values()))
+    if set(lengths.values()) != {count}:
+        raise DataError(f"{path}: arrays differ in length: {lengths}. Each needs one row a sample.")
+    if count == 0:
+        raise DataError(f"{path} holds no samples.")
+    ids = arrays.get("id", np.arange(count)).astype(np.str_)
+    if len(np.unique(ids)) != count:
+        raise DataError(f"{path}: the array id repeats values; each sample needs its own.")
+    slices = {
+        name.removeprefix("slice."): array.astype(np.str_)
+        for name, array in arrays.items()
+        if name.startswith("slice.")
+    }
+    return DataSet(str(path), inputs, _labels(path, arrays.get("label")), ids, slices)
+
+
+def write_data(data: DataSet, path: Path) -> None:
+    """Write a data set as one ``.npz``, whole or not at all, readable by its owner only."""
+    buffer = io.BytesIO()
+    np.savez(buffer, allow_pickle=False, **data.arrays())
+    write_file(path, buffer.getvalue(), mode=0o600)
+
+
+def _labels(path: Path, array: Array | None) -> NDArray[np.int64] | None:
+    if array is None:
+        return None
+    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        detail = (
+            "it holds NaN" if array.dtype.kind == "f" and np.isnan(array).any() else "it does not"
+        )
+        raise DataError(
+            f"{path}: label must be one integer class a sample, shape (N,); {detail} "
+            f"(dtype {array.dtype}, shape {array.shape})."
+        )
+    return array.astype(np.int64)
+
+
+def _load(path: Path) -> dict[str, Array]:
+    try:
+        if path.is_dir():
+            files = sorted(path.glob("*.npy"))
+            return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except FileNotFoundError as error:
+        raise DataError(f"There is no data at {path}. The policy's [data] names it.") from error
+    except (OSError, ValueError, BadZipFile, EOFError) as error:
+        raise DataError(
+            f"{path} cannot be read as .npz or a folder of .npy: {error}. "
+            "Write it with numpy.savez; pickled arrays are refused."
+        ) from error

@@ -1,0 +1,96 @@
+"""Every error this program raises on purpose.
+
+::
+
+    EnginegateError               exit code 5: the pipeline could not find out
+    ├── InputError                exit code 6: something the user gave is wrong
+    │   ├── PolicyError           a policy file
+    │   ├── ModelError            a registered model, an ONNX file, an engine asked for
+    │   └── DataError             evaluation, calibration or shadow data
+    ├── BuildError                an engine could not be built
+    ├── ServerError               a Triton server is missing, dead, or will not load a model
+    ├── RepositoryError           the live repository cannot be changed, or is not what it should be
+    │   ├── RepositoryBusyError   another promotion holds the lock
+    │   ├── TamperedError         bytes on disk differ from the digest that was approved
+    │   └── PublishError          a release was published, did not prove itself, and was undone
+    ├── LedgerError               MLflow cannot be reached or refuses
+    └── ApprovalError             exit code 7: no valid approval binds to this scorecard
+
+A model that is not good enough is never an error: it is a `Finding`. An error means that the
+pipeline could not find out. Each message says what happened, the evidence, and what to do next.
+"""
+
+from enum import IntEnum
+from typing import ClassVar
+
+
+class ExitCode(IntEnum):
+    """What the ``enginegate`` command's exit status means."""
+
+    OK = 0
+    CRASH = 1
+    USAGE = 2
+    GATES_FAILED = 3
+    INCONCLUSIVE = 4
+    COULD_NOT_FIND_OUT = 5
+    BAD_INPUT = 6
+    NOT_APPROVED = 7
+    INTERRUPTED = 130
+
+
+class EnginegateError(Exception):
+    """The pipeline could not find out; the message says why and what to do next."""
+
+    exit_code: ClassVar[ExitCode] = ExitCode.COULD_NOT_FIND_OUT
+
+
+class InputError(EnginegateError):
+    """Something the user gave is wrong."""
+
+    exit_code = ExitCode.BAD_INPUT
+
+
+class PolicyError(InputError):
+    """A policy file cannot be read, or asks for something that cannot be."""
+
+
+class ModelError(InputError):
+    """A registered model, an ONNX file or an engine is missing, corrupt or refused."""
+
+
+class DataError(InputError):
+    """Evaluation, calibration or shadow data is missing, malformed or does not fit the model."""
+
+
+class BuildError(EnginegateError):
+    """An engine could not be built; nothing half-written is left."""
+
+
+class ServerError(EnginegateError):
+    """A Triton server is missing, dead, or will not load a model."""
+
+
+class RepositoryError(EnginegateError):
+    """The live repository cannot be changed, or is not what it should be."""
+
+
+class RepositoryBusyError(RepositoryError):
+    """Another promotion holds the repository's lock."""
+
+
+class TamperedError(RepositoryError):
+    """Bytes on disk differ from the digest that was validated or approved."""
+
+
+class PublishError(RepositoryError):
+    """A release did not prove itself after loading; the previous release was restored."""
+
+
+class LedgerError(EnginegateError):
+    """MLflow cannot be reached, or refuses what was asked."""
+
+
+class ApprovalError(EnginegateError):
+    """No valid approval binds to this scorecard."""
+
+    exit_code = ExitCode.NOT_APPROVED

@@ -1,0 +1,144 @@
+"""Where a checkout keeps what it makes: one folder, ``.enginegate`` unless ENGINEGATE_HOME says."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from enginegate.candidate import Engine, Sha256
+from enginegate.canonical import Record
+from enginegate.decision import Decision
+from enginegate.durable import write_file
+from enginegate.errors import InputError
+from enginegate.evidence import Scorecard
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Paths below one root. Everything under ``store/`` is content-addressed and may be deleted."""
+
+    root: Path
+
+    @classmethod
+    def here(cls) -> "Workspace":
+        """The workspace of the current folder, or of ENGINEGATE_HOME."""
+        return cls(Path(os.environ.get("ENGINEGATE_HOME", ".enginegate")).absolute())
+
+    @property
+    def onnx(self) -> Path:
+        """ONNX models, one folder each, by digest of what decides their bytes."""
+        return self.root / "store" / "onnx"
+
+    @property
+    def engines(self) -> Path:
+        """Engines, one folder each, by digest of the plan that built them."""
+        return self.root / "store" / "engines"
+
+    @property
+    def results(self) -> Path:
+        """Verdicts, measurements and reference outputs, by digest of their inputs."""
+        return self.root / "store" / "results"
+
+    @property
+    def shadow(self) -> Path:
+        """Recorded traffic; holds user data, readable by its owner only."""
+        return self.root / "shadow"
+
+    @property
+    def logs(self) -> Path:
+        """Server and builder logs."""
+        return self.root / "logs"
+
+    @property
+    def scratch(self) -> Path:
+        """Model repositories of embedded servers; safe to delete when nothing runs."""
+        return self.root / "scratch"
+
+    @property
+    def tracking_uri(self) -> str:
+        """MLflow's default database, in this workspace."""
+        return f"sqlite:///{self.root / 'mlflow.db'}"
+
+    def save_scorecard(self, scorecard: Scorecard) -> Path:
+        """Write a scorecard under its digest."""
+        path = self.root / "scorecards" / f"{scorecard.sha256}.json"
+        write_file(path, scorecard.pretty_json())
+        return path
+
+    def scorecard(self, reference: str) -> Scorecard:
+        """The scorecard of a digest, a unique beginning of one, or a path.
+
+        Raises:
+            InputError: none or several match, or the file's content is not what its name says.
+        """
+        folder = self.root / "scorecards"
+        found = sorted(folder.glob(f"{reference}*.json")) if reference.isalnum() else []
+        path = found[0] if len(found) == 1 else Path(reference)
+        if len(found) > 1:
+            raise InputError(
+                f"{reference!r} is the beginning of {len(found)} scorecards; give more of it."
+            )
+        if not path.is_file():
+            raise InputError(
+                f"There is no scorecard {reference!r} in {folder}. `enginegate status` lists them."
+            )
+        scorecard = Scorecard.read(path)
+        if path.parent == folder and path.stem != scorecard.sha256:
+            raise InputError(
+                f"{path} was changed after it was written: its content is {scorecard.sha256[:12]}. "
+                "Qualify again."
+            )
+        return scorecard
+
+    def scorecards(self) -> tuple[Scorecard, ...]:
+        """Every scorecard, oldest first."""
+        read = [Scorecard.read(path) for path in (self.root / "scorecards").glob("*.json")]
+        return tuple(sorted(read, key=lambda scorecard: scorecard.created_at))
+
+    def save_decision(self, decision: Decision) -> Path:
+        """Write the latest decision on a scorecard; earlier ones are kept beside it."""
+        folder = self.root / "decisions" / decision.scorecard_sha256
+        stamp = decision.decided_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        write_file(folder / f"{stamp}.json", decision.pretty_json())
+        return folder / f"{stamp}.json"
+
+    def decision(self, scorecard: Sha256) -> Decision | None:
+        """The latest decision on a scorecard."""
+        written = sorted((self.root / "decisions" / scorecard).glob("*.json"))
+        return Decision.read(written[-1]) if written else None
+
+    def engine(self, sha256: Sha256) -> tuple[Engine, Path]:
+        """An engine of the store by the digest of its file, and its folder; the digest is checked.
+
+        Raises:
+            InputError: no engine in the store has that digest.
+            TamperedError: it is there, and its bytes are not what its manifest says.
+        """
+        for manifest in sorted(self.engines.glob("*/manifest.json")):
+            engine = Engine.read(manifest)
+            if engine.file.sha256 == sha256:
+                engine.file.check(manifest.parent / engine.filename)
+                return engine, manifest.parent
+        raise InputError(
+            f"The store {self.engines} holds no engine {sha256[:12]}. It was deleted, or was built "
+            "on another machine: run `enginegate qualify` here."
+        )
+
+
+def remembered(folder: Path, key: Sha256, kind: type[R], make: Callable[[], R]) -> R:
+    """The record stored under ``key``, or a new one, stored once made: nothing is done twice."""
+    path = folder / key[:2] / f"{key}.json"
+    if path.is_file():
+        return kind.read(path)
+    made = make()
+    write_file(path, made.pretty_json())
+    return made
+
+
+def now() -> datetime:
+    """The current time, with its zone."""
+    return datetime.now(tz=UTC)
