@@ -18,7 +18,7 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
     @property
-    def sha256(self) -> str:
+    def digest(self) -> str:
         """Digest of the canonical JSON of this record."""
         return sha256_bytes(self.canonical_json())
 

@@ -65,18 +65,18 @@ def check_decision(
     """
     if scorecard.winner is None or scorecard.outcome(scorecard.winner) is not Outcome.PASSED:
         raise ApprovalError(
-            f"Scorecard {scorecard.sha256[:12]} has no candidate that passed every gate, so there "
+            f"Scorecard {scorecard.digest[:12]} has no candidate that passed every gate, so there "
             f"is nothing to approve: {scorecard.reason}"
         )
     if decision is None:
         raise ApprovalError(
-            f"Nobody has decided on scorecard {scorecard.sha256[:12]}. Answer with:\n"
-            f"  enginegate approve {scorecard.sha256[:12]} --approver NAME --reason WHY"
+            f"Nobody has decided on scorecard {scorecard.digest[:12]}. Answer with:\n"
+            f"  enginegate approve {scorecard.digest[:12]} --approver NAME --reason WHY"
         )
-    if decision.scorecard_sha256 != scorecard.sha256:
+    if decision.scorecard_sha256 != scorecard.digest:
         raise ApprovalError(
             f"The decision is for scorecard {decision.scorecard_sha256[:12]}, not for "
-            f"{scorecard.sha256[:12]}. The evidence changed, so it needs a new decision."
+            f"{scorecard.digest[:12]}. The evidence changed, so it needs a new decision."
         )
     if decision.answer == "reject":
         raise ApprovalError(f"Rejected by {decision.approver}: {decision.reason}")

@@ -3,7 +3,7 @@
 - **Finding**: one check's outcome with its number, relation and limit.
 - **Verdict**: the findings of one candidate; the worst outcome wins.
 - **Benchmark**: what Triton delivered for one candidate, validity first.
-- **Scorecard**: all verdicts and benchmarks of one qualification; its sha256 is what a person
+- **Scorecard**: all verdicts and benchmarks of one qualification; its digest is what a person
   approves.
 """
 
@@ -190,7 +190,7 @@ class DataDigests(Record):
 
 
 class Scorecard(Record):
-    """All evidence of one qualification. Its ``sha256`` is what a person approves."""
+    """All evidence of one qualification. Its ``digest`` is what a person approves."""
 
     schema_version: Literal[1] = 1
     model: str = Field(description="name in the live repository")

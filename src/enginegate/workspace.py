@@ -65,7 +65,7 @@ class Workspace:
 
     def save_scorecard(self, scorecard: Scorecard) -> Path:
         """Write a scorecard under its digest."""
-        path = self.root / "scorecards" / f"{scorecard.sha256}.json"
+        path = self.root / "scorecards" / f"{scorecard.digest}.json"
         write_file(path, scorecard.pretty_json())
         return path
 
@@ -87,9 +87,9 @@ class Workspace:
                 f"There is no scorecard {reference!r} in {folder}. `enginegate status` lists them."
             )
         scorecard = Scorecard.read(path)
-        if path.parent == folder and path.stem != scorecard.sha256:
+        if path.parent == folder and path.stem != scorecard.digest:
             raise InputError(
-                f"{path} was changed after it was written: its content is {scorecard.sha256[:12]}. "
+                f"{path} was changed after it was written: its content is {scorecard.digest[:12]}. "
                 "Qualify again."
             )
         return scorecard
