@@ -153,6 +153,13 @@ class PrecisionProof(Record):
     detail: str = Field(description="one sentence a person can read")
 
 
+class Unbuilt(Record):
+    """A candidate whose engine could not be built, and why."""
+
+    candidate: Candidate
+    why: str
+
+
 class Engine(Record):
     """A built engine in the store: its file beside this record, ``manifest.json``."""
 

@@ -180,7 +180,8 @@ def _load(path: Path) -> dict[str, Array]:
         if path.is_dir():
             files = sorted(path.glob("*.npy"))
             return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}
-        with np.load(path, allow_pickle=False) as archive:
+        # NumPy leaves a file open when it is not an archive; this one is ours to close.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"There is no data at {path}. The policy's [data] names it.") from error

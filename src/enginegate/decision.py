@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from enginegate.candidate import Candidate, FileDigest, Sha256
+from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
 from enginegate.canonical import Record
 from enginegate.errors import ApprovalError
 from enginegate.evidence import Outcome, Scorecard, ServingConfig
@@ -46,6 +46,11 @@ class Release(Record):
     candidate: Candidate
     engine_sha256: Sha256
     serving: ServingConfig
+    backend: str = Field(description="Triton backend, e.g. python")
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    golden: FileDigest = Field(description="samples and answers every load is proved with")
+    golden_max_abs_error: NonNegativeFloat
     files: dict[str, FileDigest] = Field(description="path inside the version folder -> digest")
     scorecard_sha256: Sha256
     decision: Decision

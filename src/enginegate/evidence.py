@@ -202,6 +202,9 @@ class Scorecard(Record):
     environment: dict[str, str] = Field(description="versions, processor, GPU and driver")
     verdicts: tuple[Verdict, ...]
     benchmarks: tuple[Benchmark, ...]
+    replaces: PositiveInt | None = Field(
+        default=None, description="release that was live when this evidence was made; None: nothing"
+    )
     winner: Candidate | None = Field(description="None when no candidate passed every gate")
     reason: str = Field(description="why the winner won, or why there is none")
     ledger_run: str = Field(default="", description="MLflow run id of the qualification")

@@ -60,8 +60,13 @@ class Workspace:
 
     @property
     def tracking_uri(self) -> str:
-        """MLflow's default database, in this workspace."""
-        return f"sqlite:///{self.root / 'mlflow.db'}"
+        """MLflow's address: MLFLOW_TRACKING_URI, else a database in this workspace."""
+        return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
+
+    @property
+    def artifacts(self) -> Path:
+        """MLflow's files, when its database is in this workspace."""
+        return self.root / "mlartifacts"
 
     def save_scorecard(self, scorecard: Scorecard) -> Path:
         """Write a scorecard under its digest."""

@@ -1,0 +1,1 @@
+"""A real model small enough for a laptop: scikit-learn's handwritten digits and a CNN."""

@@ -1,0 +1,23 @@
+"""Live repository -> an earlier release. Needs the folder and the server, nothing else."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from enginegate.decision import Release
+from enginegate.policy import read_policy
+from tasks.release import follow_with_champion, go_back
+
+
+@flow(name="rollback", persist_result=False)
+def rollback(policy: Path, to: int | None = None) -> Release:
+    """Make an earlier release live again, proved like a promotion.
+
+    Args:
+        policy: the model family's policy file.
+        to: release number; by default the one that the live release replaced.
+    """
+    rules = read_policy(policy)
+    release = go_back(rules, to)
+    follow_with_champion(release)
+    return release

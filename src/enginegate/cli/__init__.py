@@ -1,0 +1,5 @@
+"""The ``enginegate`` command."""
+
+from enginegate.cli.app import main
+
+__all__ = ["main"]

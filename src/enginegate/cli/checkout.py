@@ -1,0 +1,41 @@
+"""Running flows: they belong to a checkout, not to the installed library."""
+
+import importlib
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+from enginegate.errors import InputError
+
+# Before Prefect is imported: a server inside this process may take a while on its first start, its
+# own chatter is not for this terminal, and nothing is sent home.
+_PREFECT = {
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    "PREFECT_LOGGING_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_EXTRA_LOGGERS": "enginegate",
+    "DO_NOT_TRACK": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GX_ANALYTICS_ENABLED": "false",
+}
+
+
+def of_checkout(name: str) -> ModuleType:
+    """A module of the checkout that the command runs in, such as ``flows.qualify``.
+
+    Raises:
+        InputError: the current folder is not a checkout.
+    """
+    root = Path.cwd()
+    if not (root / "flows" / "qualify.py").is_file():
+        raise InputError(
+            f"{root} is not an Enginegate checkout (it has no flows/qualify.py), and this command "
+            "runs a flow. Change into your checkout and run it there."
+        )
+    for variable, value in _PREFECT.items():
+        os.environ.setdefault(variable, value)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    return importlib.import_module(name)

@@ -1,0 +1,58 @@
+"""From one live state to the next: every rule of a change in one place, without side effects."""
+
+from enginegate.errors import RepositoryError
+from enginegate.repository.layout import Current, Layout
+from enginegate.workspace import now
+
+
+def check_expected(layout: Layout, before: Current | None, expected: int | None) -> None:
+    """Refuse evidence that was made against another live release (compare-and-swap).
+
+    Raises:
+        RepositoryError: the live release is not ``expected``.
+    """
+    live = before.version if before else None
+    if live != expected:
+        raise RepositoryError(
+            f"Release {live or 'none'} of {layout.model} is live, but this promotion was prepared "
+            f"while {expected or 'none'} was. Somebody else promoted or rolled back: look at "
+            "`enginegate status`, then promote again."
+        )
+
+
+def after_publish(before: Current | None, version: int) -> Current:
+    """The new version is live; the one it replaces stays loaded, ready to come back."""
+    standby = before.version if before else None
+    known = (standby, version) if standby else (version,)
+    return Current(version=version, standby=standby, known=known, changed_at=now())
+
+
+def after_rollback(before: Current, version: int) -> Current:
+    """Only the target serves: Triton would send traffic to a higher version that stayed loaded."""
+    known = tuple(sorted({*before.known, before.version, version}))
+    return Current(version=version, known=known, changed_at=now())
+
+
+def rollback_target(layout: Layout, before: Current | None, to: int | None) -> int:
+    """The version to go back to: ``to``, else the one that the live release replaced.
+
+    Raises:
+        RepositoryError: nothing is live, there is no such release, it is live already, or its bytes
+            were removed.
+    """
+    if before is None:
+        raise RepositoryError(f"{layout.root} has no live release of {layout.model} to leave.")
+    target = layout.release(before.version).previous_version if to is None else to
+    if target is None:
+        raise RepositoryError(
+            f"Release {before.version} of {layout.model} is the first one; nothing is before it."
+        )
+    if target == before.version:
+        raise RepositoryError(f"Release {target} of {layout.model} is live already.")
+    layout.release(target)
+    if not layout.version_folder(target).is_dir():
+        raise RepositoryError(
+            f"The bytes of release {target} of {layout.model} were removed by retention. "
+            "Promote its scorecard again to publish them under a new number."
+        )
+    return target

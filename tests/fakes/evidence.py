@@ -1,0 +1,87 @@
+"""Small literal evidence for tests that need some; each argument changes one fact."""
+
+from datetime import UTC, datetime
+
+from enginegate.candidate import Candidate, EngineKind, Precision
+from enginegate.decision import Decision
+from enginegate.evidence import (
+    Benchmark,
+    DataDigests,
+    Finding,
+    Outcome,
+    Percentile,
+    Scorecard,
+    ServingConfig,
+    Verdict,
+)
+
+WHEN = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+INT8 = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.INT8)
+FP32 = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32)
+SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=500, instances=1)
+
+
+def sha(character: str) -> str:
+    """A digest that is easy to tell from others."""
+    return character * 64
+
+
+def finding(outcome: Outcome = Outcome.PASSED, *, gate: str = "samples", **fields) -> Finding:
+    return Finding(gate=gate, scope="evaluation", outcome=outcome, reason="900 >= 200", **fields)
+
+
+def verdict(*findings: Finding, candidate: Candidate = INT8, engine: str | None = "e") -> Verdict:
+    return Verdict(
+        candidate=candidate,
+        engine_sha256=sha(engine) if engine else None,
+        findings=findings or (finding(),),
+    )
+
+
+def benchmark(
+    throughput_per_s: float = 400.0,
+    *,
+    candidate: Candidate = INT8,
+    outcome: Outcome = Outcome.PASSED,
+    p99_ms: float = 9.0,
+) -> Benchmark:
+    return Benchmark(
+        candidate=candidate,
+        engine_sha256=sha("e"),
+        server="Triton 2.51.0, CPU",
+        measurements=(),
+        chosen=SERVING,
+        throughput_at_slo_per_s=throughput_per_s,
+        p99_at_slo=Percentile(
+            quantile=0.99, value_ms=p99_ms, low_ms=p99_ms - 1, high_ms=p99_ms + 1, samples=1200
+        ),
+        findings=(finding(outcome, gate="p99_ms"),),
+    )
+
+
+def scorecard(**changes) -> Scorecard:
+    fields = {
+        "model": "digits",
+        "model_uri": "models:/digits/1",
+        "created_at": WHEN,
+        "onnx_sha256": sha("0"),
+        "policy_sha256": sha("1"),
+        "data": DataDigests(evaluation=sha("2"), calibration=sha("3"), shadow=None),
+        "environment": {"python": "3.11"},
+        "verdicts": (verdict(),),
+        "benchmarks": (benchmark(),),
+        "winner": INT8,
+        "reason": "highest throughput within the SLO",
+    }
+    return Scorecard(**(fields | changes))
+
+
+def decision(card: Scorecard, **changes) -> Decision:
+    fields = {
+        "scorecard_sha256": card.digest,
+        "answer": "approve",
+        "approver": "ada",
+        "reason": "margins are wide",
+        "decided_at": WHEN,
+    }
+    return Decision(**(fields | changes))

@@ -1,0 +1,115 @@
+"""A real Triton on a live repository, and releases of a model that adds a number."""
+
+import shutil
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from enginegate.candidate import FileDigest, TensorSpec
+from enginegate.decision import Promise
+from enginegate.repository import Golden, LiveRepository, Package
+from enginegate.triton.install import find_triton
+from enginegate.triton.server import start
+from tests.fakes.evidence import INT8, SERVING, decision, scorecard
+
+X = TensorSpec(name="x", dtype="float32", shape=(-1, 2))
+Y = TensorSpec(name="y", dtype="float32", shape=(-1, 2))
+
+MODEL = """
+import pathlib
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def initialize(self, args):
+        folder = pathlib.Path(args["model_repository"]) / args["model_version"]
+        self.offset = np.float32((folder / "engine.bin").read_text())
+
+    def execute(self, requests):
+        xs = [np.from_dlpack(pb.get_input_tensor_by_name(r, "x")) for r in requests]
+        return [
+            pb.InferenceResponse([pb.Tensor.from_dlpack("y", x + self.offset)]) for x in xs
+        ]
+"""
+
+
+@pytest.fixture(scope="session")
+def install(tmp_path_factory):
+    return find_triton(tmp_path_factory.mktemp("triton"))
+
+
+@pytest.fixture(scope="session")
+def shared_server(install, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shared")
+    (folder / "repository").mkdir()
+    with start(install, folder / "repository", folder=folder / "server") as running:
+        yield running
+
+
+@pytest.fixture
+def server(shared_server):
+    """The shared server, empty again afterwards."""
+    yield shared_server
+    with shared_server.client() as client:
+        client.unload("digits")
+        while client.model_ready("digits"):
+            time.sleep(0.05)
+    for left in shared_server.repository.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+@pytest.fixture
+def root(server):
+    return server.repository
+
+
+@pytest.fixture
+def repository(server, root):
+    with server.client() as client:
+        yield LiveRepository(root, client, load_timeout_s=30.0)
+
+
+@pytest.fixture
+def package(tmp_path):
+    """Make what a release is made of; the model adds ``offset``."""
+
+    def make(offset: float, **changes) -> Package:
+        folder = tmp_path / "built" / str(offset)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "model.py").write_text(MODEL)
+        (folder / "engine.bin").write_text(str(offset))
+        x = np.arange(8, dtype=np.float32).reshape(4, 2)
+        card = scorecard()
+        made = Package(
+            model="digits",
+            model_uri="models:/digits/1",
+            candidate=INT8,
+            engine_sha256=FileDigest.of(folder / "engine.bin").sha256,
+            engine_file="engine.bin",
+            files={name: folder / name for name in ("model.py", "engine.bin")},
+            backend="python",
+            inputs=(X,),
+            outputs=(Y,),
+            serving=SERVING,
+            golden=Golden({"x": x}, {"y": x + np.float32(offset)}),
+            golden_max_abs_error=1e-4,
+            scorecard_sha256=card.digest,
+            decision=decision(card),
+            promise=Promise(p99_ms=9.0, throughput_per_s=400.0, slo_p99_ms=25.0),
+        )
+        return replace(made, **changes)
+
+    return make
+
+
+@pytest.fixture
+def ask(repository):
+    """Which version answers, and what it adds."""
+
+    def once() -> tuple[int, float]:
+        reply = repository.client.infer("digits", {"x": np.zeros((1, 2), np.float32)})
+        return int(reply.model_version), float(reply.outputs["y"][0, 0])
+
+    return once

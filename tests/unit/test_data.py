@@ -1,0 +1,122 @@
+"""Reading data: what fits, and what is refused with the sample it is in."""
+
+import numpy as np
+import pytest
+
+from enginegate.candidate import TensorSpec
+from enginegate.data import DataSet, read_data, write_data
+from enginegate.errors import DataError
+
+IMAGE = TensorSpec(name="image", dtype="float32", shape=(-1, 2))
+
+
+def arrays(**changes):
+    base = {
+        "input.image": np.arange(12, dtype=np.float32).reshape(6, 2),
+        "label": np.arange(6) % 3,
+        "slice.light": np.array(["day", "night"] * 3),
+        "id": np.array([f"s{i}" for i in range(6)]),
+    }
+    return {name: array for name, array in (base | changes).items() if array is not None}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(**changes):
+        np.savez(tmp_path / "data.npz", **arrays(**changes))
+        return tmp_path / "data.npz"
+
+    return save
+
+
+def test_an_archive_and_a_folder_hold_the_same_data(saved, tmp_path):
+    """The digest is of the content, not of the form it is kept in."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name, array in arrays().items():
+        np.save(folder / f"{name}.npy", array)
+
+    assert read_data(folder).sha256 == read_data(saved()).sha256
+
+
+def test_a_data_set_survives_a_round_trip(saved, tmp_path):
+    """Written and read again it is the same, and only its owner can read the file."""
+    data = read_data(saved())
+
+    write_data(data, tmp_path / "again.npz")
+
+    assert read_data(tmp_path / "again.npz").sha256 == data.sha256
+    assert (tmp_path / "again.npz").stat().st_mode & 0o777 == 0o600
+
+
+def test_one_changed_value_changes_the_digest(saved):
+    """Evidence made on other data cannot be taken for this data's."""
+    before = read_data(saved()).sha256
+    image = arrays()["input.image"].copy()
+    image[3, 1] += 1e-6
+
+    assert read_data(saved(**{"input.image": image})).sha256 != before
+
+
+def test_batches_cover_every_sample_once(saved):
+    """The last batch is smaller, nothing is repeated or lost."""
+    sizes = [len(batch["image"]) for batch in read_data(saved()).batches(4)]
+
+    assert sizes == [4, 2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"label": np.array([0.0, np.nan, 1, 2, 0, 1])}, "it holds NaN"),
+        ({"label": np.arange(5)}, "differ in length"),
+        ({"input.image": None}, "holds no input"),
+        ({"id": np.array(["a"] * 6)}, "repeats values"),
+        ({"label": np.array([None] * 6, dtype=object)}, "pickled arrays are refused"),
+        ({name: array[:0] for name, array in arrays().items()}, "holds no samples"),
+    ],
+)
+def test_malformed_data_is_refused(saved, changes, message):
+    """The message names the file and what is wrong with it."""
+    with pytest.raises(DataError, match=f"(?s)data.npz.*{message}"):
+        read_data(saved(**changes))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut short"])
+def test_a_corrupt_file_is_refused(tmp_path, content):
+    """A truncated upload gives a message, not a traceback."""
+    path = tmp_path / "data.npz"
+    path.write_bytes(content)
+
+    with pytest.raises(DataError, match=r"data\.npz cannot be read"):
+        read_data(path)
+
+
+def test_missing_data_points_to_the_policy(tmp_path):
+    """The policy is where the path comes from."""
+    with pytest.raises(DataError, match=r"policy's \[data\] names it"):
+        read_data(tmp_path / "none.npz")
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((6, 3), np.float32), r"has shape \(6, 3\)"),
+        (np.zeros((6, 2), np.float64), "is float64"),
+        (np.where(np.arange(12).reshape(6, 2) == 7, np.nan, 0).astype(np.float32), "sample 3"),
+    ],
+)
+def test_data_that_does_not_fit_the_model_is_refused(saved, image, message):
+    """Shape, type and finiteness are checked before anything runs."""
+    data = read_data(saved(**{"input.image": image}))
+
+    with pytest.raises(DataError, match=message):
+        data.check_fits((IMAGE,))
+
+
+def test_inputs_are_matched_by_name(saved):
+    """Both lists are shown, so that the typo is visible."""
+    data: DataSet = read_data(saved())
+
+    with pytest.raises(DataError, match=r"\['image'\].*\['pixels'\]"):
+        data.check_fits((IMAGE.model_copy(update={"name": "pixels"}),))

@@ -1,0 +1,74 @@
+"""How outcomes combine."""
+
+import itertools
+
+import pytest
+from pydantic import ValidationError
+
+from enginegate.errors import InputError
+from enginegate.evidence import Finding, Outcome, Scorecard, worst
+from tests.fakes.evidence import FP32, INT8, finding, scorecard, verdict
+
+
+def test_no_evidence_is_inconclusive():
+    """A verdict without findings has not passed."""
+    assert worst(()) is Outcome.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(Outcome, 2)))
+def test_the_worst_outcome_wins(pair):
+    """passed < inconclusive < failed < errored."""
+    better, worse = pair
+
+    assert worst((finding(better), finding(worse), finding(better))) is worse
+
+
+def test_an_advisory_finding_cannot_change_the_outcome():
+    """A gate on trial is shown and counts for nothing, also when it is all there is."""
+    failed = finding(Outcome.FAILED, advisory=True)
+
+    assert worst((finding(), failed)) is Outcome.PASSED
+    assert worst((failed,)) is Outcome.INCONCLUSIVE
+
+
+def test_blocking_findings_come_worst_first():
+    """Passed and advisory findings are left out."""
+    errored, failed = finding(Outcome.ERRORED), finding(Outcome.FAILED)
+    judged = verdict(finding(), failed, finding(Outcome.FAILED, advisory=True), errored)
+
+    assert judged.blocking == (errored, failed)
+
+
+def test_a_candidate_without_a_benchmark_never_passes():
+    """A gate that did not run is not a gate that passed."""
+    card = scorecard(benchmarks=())
+
+    assert card.verdict(INT8).outcome is Outcome.PASSED
+    assert card.outcome(INT8) is Outcome.INCONCLUSIVE
+    assert card.outcome(FP32) is Outcome.INCONCLUSIVE
+
+
+def test_a_finding_refuses_nan():
+    """A number that is not one never enters the evidence."""
+    with pytest.raises(ValidationError, match="finite"):
+        Finding(gate="g", scope="s", outcome=Outcome.PASSED, reason="r", value=float("nan"))
+
+
+def test_a_scorecard_survives_a_round_trip(tmp_path):
+    """Written and read again, it has the same content and digest."""
+    card, path = scorecard(), tmp_path / "card.json"
+    path.write_bytes(card.pretty_json())
+
+    read = Scorecard.read(path)
+
+    assert read == card
+    assert read.digest == card.digest
+
+
+def test_a_damaged_scorecard_names_the_file_and_the_field(tmp_path):
+    """An unknown outcome word is refused with its place."""
+    path = tmp_path / "card.json"
+    path.write_bytes(scorecard().pretty_json().replace(b'"passed"', b'"fine"'))
+
+    with pytest.raises(InputError, match=r"card.json.*\n.*outcome"):
+        Scorecard.read(path)
