@@ -10,10 +10,10 @@ from enginegate.errors import PublishError
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace, now
 from flows.approval import decision_on
-from tasks.release import UNDO, Publication, already_live, move_champion, prepare, publish
+from tasks.release import UNDO, Publication, already_live, move_champion, publish
 
 
-@flow(name="promote", persist_result=False)
+@flow(name="promote", persist_result=False, validate_parameters=False)
 def promote(policy: Path, scorecard: str) -> Release:
     """Publish the winner of a scorecard that a person approved.
 
@@ -23,17 +23,18 @@ def promote(policy: Path, scorecard: str) -> Release:
 
     Raises:
         ApprovalError: nobody approved exactly this scorecard, or no longer validly.
+        RepositoryError: another release is live than when the evidence was made.
         PublishError: the release did not prove itself; what was live is live.
     """
-    rules, workspace = read_policy(policy), Workspace.here()
-    evidence = workspace.scorecard(scorecard)
-    live = already_live(rules, evidence)
+    rules, workspace = read_policy(Path(policy)), Workspace.here()
+    publication = Publication(rules, workspace.scorecard(scorecard))
+    live = already_live(publication)
     if live is not None:
+        move_champion(live)
         return live
-    prepared = prepare(rules, evidence)
-    decision = decision_on(evidence, rules, workspace)
-    approved = check_decision(decision, evidence, rules.approval, now=now())
-    return _publish(prepared.approved_by(approved))
+    decision = decision_on(publication.evidence, rules, workspace)
+    approved = check_decision(decision, publication.evidence, rules.approval, now=now())
+    return _publish(publication.approved_by(approved))
 
 
 def _publish(publication: Publication) -> Release:

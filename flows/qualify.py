@@ -1,19 +1,29 @@
 """Registered model -> ONNX -> engines -> verdicts -> benchmarks -> scorecard. Needs no person."""
 
 from pathlib import Path
+from typing import Any
 
-from prefect import flow
+from prefect import flow, unmapped
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from enginegate.evidence import Scorecard
 from enginegate.policy import Policy, read_policy
 from tasks.benchmark import benchmark
 from tasks.build import build
-from tasks.export import export
+from tasks.export import export, resolve
 from tasks.record import make_scorecard, record
-from tasks.validate import observe, record_shadow, validate
+from tasks.shadow import record_shadow
+from tasks.validate import observe, validate
+
+_BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 
 
-@flow(name="qualify", persist_result=False)
+@flow(
+    name="qualify",
+    task_runner=_BUILDERS,
+    persist_result=False,
+    validate_parameters=False,
+)
 def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     """Collect all the evidence on every candidate of one model version.
 
@@ -24,16 +34,15 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         policy: the model family's policy file.
         model_uri: another registry version than the policy's ``model.uri``.
     """
-    rules = _rules(policy, model_uri)
+    rules = resolve(_rules(Path(policy), model_uri))
     source = export(rules)
+    engines = build.map(rules.candidates.all(), unmapped(rules), unmapped(source)).result()
     shadow = record_shadow(rules, source)
-    engines = build.map(rules.candidates.all(), policy=_once(rules), source=_once(source)).result()
-    reference = observe(rules, source, shadow)
+    reference = observe(rules, source, shadow.data, shadow.notes)
     judged = [validate(rules, engine, reference) for engine in engines]
-    measured = [benchmark(rules, engine, found) for engine, found in zip(engines, judged)]
-    scorecard = make_scorecard(rules, source, judged, measured)
-    record(rules, scorecard, engines, judged)
-    return scorecard
+    measured = [benchmark(rules, engine) for engine in engines]
+    card = make_scorecard(rules, source, shadow.data, [j.verdict for j in judged], measured)
+    return record(rules, card, engines, [j.results for j in judged])
 
 
 def _rules(policy: Path, model_uri: str | None) -> Policy:

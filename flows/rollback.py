@@ -9,7 +9,7 @@ from enginegate.policy import read_policy
 from tasks.release import follow_with_champion, go_back
 
 
-@flow(name="rollback", persist_result=False)
+@flow(name="rollback", persist_result=False, validate_parameters=False)
 def rollback(policy: Path, to: int | None = None) -> Release:
     """Make an earlier release live again, proved like a promotion.
 
@@ -17,7 +17,7 @@ def rollback(policy: Path, to: int | None = None) -> Release:
         policy: the model family's policy file.
         to: release number; by default the one that the live release replaced.
     """
-    rules = read_policy(policy)
+    rules = read_policy(Path(policy))
     release = go_back(rules, to)
     follow_with_champion(release)
     return release

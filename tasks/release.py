@@ -3,17 +3,15 @@
 import logging
 from dataclasses import dataclass, replace
 
-import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.transactions import Transaction
 
-from enginegate.candidate import Engine
-from enginegate.data import read_data
+from enginegate.data import Tensors, read_data
 from enginegate.decision import Decision, Promise, Release
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, LedgerError, RepositoryError
-from enginegate.evidence import Benchmark, Scorecard
+from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy
 from enginegate.repository import Golden, Layout, LiveRepository, Package
@@ -21,7 +19,10 @@ from enginegate.triton.live import live_client
 from enginegate.workspace import Workspace
 
 UNDO = "publication"
+CHAMPION = "champion"
 _GOLDEN_SAMPLES = 16
+# The live server may batch what was validated alone, and another batch size may round differently.
+_GOLDEN_MAX_ABS_ERROR = 1e-3
 _log = logging.getLogger("enginegate.release")
 
 
@@ -33,32 +34,163 @@ class Publication:
     evidence: Scorecard
     decision: Decision | None = None
 
+    @property
+    def repository(self) -> LiveRepository:
+        """The live repository, with its server if one answers."""
+        target = self.rules.target
+        return LiveRepository(
+            root=target.repository,
+            client=live_client(target),
+            load_timeout_s=target.load_timeout_s,
+            keep=self.rules.retention.releases,
+        )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The winner's verdict."""
+        verdict = self.evidence.verdict(self.evidence.winner) if self.evidence.winner else None
+        if verdict is None or verdict.engine_sha256 is None:
+            raise ApprovalError(f"There is nothing to publish: {self.evidence.reason}")
+        return verdict
+
     def approved_by(self, decision: Decision) -> "Publication":
         """The same, with a decision that was checked."""
         return replace(self, decision=decision)
 
 
-def live_repository(rules: Policy) -> LiveRepository:
-    """The repository of a policy and the server that serves from it, if one answers."""
-    return LiveRepository(
-        root=rules.target.repository,
-        client=live_client(rules.target),
-        load_timeout_s=rules.target.load_timeout_s,
+@task(task_run_name="already-live", cache_policy=NO_CACHE)
+def already_live(publication: Publication) -> Release | None:
+    """The live release, if it serves the very bytes that this scorecard would publish.
+
+    What a killed promotion left is finished or undone first.
+
+    Raises:
+        RepositoryError: another release is live than when the evidence was made.
+    """
+    rules, evidence = publication.rules, publication.evidence
+    for sentence in publication.repository.recover():
+        _log.warning("%s", sentence)
+    layout = Layout(rules.target.repository, rules.name)
+    current = layout.current()
+    if current is not None:
+        release = layout.release(current.version)
+        wanted = (publication.verdict.engine_sha256, evidence.model_uri)
+        if (release.engine_sha256, release.model_uri) == wanted:
+            _log.info("release %d serves these very bytes: nothing to publish", release.version)
+            return release
+    live = current.version if current else None
+    if live != evidence.replaces:
+        raise RepositoryError(
+            f"The scorecard {evidence.digest[:12]} was made while release "
+            f"{evidence.replaces or 'none'} of {rules.name} was live; now it is {live or 'none'}. "
+            "Qualify again: what was measured stays, and the new scorecard is compared with what "
+            "is live now."
+        )
+    return None
+
+
+@task(task_run_name="publish", cache_policy=NO_CACHE)
+def publish(publication: Publication) -> Release:
+    """Publish the approved engine; undone by itself if it does not prove itself."""
+    release = publication.repository.publish(
+        _package(publication), expected=publication.evidence.replaces
+    )
+    _log.info("release %d of %s is live: %s", release.version, release.model, release.candidate)
+    return release
+
+
+@publish.on_rollback
+def take_back(change: Transaction) -> None:
+    """Something after publishing failed: make live again what was live."""
+    publication: Publication = change.get(UNDO)
+    layout = Layout(publication.rules.target.repository, publication.rules.name)
+    current = layout.current()
+    if current is not None and current.version != publication.evidence.replaces:
+        words = publication.repository.withdraw(publication.rules.name, current.version)
+        _log.warning("the promotion was undone. %s", words)
+
+
+@task(task_run_name="move-champion", cache_policy=NO_CACHE)
+def move_champion(release: Release) -> None:
+    """Let the registry's alias ``champion`` stand for the version that is live."""
+    _champion(release)
+
+
+@task(task_run_name="roll-back", cache_policy=NO_CACHE)
+def go_back(rules: Policy, to: int | None) -> Release:
+    """Make an earlier release live again."""
+    target = rules.target
+    repository = LiveRepository(
+        root=target.repository,
+        client=live_client(target),
+        load_timeout_s=target.load_timeout_s,
         keep=rules.retention.releases,
+    )
+    release = repository.rollback(rules.name, to)
+    _log.info("release %d of %s is live again", release.version, release.model)
+    return release
+
+
+@task(task_run_name="follow-with-champion", cache_policy=NO_CACHE)
+def follow_with_champion(release: Release) -> None:
+    """Move the alias after a rollback, which stands even if MLflow cannot be told."""
+    try:
+        _champion(release)
+    except LedgerError as error:
+        _log.error(
+            "Release %d is live, but MLflow could not be told: %s\nRun the same rollback later, or "
+            "set the alias %r to %s yourself.",
+            release.version,
+            error,
+            CHAMPION,
+            release.model_uri,
+        )
+
+
+def _champion(release: Release) -> None:
+    workspace = Workspace.here()
+    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    name, version = release.model_uri.removeprefix("models:/").split("/")
+    ledger.move_alias(name, CHAMPION, int(version))
+    facts = {"enginegate.release": str(release.version), "enginegate.engine": release.engine_sha256}
+    ledger.tag_version(name, int(version), facts)
+    _log.info("%s@%s is version %s", name, CHAMPION, version)
+
+
+def _package(publication: Publication) -> Package:
+    evidence, decision = publication.evidence, publication.decision
+    measured = evidence.benchmark(publication.verdict.candidate)
+    if decision is None or measured is None or measured.chosen is None:
+        raise ApprovalError(f"Scorecard {evidence.digest[:12]} was not approved, or not measured.")
+    engine, folder = Workspace.here().engine(publication.verdict.engine_sha256 or "")
+    served = serving(engine, folder)
+    samples = read_data(publication.rules.data.evaluation).head(_GOLDEN_SAMPLES)
+    with open_engine(engine, folder) as runner:
+        inputs: Tensors = dict(samples.inputs)
+        golden = Golden(inputs, runner.run(inputs))
+    return Package(
+        model=publication.rules.name,
+        model_uri=evidence.model_uri,
+        candidate=engine.candidate,
+        engine_sha256=engine.file.sha256,
+        engine_file=engine.filename,
+        files=dict(served.files),
+        backend=served.backend,
+        inputs=engine.inputs,
+        outputs=engine.outputs,
+        serving=measured.chosen,
+        golden=golden,
+        golden_max_abs_error=_GOLDEN_MAX_ABS_ERROR,
+        scorecard_sha256=evidence.digest,
+        decision=decision,
+        promise=_promise(measured, publication.rules),
     )
 
 
-def already_live(rules: Policy, evidence: Scorecard) -> Release | None:
-    """The live release, if it serves the very bytes that this scorecard would publish."""
-    layout = Layout(rules.target.repository, rules.name)
-    current = layout.current()
-    verdict = evidence.verdict(evidence.winner) if evidence.winner else None
-    if current is None or verdict is None:
-        return None
-    release = layout.release(current.version)
-    same = (release.engine_sha256, release.model_uri) == (verdict.engine_sha256, evidence.model_uri)
-    if same:
-        _log.info(
-            "release %d already serves %s: nothing to publish", release.version, evidence.model_uri
-        )
-    return release if same else None
+def _promise(measured: Benchmark, rules: Policy) -> Promise:
+    p99 = measured.p99_at_slo
+    return Promise(
+        p99_ms=p99.value_ms if p99 else 0.0,
+        throughput_per_s=measured.throughput_at_slo_per_s,
+        slo_p99_ms=rules.slo.p99_ms,
+    )

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -134,13 +135,19 @@ class Workspace:
         )
 
 
-def remembered(folder: Path, key: Sha256, kind: type[R], make: Callable[[], R]) -> R:
-    """The record stored under ``key``, or a new one, stored once made: nothing is done twice."""
-    path = folder / key[:2] / f"{key}.json"
-    if path.is_file():
+def remembered(
+    path: Path, kind: type[R], make: Callable[[], R], *, worth_keeping: Callable[[R], bool]
+) -> R:
+    """The record at ``path``, or a new one: nothing that was found out is found out twice.
+
+    A damaged record is made again. One that is not worth keeping (it broke, or did not decide) is
+    returned and forgotten, so that the next run tries again.
+    """
+    with suppress(InputError):
         return kind.read(path)
     made = make()
-    write_file(path, made.pretty_json())
+    if worth_keeping(made):
+        write_file(path, made.pretty_json())
     return made
 
 

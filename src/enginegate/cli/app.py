@@ -29,8 +29,9 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, ExitCode
 from enginegate.evidence import Outcome, Scorecard
-from enginegate.policy import read_policy
-from enginegate.report import print_policy, print_scorecard
+from enginegate.policy import Policy, read_policy
+from enginegate.report import print_scorecard
+from enginegate.triton.ports import Ports
 from enginegate.workspace import Workspace, now
 
 _EPILOG = "\n".join(line for line in (__doc__ or "").splitlines()[2:])
@@ -38,7 +39,8 @@ _EPILOG = "\n".join(line for line in (__doc__ or "").splitlines()[2:])
 app = typer.Typer(
     name="enginegate",
     help=(
-        "Promote a model: build every precision, judge each against FP32, benchmark it under Triton, "
+        "Promote a model: build every precision, judge each against FP32, benchmark it under "
+        "Triton, "
         "ask a person, publish the exact bytes that passed.\n\n"
         "Start with [bold]enginegate doctor[/] and [bold]enginegate demo[/]."
     ),
@@ -76,14 +78,14 @@ def main() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Show what is here (Triton, TensorRT, GPU, …), what each missing part costs and how to get it."""
+    """Show what is here (Triton, TensorRT, GPU, …), what is missing, and how to get it."""
     out.print(_doctor.table())
 
 
 @policy_app.command("check")
 def policy_check(policy: PolicyFile) -> None:
     """Check a policy file and show what it asks for; every problem is listed with its place."""
-    print_policy(read_policy(policy), out)
+    _explain(read_policy(policy))
     out.print(f"\n{policy} is valid. Next: enginegate qualify {policy}")
 
 
@@ -129,7 +131,7 @@ def reject(
 
 @app.command()
 def promote(policy: PolicyFile, run: RunName) -> None:
-    """Publish the winner of an approved scorecard into the live repository, proved and reversible."""
+    """Publish the winner of an approved scorecard into the live repository; it is proved live."""
     release = of_checkout("flows.promote").promote(policy, run)
     out.print(f"Release {release.version} of {release.model} is live: {release.candidate}.")
     out.print(f"Next: enginegate status {policy}\nback: enginegate rollback {policy}")
@@ -177,9 +179,8 @@ def serve(
     grpc_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
 ) -> None:
     """Run Triton on a policy's live repository, on 127.0.0.1, until Ctrl-C."""
-    _live.serve(
-        read_policy(policy), Workspace.here(), out, http_port=http_port, grpc_port=grpc_port
-    )
+    ports = Ports(http=http_port, grpc=grpc_port)
+    _live.serve(read_policy(policy), Workspace.here(), out, ports)
 
 
 @app.command()
@@ -188,7 +189,7 @@ def demo(
         Literal["yes", "no", "ask"], typer.Option("--approve", help="how the approval is answered")
     ] = "yes",
 ) -> None:
-    """Run the whole path on real parts without a GPU: train, qualify, approve, promote, roll back."""
+    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back."""
     raise typer.Exit(of_checkout("examples.digits.demo").run(answer))
 
 
@@ -207,6 +208,22 @@ def _decide(
     out.print(f"{word} by {approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri}).")
     for name in _live.answer_suspended(decision):
         out.print(f"The suspended run {name} continues.")
+
+
+def _explain(policy: Policy) -> None:
+    names = ", ".join(str(candidate) for candidate in policy.candidates.all())
+    search = policy.search
+    configurations = (
+        len(search.max_batch_sizes) * len(search.queue_delays_us) * len(search.instances)
+    )
+    out.print(f"model       {policy.model.uri} -> {policy.name} in {policy.target.repository}")
+    out.print(f"candidates  {names}")
+    out.print(
+        f"SLO         p99 <= {policy.slo.p99_ms:g} ms at {policy.slo.min_throughput_per_s:g} "
+        f"requests/s or more, with {policy.slo.confidence:.0%} confidence"
+    )
+    out.print(f"search      {configurations} configurations, {search.budget_s:g} s a candidate")
+    out.print(f"digest      {policy.digest}")
 
 
 def _why_not(scorecard: Scorecard) -> ExitCode:

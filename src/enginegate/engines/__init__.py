@@ -1,0 +1,31 @@
+"""Engines: planned, built once, proven, run and served."""
+
+from enginegate.engines.build import build_engine, plan_engine, read_engine
+from enginegate.engines.onnxruntime import open_onnx
+from enginegate.engines.plan import BuildPlan
+from enginegate.engines.plan_header import plan_info
+from enginegate.engines.protocol import Availability, Runner, Served
+from enginegate.engines.run import (
+    availability,
+    open_engine,
+    open_reference,
+    runnable_here,
+    serving,
+)
+
+__all__ = [
+    "Availability",
+    "BuildPlan",
+    "Runner",
+    "Served",
+    "availability",
+    "build_engine",
+    "open_engine",
+    "open_onnx",
+    "open_reference",
+    "plan_engine",
+    "plan_info",
+    "read_engine",
+    "runnable_here",
+    "serving",
+]

@@ -1,0 +1,113 @@
+"""The live repository on the terminal: status, verification, serving."""
+
+import os
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from enginegate.cli.checkout import of_checkout
+from enginegate.decision import Decision, Release
+from enginegate.policy import Policy
+from enginegate.repository import Layout, LiveRepository, verify
+from enginegate.triton.live import live_addresses, live_client, live_server
+from enginegate.triton.ports import Ports
+from enginegate.triton.server import ServerOptions
+from enginegate.workspace import Workspace
+
+_LOOK_S = 1.0
+
+
+def repository_of(policy: Policy) -> LiveRepository:
+    """The policy's live repository, with its server if one answers."""
+    return LiveRepository(
+        root=policy.target.repository,
+        client=live_client(policy.target),
+        load_timeout_s=policy.target.load_timeout_s,
+        keep=policy.retention.releases,
+    )
+
+
+def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
+    """What is live, since when, on whose word; every release; what waits for a decision."""
+    layout = Layout(policy.target.repository, policy.name)
+    current = layout.current()
+    out.print(f"[bold]{policy.name}[/] in {policy.target.repository} ({_server_words(policy)})")
+    if current is None:
+        out.print("  nothing is live")
+    else:
+        live = layout.release(current.version)
+        out.print(f"  live: release {live.version}, {live.candidate}, {live.model_uri}")
+        out.print(f"  engine sha256 {live.engine_sha256}")
+        out.print(f"  release digest {live.digest}")
+        out.print(_history(layout.releases(), current.version, layout))
+    for card in workspace.scorecards():
+        if card.model == policy.name and card.winner and not workspace.decision(card.digest):
+            out.print(f"  waits for a decision: {card.digest[:12]} ({card.model_uri})")
+
+
+def print_verification(policy: Policy, out: Console, *, repair: bool) -> bool:
+    """Check everything, print it, and say whether all is well."""
+    repository = repository_of(policy)
+    if repair:
+        for sentence in repository.repair():
+            out.print(sentence)
+    checks = verify(repository)
+    for check in checks:
+        mark = "[bold red]problem[/]" if check.problem else "[green]ok[/]"
+        out.print(f"{mark}  {check.subject}")
+        if check.problem:
+            out.print(f"  {check.problem}", markup=False)
+    if repository.client is None:
+        out.print("No live server answers, so only the folder was checked.")
+    return not any(check.problem for check in checks)
+
+
+def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> None:
+    """Run Triton on the live repository until Ctrl-C; every live release is loaded and proved."""
+    root = policy.target.repository
+    with live_server(root, workspace, ServerOptions(ports=ports)) as server:
+        with server.client() as client:
+            repository = LiveRepository(root, client, policy.target.load_timeout_s)
+            for sentence in repository.recover():
+                out.print(sentence)
+            if Layout(root, policy.name).current() is not None:
+                release = repository.bring_up(policy.name)
+                out.print(f"Release {release.version} of {policy.name} is loaded and proved.")
+        out.print(f"Serving {root}: http://{server.http}, gRPC {server.grpc}. Ctrl-C stops it.")
+        while True:
+            time.sleep(_LOOK_S)
+            server.check_alive()
+
+
+def answer_suspended(decision: Decision) -> tuple[str, ...]:
+    """Resume promotions that wait on a Prefect server; none without one."""
+    if not os.environ.get("PREFECT_API_URL") or not Path("flows/answer.py").is_file():
+        return ()
+    names: tuple[str, ...] = of_checkout("flows.answer").answer_suspended(decision)
+    return names
+
+
+def _server_words(policy: Policy) -> str:
+    addresses = live_addresses(policy.target)
+    if addresses is None:
+        return "no server is known; `enginegate serve` starts one"
+    answers = live_client(policy.target) is not None
+    return f"server {addresses.grpc} {'answers' if answers else 'does not answer'}"
+
+
+def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Table:
+    table = Table("release", "candidate", "model", "published", "approved by", "reason", "engine")
+    for release in reversed(releases):
+        kept = layout.version_folder(release.version).is_dir()
+        table.add_row(
+            f"{release.version}{' (live)' if release.version == current else ''}",
+            str(release.candidate),
+            release.model_uri,
+            release.published_at.strftime("%Y-%m-%d %H:%M:%S"),
+            release.decision.approver,
+            release.decision.reason,
+            release.engine_sha256[:12] if kept else "bytes removed",
+        )
+    return table

@@ -1,0 +1,132 @@
+"""The NVIDIA driver's C interface, as far as running one engine needs it: no package required."""
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from enginegate.data import Array
+from enginegate.errors import EnginegateError
+
+_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_NON_BLOCKING = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """The first GPU.
+
+    Attributes:
+        name: the vendor's name, e.g. ``NVIDIA L4``.
+        capability: compute capability, e.g. ``sm89``.
+    """
+
+    name: str
+    capability: str
+
+    def __str__(self) -> str:
+        return f"{self.capability} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """Device memory and copies in order on one stream."""
+
+    driver: ctypes.CDLL
+    context: ctypes.c_void_p
+    handle: ctypes.c_void_p
+    allocated: list[ctypes.c_uint64]
+
+    @property
+    def address(self) -> int:
+        """The stream's handle as TensorRT takes it."""
+        return int(self.handle.value or 0)
+
+    def allocate(self, size_bytes: int) -> int:
+        """Address of new device memory, freed when the stream closes."""
+        pointer = ctypes.c_uint64()
+        _check(self.driver, self.driver.cuMemAlloc_v2(ctypes.byref(pointer), max(size_bytes, 1)))
+        self.allocated.append(pointer)
+        return pointer.value
+
+    def bind(self) -> None:
+        """Make this stream's context the calling thread's."""
+        _check(self.driver, self.driver.cuCtxSetCurrent(self.context))
+
+    def upload(self, address: int, array: Array) -> None:
+        """Queue a copy of a contiguous array to the device."""
+        source, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+        copy = self.driver.cuMemcpyHtoDAsync_v2
+        _check(self.driver, copy(ctypes.c_uint64(address), source, size, self.handle))
+
+    def download(self, array: Array, address: int) -> None:
+        """Queue a copy from the device into a contiguous array."""
+        target, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)
+        copy = self.driver.cuMemcpyDtoHAsync_v2
+        _check(self.driver, copy(target, ctypes.c_uint64(address), size, self.handle))
+
+    def wait(self) -> None:
+        """Return when everything queued so far is done."""
+        _check(self.driver, self.driver.cuStreamSynchronize(self.handle))
+
+
+def gpu() -> Gpu | None:
+    """The first GPU that the driver shows, or None."""
+    driver = _driver()
+    if driver is None:
+        return None
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(128)
+    if driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    driver.cuDeviceGetName(name, len(name), device)
+    parts = []
+    for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
+        value = ctypes.c_int()
+        driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+        parts.append(str(value.value))
+    return Gpu(name.value.decode(), f"sm{''.join(parts)}")
+
+
+@contextmanager
+def stream() -> Iterator[Stream]:
+    """A stream on the first GPU; its memory is freed when the block ends.
+
+    Raises:
+        EnginegateError: the driver refuses.
+    """
+    driver = _driver()
+    if driver is None:
+        raise EnginegateError("There is no NVIDIA driver here, so nothing can run on a GPU.")
+    device, context, handle = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    _check(driver, driver.cuDeviceGet(ctypes.byref(device), 0))
+    _check(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    try:
+        _check(driver, driver.cuCtxSetCurrent(context))
+        _check(driver, driver.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING))
+        opened = Stream(driver, context, handle, [])
+        try:
+            yield opened
+        finally:
+            driver.cuCtxSetCurrent(context)
+            driver.cuStreamSynchronize(handle)
+            for pointer in opened.allocated:
+                driver.cuMemFree_v2(pointer)
+            driver.cuStreamDestroy_v2(handle)
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
+def _driver() -> ctypes.CDLL | None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    return None if driver.cuInit(0) else driver
+
+
+def _check(driver: ctypes.CDLL, code: int) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        reason = (text.value or b"unknown").decode()
+        raise EnginegateError(f"The CUDA driver refused: {reason} (error {code}).")

@@ -1,0 +1,53 @@
+"""Any number of rows through a model that takes a few at a time."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from enginegate.candidate import TensorSpec
+from enginegate.data import Array, Tensors
+from enginegate.errors import DataError
+
+
+def run_rows(
+    inputs: Tensors,
+    specs: tuple[TensorSpec, ...],
+    *,
+    limit: int,
+    run_once: Callable[[Tensors], Tensors],
+) -> Tensors:
+    """Outputs of all rows, from runs of at most ``limit`` rows.
+
+    Raises:
+        DataError: an input is missing, unknown, or not what ``specs`` says, or their rows differ.
+    """
+    rows = _rows(inputs, specs)
+    parts = [
+        run_once({n: np.ascontiguousarray(a[start : start + limit]) for n, a in inputs.items()})
+        for start in range(0, rows, limit)
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _rows(inputs: Tensors, specs: tuple[TensorSpec, ...]) -> int:
+    wanted = {spec.name: spec for spec in specs}
+    if set(inputs) != set(wanted):
+        raise DataError(f"Given inputs {sorted(inputs)}; the model takes {sorted(wanted)}.")
+    for name, array in inputs.items():
+        if array.dtype.name != wanted[name].dtype or not _fits(array, wanted[name]):
+            raise DataError(
+                f"Input {name!r} is {array.dtype.name} of shape {array.shape}; the model takes "
+                f"{wanted[name]}."
+            )
+    counts = {name: len(array) for name, array in inputs.items()}
+    if len(set(counts.values())) != 1 or 0 in counts.values():
+        raise DataError(f"Inputs need the same number of rows, at least one: {counts}.")
+    return next(iter(counts.values()))
+
+
+def _fits(array: Array, spec: TensorSpec) -> bool:
+    return array.ndim == len(spec.shape) and all(
+        axis in {-1, size} for axis, size in zip(spec.shape[1:], array.shape[1:], strict=True)
+    )

@@ -1,0 +1,198 @@
+"""The ledger: evidence in, registry versions and aliases out."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from enginegate.candidate import Candidate
+from enginegate.errors import ModelError
+from enginegate.evidence import Scorecard
+from enginegate.ledger.connection import Connection
+from enginegate.ledger.filing import Exhibit, Filing
+from enginegate.ledger.link import Comparison, comparison_of
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities.model_registry import RegisteredModel
+
+_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """MLflow at a tracking URI. Making one does nothing; the first call connects.
+
+    Attributes:
+        tracking_uri: a database such as ``sqlite:////data/mlflow.db``, or a server's ``http://``.
+        artifact_root: folder of the artifacts; a tracking server ignores it and uses its own.
+    """
+
+    tracking_uri: str
+    artifact_root: Path
+
+    @property
+    def connection(self) -> Connection:
+        """What every call goes through."""
+        return Connection(self.tracking_uri, self.artifact_root)
+
+    @property
+    def client(self) -> "MlflowClient":
+        """MLflow's own client, for what this class does not cover."""
+        return self.connection.client
+
+    def resolve(self, uri: str) -> str:
+        """``models:/NAME@ALIAS`` or ``models:/NAME/VERSION`` as the version it means now.
+
+        Raises:
+            ModelError: there is no such model, version or alias; the message lists what there is.
+            LedgerError: MLflow cannot be reached.
+        """
+        match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@([A-Za-z0-9_-]+))", uri)
+        if match is None:
+            raise ModelError(
+                f"{uri!r} does not name a registered model. "
+                "Give models:/NAME/VERSION or models:/NAME@ALIAS."
+            )
+        name, number, alias = match.groups()
+        model = self._model(name)
+        if model is None:
+            raise ModelError(
+                f"There is no model {name!r} in the registry at {self.connection.shown_uri}. "
+                f"It holds: {self._model_names()}.\n"
+                "Register the model there, or give another tracking URI."
+            )
+        versions = self._versions(name)
+        version = number or str(model.aliases.get(alias, ""))
+        if version not in versions:
+            aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(model.aliases.items())) or "none"
+            raise ModelError(
+                f"{uri} is not in the registry at {self.connection.shown_uri}. "
+                f"{name!r} has versions: {', '.join(versions) or 'none'}; aliases: {aliases}."
+            )
+        return f"models:/{name}/{version}"
+
+    def record(
+        self,
+        scorecard: Scorecard,
+        exhibits: Mapping[Candidate, Exhibit],
+        *,
+        slo_p99_ms: float,
+        report: str = "",
+    ) -> str:
+        """File a scorecard and what belongs to it; returns the parent run's id.
+
+        The scorecard is filed, and tagged by digest, with ``ledger_run`` set to that run, whatever
+        it was: `Scorecard.model_copy` with the same update gives the digest to approve. The same
+        evidence again finds its finished run and writes nothing.
+
+        Args:
+            scorecard: all verdicts and benchmarks of one qualification.
+            exhibits: files of each candidate; one without an entry has none.
+            slo_p99_ms: drawn as a line in the plots.
+            report: Markdown shown as the run's description and kept as ``report.md``.
+
+        Raises:
+            LedgerError: MLflow refused part-way; the runs still open are marked FAILED.
+            TamperedError: an engine's bytes are not what its manifest says.
+        """
+        filing = Filing(self.connection, scorecard, exhibits, slo_p99_ms, report)
+        with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
+            return filing.record()
+
+    def comparison(self, run_id: str) -> Comparison:
+        """Where the UI compares the candidates of a recorded scorecard.
+
+        Raises:
+            LedgerError: MLflow cannot be reached, or knows no such run.
+        """
+        with self.connection.explained(f"find the run {run_id}"):
+            experiment = self.client.get_run(run_id).info.experiment_id
+            children = self.client.search_runs(
+                [experiment],
+                filter_string=f"tags.`mlflow.parentRunId` = '{run_id}'",
+                order_by=["attributes.start_time ASC"],
+            )
+        ids = tuple(str(run.info.run_id) for run in children)
+        return comparison_of(self.connection, experiment, run_id, ids)
+
+    def register(
+        self, model_name: str, model_id: str, *, run_id: str, tags: Mapping[str, str]
+    ) -> int:
+        """Register a logged model (``m-...``) as the next version; the version's number.
+
+        Raises:
+            LedgerError: MLflow cannot be reached, or does not have that logged model.
+        """
+        with self.connection.explained(f"register a version of {model_name!r}"):
+            if self._model(model_name) is None:
+                self.client.create_registered_model(model_name)
+            made = self.client.create_model_version(
+                model_name, self._source(model_id), run_id, dict(tags), model_id=model_id
+            )
+        return int(made.version)
+
+    def _source(self, model_id: str) -> str:
+        """MLflow resolves ``models:/m-...`` through the process's own default tracking URI, which
+        is the right one on a server only."""
+        if self.connection.is_server:
+            return f"models:/{model_id}"
+        return str(self.client.get_logged_model(model_id).artifact_location)
+
+    def version_tags(self, model_name: str, version: int) -> dict[str, str] | None:
+        """A registered version's tags; None when there is no such version.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        with self.connection.explained(f"look up version {version} of {model_name!r}"):
+            found = self.connection.found(
+                lambda client: client.get_model_version(model_name, str(version))
+            )
+        return None if found is None else dict(found.tags)
+
+    def alias(self, model_name: str, alias: str) -> int | None:
+        """The version an alias stands for; None when the model or the alias does not exist.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        model = self._model(model_name)
+        version = model.aliases.get(alias) if model else None
+        return None if version is None else int(version)
+
+    def move_alias(self, model_name: str, alias: str, version: int) -> None:
+        """Let an alias stand for another version.
+
+        Raises:
+            LedgerError: MLflow cannot be reached, does not have that version, or keeps that alias
+                for itself (``latest``, ``v1``).
+        """
+        with self.connection.explained(f"let {model_name}@{alias} stand for version {version}"):
+            self.client.get_model_version(model_name, str(version))
+            self.client.set_registered_model_alias(model_name, alias, str(version))
+
+    def tag_version(self, model_name: str, version: int, tags: Mapping[str, str]) -> None:
+        """Write facts on a registered version, such as the release that serves it.
+
+        Raises:
+            LedgerError: MLflow cannot be reached, or does not have that version.
+        """
+        with self.connection.explained(f"tag version {version} of {model_name}"):
+            for name, value in tags.items():
+                self.client.set_model_version_tag(model_name, str(version), name, value)
+
+    def _model(self, name: str) -> "RegisteredModel | None":
+        with self.connection.explained(f"look up the model {name!r}"):
+            return self.connection.found(lambda client: client.get_registered_model(name))
+
+    def _versions(self, name: str) -> list[str]:
+        with self.connection.explained(f"list the versions of {name!r}"):
+            found = self.client.search_model_versions(f"name = '{name}'")
+        return [str(number) for number in sorted(int(version.version) for version in found)]
+
+    def _model_names(self) -> str:
+        with self.connection.explained("list the registered models"):
+            found = self.client.search_registered_models(max_results=_LISTED)
+        return ", ".join(sorted(model.name for model in found)) or "no model"

@@ -1,0 +1,141 @@
+"""What a candidate's evidence becomes in MLflow: parameters, metrics, tags and a note.
+
+MLflow's charts print two decimals and make one section of all names with the same beginning, so a
+name is ``section/what_unit`` and each unit is chosen to survive two decimals. A changed name breaks
+saved charts.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from enginegate.candidate import Candidate, Engine
+from enginegate.evidence import Benchmark, Finding, Measurement, Scorecard, Verdict
+
+_DECIMALS = 6
+_KIB = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    factor: float
+    suffix: str
+
+
+_SCALES = {
+    "fraction": _Scale(100, "pct"),
+    "nats": _Scale(1e6, "micronats"),
+    "": _Scale(1e6, "millionths"),
+}
+
+
+def params_of(candidate: Candidate, benchmark: Benchmark | None) -> dict[str, str]:
+    """The axes of a comparison: what was chosen, not what came out."""
+    params = {"precision": candidate.precision.value, "kind": candidate.kind.value}
+    if candidate.variant:
+        params["variant"] = candidate.variant
+    if benchmark and benchmark.chosen:
+        params |= {name: str(value) for name, value in benchmark.chosen.model_dump().items()}
+    return params
+
+
+def metrics_of(
+    scorecard: Scorecard, candidate: Candidate, engine: Engine | None
+) -> dict[str, float]:
+    """Flat numbers of one candidate, by their name in MLflow."""
+    verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
+    metrics = {"gate/outcome_0_is_passed": float(scorecard.outcome(candidate))}
+    if verdict:
+        metrics |= _verdict_metrics(verdict)
+    if benchmark:
+        metrics |= _benchmark_metrics(benchmark)
+    if engine:
+        metrics["size/engine_kib"] = engine.file.size_bytes / _KIB
+        metrics["size/build_s"] = engine.build_s
+        metrics["proof/quantised_layers"] = float(engine.proof.quantised_layers)
+    return {name: round(value, _DECIMALS) for name, value in metrics.items()}
+
+
+def _verdict_metrics(verdict: Verdict) -> dict[str, float]:
+    metrics = {
+        "gate/findings": float(len(verdict.findings)),
+        "gate/blocking_findings": float(len(verdict.blocking)),
+    }
+    for finding in verdict.findings:
+        metrics |= dict(_finding_metrics(finding))
+    return metrics
+
+
+def _finding_metrics(finding: Finding) -> Iterator[tuple[str, float]]:
+    if finding.value is None:
+        return
+    overall, _, part = finding.scope.partition("/")
+    section = f"slice_{overall}" if part else "acc"
+    what = f"{finding.gate}_{part}" if part else f"{overall}_{finding.gate}"
+    scale = _SCALES.get(finding.unit, _Scale(1, _legal(finding.unit)))
+    ends = (("", finding.value), ("_low", finding.low), ("_high", finding.high))
+    for end, number in ends:
+        if number is not None and not (part and end):
+            yield f"{section}/{_legal(what)}{end}_{scale.suffix}", number * scale.factor
+
+
+def _benchmark_metrics(benchmark: Benchmark) -> dict[str, float]:
+    metrics = {"perf/throughput_at_slo_per_s": benchmark.throughput_at_slo_per_s}
+    if benchmark.p99_at_slo:
+        metrics["perf/p99_ms"] = benchmark.p99_at_slo.value_ms
+        for end in ("low_ms", "high_ms"):
+            if (bound := getattr(benchmark.p99_at_slo, end)) is not None:
+                metrics[f"perf/p99_{end}"] = bound
+    measured = chosen_measurement(benchmark)
+    if measured and (median := measured.percentile(0.5)):
+        metrics["perf/p50_ms"] = median.value_ms
+    if measured and measured.stages:
+        stages = measured.stages.model_dump()
+        metrics |= {f"perf/mean_{name.removeprefix('mean_')}": n for name, n in stages.items()}
+    return metrics
+
+
+def chosen_measurement(benchmark: Benchmark) -> Measurement | None:
+    """The valid measurement of the chosen configuration nearest to the throughput it was given."""
+    usable = [m for m in benchmark.measurements if m.config == benchmark.chosen and not m.invalid]
+    target = benchmark.throughput_at_slo_per_s
+    return min(usable, key=lambda m: abs(m.throughput_per_s - target), default=None)
+
+
+def winner_metrics(scorecard: Scorecard, engine: Engine | None) -> dict[str, float]:
+    """The parent run's metrics: the winner's, so that qualifications compare over time."""
+    outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
+    counts = {
+        "gate/candidates": float(len(outcomes)),
+        "gate/candidates_passed": float(sum(outcome == 0 for outcome in outcomes)),
+    }
+    return counts | (metrics_of(scorecard, scorecard.winner, engine) if scorecard.winner else {})
+
+
+def shared_tags(scorecard: Scorecard) -> dict[str, str]:
+    """What parent and children are searched by; ``scorecard_sha256`` is what a person approves."""
+    digests = {f"data.{name}_sha256": d for name, d in scorecard.data.model_dump().items() if d}
+    return digests | {
+        "model": scorecard.model,
+        "model_uri": scorecard.model_uri,
+        "scorecard_sha256": scorecard.digest,
+        "policy_sha256": scorecard.policy_sha256,
+        "onnx_sha256": scorecard.onnx_sha256,
+    }
+
+
+def candidate_note(scorecard: Scorecard, candidate: Candidate) -> str:
+    """Markdown for a child run's description: the outcome, and what keeps it from passing."""
+    verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
+    findings = (*(verdict.findings if verdict else ()), *(benchmark.findings if benchmark else ()))
+    blocking = [f for f in findings if not f.advisory and f.outcome > 0]
+    lines = [f"**{scorecard.outcome(candidate).word}**", ""]
+    lines += [f"- {f.outcome.word}: {f.gate} on {f.scope}: {f.reason} {f.remedy}" for f in blocking]
+    if benchmark is None:
+        lines.append("- not benchmarked")
+    return "\n".join(lines)
+
+
+def _legal(name: str) -> str:
+    """MLflow refuses ``@ ( ) % =`` and more in metric names."""
+    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)

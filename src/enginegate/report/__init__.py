@@ -1,0 +1,20 @@
+"""A scorecard for people: in the terminal, as Markdown, and in plain sentences."""
+
+from enginegate.report.content import NO_SIZES, Obstacle, Row, Sizes, obstacles, row_of, sentences
+from enginegate.report.markdown import approval_markdown, scorecard_markdown
+from enginegate.report.terminal import print_approval, print_scorecard, scorecard_text
+
+__all__ = [
+    "NO_SIZES",
+    "Obstacle",
+    "Row",
+    "Sizes",
+    "approval_markdown",
+    "obstacles",
+    "print_approval",
+    "print_scorecard",
+    "row_of",
+    "scorecard_markdown",
+    "scorecard_text",
+    "sentences",
+]

@@ -1,0 +1,210 @@
+"""What a report says, before it is laid out. Nothing is decided here.
+
+Accuracy is told as the change against FP32 in percentage points, so a loss is negative. Intervals
+are in parentheses. n/a means that a number was not measured.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+from typing import TypeAlias
+
+from enginegate.candidate import Candidate
+from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
+
+Sizes: TypeAlias = Mapping[Candidate, int]
+
+NO_SIZES: Sizes = MappingProxyType({})
+COLUMNS = (
+    "candidate",
+    "outcome",
+    "acc. vs FP32, pp",
+    "worst slice",
+    "at SLO, req/s",
+    "p99, ms",
+    "engine",
+)
+_MISSING = "n/a"
+_REASONS_SHOWN = 4
+_REASON_LENGTH = 240
+_DIGEST_SHOWN = 12
+_KIB, _MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One candidate's line of the table, as text, in the order of `COLUMNS`."""
+
+    candidate: str
+    outcome: str
+    accuracy: str
+    worst_slice: str
+    throughput: str
+    p99: str
+    size: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The texts in order."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """What keeps some candidates from passing, worst first; candidates with the same share one."""
+
+    candidates: tuple[Candidate, ...]
+    outcome: Outcome
+    reasons: tuple[str, ...]
+    remedies: tuple[str, ...]
+
+    @property
+    def names(self) -> str:
+        """The candidates in one line."""
+        return ", ".join(candidate.name for candidate in self.candidates)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The first reasons, and what to do about them."""
+        hidden = len(self.reasons) - _REASONS_SHOWN
+        more = (f"and {hidden} more",) if hidden > 0 else ()
+        do = tuple(f"-> {remedy}" for remedy in self.remedies[:_REASONS_SHOWN])
+        return (*self.reasons[:_REASONS_SHOWN], *more, *do)
+
+
+def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) -> Row:
+    """What the table says about one candidate; ``sizes`` are engine bytes."""
+    verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
+    return Row(
+        candidate=f"{candidate.name} (winner)" if candidate == scorecard.winner else candidate.name,
+        outcome=scorecard.outcome(candidate).word,
+        accuracy=_accuracy(verdict),
+        worst_slice=_worst_slice(verdict),
+        throughput=f"{benchmark.throughput_at_slo_per_s:,.0f}" if benchmark else _MISSING,
+        p99=_p99(benchmark),
+        size=_size(sizes.get(candidate)),
+    )
+
+
+def obstacles(scorecard: Scorecard) -> tuple[Obstacle, ...]:
+    """Why each candidate that did not pass did not, in the scorecard's order."""
+    groups: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...]], list[Candidate]] = {}
+    for verdict in scorecard.verdicts:
+        outcome = scorecard.outcome(verdict.candidate)
+        if outcome is not Outcome.PASSED:
+            found = _blocking(verdict, scorecard.benchmark(verdict.candidate))
+            reasons = tuple(_reason(finding) for finding in found) or ("it was not benchmarked",)
+            remedies = tuple(dict.fromkeys(one_line(f.remedy) for f in found if f.remedy))
+            groups.setdefault((outcome, reasons, remedies), []).append(verdict.candidate)
+    return tuple(
+        Obstacle(tuple(candidates), outcome, reasons, remedies)
+        for (outcome, reasons, remedies), candidates in groups.items()
+    )
+
+
+def sentences(scorecard: Scorecard) -> tuple[str, ...]:
+    """The scorecard in words: the result, the winner's numbers, and what it would replace."""
+    outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
+    passed = outcomes.count(Outcome.PASSED)
+    subject = f"Winner: {scorecard.winner}" if scorecard.winner else "No winner"
+    return (
+        f"{passed} of {len(outcomes)} candidates of {scorecard.model_uri} passed every gate.",
+        f"{subject}: {one_line(scorecard.reason).rstrip('.')}.",
+        *_winner_sentences(scorecard),
+    )
+
+
+def binding(scorecard: Scorecard) -> str:
+    """What an answer is bound to."""
+    return (
+        f"An approval is for scorecard {scorecard.digest} and nothing else: other evidence needs a "
+        "new one. No answer means no."
+    )
+
+
+def short_digest(scorecard: Scorecard) -> str:
+    """Enough of the digest to name the scorecard in a command."""
+    return scorecard.digest[:_DIGEST_SHOWN]
+
+
+def one_line(text: str) -> str:
+    """Text of a builder or server may be long and have many lines."""
+    joined = " ".join(text.split())
+    return joined if len(joined) <= _REASON_LENGTH else f"{joined[:_REASON_LENGTH]} (cut)"
+
+
+def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
+    winner = scorecard.winner
+    if winner is None:
+        return
+    verdict, benchmark = scorecard.verdict(winner), scorecard.benchmark(winner)
+    loss = verdict.finding("accuracy_loss", "evaluation") if verdict else None
+    if loss and loss.value is not None:
+        yield (
+            f"Accuracy changed by {_accuracy(verdict)} percentage points over {loss.samples:,} "
+            f"samples; the worst slice is {_worst_slice(verdict)}."
+        )
+    if benchmark and benchmark.chosen and benchmark.p99_at_slo:
+        yield (
+            f"Served with {benchmark.chosen}, it held {benchmark.throughput_at_slo_per_s:,.0f} "
+            f"requests a second at a p99 of {_p99(benchmark)} ms over "
+            f"{benchmark.p99_at_slo.samples:,} requests."
+        )
+    replaced = f"release {scorecard.replaces}" if scorecard.replaces else "nothing"
+    yield f"It would replace {replaced}."
+
+
+def _accuracy(verdict: Verdict | None) -> str:
+    loss = verdict.finding("accuracy_loss", "evaluation") if verdict else None
+    if loss is None or loss.value is None:
+        return _MISSING
+    if loss.low is None or loss.high is None:
+        return _points(-loss.value)
+    return f"{_points(-loss.value)} ({_points(-loss.high)} to {_points(-loss.low)})"
+
+
+def _worst_slice(verdict: Verdict | None) -> str:
+    """The evaluation slice with the worst outcome and, among those, the largest loss."""
+    findings = verdict.findings if verdict else ()
+    slices = [
+        (finding.outcome, finding.value, finding.scope)
+        for finding in findings
+        if finding.gate == "slice_accuracy_loss"
+        and finding.value is not None
+        and finding.scope.startswith("evaluation/")
+    ]
+    if not slices:
+        return _MISSING
+    _, loss, scope = max(slices, key=lambda found: found[:2])
+    return f"{scope.removeprefix('evaluation/')} {_points(-loss)}"
+
+
+def _points(fraction: float) -> str:
+    """Percentage points with a sign; a loss too small to show is not a negative zero."""
+    return f"{round(100 * fraction, 2) + 0.0:+.2f}"
+
+
+def _p99(benchmark: Benchmark | None) -> str:
+    if benchmark is None or benchmark.p99_at_slo is None:
+        return _MISSING
+    p99 = benchmark.p99_at_slo
+    if p99.low_ms is None or p99.high_ms is None:
+        return f"{p99.value_ms:.2f}"
+    return f"{p99.value_ms:.2f} ({p99.low_ms:.2f} to {p99.high_ms:.2f})"
+
+
+def _size(size_bytes: int | None) -> str:
+    if size_bytes is None:
+        return _MISSING
+    return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB else f"{size_bytes / _KIB:.0f} KiB"
+
+
+def _blocking(verdict: Verdict, benchmark: Benchmark | None) -> tuple[Finding, ...]:
+    """Blocking findings of both, worst first; a benchmark has the same rule as a verdict."""
+    measured = benchmark.findings if benchmark else ()
+    found = [f for f in measured if not f.advisory and f.outcome is not Outcome.PASSED]
+    return tuple(sorted((*verdict.blocking, *found), key=lambda finding: -finding.outcome))
+
+
+def _reason(finding: Finding) -> str:
+    return f"{finding.gate} on {finding.scope}: {one_line(finding.reason)}"

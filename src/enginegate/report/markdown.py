@@ -1,0 +1,58 @@
+"""A report as Markdown: for MLflow, for Prefect, and for the form a person answers."""
+
+import re
+from collections.abc import Iterable
+
+from enginegate.evidence import Scorecard
+from enginegate.report.content import (
+    COLUMNS,
+    NO_SIZES,
+    Sizes,
+    binding,
+    obstacles,
+    row_of,
+    sentences,
+)
+
+
+def scorecard_markdown(scorecard: Scorecard, sizes: Sizes = NO_SIZES) -> str:
+    """Sentences, table, and why candidates did not pass; ``sizes`` are engine bytes."""
+    lines = [*(f"- {_escaped(sentence)}" for sentence in sentences(scorecard)), ""]
+    lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
+    for verdict in scorecard.verdicts:
+        lines.append(_row(row_of(scorecard, verdict.candidate, sizes).cells))
+    for obstacle in obstacles(scorecard):
+        lines += ["", f"**{obstacle.names}**: {obstacle.outcome.word}", ""]
+        lines += [f"- {_escaped(line)}" for line in obstacle.lines]
+    return "\n".join(lines) + "\n"
+
+
+def approval_markdown(scorecard: Scorecard, sizes: Sizes = NO_SIZES) -> str:
+    """All that a person needs to decide, in one text that needs no other page."""
+    data = scorecard.data.model_dump().items()
+    asked = f"May {scorecard.winner} serve {scorecard.model}?"
+    lines = [
+        f"# {asked if scorecard.winner else f'Nothing to approve for {scorecard.model}'}",
+        "",
+        binding(scorecard),
+        "",
+        scorecard_markdown(scorecard, sizes),
+        "## What this was made from",
+        "",
+        f"- model {scorecard.model_uri}; ONNX sha256 {scorecard.onnx_sha256}",
+        f"- policy sha256 {scorecard.policy_sha256}",
+        *(f"- {name} data: {f'sha256 {digest}' if digest else 'none'}" for name, digest in data),
+        f"- made at {scorecard.created_at.isoformat(timespec='seconds')}",
+        f"- MLflow run {scorecard.ledger_run or 'none'}",
+        *(f"- {name}: {_escaped(value)}" for name, value in sorted(scorecard.environment.items())),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown must not read as table cells, emphasis, links or HTML."""
+    return re.sub(r"([\\|*`\[\]]|<(?=[A-Za-z/!?]))", r"\\\1", text)

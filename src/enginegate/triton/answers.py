@@ -1,0 +1,94 @@
+"""What a Triton server answers, as plain values; nothing here knows a wire format."""
+
+from dataclasses import dataclass, field
+
+from enginegate.data import Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetadata:
+    """Who answers."""
+
+    name: str
+    version: str
+    extensions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexRow:
+    """One version of one model in the repository index.
+
+    Attributes:
+        version: 0 when Triton has never loaded the model (it lists every folder it sees).
+        state: READY, LOADING, UNLOADING, UNAVAILABLE, or empty.
+        reason: why it is not ready, in Triton's words.
+    """
+
+    name: str
+    version: int
+    state: str
+    reason: str
+
+    @property
+    def ready(self) -> bool:
+        """Whether this version answers requests."""
+        return self.state == "READY"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The answer to one request."""
+
+    outputs: Tensors
+    model_version: str
+    request_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Triton's counters of one model since it was loaded; subtract two for what lies between.
+
+    Attributes:
+        requests: requests answered well. Rejected and cancelled ones are not all counted anywhere
+            on the server: count failures at the client.
+        failures: requests that failed inside Triton.
+        inferences: samples, that is requests times their batch size.
+        executions: batches run.
+        queue_ns: total over requests; so are the compute times.
+        batches: batch size -> executions of that size.
+    """
+
+    requests: int = 0
+    failures: int = 0
+    inferences: int = 0
+    executions: int = 0
+    queue_ns: int = 0
+    compute_input_ns: int = 0
+    compute_infer_ns: int = 0
+    compute_output_ns: int = 0
+    batches: dict[int, int] = field(default_factory=dict)
+
+    def __sub__(self, earlier: "Statistics") -> "Statistics":
+        """What happened between two readings."""
+        return self._combine(earlier, -1)
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        """Both together, e.g. two versions of a model."""
+        return self._combine(other, 1)
+
+    def _combine(self, other: "Statistics", sign: int) -> "Statistics":
+        sizes = {**self.batches, **other.batches}
+        batches = {
+            size: self.batches.get(size, 0) + sign * other.batches.get(size, 0) for size in sizes
+        }
+        return Statistics(
+            requests=self.requests + sign * other.requests,
+            failures=self.failures + sign * other.failures,
+            inferences=self.inferences + sign * other.inferences,
+            executions=self.executions + sign * other.executions,
+            queue_ns=self.queue_ns + sign * other.queue_ns,
+            compute_input_ns=self.compute_input_ns + sign * other.compute_input_ns,
+            compute_infer_ns=self.compute_infer_ns + sign * other.compute_infer_ns,
+            compute_output_ns=self.compute_output_ns + sign * other.compute_output_ns,
+            batches={size: count for size, count in sorted(batches.items()) if count},
+        )

@@ -1,0 +1,274 @@
+"""The one door to a Triton server. Control calls go through gRPC only.
+
+Over HTTP a load stalls every HTTP inference until it has finished (Triton runs it on the worker
+that serves the connection). A success status is never evidence of what serves: ask the index and
+send a probe.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from enginegate.data import Tensors
+from enginegate.errors import ServerError
+from enginegate.triton.answers import IndexRow, Reply, ServerMetadata, Statistics
+from enginegate.triton.config import Config, config_json
+from enginegate.triton.wire import fill_request, reply_of
+
+_INFER = "/inference.GRPCInferenceService/ModelInfer"
+_LOAD_TIMEOUT_S = 120.0
+_MISSING = "Install the client: python -m pip install 'enginegate[triton]'"
+_REMEDIES = {
+    "UNAVAILABLE": "Check that the server runs at this address (its log says why it stopped) and "
+    "that this model version is ready in its index.",
+    "DEADLINE_EXCEEDED": "The server may still be working on it: a deadline does not stop a load. "
+    "Ask its index before concluding anything; if nothing moves, restart it.",
+    "NOT_FOUND": "Load the model first; the server's index lists what is ready.",
+    "INVALID_ARGUMENT": "Compare names, types and shapes with the model's configuration; the "
+    "server's log says more.",
+    "INTERNAL": "The server's log says why: most often a folder or config.pbtxt is missing, does "
+    "not parse, or names another model.",
+    "UNIMPLEMENTED": "This server cannot do that, or was started without it.",
+}
+
+
+class TritonClient:
+    """A connection to one server. Every call has a deadline; every failure is a `ServerError`.
+
+    Safe to share between threads.
+    """
+
+    def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
+        """Connect lazily to ``HOST:PORT``; ``timeout_s`` limits every call but load and unload."""
+        grpc, messages, stubs = _vendor()
+        self.address = address
+        self._timeout_s = timeout_s
+        self._messages = messages
+        self._channel = grpc.insecure_channel(address, options=_options(address))
+        self._stub = stubs.GRPCInferenceServiceStub(self._channel)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; calls after this are a mistake."""
+        self._channel.close()
+
+    def live(self) -> bool:
+        """Whether the server answers at all."""
+        return self._yes("ServerLive", "live")
+
+    def ready(self) -> bool:
+        """Whether the server takes requests. Says nothing about any one model."""
+        return self._yes("ServerReady", "ready")
+
+    def model_ready(self, model: str, version: str = "") -> bool:
+        """Whether a model (a version of it, if given) answers requests."""
+        return self._yes("ModelReady", "ready", name=model, version=version)
+
+    def metadata(self) -> ServerMetadata:
+        """Who answers, e.g. version 2.51.0."""
+        found = self._call("ServerMetadata", "ask who it is")
+        return ServerMetadata(found.name, found.version, tuple(found.extensions))
+
+    def load(
+        self, model: str, config: Config | None = None, *, timeout_s: float = _LOAD_TIMEOUT_S
+    ) -> None:
+        """Load or reload a model; returns when the new version answers, or raises.
+
+        With a configuration the load always happens. Without one Triton answers "done" and does
+        nothing when it believes that the files have not changed (it compares times, not content).
+
+        Raises:
+            ServerError: the model did not load; what served before still serves. After a deadline
+                it may still load later.
+        """
+        request = self._messages.RepositoryModelLoadRequest(model_name=model)
+        if config is not None:
+            request.parameters["config"].string_param = config_json(config)
+        self._send("RepositoryModelLoad", request, f"load {model}", timeout_s)
+
+    def unload(self, model: str, *, timeout_s: float = _LOAD_TIMEOUT_S) -> None:
+        """Unload every version; returns at once, in-flight requests finish afterwards."""
+        request = self._messages.RepositoryModelUnloadRequest(model_name=model)
+        self._send("RepositoryModelUnload", request, f"unload {model}", timeout_s)
+
+    def index(self) -> tuple[IndexRow, ...]:
+        """Every model and version the server knows."""
+        found = self._call("RepositoryIndex", "list its repository")
+        return tuple(
+            IndexRow(row.name, int(row.version or 0), row.state, row.reason) for row in found.models
+        )
+
+    def config(self, model: str, version: str = "") -> Config:
+        """The configuration that is in force, with Triton's own defaults filled in."""
+        found = self._call(
+            "ModelConfig", f"show the configuration of {model}", name=model, version=version
+        )
+        return Config(found.config)
+
+    def parameters(self, model: str, version: str = "") -> dict[str, str]:
+        """The string parameters of the configuration that is in force."""
+        return self.config(model, version).parameters
+
+    def infer(
+        self, model: str, inputs: Tensors, *, version: str = "", timeout_s: float | None = None
+    ) -> Reply:
+        """Ask for one batch; all outputs come back.
+
+        Raises:
+            ServerError: no answer in time, or the server refused.
+        """
+        request = self._messages.ModelInferRequest(model_name=model, model_version=version)
+        fill_request(request, inputs)
+        answer = self._send("ModelInfer", request, f"answer for {model}", timeout_s)
+        return reply_of(answer)
+
+    def statistics(self, model: str, version: str = "") -> Statistics:
+        """Counters since the model was loaded, over all its versions unless one is given."""
+        found = self._call("ModelStatistics", f"count {model}", name=model, version=version)
+        return sum((_statistics(row) for row in found.model_stats), Statistics())
+
+    def trace_settings(self, model: str = "") -> dict[str, tuple[str, ...]]:
+        """What is traced: of one model, or the server's default."""
+        found = self._call("TraceSetting", "show its trace settings", model_name=model)
+        return {name: tuple(setting.value) for name, setting in found.settings.items()}
+
+    def set_trace(self, settings: Mapping[str, tuple[str, ...] | None], model: str = "") -> None:
+        """Change trace settings; None takes one back to the default."""
+        request = self._messages.TraceSettingRequest(model_name=model)
+        for name, values in settings.items():
+            request.settings[name].value.extend(values or ())
+        self._send("TraceSetting", request, f"trace {model}", None)
+
+    def _yes(self, method: str, answer: str, **fields: str) -> bool:
+        try:
+            return bool(getattr(self._call(method, "say whether it is ready", **fields), answer))
+        except ServerError:
+            return False
+
+    def _call(self, method: str, what: str, **fields: str) -> Any:
+        kind = "RepositoryIndexRequest" if method == "RepositoryIndex" else f"{method}Request"
+        return self._send(method, getattr(self._messages, kind)(**fields), what, None)
+
+    def _send(self, method: str, request: Any, what: str, timeout_s: float | None) -> Any:
+        grpc, _, _ = _vendor()
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        try:
+            return getattr(self._stub, method)(request, timeout=limit_s)
+        except grpc.RpcError as error:
+            code = error.code().name
+            raise ServerError(
+                f"Triton at {self.address} could not {what}: {error.details()} "
+                f"({code}, limit {limit_s:g} s).\n{_REMEDIES.get(code, 'See the server log.')}"
+            ) from error
+
+
+class Answer(NamedTuple):
+    """What became of one request; ``error`` is empty when it succeeded."""
+
+    error: str
+    version: str
+    message: Any
+
+    def reply(self) -> Reply:
+        """The decoded answer of a request that succeeded."""
+        return reply_of(self.message)
+
+
+class AsyncAsker:
+    """One connection that sends requests made beforehand, for one event loop."""
+
+    def __init__(self, address: str) -> None:
+        """Open a connection; must be called inside a running event loop."""
+        _, messages, _ = _vendor()
+        import grpc.aio  # type: ignore[import-untyped]  # noqa: PLC0415
+
+        self._failure = grpc.aio.AioRpcError
+        self._channel = grpc.aio.insecure_channel(address, options=_options(address))
+        self._infer = self._channel.unary_unary(
+            _INFER, response_deserializer=messages.ModelInferResponse.FromString
+        )
+
+    async def ask(self, request: bytes, timeout_s: float) -> Answer:
+        """Send one request; a failure is an answer too, never an exception."""
+        try:
+            message = await self._infer(request, timeout=timeout_s)
+        except self._failure as error:
+            return Answer(error.code().name, "", None)
+        return Answer("", message.model_version, message)
+
+    async def connect(self, timeout_s: float) -> bool:
+        """Wait for the connection, so that the first request does not pay for it."""
+        try:
+            await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Close the connection; requests under way are cancelled."""
+        await self._channel.close()
+
+
+def prepare(model: str, inputs: Tensors, *, version: str = "", request_id: str = "") -> bytes:
+    """A request in wire form, made once and sent often."""
+    _, messages, _ = _vendor()
+    request = messages.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+    fill_request(request, inputs)
+    return bytes(request.SerializeToString())
+
+
+class _Vendor(NamedTuple):
+    grpc: Any
+    messages: Any
+    stubs: Any
+
+
+def _vendor() -> _Vendor:
+    try:
+        import grpc  # noqa: PLC0415
+        from tritonclient.grpc import (  # type: ignore[import-untyped]  # noqa: PLC0415
+            service_pb2,
+            service_pb2_grpc,
+        )
+    except ImportError as error:
+        raise ServerError(f"Triton's client cannot be imported: {error}.\n{_MISSING}") from error
+    return _Vendor(grpc, service_pb2, service_pb2_grpc)
+
+
+def _options(address: str) -> list[tuple[str, int]]:
+    options = [
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.min_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+    ]
+    if address.startswith(("127.", "localhost:", "[::1]")):
+        options.append(("grpc.enable_http_proxy", 0))
+    return options
+
+
+def _statistics(row: Any) -> Statistics:
+    stats = row.inference_stats
+    return Statistics(
+        requests=stats.success.count,
+        failures=stats.fail.count,
+        inferences=row.inference_count,
+        executions=row.execution_count,
+        queue_ns=stats.queue.ns,
+        compute_input_ns=stats.compute_input.ns,
+        compute_infer_ns=stats.compute_infer.ns,
+        compute_output_ns=stats.compute_output.ns,
+        batches={batch.batch_size: batch.compute_infer.count for batch in row.batch_stats},
+    )

@@ -1,0 +1,231 @@
+"""``config.pbtxt``, made from Triton's own protobuf message and checked by it; never a template.
+
+A configuration has two forms: text (the file) and JSON (the override that travels with a load).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from enginegate.candidate import TensorSpec
+from enginegate.errors import ModelError, ServerError
+from enginegate.evidence import ServingConfig
+
+_TRITON_TYPES = {
+    "bool": "BOOL",
+    "uint8": "UINT8",
+    "uint16": "UINT16",
+    "uint32": "UINT32",
+    "uint64": "UINT64",
+    "int8": "INT8",
+    "int16": "INT16",
+    "int32": "INT32",
+    "int64": "INT64",
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+}
+_NUMPY_TYPES = {triton: numpy for numpy, triton in _TRITON_TYPES.items()}
+
+
+def triton_type(dtype: str) -> str:
+    """Triton's name of a NumPy dtype, e.g. ``FP32`` for ``float32``.
+
+    Raises:
+        ModelError: Triton has no such type, or this program does not carry it.
+    """
+    if dtype not in _TRITON_TYPES:
+        raise ModelError(
+            f"Tensors of dtype {dtype!r} cannot be sent to Triton.\n"
+            f"Supported: {', '.join(_TRITON_TYPES)}. Cast the tensor inside the model."
+        )
+    return _TRITON_TYPES[dtype]
+
+
+def numpy_type(triton: str) -> str:
+    """NumPy's name of a Triton type, with or without ``TYPE_``, e.g. ``float32`` for ``FP32``.
+
+    Raises:
+        ModelError: NumPy has no such type, or this program does not carry it.
+    """
+    name = triton.removeprefix("TYPE_")
+    if name not in _NUMPY_TYPES:
+        raise ModelError(
+            f"Triton's type {triton} cannot be read here.\n"
+            f"Supported: {', '.join(_NUMPY_TYPES)}. Cast the tensor inside the model."
+        )
+    return _NUMPY_TYPES[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One model's configuration. Two are equal when Triton would treat them alike.
+
+    Attributes:
+        message: Triton's ``ModelConfig``; only this room looks inside.
+    """
+
+    message: Any
+
+    @property
+    def name(self) -> str:
+        """The model's name."""
+        return str(self.message.name)
+
+    @property
+    def backend(self) -> str:
+        """For example ``python``."""
+        return str(self.message.backend)
+
+    @property
+    def parameters(self) -> dict[str, str]:
+        """The string parameters: what a release or a search wrote to recognise itself."""
+        return {key: str(value.string_value) for key, value in self.message.parameters.items()}
+
+    @property
+    def versions(self) -> tuple[int, ...] | None:
+        """The versions that are served; None when the policy is not ``specific``."""
+        policy = self.message.version_policy
+        if not policy.HasField("specific"):
+            return None
+        return tuple(int(version) for version in policy.specific.versions)
+
+    @property
+    def serving(self) -> ServingConfig:
+        """Batching and instances."""
+        return ServingConfig(
+            max_batch_size=self.message.max_batch_size or 1,
+            max_queue_delay_us=self.message.dynamic_batching.max_queue_delay_microseconds,
+            instances=sum(group.count for group in self.message.instance_group) or 1,
+        )
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """Inputs, with the batch axis in front."""
+        return tuple(_spec(tensor) for tensor in self.message.input)
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """Outputs, with the batch axis in front."""
+        return tuple(_spec(tensor) for tensor in self.message.output)
+
+
+def model_config(  # noqa: PLR0913 - one argument for each part of the message
+    *,
+    name: str,
+    inputs: tuple[TensorSpec, ...],
+    outputs: tuple[TensorSpec, ...],
+    serving: ServingConfig,
+    backend: str,
+    parameters: Mapping[str, str],
+    versions: tuple[int, ...] | None = None,
+    warmup: bool = True,
+    gpu: bool = False,
+) -> Config:
+    """The configuration of a model that batches dynamically.
+
+    Args:
+        name: must equal the model's folder.
+        inputs: with the batch as first axis, which Triton adds itself.
+        outputs: likewise.
+        serving: batching and instances.
+        backend: Triton backend.
+        parameters: strings the model and this program can read back.
+        versions: exactly these versions are served; None leaves Triton's policy (the highest).
+        warmup: run batches of 1 and of the largest size, zeros, before a version counts as ready.
+            Other dynamic axes are warmed up at size 1.
+        gpu: place instances on GPUs instead of the CPU.
+
+    Raises:
+        ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis.
+    """
+    message = _messages().ModelConfig(
+        name=name, backend=backend, max_batch_size=serving.max_batch_size
+    )
+    for spec in inputs:
+        _describe(message.input.add(), spec)
+    for spec in outputs:
+        _describe(message.output.add(), spec)
+    message.dynamic_batching.max_queue_delay_microseconds = serving.max_queue_delay_us
+    group = message.instance_group.add(count=serving.instances)
+    group.kind = group.KIND_GPU if gpu else group.KIND_CPU
+    for key, value in sorted(parameters.items()):
+        message.parameters[key].string_value = value
+    if versions is not None:
+        message.version_policy.specific.versions.extend(sorted(versions))
+    if warmup:
+        _warm_up(message, inputs, (1, serving.max_batch_size))
+    return Config(message)
+
+
+def config_text(config: Config) -> str:
+    """What ``config.pbtxt`` holds; the same configuration gives the same text."""
+    from google.protobuf import text_format  # type: ignore[import-untyped]  # noqa: PLC0415
+
+    return str(text_format.MessageToString(config.message, use_index_order=True))
+
+
+def config_json(config: Config) -> str:
+    """What a load call carries to override the file."""
+    from google.protobuf import json_format  # noqa: PLC0415
+
+    return str(
+        json_format.MessageToJson(config.message, preserving_proto_field_name=True, indent=None)
+    )
+
+
+def read_config(text: str, origin: str) -> Config:
+    """Read the text of a ``config.pbtxt``; ``origin`` names it in errors.
+
+    Raises:
+        ServerError: it is not a model configuration.
+    """
+    from google.protobuf import text_format  # noqa: PLC0415
+
+    try:
+        return Config(text_format.Parse(text, _messages().ModelConfig()))
+    except text_format.ParseError as error:
+        raise ServerError(
+            f"{origin} is not a Triton model configuration: {error}.\n"
+            "It was edited by hand or cut short. Publish the release again."
+        ) from error
+
+
+def _messages() -> Any:
+    try:
+        from tritonclient.grpc import (  # type: ignore[import-untyped]  # noqa: PLC0415
+            model_config_pb2,
+        )
+    except ImportError as error:
+        raise ServerError(
+            f"Triton's messages cannot be imported: {error}.\n"
+            "Install the client: python -m pip install 'enginegate[triton]'"
+        ) from error
+    return model_config_pb2
+
+
+def _describe(tensor: Any, spec: TensorSpec) -> None:
+    if not spec.shape:
+        raise ModelError(f"{spec} has no batch axis, so Triton cannot batch it.")
+    tensor.name = spec.name
+    tensor.data_type = _messages().DataType.Value(f"TYPE_{triton_type(spec.dtype)}")
+    tensor.dims.extend(spec.shape[1:] or (1,))
+    if not spec.shape[1:]:
+        # Triton refuses empty dims: a tensor of one number a sample is declared [1], reshaped [].
+        tensor.reshape.SetInParent()
+
+
+def _spec(tensor: Any) -> TensorSpec:
+    dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+    name = _messages().DataType.Name(tensor.data_type)
+    return TensorSpec(name=tensor.name, dtype=numpy_type(name), shape=(-1, *dims))
+
+
+def _warm_up(message: Any, inputs: tuple[TensorSpec, ...], sizes: tuple[int, ...]) -> None:
+    for size in sorted(set(sizes)):
+        sample = message.model_warmup.add(name=f"batch_{size}", batch_size=size, count=1)
+        for spec in inputs:
+            tensor = sample.inputs[spec.name]
+            tensor.data_type = _messages().DataType.Value(f"TYPE_{triton_type(spec.dtype)}")
+            tensor.dims.extend(max(axis, 1) for axis in spec.shape[1:] or (1,))
+            tensor.zero_data = True

@@ -1,0 +1,76 @@
+"""Runs one command and ends it when its owner lets go or dies. Run as a script, never imported.
+
+Usage: ``python guard.py OWNER_PID GRACE_S LOG COMMAND...``
+
+The owner holds the other end of standard input: a byte or end of file means "stop". The kernel's
+own parent-death signal fires when the *thread* that started a child ends, so it cannot be used by
+the owner, whose threads come and go; here there is one thread, and it is used below this process.
+The command's process group is killed last: Triton's Python backend leaves processes behind when
+the server crashes.
+"""
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.1
+_USAGE = 2
+
+
+def _die_with_guard() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _start(log: str, command: list[str]) -> subprocess.Popen[bytes]:
+    with open(log, "ab") as out:  # noqa: PTH123 - pathlib would double the start time
+        return subprocess.Popen(  # noqa: S603
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            preexec_fn=_die_with_guard,  # noqa: PLW1509 - this process has one thread
+        )
+
+
+def _let_go(owner: int) -> bool:
+    asked, _, _ = select.select([sys.stdin], [], [], _POLL_S)
+    return bool(asked) or os.getppid() != owner
+
+
+def _stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
+    with suppress(ProcessLookupError):
+        child.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        child.wait(grace_s)
+
+
+def main(arguments: list[str]) -> int:
+    """Start the command, print its process id, watch, and return its exit status."""
+    owner, grace_s, log, *command = arguments
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        child = _start(log, command)
+    except OSError as error:
+        print(f"{command[0]}: {error.strerror}", flush=True)  # noqa: T201
+        return _USAGE
+    print(child.pid, flush=True)  # noqa: T201
+    try:
+        while child.poll() is None and not _let_go(int(owner)):
+            pass
+        _stop(child, float(grace_s))
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+    status = child.wait()
+    return status if status >= 0 else 128 - status
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,237 @@
+"""Starts a Triton server on this machine and ends it, whatever happens; or joins a running one.
+
+Not in scope: what it serves (deploy.py), and whether that is any good (measure.py).
+"""
+
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from enginegate.errors import ServerError
+from enginegate.triton.client import TritonClient
+from enginegate.triton.install import TritonInstall
+from enginegate.triton.keeper import Kept, kept
+from enginegate.triton.ports import LOOPBACK, Ports
+
+_ATTEMPTS = 3
+_POLL_S = 0.02
+_KILL_AFTER_S = 5.0
+_TAIL_LINES = 25
+_TAIL_BYTES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerOptions:
+    """How a server is started.
+
+    Attributes:
+        ports: where it listens, on loopback only.
+        ready_timeout_s: limit on starting and loading the first models.
+        exit_timeout_s: how long requests under way may take when it is stopped.
+        flags: further ``tritonserver`` flags, e.g. ``--rate-limit=execution_count``.
+        environment: further variables for the server and its models.
+    """
+
+    ports: Ports = field(default_factory=Ports)
+    ready_timeout_s: float = 60.0
+    exit_timeout_s: int = 5
+    flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that answers. What is None is not known, because somebody else runs it.
+
+    Attributes:
+        grpc: ``HOST:PORT``; so are ``http`` and ``metrics``.
+        version: Triton's version, e.g. 2.51.0.
+        log: what it printed.
+        trace_file: how the names of its trace files begin (trace.py).
+    """
+
+    grpc: str
+    version: str
+    http: str | None = None
+    metrics: str | None = None
+    pid: int | None = None
+    log: Path | None = None
+    repository: Path | None = None
+    trace_file: Path | None = None
+
+    def client(self, *, timeout_s: float = 10.0) -> TritonClient:
+        """A connection to it."""
+        return TritonClient(self.grpc, timeout_s=timeout_s)
+
+    def check_alive(self) -> None:
+        """Return if the server answers.
+
+        Raises:
+            ServerError: it does not; shows the end of its log.
+        """
+        with self.client(timeout_s=5.0) as client:
+            if client.live():
+                return
+        raise ServerError(
+            f"The Triton server at {self.grpc} does not answer.{_tail(self.log)}\n"
+            "Start it again; if it dies again, its log says on what."
+        )
+
+
+def connect(endpoint: str) -> Server:
+    """The running server at the gRPC address ``HOST:PORT``.
+
+    Raises:
+        ServerError: nothing answers there.
+    """
+    with TritonClient(endpoint) as client:
+        return Server(grpc=endpoint, version=client.metadata().version)
+
+
+@contextmanager
+def start(
+    install: TritonInstall,
+    repository: Path,
+    *,
+    folder: Path,
+    load: Sequence[str] = (),
+    options: ServerOptions | None = None,
+) -> Iterator[Server]:
+    """Run a server for as long as the block runs.
+
+    It ends with the block, with an exception out of it, and with this process even if that is
+    killed. Models are loaded and unloaded on request only.
+
+    Args:
+        install: which server.
+        repository: its model repository.
+        folder: where ``triton.log`` and traces go.
+        load: models to load before it counts as started.
+        options: ports, limits and further flags.
+
+    Raises:
+        ServerError: a port that was asked for is taken, it died (shows the end of the log), or it
+            was not ready in time.
+    """
+    run = _Run(install, repository.absolute(), folder.absolute(), options or ServerOptions())
+    # Traces hold what users sent.
+    run.trace_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for attempt in range(_ATTEMPTS):
+        ports = run.options.ports.chosen()
+        with run.process(ports, tuple(load)) as process:
+            try:
+                server = run.wait(process, ports)
+            except ServerError:
+                if process.status() is None or ports.all_free() or attempt + 1 == _ATTEMPTS:
+                    raise
+                # Somebody took a port between our look and the server's: others are free.
+                continue
+            yield server
+            return
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    install: TritonInstall
+    repository: Path
+    folder: Path
+    options: ServerOptions
+    identity: str = field(default_factory=lambda: f"enginegate-{uuid.uuid4().hex[:12]}")
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "triton.log"
+
+    @property
+    def trace_file(self) -> Path:
+        return self.folder / "traces" / "trace.json"
+
+    @contextmanager
+    def process(self, ports: Ports, load: tuple[str, ...]) -> Iterator[Kept]:
+        self.log.write_bytes(b"")
+        with kept(
+            self._command(ports, load),
+            log=self.log,
+            environment={**self.install.environment(), **self.options.environment},
+            grace_s=self.options.exit_timeout_s + _KILL_AFTER_S,
+        ) as process:
+            yield process
+
+    def _command(self, ports: Ports, load: tuple[str, ...]) -> list[str]:
+        flags = {
+            "id": self.identity,
+            "model-repository": self.repository,
+            "model-control-mode": "explicit",
+            "strict-readiness": "false",
+            "exit-timeout-secs": self.options.exit_timeout_s,
+            "http-address": LOOPBACK,
+            "grpc-address": LOOPBACK,
+            "metrics-address": LOOPBACK,
+            "http-port": ports.http,
+            "grpc-port": ports.grpc,
+            "metrics-port": ports.metrics,
+            # Level, rate and count can be changed on a running server; the file cannot.
+            "trace-config": f"triton,file={self.trace_file}",
+        }
+        if self.install.backends is not None:
+            flags["backend-directory"] = self.install.backends
+        return [
+            str(self.install.binary),
+            *(f"--{name}={value}" for name, value in flags.items()),
+            *(f"--load-model={name}" for name in load),
+            *self.options.flags,
+        ]
+
+    def wait(self, process: Kept, ports: Ports) -> Server:
+        deadline = time.monotonic() + self.options.ready_timeout_s
+        grpc = f"{LOOPBACK}:{ports.grpc}"
+        with TritonClient(grpc, timeout_s=5.0) as client:
+            # Another server may hold the port that was free a moment ago: ours names itself.
+            while not (_listens(ports.grpc) and client.ready() and self._is_ours(client)):
+                self._check_starting(process, deadline)
+                time.sleep(_POLL_S)
+            version = client.metadata().version
+        return Server(
+            grpc=grpc,
+            version=version,
+            http=f"{LOOPBACK}:{ports.http}",
+            metrics=f"{LOOPBACK}:{ports.metrics}",
+            pid=process.pid,
+            log=self.log,
+            repository=self.repository,
+            trace_file=self.trace_file,
+        )
+
+    def _is_ours(self, client: TritonClient) -> bool:
+        return client.metadata().name == self.identity
+
+    def _check_starting(self, process: Kept, deadline: float) -> None:
+        status = process.status()
+        if status is not None:
+            raise ServerError(
+                f"Triton ({self.install.origin}) ended while starting, with status {status}."
+                f"{_tail(self.log)}\nThe whole log is {self.log}."
+            )
+        if time.monotonic() > deadline:
+            raise ServerError(
+                f"Triton was not ready after {self.options.ready_timeout_s:g} s.{_tail(self.log)}\n"
+                f"If a model just takes longer to load, raise the limit. The log is {self.log}."
+            )
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((LOOPBACK, port)) == 0
+
+
+def _tail(log: Path | None) -> str:
+    """The end of a log without Triton's tables and without a crash's raw addresses."""
+    if log is None or not log.is_file():
+        return ""
+    text = log.read_bytes()[-_TAIL_BYTES:].decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(("|", "+"))]
+    return "\nThe end of its log:\n" + "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])

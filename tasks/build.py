@@ -1,0 +1,45 @@
+"""Candidates -> engines in the store."""
+
+import logging
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
+from enginegate.data import read_data
+from enginegate.engines import build_engine, plan_engine
+from enginegate.errors import BuildError
+from enginegate.policy import Policy
+from enginegate.sources import Kept
+from enginegate.workspace import Workspace
+
+_log = logging.getLogger("enginegate.build")
+
+
+@task(task_run_name="build-{candidate}", cache_policy=NO_CACHE)
+def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[Engine] | Unbuilt:
+    """Build one engine, or reuse the one with the same plan.
+
+    A candidate that cannot be built is a result like any other; the rest go on.
+    """
+    calibration = rules.data.calibration
+    if candidate.precision.needs_calibration and calibration is None:
+        return _unbuilt(candidate, "the policy names no calibration data ([data] calibration)")
+    data = read_data(calibration) if calibration is not None else None
+    plan = plan_engine(source, candidate, policy=rules, calibration=data)
+    try:
+        built = build_engine(plan, Workspace.here().engines)
+    except BuildError as error:
+        return _unbuilt(candidate, str(error))
+    engine = built.value
+    how = "from the store" if built.reused else f"built in {engine.build_s:.1f} s"
+    size_kib = engine.file.size_bytes / 1024
+    _log.info("%s: %s, %.0f KiB, %s", candidate, how, size_kib, engine.proof.detail)
+    if built.note:
+        _log.warning("%s: %s", candidate, built.note)
+    return built
+
+
+def _unbuilt(candidate: Candidate, why: str) -> Unbuilt:
+    _log.warning("%s: not built: %s", candidate, why)
+    return Unbuilt(candidate=candidate, why=why)

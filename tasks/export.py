@@ -1,0 +1,52 @@
+"""The registered model as ONNX, in the store."""
+
+import logging
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from enginegate.candidate import OnnxModel
+from enginegate.data import read_data
+from enginegate.engines import open_onnx
+from enginegate.ledger import Ledger
+from enginegate.policy import Policy
+from enginegate.sources import Kept, onnx_from_registry
+from enginegate.workspace import Workspace
+
+_log = logging.getLogger("enginegate.export")
+
+
+@task(task_run_name="resolve", cache_policy=NO_CACHE)
+def resolve(rules: Policy) -> Policy:
+    """The policy for the version that its alias means now, so that everything names one version."""
+    workspace = Workspace.here()
+    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    return rules.with_model(ledger.resolve(rules.model.uri))
+
+
+@task(task_run_name="export", cache_policy=NO_CACHE)
+def export(rules: Policy) -> Kept[OnnxModel]:
+    """Export once for each version, with parity and batch sizes proved on evaluation samples."""
+    workspace = Workspace.here()
+    _log.info("%s: to ONNX", rules.model.uri)
+    found = onnx_from_registry(
+        rules.model,
+        read_data(rules.data.evaluation),
+        onnx_root=workspace.onnx,
+        tracking_uri=workspace.tracking_uri,
+        open_onnx=open_onnx,
+    )
+    _log.info("%s: %s", rules.model.uri, _described(found))
+    return found
+
+
+def _described(found: Kept[OnnxModel]) -> str:
+    onnx = found.value
+    parity = (
+        "registered as ONNX"
+        if onnx.parity_max_abs_error is None
+        else f"differs from the framework by at most {onnx.parity_max_abs_error:.2g} on "
+        f"{onnx.parity_samples} samples"
+    )
+    origin = "ONNX from the store" if found.reused else "exported"
+    return f"{origin}, sha256 {onnx.file.sha256[:12]}, {parity}"

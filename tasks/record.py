@@ -1,0 +1,136 @@
+"""All the evidence as one scorecard: in the workspace, and in MLflow."""
+
+import logging
+import platform
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
+from enginegate.canonical import canonical_json, sha256_bytes
+from enginegate.data import DataSet, read_data
+from enginegate.engines import serving
+from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
+from enginegate.ledger import Exhibit, Ledger
+from enginegate.policy import Policy
+from enginegate.report import scorecard_markdown
+from enginegate.repository import Layout
+from enginegate.sources import Kept
+from enginegate.triton.config import config_text
+from enginegate.triton.deploy import ServedModel
+from enginegate.workspace import Workspace, now, remembered
+from validation.decide import choose
+
+_log = logging.getLogger("enginegate.record")
+_PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "torch")
+
+
+@task(task_run_name="scorecard", cache_policy=NO_CACHE)
+def make_scorecard(
+    rules: Policy,
+    source: Kept[OnnxModel],
+    shadow: DataSet | None,
+    verdicts: Sequence[Verdict],
+    benchmarks: Sequence[Benchmark | None],
+) -> Scorecard:
+    """Put the evidence together and name the winner; the same evidence is the same scorecard."""
+    measured = tuple(found for found in benchmarks if found is not None)
+    choice = choose(verdicts, measured)
+    current = Layout(rules.target.repository, rules.name).current()
+    card = Scorecard(
+        model=rules.name,
+        model_uri=rules.model.uri,
+        created_at=now(),
+        onnx_sha256=source.value.file.sha256,
+        policy_sha256=rules.digest,
+        data=_data_digests(rules, shadow),
+        environment=_environment(),
+        verdicts=tuple(verdicts),
+        benchmarks=measured,
+        replaces=current.version if current else None,
+        winner=choice.winner,
+        reason=choice.reason,
+    )
+    evidence = sha256_bytes(canonical_json(card.model_dump(mode="json", exclude={"created_at"})))
+    path = Workspace.here().results / "scorecards" / f"{evidence}.json"
+    return remembered(path, Scorecard, lambda: card, worth_keeping=lambda _: True)
+
+
+@task(task_run_name="record", cache_policy=NO_CACHE)
+def record(
+    rules: Policy,
+    card: Scorecard,
+    attempts: Sequence[Kept[Engine] | Unbuilt],
+    results: Sequence[dict[str, str]],
+) -> Scorecard:
+    """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
+    workspace = Workspace.here()
+    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    exhibits = {
+        attempt.value.candidate: _exhibit(rules, card, attempt, found)
+        for attempt, found in zip(attempts, results, strict=True)
+        if not isinstance(attempt, Unbuilt)
+    }
+    run = ledger.record(
+        card,
+        exhibits,
+        slo_p99_ms=rules.slo.p99_ms,
+        report=scorecard_markdown(card, sizes_of(attempts)),
+    )
+    filed = card.model_copy(update={"ledger_run": run})
+    path = workspace.save_scorecard(filed)
+    _log.info("scorecard %s: %s", filed.digest[:12], path)
+    return filed
+
+
+def sizes_of(attempts: Sequence[Kept[Engine] | Unbuilt]) -> dict[Candidate, int]:
+    """Bytes of each engine that was built."""
+    engines = [attempt.value for attempt in attempts if not isinstance(attempt, Unbuilt)]
+    return {engine.candidate: engine.file.size_bytes for engine in engines}
+
+
+def _exhibit(
+    rules: Policy, card: Scorecard, built: Kept[Engine], results: dict[str, str]
+) -> Exhibit:
+    measured = card.benchmark(built.value.candidate)
+    config = ""
+    if measured is not None and measured.chosen is not None:
+        served = serving(built.value, built.folder)
+        config = config_text(
+            ServedModel.of(rules.name, built.value, served).config(measured.chosen)
+        )
+    return Exhibit(
+        built=(built.value, built.folder),
+        config_pbtxt=config,
+        expectations_json=_joined(results),
+    )
+
+
+def _joined(results: dict[str, str]) -> str:
+    """One JSON object of several texts that are JSON already."""
+    parts = (f'"{scope}": {text}' for scope, text in sorted(results.items()))
+    return "{" + ", ".join(parts) + "}" if results else ""
+
+
+def _data_digests(rules: Policy, shadow: DataSet | None) -> DataDigests:
+    def digest(path: Path | None) -> str | None:
+        return read_data(path).sha256 if path is not None else None
+
+    return DataDigests(
+        evaluation=read_data(rules.data.evaluation).sha256,
+        calibration=digest(rules.data.calibration),
+        shadow=shadow.sha256 if shadow is not None else None,
+    )
+
+
+def _environment() -> dict[str, str]:
+    found = {"python": platform.python_version(), "machine": platform.machine()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

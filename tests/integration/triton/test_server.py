@@ -1,0 +1,156 @@
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from enginegate.errors import ServerError
+from enginegate.evidence import ServingConfig
+from enginegate.triton.deploy import deployed
+from enginegate.triton.ports import Ports
+from enginegate.triton.server import ServerOptions, connect, start
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
+
+
+def _processes_below(pid):
+    """Every process of the group that the server leads, itself included."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == pid and fields[0] != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def _gone(pid, within_s=10.0):
+    deadline = time.monotonic() + within_s
+    while _processes_below(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _start(install, folder, **options):
+    repository = folder / "repository"
+    repository.mkdir(exist_ok=True)
+    chosen = ServerOptions(exit_timeout_s=1, **options)
+    return start(install, repository, folder=folder, options=chosen)
+
+
+def test_a_server_tells_its_version_and_is_alive(server):
+    """A started server answers, names its version and passes its own check."""
+    server.check_alive()
+
+    assert server.version.split(".")[0] == "2"
+    assert connect(server.grpc).version == server.version
+
+
+def test_it_listens_on_loopback_only(server):
+    """No port of an embedded server can be reached from another machine."""
+    wanted = {int(address.rpartition(":")[2]) for address in (server.grpc, server.http)}
+    wanted.add(int(server.metrics.rpartition(":")[2]))
+    listening = {}
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            local, state = line.split()[1], line.split()[3]
+            address, port = local.split(":")
+            if state == "0A" and int(port, 16) in wanted:
+                listening[int(port, 16)] = address
+
+    assert set(listening) == wanted
+    assert all(address.endswith("0100007F") for address in listening.values())
+
+
+@pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
+def test_a_taken_port_is_named(install, tmp_path, name):
+    """A port that was asked for and is in use ends the start with its number and the remedy."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        port = holder.getsockname()[1]
+
+        with (
+            pytest.raises(
+                ServerError, match=rf"(?s)Port {port} on 127\.0\.0\.1.*another port"
+            ) as caught,
+            _start(install, tmp_path, ports=Ports(**{name: port})),
+        ):
+            pass
+
+    assert name.lower() in str(caught.value).lower()
+
+
+def test_dying_at_start_shows_the_log(install, tmp_path):
+    """A server that ends while starting gives its status and the end of its log."""
+    with (
+        pytest.raises(ServerError, match=r"(?s)ended while starting, with status 1.*absent"),
+        start(install, tmp_path, folder=tmp_path, load=["absent"]),
+    ):
+        pass
+
+
+def test_an_exception_ends_the_server_also_from_another_thread(install, tmp_path):
+    """The server outlives the thread that started it, and ends with the block, even by an error."""
+    stack = ExitStack()
+    entered = []
+    starter = threading.Thread(
+        target=lambda: entered.append(stack.enter_context(_start(install, tmp_path)))
+    )
+    starter.start()
+    starter.join()
+    time.sleep(0.3)
+    entered[0].check_alive()
+
+    with pytest.raises(KeyboardInterrupt), stack:
+        raise KeyboardInterrupt
+
+    assert _gone(entered[0].pid, within_s=0.5)
+    with pytest.raises(ServerError, match="does not answer"):
+        entered[0].check_alive()
+
+
+def test_killing_the_owner_ends_the_server(install, tmp_path):
+    """SIGKILL of the process that started a server leaves no server behind."""
+    script = textwrap.dedent(f"""
+        import sys, time
+        from pathlib import Path
+        from enginegate.triton.install import TritonInstall
+        from enginegate.triton.server import start
+        from pathlib import PosixPath
+        with start({install!r}, Path({str(tmp_path)!r}), folder=Path({str(tmp_path)!r})) as server:
+            print(server.pid, flush=True)
+            time.sleep(60)
+    """)
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    pid = int(owner.stdout.readline())
+    assert _processes_below(pid)
+
+    owner.kill()
+    owner.communicate()
+
+    assert _gone(pid)
+
+
+def test_a_crash_is_reported_and_leaves_no_helpers(install, tmp_path, scale_model):
+    """After a crash the check shows the log, and the Python backend's processes are gone too."""
+    with _start(install, tmp_path) as doomed, deployed(doomed, scale_model("doomed")) as model:
+        model.serve(ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1))
+        assert len(_processes_below(doomed.pid)) > 1
+
+        os.kill(doomed.pid, signal.SIGSEGV)
+
+        assert _gone(doomed.pid)
+        with pytest.raises(ServerError, match=r"(?s)does not answer.*Signal \(11\)"):
+            doomed.check_alive()

@@ -1,0 +1,81 @@
+"""Pages under docs/ say what the program does."""
+
+import re
+import runpy
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginegate.policy import read_policy
+from validation.statistics import Pairs, Share, loss_interval, quantile_interval, share_interval
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_policy_reference_is_current():
+    """docs/policy.md is what its script writes now; run the script when this fails."""
+    script = runpy.run_path(str(ROOT / "docs" / "write_policy_reference.py"))
+
+    assert (ROOT / "docs" / "policy.md").read_text() == script["reference"]()
+
+
+def test_every_key_is_described():
+    """No key of a policy is left without its meaning."""
+    keys = re.findall(r"^\| `.+$", (ROOT / "docs" / "policy.md").read_text(), re.MULTILINE)
+
+    assert len(keys) > 45
+    assert all(re.search(r"\| [^|]{8,} \|$", key.replace("\\|", "")) for key in keys)
+
+
+def test_example_policy_is_valid_and_explained():
+    """The example states every key, each below a comment, and the checker takes it."""
+    path = ROOT / "policies" / "digits.toml"
+    policy = read_policy(path)
+    lines = path.read_text().splitlines()
+    bare = [
+        line
+        for before, line in pairwise(lines)
+        if re.match(r"[a-z_0-9]+ = ", line) and not re.match(r"#|[a-z_0-9]+ = ", before)
+    ]
+
+    assert policy.name == "digits"
+    assert len(policy.candidates.all()) == 8
+    assert [line for line in bare if not line.startswith("max_")] == []
+
+
+def test_data_page_runs(tmp_path, monkeypatch):
+    """The code on the page, pasted in order, works."""
+    monkeypatch.chdir(tmp_path)
+    page = (ROOT / "docs" / "data.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+    assert len(blocks) == 2
+    exec("\n".join(blocks), {})  # noqa: S102
+
+
+def loss_high(samples):
+    return loss_interval(Pairs(lost=0, gained=0, samples=samples), 0.95).high
+
+
+@pytest.mark.parametrize(
+    ("key", "settled"),
+    [
+        ("max_accuracy_loss = 0.01", lambda n: loss_high(n) <= 0.01),
+        ("max_accuracy_loss = 0.001", lambda n: loss_high(n) <= 0.001),
+        ("min_top1_agreement = 0.99", lambda n: share_interval(Share(n, n), 0.95).low >= 0.99),
+        (
+            "max_kl_p99_nats`, any limit",
+            lambda n: np.isfinite(quantile_interval(np.arange(float(n)), 0.99, 0.95).high),
+        ),
+        ("max_slice_accuracy_loss", lambda n: loss_high(n) <= 0.08),
+    ],
+)
+def test_sample_counts_on_the_data_page(key, settled):
+    """Each count settles its limit, and one sample fewer does not."""
+    row = next(r for r in (ROOT / "docs" / "data.md").read_text().splitlines() if f"`{key}" in r)
+    count = int(row.split("|")[2])
+
+    assert settled(count)
+    assert not settled(count - 1)

@@ -1,0 +1,212 @@
+"""Intervals, tests and sample sizes; nothing here knows about policies or findings.
+
+Every interval is two-sided: at confidence 0.95 each end is wrong about 2.5 % of the time. A claim
+of non-inferiority, made from one end, is therefore a one-sided test at 2.5 %: half the two-sided
+level, as ICH E9 (section 5.5) prefers.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import brentq  # type: ignore[import-untyped]
+from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
+from scipy.stats import binom, binomtest, quantile_test  # type: ignore[import-untyped]
+
+POWER = 0.8  # chance of a decision that the sample sizes below aim for
+_POWER_Z = float(ndtri(POWER))
+_ALMOST_ONE = 1.0 - 1e-12
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A value with a two-sided interval. All NaN without samples; an end may be infinite."""
+
+    value: float
+    low: float
+    high: float
+    samples: int
+
+
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """Samples on which reference and candidate were each right or wrong.
+
+    Attributes:
+        lost: reference right, candidate wrong.
+        gained: reference wrong, candidate right.
+        samples: all of them, the concordant ones included.
+    """
+
+    lost: int
+    gained: int
+    samples: int
+
+    @classmethod
+    def of(cls, deltas: NDArray[Any]) -> "Pairs":
+        """Counts from candidate minus reference correctness, shape ``(N,)``, each -1, 0 or 1."""
+        return cls(int((deltas < 0).sum()), int((deltas > 0).sum()), len(deltas))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How many of the samples have a property."""
+
+    having: int
+    samples: int
+
+    @classmethod
+    def of(cls, flags: NDArray[Any]) -> "Share":
+        """Counts from booleans, shape ``(N,)``."""
+        return cls(int(flags.sum()), len(flags))
+
+
+def tango_z(
+    lost: ArrayLike, gained: ArrayLike, samples: ArrayLike, loss: ArrayLike
+) -> NDArray[np.float64]:
+    """Score statistic of "the true loss is ``loss``" for paired proportions, elementwise.
+
+    Tango (1998), "Equivalence test and confidence interval for the difference in proportions for
+    the paired-sample design", Statistics in Medicine 17:891-908. The variance uses the maximum
+    likelihood estimate restricted to the hypothesis, so zero discordant pairs are no special case.
+
+    Returns:
+        Positive when more was lost than ``loss``; standard normal under the hypothesis.
+    """
+    b, c, n, d = np.broadcast_arrays(*(np.asarray(x, float) for x in (lost, gained, samples, loss)))
+    spread = np.sqrt(n * _score_variance(b, c, n, d))
+    excess = b - c - n * d
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(excess == 0.0, 0.0, excess / spread)
+
+
+def _score_variance(
+    b: NDArray[np.float64], c: NDArray[np.float64], n: NDArray[np.float64], d: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Variance of one pair's loss when the true loss is ``d``; Tango's quadratic for q21."""
+    linear = (2.0 * n - b + c) * d - b - c
+    root = np.sqrt(np.maximum(linear**2 + 8.0 * n * c * d * (1.0 - d), 0.0))
+    q21 = (root - linear) / (4.0 * n)
+    return np.asarray(2.0 * q21 + d * (1.0 - d))
+
+
+def loss_interval(pairs: Pairs, confidence: float) -> Estimate:
+    """Accuracy lost, as a fraction of the samples, with Tango's score interval.
+
+    Compared with its rivals in Fagerland, Lydersen and Laake (2014), Statistics in Medicine
+    33:2850-2875. Negative values mean that the candidate is better.
+    """
+    if pairs.samples == 0:
+        return NO_ESTIMATE
+    lost, gained, n = pairs.lost, pairs.gained, pairs.samples
+    return Estimate(
+        value=(lost - gained) / n,
+        low=-_upper_loss(gained, lost, n, confidence),
+        high=_upper_loss(lost, gained, n, confidence),
+        samples=n,
+    )
+
+
+def _upper_loss(lost: int, gained: int, samples: int, confidence: float) -> float:
+    critical = _z(confidence)
+
+    def excess(loss: float) -> float:
+        return float(tango_z(lost, gained, samples, loss)) + critical
+
+    if excess(_ALMOST_ONE) >= 0.0:
+        return 1.0
+    return float(brentq(excess, (lost - gained) / samples, _ALMOST_ONE, xtol=1e-12))
+
+
+def loss_p_value(pairs: Pairs, margin: float) -> float:
+    """Chance of counts at least this bad if the true loss were exactly ``margin`` (score test)."""
+    if pairs.samples == 0:
+        return 1.0
+    return float(ndtr(-tango_z(pairs.lost, pairs.gained, pairs.samples, margin)))
+
+
+def share_interval(share: Share, confidence: float) -> Estimate:
+    """A share with Wilson's score interval (1927), as SciPy computes it."""
+    if share.samples == 0:
+        return NO_ESTIMATE
+    found = binomtest(share.having, share.samples).proportion_ci(confidence, method="wilson")
+    return Estimate(
+        share.having / share.samples, float(found.low), float(found.high), share.samples
+    )
+
+
+def share_p_value(share: Share, limit: float) -> float:
+    """Chance of a share at least this low if the true one were exactly ``limit`` (binomial)."""
+    return 1.0 if share.samples == 0 else float(binom.cdf(share.having, share.samples, limit))
+
+
+def quantile_interval(values: NDArray[np.float64], quantile: float, confidence: float) -> Estimate:
+    """A quantile with the distribution-free interval between two order statistics.
+
+    Conover (1999), Practical Nonparametric Statistics, section 3.2, as SciPy computes it. An end
+    that the sample is too small to give is infinite: the upper end of a 99th percentile needs 368
+    samples at confidence 0.95. Values may be infinite, not NaN.
+    """
+    if len(values) == 0:
+        return NO_ESTIMATE
+    test = quantile_test(values, q=0.0, p=quantile)
+    low, high = test.confidence_interval(confidence)
+    return Estimate(
+        value=float(np.quantile(values, quantile, method="inverted_cdf")),
+        low=-math.inf if math.isnan(low) else float(low),
+        high=math.inf if math.isnan(high) else float(high),
+        samples=len(values),
+    )
+
+
+def holm(p_values: ArrayLike) -> NDArray[np.float64]:
+    """P values adjusted so that comparing each with alpha keeps the family-wise error at alpha.
+
+    Holm (1979), "A simple sequentially rejective multiple test procedure", Scandinavian Journal of
+    Statistics 6:65-70. Valid whatever the dependence, so slices may overlap.
+    """
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p)
+    stepped = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(stepped, 1.0)
+    return adjusted
+
+
+def samples_to_decide_loss(pairs: Pairs, margin: float, confidence: float) -> int | None:
+    """Samples that would put the interval on one side of ``margin``, if the rates stay as seen.
+
+    The score test solved for n, aiming at POWER. None when no number would: nothing was seen, or
+    the loss seen is the margin itself.
+    """
+    if pairs.samples == 0:
+        return None
+    counts = (pairs.lost, pairs.gained, pairs.samples, margin)
+    limit_variance = float(_score_variance(*(np.asarray(x, float) for x in counts)))
+    loss = (pairs.lost - pairs.gained) / pairs.samples
+    seen_variance = (pairs.lost + pairs.gained) / pairs.samples - loss**2
+    return _samples(limit_variance, seen_variance, margin - loss, confidence)
+
+
+def samples_to_decide_share(share: Share, limit: float, confidence: float) -> int | None:
+    """The same for a share against ``limit``."""
+    if share.samples == 0:
+        return None
+    seen = share.having / share.samples
+    return _samples(limit * (1.0 - limit), seen * (1.0 - seen), limit - seen, confidence)
+
+
+def _samples(
+    limit_variance: float, seen_variance: float, gap: float, confidence: float
+) -> int | None:
+    spread = _z(confidence) * math.sqrt(limit_variance) + _POWER_Z * math.sqrt(seen_variance)
+    return None if gap == 0.0 or spread == 0.0 else math.ceil((spread / gap) ** 2)
+
+
+def _z(confidence: float) -> float:
+    return float(ndtri((1.0 + confidence) / 2.0))

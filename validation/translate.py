@@ -1,0 +1,91 @@
+"""Great Expectations' results in our words: findings, and evidence to keep."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginegate.canonical import canonical_json
+from enginegate.evidence import Finding, Outcome
+from validation import gate
+from validation.checks import Check
+from validation.statistics import Pairs, Share
+
+_FAMILY_COUNTS: Mapping[str, type[Pairs] | type[Share]] = {
+    "slice_accuracy_loss": Pairs,
+    "slice_top1_agreement": Share,
+}
+# Named by chance, or holding paths of this machine.
+_VOLATILE = frozenset({"id", "batch_id", "exception_traceback"})
+
+
+def findings_from(
+    result: Mapping[str, Any], checks: Sequence[Check], *, rows: int
+) -> tuple[Finding, ...]:
+    """One finding for each check: those on all samples in order, then slices, most harm first.
+
+    A check that raised, or has no result at all, is ERRORED.
+    """
+    results = {_key(entry): entry for entry in result["results"]}
+    singles, families, broken = [], [], []
+    for check in checks:
+        entry = results.get((check.gate, check.scope))
+        problem = "it has no result" if entry is None else _exception(entry)
+        if entry is None or problem:
+            broken.append(gate.errored(check, problem))
+        elif check.in_family:
+            counts = _FAMILY_COUNTS[check.gate](**entry["result"]["details"]["counts"])
+            families.append((check, counts))
+        else:
+            singles.append(_single(check, entry, rows))
+    return (*broken, *singles, *gate.judge_family(families))
+
+
+def _single(check: Check, entry: Mapping[str, Any], rows: int) -> Finding:
+    """A finding from the result of one expectation on all samples."""
+    found = entry["result"]
+    if "details" in found:
+        return Finding.model_validate(found["details"]["finding"])
+    if check.gate == "nonfinite":
+        finding = gate.judge_number(check, found["unexpected_count"], found["element_count"])
+    else:
+        value = found["observed_value"]
+        finding = gate.judge_number(check, math.nan if value is None else float(value), rows)
+    if finding.outcome is Outcome.PASSED and not entry["success"]:
+        return gate.errored(check, f"Great Expectations refused what the gate passed: {found}")
+    return finding
+
+
+def _key(entry: Mapping[str, Any]) -> tuple[str, str]:
+    meta = entry["expectation_config"]["meta"]
+    return meta["gate"], meta["scope"]
+
+
+def _exception(entry: Mapping[str, Any]) -> str:
+    """What an expectation raised; empty if nothing. Metrics report theirs one level deeper."""
+    info = entry["exception_info"]
+    parts = [info] if "raised_exception" in info else list(info.values())
+    raised = [str(part["exception_message"]) for part in parts if part["raised_exception"]]
+    return "; ".join(dict.fromkeys(raised))
+
+
+def evidence_of(result: Mapping[str, Any]) -> str:
+    """The part of a result worth keeping, as canonical JSON: the same data give the same bytes."""
+    kept = {
+        "suite_name": result["suite_name"],
+        "success": result["success"],
+        "statistics": result["statistics"],
+        "great_expectations_version": result["meta"]["great_expectations_version"],
+        "results": sorted(result["results"], key=_key),
+    }
+    return canonical_json(_stable(kept)).decode()
+
+
+def _stable(value: Any) -> Any:
+    """JSON without what changes from run to run, and with NaN and infinities as text."""
+    if isinstance(value, dict):
+        return {key: _stable(item) for key, item in value.items() if key not in _VOLATILE}
+    if isinstance(value, list):
+        return [_stable(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

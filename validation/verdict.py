@@ -1,0 +1,111 @@
+"""Findings about one candidate, put together: the verdict."""
+
+from collections.abc import Sequence
+
+from enginegate.candidate import Candidate, Engine
+from enginegate.evidence import Finding, Outcome, Verdict
+from validation.expectations import Judged
+
+_ENGINE = "engine"
+
+
+def verdict_on(engine: Engine, judged: Sequence[Judged], *notes: Finding) -> Verdict:
+    """The verdict on a candidate that ran.
+
+    Args:
+        engine: what was run.
+        judged: findings of each comparison; without one of the evaluation data the verdict is
+            inconclusive at best.
+        notes: findings about the evidence itself, such as the shadow sample's integrity.
+    """
+    findings = [_ran(engine), precision_proof(engine)]
+    if not any(part.scope == "evaluation" and part.findings for part in judged):
+        findings.append(_not_compared())
+    for part in judged:
+        findings += part.findings
+    return Verdict(
+        candidate=engine.candidate,
+        engine_sha256=engine.file.sha256,
+        findings=(*findings, *notes),
+    )
+
+
+def for_unrunnable(engine: Engine, why: str) -> Verdict:
+    """The verdict on an engine that was built, but that no device here can run: inconclusive."""
+    finding = Finding(
+        gate="runnable",
+        scope=_ENGINE,
+        outcome=Outcome.INCONCLUSIVE,
+        reason=f"no device can run it here: {why}",
+        remedy=f"Qualify on a machine with a device for {engine.target}.",
+    )
+    return Verdict(
+        candidate=engine.candidate,
+        engine_sha256=engine.file.sha256,
+        findings=(finding, precision_proof(engine)),
+    )
+
+
+def for_unbuilt(candidate: Candidate, why: str) -> Verdict:
+    """The verdict on a candidate whose engine could not be built: failed, with the builder's text.
+
+    Args:
+        candidate: what was to be built.
+        why: the message of the BuildError.
+    """
+    finding = Finding(
+        gate="build",
+        scope=_ENGINE,
+        outcome=Outcome.FAILED,
+        reason=f"could not be built: {why}",
+        remedy="Mend what the builder reports, or take this candidate out of the policy.",
+    )
+    return Verdict(candidate=candidate, engine_sha256=None, findings=(finding,))
+
+
+def for_errored(engine: Engine, why: str) -> Verdict:
+    """The verdict on an engine that was built and broke when it ran: nothing was found out."""
+    finding = Finding(
+        gate="runnable",
+        scope=_ENGINE,
+        outcome=Outcome.ERRORED,
+        reason=f"broke when it ran: {why}",
+        remedy="Run it again; if it breaks again, look at how it was built.",
+    )
+    return Verdict(
+        candidate=engine.candidate,
+        engine_sha256=engine.file.sha256,
+        findings=(finding, precision_proof(engine)),
+    )
+
+
+def precision_proof(engine: Engine) -> Finding:
+    """Whether the built graph computes in the precision that the candidate's name claims."""
+    proof = engine.proof
+    return Finding(
+        gate="precision_proof",
+        scope=_ENGINE,
+        outcome=Outcome.PASSED if proof.proven else Outcome.FAILED,
+        reason=proof.detail,
+        samples=sum(proof.weighted_layers.values()),
+        remedy="" if proof.proven else "It is not what its name says; look at how it was built.",
+    )
+
+
+def _ran(engine: Engine) -> Finding:
+    return Finding(
+        gate="runnable",
+        scope=_ENGINE,
+        outcome=Outcome.PASSED,
+        reason=f"ran on {engine.proof.device}",
+    )
+
+
+def _not_compared() -> Finding:
+    return Finding(
+        gate="samples",
+        scope="evaluation",
+        outcome=Outcome.INCONCLUSIVE,
+        reason="it was not compared with FP32 on the evaluation data",
+        remedy="Validate it; without a comparison nothing is known.",
+    )
