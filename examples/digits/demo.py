@@ -5,24 +5,31 @@ answered by ``--approve``; with ``ask`` it is asked on the terminal.
 """
 
 import json
+import shlex
 import shutil
 import subprocess
+import time
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
 from rich.prompt import Prompt
 
-from enginegate.data import read_data
+from enginegate.candidate import Candidate
+from enginegate.data import DataSet, read_data
 from enginegate.decision import Decision, Release
-from enginegate.errors import EnginegateError, ExitCode
+from enginegate.errors import ExitCode, InputError, ServerError
 from enginegate.evidence import Scorecard
+from enginegate.ledger import Ledger
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard
-from enginegate.triton.live import LiveServer, live_server
+from enginegate.repository import Layout, LiveRepository
+from enginegate.triton.live import live_server
+from enginegate.triton.server import Server
 from enginegate.triton.steady import SteadyTraffic
+from enginegate.triton.traffic import Traffic
 from enginegate.workspace import Workspace, now
 from examples.digits.register import prepare
 from flows.promote import promote
@@ -30,5 +37,229 @@ from flows.qualify import qualify
 from flows.rollback import rollback
 
 Answer = Literal["yes", "no", "ask"]
+
 POLICY = Path("policies/digits.toml")
 _RATE_PER_S = 50.0
+_SETTLE_S = 1.0
+
+
+def run(answer: Answer, workspace: Workspace, out: Console) -> int:
+    """Run it; the exit code is the command's."""
+    policy = read_policy(POLICY)
+    if workspace.root != Path(".enginegate").absolute():
+        raise InputError(
+            "The demo's policy uses ./.enginegate: unset ENGINEGATE_HOME, then try again."
+        )
+    demo = _Demo(answer, workspace, policy, out)
+    before = _counts(workspace)
+    started = time.monotonic()
+    code = demo.run()
+    demo.close(before, time.monotonic() - started)
+    return code
+
+
+@dataclass(slots=True)
+class _Demo:
+    answer: Answer
+    workspace: Workspace
+    policy: Policy
+    out: Console
+    step: int = 0
+    registered: int = 0
+    cards: list[Scorecard] = field(default_factory=list)
+
+    def run(self) -> int:
+        first = self.qualified(1)
+        with live_server(self.policy.target.repository, self.workspace) as server:
+            self._bring_up(server)
+            if not self.approved(first):
+                self.out.print("Rejected, so nothing goes live. The scorecard stays as evidence.")
+                return ExitCode.NOT_APPROVED
+            self.promoted(first)
+            self.call(server)
+            second = self.qualified(2)
+            if not self.approved(second):
+                return ExitCode.NOT_APPROVED
+            self.swapped(server, second)
+            self.call(server)
+        return ExitCode.OK
+
+    def qualified(self, version: int) -> Scorecard:
+        self.say(f"Train and register models:/digits/{version}")
+        made = prepare(
+            self.workspace.root,
+            self.workspace.tracking_uri,
+            version,
+            lambda line: self.out.print(f"  {line}"),
+        )
+        self.registered += made.created
+        self.say(f"Qualify it: ONNX, engines, verdicts, benchmarks -> scorecard (policy {POLICY})")
+        card = qualify(POLICY, made.uri)
+        self.cards.append(card)
+        print_scorecard(card, self.out, self._sizes(card))
+        ledger = Ledger(self.workspace.tracking_uri, self.workspace.artifacts)
+        compare = ledger.comparison(card.ledger_run)
+        self.out.print(f"\nCompare in MLflow: {compare.start_command}")
+        self.out.print(f"  then {compare.runs_url}", soft_wrap=True)
+        return card
+
+    def approved(self, card: Scorecard) -> bool:
+        self.say("Ask a person: may it go live? The answer binds to the scorecard's digest")
+        written = self.workspace.decision(card.digest)
+        if written is not None and written.answer == "approve" and self.answer == "yes":
+            self.out.print(
+                f"{written.approver} approved {card.digest[:12]} before: {written.reason}"
+            )
+            return True
+        self._ask_for(card)
+        if card.winner is None:
+            return False
+        decision = self._decision(card)
+        self.workspace.save_decision(decision)
+        self.out.print(f"{decision.approver}: {decision.answer} ({decision.reason})")
+        return decision.answer == "approve"
+
+    def promoted(self, card: Scorecard) -> Release:
+        self.say("Promote the winner into the live Triton repository")
+        release = promote(POLICY, card.digest)
+        self.out.print(
+            f"Release {release.version} is live: {release.candidate}, {release.model_uri}"
+        )
+        return release
+
+    def swapped(self, server: Server, card: Scorecard) -> None:
+        """Promote and roll back under traffic; not one request may fail."""
+        data = read_data(self.policy.data.evaluation)
+        traffic = Traffic.from_data(self.policy.name, data)
+        with SteadyTraffic(server.grpc, traffic, rate_per_s=_RATE_PER_S) as steady:
+            time.sleep(_SETTLE_S)
+            self.promoted(card)
+            time.sleep(_SETTLE_S)
+            self.say("Roll back")
+            started = time.monotonic()
+            release = rollback(POLICY)
+            took_s = time.monotonic() - started
+            time.sleep(_SETTLE_S)
+        report = steady.report()
+        self.out.print(f"Release {release.version} is live again after {took_s:.1f} s.")
+        self.out.print(
+            f"Meanwhile {report.sent} requests were sent at {_RATE_PER_S:.0f}/s and "
+            f"{report.failed} "
+            f"failed; by release: {report.versions}; p99 {report.p99_ms:.1f} ms."
+        )
+        if report.failed:
+            raise ServerError(f"Requests failed during the swap: {report.errors}.")
+
+    def call(self, server: Server) -> None:
+        """Ask the live model as any client would, and show the command."""
+        self.say("Call the live model")
+        data = read_data(self.policy.data.evaluation).head(1)
+        body = self.workspace.root / "demo" / "request.json"
+        body.parent.mkdir(parents=True, exist_ok=True)
+        body.write_text(json.dumps(_request(data)))
+        url = f"http://{server.http}/v2/models/{self.policy.name}/infer"
+        shown = body.relative_to(Path.cwd())
+        command = ["curl", "-s", url, "-d", f"@{shown}"]
+        self.out.print(shlex.join(command), soft_wrap=True)
+        reply = json.loads(_posted(command, url, body))
+        logits = reply["outputs"][0]["data"]
+        label = int(data.labels[0]) if data.labels is not None else -1
+        self.out.print(
+            f"  version {reply['model_version']} answers {logits.index(max(logits))}; "
+            f"the label is {label}"
+        )
+
+    def close(self, before: dict[str, int], took_s: float) -> None:
+        """What was new in this run, and where to look."""
+        made = {name: count - before[name] for name, count in _counts(self.workspace).items()}
+        news = ", ".join(f"{count} {name}" for name, count in made.items())
+        self.out.print(
+            f"\n[bold]Done in {took_s:.0f} s.[/] New in this run: "
+            f"{self.registered} registered versions, {news}."
+        )
+        if not any(made.values()) and not self.registered:
+            self.out.print("Nothing was trained, registered, built, judged or measured again.")
+        self.out.print("Next:")
+        for command in (
+            f"enginegate status {POLICY}",
+            f"enginegate verify {POLICY}",
+            f"enginegate serve {POLICY}",
+            "enginegate --help",
+        ):
+            self.out.print(f"  .venv/bin/{command}")
+
+    def say(self, what: str) -> None:
+        self.step += 1
+        self.out.rule(f"[bold]{self.step}. {what}", align="left")
+
+    def _bring_up(self, server: Server) -> None:
+        root = self.policy.target.repository
+        with server.client() as client:
+            repository = LiveRepository(root, client)
+            for sentence in repository.recover():
+                self.out.print(sentence)
+            if Layout(root, self.policy.name).current() is not None:
+                release = repository.bring_up(self.policy.name)
+                self.out.print(f"Release {release.version} of an earlier run is live again.")
+
+    def _ask_for(self, card: Scorecard) -> None:
+        if self.answer == "ask":
+            print_approval(card, self.out)
+        else:
+            self.out.print(f"Scorecard {card.digest}: {card.reason}")
+
+    def _decision(self, card: Scorecard) -> Decision:
+        answer, approver, reason = self.answer, "demo", "the demo's own approval"
+        if self.answer == "ask":
+            approver = Prompt.ask("Your name", console=self.out, default="demo")
+            answer = (
+                "yes"
+                if Prompt.ask("Approve?", choices=["yes", "no"], default="no") == "yes"
+                else "no"
+            )
+            reason = Prompt.ask(
+                "Why (5 letters or more)", console=self.out, default="seen and judged"
+            )
+        return Decision(
+            scorecard_sha256=card.digest,
+            answer="approve" if answer == "yes" else "reject",
+            approver=approver,
+            reason=reason,
+            decided_at=now(),
+        )
+
+    def _sizes(self, card: Scorecard) -> dict[Candidate, int]:
+        built = [v for v in card.verdicts if v.engine_sha256 is not None]
+        return {
+            v.candidate: self.workspace.engine(v.engine_sha256 or "")[0].file.size_bytes
+            for v in built
+        }
+
+
+def _counts(workspace: Workspace) -> dict[str, int]:
+    """What the store holds of each kind."""
+    return {
+        "ONNX models": len(list(workspace.onnx.glob("*/manifest.json"))),
+        "engines": len(list(workspace.engines.glob("*/manifest.json"))),
+        "verdicts": len(list((workspace.results / "verdicts").glob("*.json"))),
+        "benchmarks": len(list((workspace.results / "benchmarks").glob("*.json"))),
+    }
+
+
+def _request(data: DataSet) -> dict[str, object]:
+    """One sample as a client of Triton's HTTP API writes it (KServe v2)."""
+    (name, array), *_ = data.inputs.items()
+    values = [round(float(value), 6) for value in array.reshape(-1)]
+    return {
+        "inputs": [
+            {"name": name, "shape": list(array.shape), "datatype": "FP32", "data": values},
+        ]
+    }
+
+
+def _posted(command: list[str], url: str, body: Path) -> bytes:
+    if shutil.which("curl"):
+        return subprocess.run(command, check=True, capture_output=True).stdout  # noqa: S603
+    with urllib.request.urlopen(url, data=body.read_bytes(), timeout=10) as reply:  # noqa: S310
+        content: bytes = reply.read()
+    return content

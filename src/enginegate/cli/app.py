@@ -15,6 +15,7 @@ Exit codes:
 
 import getpass
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,8 +53,10 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
-out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+# A pipe has no width of its own; the tables need this much.
+_PIPE_COLUMNS = 120
+out = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
 
 PolicyFile = Annotated[
     Path, typer.Argument(help="the model family's policy, e.g. policies/digits.toml")
@@ -190,7 +193,10 @@ def demo(
     ] = "yes",
 ) -> None:
     """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back."""
-    raise typer.Exit(of_checkout("examples.digits.demo").run(answer))
+    workspace = Workspace.here()
+    # The demo leaves the user's own Prefect alone.
+    os.environ.setdefault("PREFECT_HOME", str(workspace.root / "prefect"))
+    raise typer.Exit(of_checkout("examples.digits.demo").run(answer, workspace, out))
 
 
 def _decide(
@@ -243,9 +249,13 @@ def _kind(error: EnginegateError) -> str:
 
 
 def _log_to_terminal() -> None:
-    handler = RichHandler(
-        console=err, show_path=False, show_level=False, log_time_format="%H:%M:%S"
-    )
+    handler: logging.Handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    if err.is_terminal:
+        handler = RichHandler(
+            console=err, show_path=False, show_level=False, log_time_format="%H:%M:%S"
+        )
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)
     logger = logging.getLogger("enginegate")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

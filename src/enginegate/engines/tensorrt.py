@@ -6,11 +6,6 @@ the plan will run on.
 """
 
 import importlib
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,17 +20,15 @@ from enginegate.engines.plan import BuildPlan
 from enginegate.engines.plan_header import plan_info
 from enginegate.engines.proof import prove
 from enginegate.engines.protocol import Availability, Runner, Served, missing
-from enginegate.engines.tensorrt_job import Job, Report
+from enginegate.engines.tensorrt_job import Report
+from enginegate.engines.tensorrt_process import compile_plan
 from enginegate.engines.tensorrt_run import plan_runner
 from enginegate.errors import BuildError, EnginegateError, ModelError
-from enginegate.precision import Conversion, convert
+from enginegate.precision import convert
 
 ENGINE_FILE = "model.plan"
-LOG_FILE = "build.log"
 _NO_DEVICE = "none here"
 _RTX = "tensorrt_rtx"
-_TAIL_LINES = 12
-_OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Resource temporarily unavailable", "OutOfMemory")
 _REMEDY = (
     "pip install 'enginegate[rtx]' for TensorRT-RTX (x86-64 Linux, builds without a GPU), or "
     "'enginegate[tensorrt]' beside an NVIDIA GPU"
@@ -67,7 +60,9 @@ def build(plan: BuildPlan, folder: Path) -> Engine:
         plan.onnx_path, plan.candidate, data=plan.calibration, rules=plan.calibrating
     )
     path = folder / ENGINE_FILE
-    report = _compile(plan, converted, path)
+    name = find_library().__name__
+    targets = plan.tensorrt.targets if name == _RTX else ()
+    report = compile_plan(plan, converted.onnx, path, library=name, targets=targets)
     builder = plan_info(path)
     return Engine(
         candidate=plan.candidate,
@@ -226,82 +221,3 @@ def _doubts(precision: Precision, report: Report) -> tuple[str, ...]:
     if (precision is Precision.TF32) != report.tf32:
         found.append(f"The builder's TF32 flag was {'on' if report.tf32 else 'off'}.")
     return tuple(found)
-
-
-def _compile(plan: BuildPlan, converted: Conversion, path: Path) -> Report:
-    library = find_library()
-    with tempfile.TemporaryDirectory(prefix="enginegate-plan-") as scratch:
-        onnx, job_path = Path(scratch) / "model.onnx", Path(scratch) / "job.json"
-        onnx.write_bytes(converted.onnx)
-        job = Job(
-            library=library.__name__,
-            onnx=onnx,
-            plan=path,
-            inputs=plan.onnx.inputs,
-            max_batch_size=plan.max_batch_size,
-            tf32=plan.candidate.precision is Precision.TF32,
-            targets=plan.tensorrt.targets if library.__name__ == _RTX else (),
-            workspace_mib=plan.tensorrt.workspace_mib,
-            memory_mib=plan.tensorrt.memory_mib,
-        )
-        job_path.write_bytes(job.canonical_json())
-        return _run(plan, job_path, path.with_name(LOG_FILE))
-
-
-def _run(plan: BuildPlan, job: Path, log: Path) -> Report:
-    report = job.with_name("report.json")
-    limit = plan.tensorrt.timeout_s
-    with log.open("wb") as output:
-        try:
-            ended = subprocess.run(  # noqa: S603 - our own module
-                builder_command(job, report),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=limit,
-                check=False,
-                env=os.environ | {"PYTHONFAULTHANDLER": "1"},
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BuildError(
-                f"Building {plan.candidate} took longer than timeout_s = {limit:g} and was "
-                f"stopped. Raise it under [tensorrt].\n{_tail(log)}"
-            ) from error
-    if not report.is_file():
-        raise BuildError(
-            f"The process that built {plan.candidate} {_ending(ended.returncode)}."
-            f"{_memory_hint(plan, log)}\n{_tail(log)}"
-        )
-    done = Report.read(report)
-    if done.error:
-        raise BuildError(
-            f"{plan.toolchain} cannot build {plan.candidate} for "
-            f"{_target(plan)}: {done.error}{_memory_hint(plan, log)}\n{_tail(log)}"
-        )
-    return done
-
-
-def builder_command(job: Path, report: Path) -> list[str]:
-    """How the process that builds is started; its working folder is not on its import path."""
-    module = "enginegate.engines.tensorrt_build"
-    return [sys.executable, "-P", "-m", module, str(job), str(report)]
-
-
-def _ending(code: int) -> str:
-    return (
-        f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
-    )
-
-
-def _memory_hint(plan: BuildPlan, log: Path) -> str:
-    text = log.read_text(errors="replace")
-    if not any(sign in text for sign in _OUT_OF_MEMORY):
-        return ""
-    return f" It ran out of memory: raise memory_mib = {plan.tensorrt.memory_mib} in [tensorrt]."
-
-
-def _tail(log: Path) -> str:
-    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    told = [line for line in lines if "[TRT] [I]" not in line]
-    ending = "\n".join(f"  {line}" for line in told[-_TAIL_LINES:])
-    return f"The builder's log ends:\n{ending}" if ending else ""

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -43,23 +44,34 @@ def kept(
         wait_s: how long another process that is making it may take.
 
     Raises:
-        EnginegateError: another process held the lock for all of ``wait_s``.
+        EnginegateError: another process held the lock for all of ``wait_s``, or the store cannot be
+            written.
     """
-    lock = folder.parent / f".{folder.name}.lock"
+    with ExitStack() as held:
+        try:
+            lock = folder.parent / f".{folder.name}.lock"
+            held.enter_context(file_lock(lock, timeout_s=wait_s))
+        except TimeoutError as error:
+            raise EnginegateError(
+                f"Another process ({error}) has been making {folder} for more than {wait_s:g} s. "
+                "Wait for it, or end it, and run again."
+            ) from error
+        note = ""
+        if folder.is_dir():
+            try:
+                return Kept(read(folder), folder, reused=True)
+            except (InputError, TamperedError) as error:
+                note = f"{folder} was damaged, so it was made again. {error}"
+                shutil.rmtree(folder)
+        return Kept(_made(folder, make), folder, reused=False, note=note)
+
+
+def _made(folder: Path, make: Callable[[Path], T]) -> T:
     try:
-        with file_lock(lock, timeout_s=wait_s):
-            note = ""
-            if folder.is_dir():
-                try:
-                    return Kept(read(folder), folder, reused=True)
-                except (InputError, TamperedError) as error:
-                    note = f"{folder} was damaged, so it was made again. {error}"
-                    shutil.rmtree(folder)
-            with new_folder(folder) as staging:
-                value = make(staging)
-            return Kept(value, folder, reused=False, note=note)
-    except TimeoutError as error:
+        with new_folder(folder) as staging:
+            return make(staging)
+    except OSError as error:
         raise EnginegateError(
-            f"Another process ({error}) has been making {folder} for more than {wait_s:.0f} s. "
-            "Wait for it, or end it, and run again."
+            f"{folder} could not be made: {error}. Nothing of it is left. Free space or fix "
+            "permissions, and run again."
         ) from error

@@ -138,7 +138,7 @@ def fetched(uri: str, *, tracking_uri: str) -> Iterator[RegisteredModel]:
 
 
 def _location(version: str, tracking_uri: str) -> str:
-    """Where a version's files are. MLflow resolves ``models:/NAME/…`` by its global registry only."""
+    """Where a version's files are; MLflow resolves ``models:/NAME`` by its global registry only."""
     from mlflow import MlflowClient  # noqa: PLC0415
 
     client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)

@@ -19,7 +19,7 @@ from enginegate.errors import ModelError, ServerError
 from enginegate.evidence import Load, ServingConfig
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
-from enginegate.triton.measure import Sampled, late_limit_ms, measure
+from enginegate.triton.measure import Sampled, allowed_lateness_ms, measure
 from enginegate.triton.server import Server
 from enginegate.triton.traffic import Traffic, run_load
 
@@ -79,6 +79,7 @@ class ServedModel:
 class Deployment:
     """A model whose files are in place on a server; nothing is loaded until `serve`."""
 
+    server: Server
     client: TritonClient
     model: ServedModel
     load_timeout_s: float
@@ -129,12 +130,14 @@ class Bench:
         client, name = self.deployment.client, self.deployment.model.name
         before = client.statistics(name)
         result = run_load(client.address, self.traffic, load)
+        if result.failed:
+            self.deployment.server.check_alive()
         return measure(
             result,
             serving,
             counted=client.statistics(name) - before,
             folder=self.folder,
-            late_limit_ms=late_limit_ms(self.slo_p99_ms),
+            late_limit_ms=allowed_lateness_ms(self.slo_p99_ms),
         )
 
 
@@ -160,7 +163,7 @@ def deployed(
     with server.client() as client:
         try:
             _place(model, folder)
-            yield Deployment(client, model, load_timeout_s)
+            yield Deployment(server, client, model, load_timeout_s)
         finally:
             _take_away(client, model.name)
             shutil.rmtree(folder, ignore_errors=True)

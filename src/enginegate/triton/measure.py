@@ -22,7 +22,7 @@ from enginegate.triton.traffic import LoadResult
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 
 _WARMUP_SHARE = 0.1
-_MIN_SAMPLES = 100
+_MIN_SAMPLES = 20
 _MIN_ACHIEVED = 0.99
 _INTERVAL_CONFIDENCE = 0.95
 _MIN_LATE_LIMIT_MS = 5.0
@@ -45,7 +45,7 @@ class Sampled:
         return int((~(self.latencies_ms <= limit_ms)).sum())
 
 
-def late_limit_ms(slo_p99_ms: float) -> float:
+def allowed_lateness_ms(slo_p99_ms: float) -> float:
     """How late the generator may be before a measurement is void.
 
     A late request is charged to the server, so lateness can only make a good server look bad: it
@@ -179,7 +179,7 @@ def _invalid(
         )
     if samples < _MIN_SAMPLES:
         reasons.append(
-            f"{samples} requests after the warm-up say nothing about a 99th percentile (needs "
+            f"{samples} requests after the warm-up say nothing about a tail (needs "
             f"{_MIN_SAMPLES}): measure longer"
         )
     if counted is not None and counted.requests < 0:

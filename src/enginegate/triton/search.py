@@ -179,30 +179,32 @@ class _Run:
         return sorted(points, key=rank)
 
     def _prove(self, config: ServingConfig, rate_per_s: float) -> Best | None:
-        """Measure with fresh seeds until it is decided or hopeless; None if nothing was usable."""
+        """Measure with fresh seeds and look; if undecided but close, as often again and look again.
+
+        None if nothing was usable. Each of the two looks has the policy's confidence by itself.
+        """
         kept: list[Sampled] = []
-        runs = 0
-        while self._affordable(1):
+        wanted = self.slo.confirmations
+        for runs in itertools.count():
+            if runs >= wanted:
+                if wanted > self.slo.confirmations or not self._worth_more(kept):
+                    break
+                wanted *= 2
+            if not self._affordable(1):
+                self.out_of_budget = True
+                break
             sampled = self._one("confirm", config, rate_per_s, next(self.seeds))
-            runs += 1
             if sampled.measurement.invalid:
                 self.unusable = True
-            else:
-                kept.append(sampled)
-                if self._judge([sampled]).outcome is Outcome.FAILED:
-                    break
-            if runs >= self.slo.confirmations and not self._worth_more(kept, runs):
+                continue
+            kept.append(sampled)
+            if self._judge([sampled]).outcome is Outcome.FAILED:
                 break
-        else:
-            self.out_of_budget = True
         return self._best(kept) if kept else None
 
-    def _worth_more(self, kept: list[Sampled], runs: int) -> bool:
+    def _worth_more(self, kept: list[Sampled]) -> bool:
         """Whether as many measurements again would probably decide."""
-        if runs >= 2 * self.slo.confirmations:
-            return False
-        missing = self.slo.confirmations - len(kept)
-        if missing > 0:
+        if len(kept) < self.slo.confirmations:
             return True
         decision = self._judge(kept)
         return decision.needed is not None and decision.needed <= 2 * decision.requests

@@ -20,6 +20,7 @@ from enginegate.triton.ports import LOOPBACK, Ports
 _ATTEMPTS = 3
 _POLL_S = 0.02
 _KILL_AFTER_S = 5.0
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the system's, not a temporary file of ours
 _TAIL_LINES = 25
 _TAIL_BYTES = 20_000
 
@@ -153,13 +154,18 @@ class _Run:
     @contextmanager
     def process(self, ports: Ports, load: tuple[str, ...]) -> Iterator[Kept]:
         self.log.write_bytes(b"")
-        with kept(
-            self._command(ports, load),
-            log=self.log,
-            environment={**self.install.environment(), **self.options.environment},
-            grace_s=self.options.exit_timeout_s + _KILL_AFTER_S,
-        ) as process:
-            yield process
+        try:
+            with kept(
+                self._command(ports, load),
+                log=self.log,
+                environment={**self.install.environment(), **self.options.environment},
+                grace_s=self.options.exit_timeout_s + _KILL_AFTER_S,
+            ) as process:
+                yield process
+        finally:
+            # A server that crashed or was killed leaves the memory it shared with its models.
+            for region in _SHARED_MEMORY.glob(f"{self.identity}*"):
+                region.unlink(missing_ok=True)
 
     def _command(self, ports: Ports, load: tuple[str, ...]) -> list[str]:
         flags = {
@@ -176,6 +182,7 @@ class _Run:
             "metrics-port": ports.metrics,
             # Level, rate and count can be changed on a running server; the file cannot.
             "trace-config": f"triton,file={self.trace_file}",
+            "backend-config": f"python,shm-region-prefix-name={self.identity}",
         }
         if self.install.backends is not None:
             flags["backend-directory"] = self.install.backends
@@ -191,7 +198,7 @@ class _Run:
         grpc = f"{LOOPBACK}:{ports.grpc}"
         with TritonClient(grpc, timeout_s=5.0) as client:
             # Another server may hold the port that was free a moment ago: ours names itself.
-            while not (_listens(ports.grpc) and client.ready() and self._is_ours(client)):
+            while not (_listen(ports) and client.ready() and self._is_ours(client)):
                 self._check_starting(process, deadline)
                 time.sleep(_POLL_S)
             version = client.metadata().version
@@ -223,9 +230,13 @@ class _Run:
             )
 
 
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((LOOPBACK, port)) == 0
+def _listen(ports: Ports) -> bool:
+    """Whether all three answer; Triton opens them one after the other."""
+    for port in (ports.grpc, ports.http, ports.metrics):
+        with socket.socket() as probe:
+            if probe.connect_ex((LOOPBACK, port)) != 0:
+                return False
+    return True
 
 
 def _tail(log: Path | None) -> str:

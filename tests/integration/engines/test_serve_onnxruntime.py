@@ -18,13 +18,33 @@ from enginegate.engines import build_engine, open_engine, serving
 pytestmark = pytest.mark.xdist_group("engines")
 
 
+class Capsule:
+    """Lets NumPy take an array out of a bare DLPack capsule, as Triton does."""
+
+    def __init__(self, capsule):
+        self._capsule = capsule
+
+    def __dlpack__(self, **_options):
+        return self._capsule
+
+    def __dlpack_device__(self):
+        return (1, 0)
+
+
 class Tensor:
     def __init__(self, name, array):
         self.name = name
         self.array = array
 
-    def as_numpy(self):
-        return self.array
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+    @classmethod
+    def from_dlpack(cls, name, capsule):
+        return cls(name, np.from_dlpack(Capsule(capsule)))
 
 
 class Request:
@@ -38,7 +58,7 @@ class Response:
         self.error = error
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def triton(monkeypatch):
     """Triton's module, as far as the model file uses it."""
     module = ModuleType("triton_python_backend_utils")
@@ -70,7 +90,7 @@ def version(tmp_path, built):
 
 
 @pytest.fixture
-def load(triton, version):
+def load(version):
     """Loads the model file as Triton's stub does."""
 
     def run(parameters=None):

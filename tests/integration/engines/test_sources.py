@@ -11,7 +11,9 @@ import pytest
 
 from enginegate.data import DataSet, write_data
 from enginegate.engines import open_onnx
-from enginegate.errors import DataError, InputError, ModelError
+from enginegate.errors import DataError, InputError, LedgerError, ModelError
+from enginegate.policy import ModelSource
+from enginegate.sources import onnx_from_registry
 
 pytestmark = pytest.mark.xdist_group("engines")
 
@@ -158,6 +160,20 @@ def test_what_is_not_registered_is_named(export, tmp_path, uri, message):
         export(uri, tmp_path)
 
     assert list(tmp_path.iterdir()) == []
+
+
+def test_mlflow_that_does_not_answer_is_named(samples, tmp_path, monkeypatch):
+    """A tracking server that is down is not a missing model: the address is in the error."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+
+    with pytest.raises(LedgerError, match=r"http://127\.0\.0\.1:9 did not answer"):
+        onnx_from_registry(
+            ModelSource(uri="models:/cnn/1"),
+            samples,
+            onnx_root=tmp_path,
+            tracking_uri="http://127.0.0.1:9",
+            open_onnx=open_onnx,
+        )
 
 
 def test_flavour_that_cannot_become_onnx_is_named(registry, export, fp32_onnx, tmp_path):

@@ -12,17 +12,25 @@ from enginegate.candidate import Candidate, EngineKind
 from enginegate.engines import (
     availability,
     build_engine,
+    cuda,
     open_engine,
     plan_info,
     runnable_here,
     serving,
 )
 from enginegate.engines import tensorrt as kind
+from enginegate.engines import tensorrt_process as process
 from enginegate.errors import BuildError, EnginegateError, ModelError
 from enginegate.sources import Kept
 
 pytestmark = [pytest.mark.rtx, pytest.mark.xdist_group("engines")]
 pytest.importorskip("tensorrt_rtx")
+
+
+@pytest.fixture(autouse=True)
+def no_gpu(monkeypatch):
+    """These tests mean the same on a machine that has a GPU."""
+    monkeypatch.setattr(cuda, "gpu", lambda: None)
 
 
 def left_in(folder):
@@ -67,6 +75,25 @@ def test_no_device_is_a_reason_not_a_crash(plan, store):
         open_engine(built.value, built.folder),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("gpu", "reason"),
+    [
+        pytest.param(cuda.Gpu("NVIDIA L4", "sm89"), None, id="target"),
+        pytest.param(
+            cuda.Gpu("NVIDIA H200", "sm90"),
+            "it was built for sm89; the GPU here is sm90 NVIDIA H200.",
+            id="other",
+        ),
+    ],
+)
+def test_gpu_must_be_a_target(plan, store, monkeypatch, gpu, reason):
+    """A plan runs on the compute capabilities it was built for, and on no others."""
+    built = build_engine(plan("tensorrt-fp16"), store / "engines")
+    monkeypatch.setattr(cuda, "gpu", lambda: gpu)
+
+    assert runnable_here(built.value) == reason
 
 
 def test_triton_cannot_serve_rtx_plans(plan, store):
@@ -126,7 +153,7 @@ def test_crash_of_the_builder_is_an_error(plan, tmp_path, monkeypatch):
     """A builder that is killed is reported with the signal; the flow lives on."""
     program = "import os, signal; print('last words'); os.kill(os.getpid(), signal.SIGSEGV)"
     monkeypatch.setattr(
-        kind, "builder_command", lambda _job, _report: [sys.executable, "-c", program]
+        process, "builder_command", lambda _job, _report: [sys.executable, "-c", program]
     )
 
     with pytest.raises(BuildError, match="killed by SIGSEGV"):

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 
 from enginegate.errors import ServerError
-from enginegate.evidence import ServingConfig
-from enginegate.triton.deploy import deployed
+from enginegate.evidence import Load, ServingConfig
+from enginegate.triton.deploy import Bench, deployed
 from enginegate.triton.ports import Ports
 from enginegate.triton.server import ServerOptions, connect, start
+from enginegate.triton.traffic import Traffic
 
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
 
@@ -143,14 +145,21 @@ def test_killing_the_owner_ends_the_server(install, tmp_path):
     assert _gone(pid)
 
 
-def test_a_crash_is_reported_and_leaves_no_helpers(install, tmp_path, scale_model):
-    """After a crash the check shows the log, and the Python backend's processes are gone too."""
-    with _start(install, tmp_path) as doomed, deployed(doomed, scale_model("doomed")) as model:
-        model.serve(ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1))
-        assert len(_processes_below(doomed.pid)) > 1
+def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, samples):
+    """A server that dies under load is an error with its log, and its helpers are gone too."""
+    serving = ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1)
+    load = Load(rate_per_s=50, duration_s=1.0, seed=1)
 
-        os.kill(doomed.pid, signal.SIGSEGV)
+    with _start(install, tmp_path) as doomed, deployed(doomed, scale_model("doomed")) as model:
+        shared = model.client.metadata().name
+        bench = Bench(model, Traffic.of("doomed", samples), tmp_path, slo_p99_ms=100)
+        assert bench.measure(serving, load).measurement.failed == 0
+        assert len(_processes_below(doomed.pid)) > 1
+        assert list(SHARED_MEMORY.glob(f"{shared}*"))
+        threading.Timer(0.4, os.kill, (doomed.pid, signal.SIGSEGV)).start()
+
+        with pytest.raises(ServerError, match=r"(?s)does not answer.*Signal \(11\)"):
+            bench.measure(serving, load)
 
         assert _gone(doomed.pid)
-        with pytest.raises(ServerError, match=r"(?s)does not answer.*Signal \(11\)"):
-            doomed.check_alive()
+    assert not list(SHARED_MEMORY.glob(f"{shared}*"))

@@ -59,6 +59,18 @@ def test_failure_leaves_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [".key.lock"]
 
 
+def test_full_disk_is_an_error_that_says_so(tmp_path):
+    """The system's own reason is passed on, and nothing is left."""
+
+    def fill(_folder):
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(EnginegateError, match=r"No space left on device.*Free space"):
+        kept(tmp_path / "key", read=read, make=fill, wait_s=1)
+
+    assert not (tmp_path / "key").exists()
+
+
 def _hold(lock, held, done):
     with file_lock(lock):
         held.set()
