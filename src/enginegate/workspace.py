@@ -124,7 +124,7 @@ class Workspace:
             InputError: no engine in the store has that digest.
             TamperedError: it is there, and its bytes are not what its manifest says.
         """
-        for manifest in sorted(self.engines.glob("*/manifest.json")):
+        for manifest in sorted(self.engines.glob("[!.]*/manifest.json")):
             engine = Engine.read(manifest)
             if engine.file.sha256 == sha256:
                 engine.file.check(manifest.parent / engine.filename)

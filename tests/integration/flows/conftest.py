@@ -1,0 +1,64 @@
+"""One Prefect server and one qualified model family for every flow test."""
+
+import pytest
+
+from enginegate.triton.live import live_server
+from tests.fakes.family import classifier, make_family, register
+
+
+@pytest.fixture(scope="session")
+def prefect_server(tmp_path_factory):
+    from prefect.settings import (
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
+        PREFECT_LOCAL_STORAGE_PATH,
+        PREFECT_LOGGING_TO_API_ENABLED,
+        temporary_settings,
+    )
+    from prefect.testing.utilities import prefect_test_harness
+
+    quick = {
+        PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None,
+        PREFECT_LOGGING_TO_API_ENABLED: False,
+        PREFECT_LOCAL_STORAGE_PATH: tmp_path_factory.mktemp("results"),
+    }
+    with prefect_test_harness(server_startup_timeout=180), temporary_settings(quick):
+        yield
+
+
+@pytest.fixture(scope="session")
+def family(prefect_server, tmp_path_factory):
+    """Registered, with data and a policy; its workspace is the current one."""
+    del prefect_server  # it only has to run
+    root = tmp_path_factory.mktemp("family")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENGINEGATE_HOME", str(root / "workspace"))
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        yield make_family(root)
+
+
+@pytest.fixture(scope="session")
+def qualified(family):
+    """The family's scorecard, made once by the real flow."""
+    from flows.qualify import qualify
+
+    return qualify(family.policy)
+
+
+@pytest.fixture(scope="session")
+def second_card(qualified, family):
+    """The scorecard of a second version, made while release 1 was live."""
+    from flows.qualify import qualify
+
+    del qualified
+    card = qualify(family.policy, register(family.workspace, classifier(seed=5)))
+    after_first = card.model_copy(update={"replaces": 1})
+    family.workspace.save_scorecard(after_first)
+    return after_first
+
+
+@pytest.fixture
+def live(family, tmp_path):
+    """The family's policy for a live repository of its own, with a server on it."""
+    policy = family.edited(tmp_path / "policy.toml", (f"{family.root}/live", f"{tmp_path}/live"))
+    with live_server(tmp_path / "live", family.workspace):
+        yield policy
