@@ -45,10 +45,9 @@ def test_the_first_of_two_equal_folders_is_kept(tmp_path):
 
 def test_a_held_lock_names_its_holder(tmp_path):
     """The second taker is told which process to look for."""
-    with file_lock(tmp_path / "lock"):
-        with pytest.raises(TimeoutError, match=f"pid {os.getpid()}"):
-            with file_lock(tmp_path / "lock"):
-                pytest.fail("two holders")
+    lock, holder = tmp_path / "lock", f"pid {os.getpid()}"
+    with file_lock(lock), pytest.raises(TimeoutError, match=holder), file_lock(lock):
+        pytest.fail("two holders")
 
     with file_lock(tmp_path / "lock"):
         pass

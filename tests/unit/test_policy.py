@@ -59,7 +59,7 @@ def test_every_problem_is_listed_at_once(edited):
     [
         ("schema_version = 1", "schema_version = 2", "schema_version"),
         ("schema_version = 1", "schema_version = = 1", "is not TOML"),
-        ('"models:/digits/1"', '"runs:/abc/model"', "model.uri"),
+        ('"models:/digits/1"', '"runs:/abc"', "model.uri"),
         ('"models:/digits/1"', '"models:/digits/latest"', "model.uri"),
         ('".enginegate/live/digits"', '"../../etc"', "may not contain '..'"),
         ('name = "digits"', 'name = "../digits"', "name"),
@@ -78,7 +78,7 @@ def test_a_missing_policy_says_so(tmp_path):
         read_policy(tmp_path / "nothing.toml")
 
 
-def test_a_precision_overrides_only_what_it_states(edited):
+def test_a_precision_overrides_only_what_it_states():
     """The rest comes from [gates.default]."""
     policy = read_policy(DIGITS)
     default, int8 = policy.gates["default"], policy.gates_for(Precision.INT8)

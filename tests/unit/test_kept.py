@@ -6,7 +6,7 @@ import pytest
 
 from enginegate.durable import file_lock
 from enginegate.errors import BuildError, EnginegateError, ModelError
-from enginegate.sources.once import kept
+from enginegate.kept import kept
 
 
 def write(text):

@@ -1,0 +1,142 @@
+"""The command as a user runs it: what it says, and what it exits with."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def enginegate(tmp_path):
+    """Run the command with a workspace of its own, in a folder of its own."""
+
+    def run(*arguments, cwd=tmp_path, **environment):
+        command = [str(Path(sys.executable).with_name("enginegate")), *arguments]
+        settings = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "ENGINEGATE_HOME": str(tmp_path / "workspace"),
+            **environment,
+        }
+        return subprocess.run(
+            command, cwd=cwd, env=settings, capture_output=True, text=True, check=False, timeout=120
+        )
+
+    return run
+
+
+@pytest.fixture
+def policy(tmp_path):
+    shutil.copy(ROOT / "policies" / "digits.toml", tmp_path / "digits.toml")
+    return tmp_path / "digits.toml"
+
+
+def test_help_teaches_verbs_and_exit_codes(enginegate):
+    """Every verb, and what the exit status means."""
+    shown = enginegate("--help").stdout
+
+    for verb in (
+        "doctor",
+        "qualify",
+        "approve",
+        "reject",
+        "promote",
+        "rollback",
+        "status",
+        "verify",
+    ):
+        assert f" {verb} " in shown
+    assert "gates failed" in shown
+    assert "inconclusive" in shown
+
+
+def test_doctor_says_what_is_missing_and_how_to_get_it(enginegate):
+    """Nothing has to be installed for it to answer."""
+    done = enginegate("doctor")
+
+    assert done.returncode == 0
+    assert "onnxruntime" in done.stdout
+    assert "Triton server" in done.stdout
+
+
+def test_a_good_policy_is_explained(enginegate, policy):
+    """Candidates, SLO and search in a few lines."""
+    done = enginegate("policy", "check", str(policy))
+
+    assert done.returncode == 0
+    assert "onnxruntime-int8" in done.stdout
+    assert "is valid" in done.stdout
+
+
+def test_a_bad_policy_exits_with_bad_input(enginegate, policy):
+    """The message names the file and the key; exit code 6."""
+    policy.write_text(policy.read_text().replace("p99_ms", "p99", 1))
+
+    done = enginegate("policy", "check", str(policy))
+
+    assert done.returncode == 6
+    assert "digits.toml" in done.stderr
+    assert "slo.p99: Extra inputs are not permitted" in done.stderr
+
+
+def test_flows_need_a_checkout(enginegate, policy):
+    """Elsewhere the command says where to go instead of failing on an import."""
+    done = enginegate("qualify", str(policy))
+
+    assert done.returncode == 6
+    assert "not an Enginegate checkout" in done.stderr
+
+
+def test_an_unknown_scorecard_is_bad_input(enginegate):
+    """Nothing is decided about evidence that does not exist."""
+    done = enginegate("approve", "abc123", "--reason", "looks right")
+
+    assert done.returncode == 6
+    assert "no scorecard 'abc123'" in done.stderr
+
+
+def test_nothing_live_is_said_plainly(enginegate, policy):
+    """Status and verification of an empty repository succeed."""
+    assert "nothing is live" in enginegate("status", str(policy)).stdout
+    assert enginegate("verify", str(policy)).returncode == 0
+
+
+@pytest.mark.triton
+def test_serving_on_a_taken_port_names_the_port(enginegate, policy):
+    """Exit code 5, and no server is left running."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+
+        done = enginegate("serve", str(policy), "--http-port", str(port))
+
+    assert done.returncode == 5
+    assert str(port) in done.stderr
+
+
+def test_a_missing_triton_is_named_with_the_way_to_get_it(enginegate, policy, tmp_path):
+    """Without the wheel and without tritonserver on PATH."""
+    hide = tmp_path / "hide"
+    hide.mkdir()
+    (hide / "sitecustomize.py").write_text(
+        "import importlib.metadata as m, importlib.util as u\n"
+        "find, spec = m.distribution, u.find_spec\n"
+        "def distribution(name):\n"
+        "    if name == 'nvidia-pytriton':\n"
+        "        raise m.PackageNotFoundError(name)\n"
+        "    return find(name)\n"
+        "m.distribution = distribution\n"
+        "u.find_spec = lambda n, p=None: None if n == 'pytriton' else spec(n, p)\n"
+    )
+
+    done = enginegate("serve", str(policy), PYTHONPATH=str(hide), PATH="/usr/bin:/bin")
+
+    assert done.returncode == 5
+    assert "requirements/tritonserver.txt" in done.stderr or "nvidia-pytriton" in done.stderr

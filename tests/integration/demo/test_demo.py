@@ -1,0 +1,115 @@
+"""The demo end to end, as `make demo` runs it, on a smaller search."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.triton, pytest.mark.rtx, pytest.mark.xdist_group("demo")]
+
+ROOT = Path(__file__).parents[3]
+_SMALLER = {
+    "rates_per_s": "rates_per_s = [150]",
+    "queue_delays_us": "queue_delays_us = [0]",
+    "instances": "instances = [1]",
+    "p99_ms": "p99_ms = 250",
+    "confirmations": "confirmations = 1",
+    "tensorrt": 'tensorrt = ["fp16", "int8"]',
+}
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    """A checkout of its own: the code of this one, and a policy with a short search."""
+    folder = tmp_path_factory.mktemp("checkout")
+    for name in ("flows", "tasks", "validation", "examples"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    lines = (ROOT / "policies" / "digits.toml").read_text().splitlines()
+    shorter = [_SMALLER.get(line.split(" = ")[0], line) for line in lines]
+    (folder / "policies").mkdir()
+    (folder / "policies" / "digits.toml").write_text("\n".join(shorter))
+    return folder
+
+
+def enginegate(checkout, *arguments):
+    """The exit status, everything printed, and the seconds it took."""
+    environment = {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "HOME": str(checkout),
+    }
+    started = time.monotonic()
+    done = subprocess.run(
+        ["enginegate", *arguments],
+        cwd=checkout,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        timeout=400,
+    )
+    return done.returncode, done.stdout, time.monotonic() - started
+
+
+@pytest.fixture(scope="module")
+def first_run(checkout):
+    return enginegate(checkout, "demo")
+
+
+def test_the_demo_ends_with_a_version_live_again(first_run):
+    """Registered, qualified, promoted, swapped under traffic without a failure, rolled back."""
+    code, printed, _ = first_run
+
+    assert code == 0, printed
+    assert "Release 1 is live" in printed
+    assert "Release 2 is live" in printed
+    assert "Release 1 is live again" in printed
+    assert " and 0 failed" in printed
+    assert "no device can run it here" in printed
+    assert "version 1 answers" in printed
+
+
+def test_a_second_run_does_nothing_twice(checkout, first_run):
+    """And says so, in under a minute."""
+    assert first_run[0] == 0
+
+    code, printed, took_s = enginegate(checkout, "demo")
+
+    assert code == 0, printed
+    assert "Nothing was trained, registered, built, judged or measured again." in printed
+    assert took_s < 60
+
+
+def test_afterwards_status_and_verify_tell_the_story(checkout, first_run):
+    """The live version with its digest and history; one changed byte is reported."""
+    assert first_run[0] == 0
+    code, printed, _ = enginegate(checkout, "status")
+    assert code == 0
+    assert "release 1" in printed
+    assert "engine sha256" in printed
+
+    assert enginegate(checkout, "verify")[0] == 0
+    engine = checkout / ".enginegate" / "live" / "digits" / "digits" / "1" / "model.onnx"
+    published = engine.read_bytes()
+    changed = bytearray(published)
+    changed[100] ^= 1
+    engine.chmod(0o644)
+    engine.write_bytes(bytes(changed))
+    code, printed, _ = enginegate(checkout, "verify")
+    engine.write_bytes(published)
+    assert code == 3
+    assert "1/model.onnx is not the file that was recorded" in printed
+
+
+def test_a_no_leaves_everything_as_it_was(checkout, first_run):
+    """A rejected scorecard goes nowhere, with an exit code of its own."""
+    assert first_run[0] == 0
+
+    code, printed, _ = enginegate(checkout, "demo", "--approve", "no")
+
+    assert code == 7
+    assert "Rejected" in printed
