@@ -25,9 +25,14 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     """An exception while filling it leaves nothing."""
-    with pytest.raises(RuntimeError), new_folder(tmp_path / "made") as staging:
-        (staging / "half").write_text("x")
-        raise RuntimeError
+
+    def fill_half():
+        with new_folder(tmp_path / "made") as staging:
+            (staging / "half").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fill_half()
 
     assert list(tmp_path.iterdir()) == []
 

@@ -1,12 +1,15 @@
 """Running flows: they belong to a checkout, not to the installed library."""
 
 import importlib
+import logging
 import os
 import sys
 from pathlib import Path
 from types import ModuleType
 
 from enginegate.errors import InputError
+
+_log = logging.getLogger("enginegate.checkout")
 
 # Before Prefect is imported: a server inside this process may take a while on its first start, its
 # own chatter is not for this terminal, and nothing is sent home.
@@ -36,6 +39,8 @@ def of_checkout(name: str) -> ModuleType:
         )
     for variable, value in _PREFECT.items():
         os.environ.setdefault(variable, value)
+    if "PREFECT_API_URL" not in os.environ and "prefect" not in sys.modules:
+        _log.info("starting Prefect inside this process; this takes a few seconds")
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     return importlib.import_module(name)
