@@ -32,12 +32,19 @@ _KINDS = {
     "number": "number",
     "integer": "whole number",
     "boolean": "`true` or `false`",
+    "object": "table of numbers by metric",
+}
+_TITLES = {
+    "gates": "[gates.default]",
+    "outputs": "[outputs.NAME]",
+    "metrics": "[metrics.NAME]",
 }
 _SCHEMA: Schema = Policy.model_json_schema()
 _DEFINITIONS: Schema = _SCHEMA["$defs"]
 _GATES = (
     "State every limit under `[gates.default]`. A table `[gates.fp32]`, `[gates.tf32]`, "
-    "`[gates.fp16]`, `[gates.bf16]`, `[gates.int8]` or `[gates.fp8]` states only what differs."
+    "`[gates.fp16]`, `[gates.bf16]`, `[gates.int8]` or `[gates.fp8]` states only what differs. "
+    "What each gate means, and the standard tolerances: [gates.md](gates.md)."
 )
 
 
@@ -57,14 +64,15 @@ def _sections() -> Iterator[str]:
         table = _DEFINITIONS[target]
         extra = "" if name in required else "The whole table may be left out."
         extra = _GATES if name == "gates" else extra
-        title = "[gates.default]" if name == "gates" else f"[{name}]"
+        title = _TITLES.get(name, f"[{name}]")
         intro = "\n".join(filter(None, (table["description"], extra)))
         yield _section(f"`{title}`", intro, table["properties"], table.get("required", []))
 
 
 def _target(field: Schema) -> str | None:
     """The table that a field holds, also inside "or nothing" and "by precision"."""
-    forms = [field, *field.get("anyOf", []), field.get("additionalProperties", {})]
+    tables = [field.get("additionalProperties", {}), *field.get("patternProperties", {}).values()]
+    forms = [field, *field.get("anyOf", []), *tables]
     found = [form["$ref"].removeprefix(_REFERENCE) for form in forms if "$ref" in form]
     return found[0] if found else None
 

@@ -10,7 +10,7 @@ from enginegate.errors import PublishError
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace, now
 from flows.approval import decision_on
-from tasks.release import UNDO, Publication, already_live, move_champion, publish
+from tasks.release import PUBLISHED, UNDO, Publication, already_live, move_champion, publish
 
 
 @flow(name="promote", persist_result=False, validate_parameters=False)
@@ -41,6 +41,7 @@ def _publish(publication: Publication) -> Release:
     with transaction() as change:
         change.set(UNDO, publication)
         release = publish(publication)
+        change.set(PUBLISHED, release)
         move_champion(release)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")

@@ -12,6 +12,7 @@ from tasks.benchmark import benchmark
 from tasks.build import build
 from tasks.export import export, resolve
 from tasks.record import make_scorecard, record
+from tasks.repair import repair
 from tasks.shadow import record_shadow
 from tasks.validate import observe, validate
 
@@ -40,6 +41,15 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     shadow = record_shadow(rules, source)
     reference = observe(rules, source, shadow.data, shadow.notes)
     judged = [validate(rules, engine, reference) for engine in engines]
+    repairs = [
+        repair(
+            rules, source, engine, found.verdict, lambda e: validate(rules, e, reference).verdict
+        )
+        for engine, found in zip(engines, judged, strict=True)
+    ]
+    repaired = [found.attempt for found in repairs if found and found.attempt]
+    engines = [*engines, *repaired]
+    judged += [validate(rules, engine, reference) for engine in repaired]
     measured = [benchmark(rules, engine) for engine in engines]
     card = make_scorecard(rules, source, shadow.data, [j.verdict for j in judged], measured)
     return record(rules, card, engines, [j.results for j in judged])

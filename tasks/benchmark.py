@@ -1,11 +1,9 @@
 """Candidates under Triton's dynamic batching, against the SLO."""
 
 import logging
-import os
 import platform
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -18,6 +16,7 @@ from enginegate.durable import file_lock
 from enginegate.engines import runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome
+from enginegate.machine import gpus, processor
 from enginegate.policy import Policy
 from enginegate.sources import Kept
 from enginegate.triton.deploy import Bench, ServedModel, deployed
@@ -40,7 +39,7 @@ def benchmark(rules: Policy, attempt: Kept[Engine] | Unbuilt) -> Benchmark | Non
     if isinstance(attempt, Unbuilt) or runnable_here(attempt.value) is not None:
         return None
     install = find_triton(Workspace.here().root / "triton")
-    traffic = read_data(rules.shadow.traffic if rules.shadow else rules.data.evaluation)
+    traffic = read_data((rules.shadow and rules.shadow.traffic) or rules.data.evaluation)
     found = remembered(
         Workspace.here().results
         / "benchmarks"
@@ -68,7 +67,7 @@ def _measure(
                     rules.slo.p99_ms,
                 )
                 found = search(bench.measure, rules.search, rules.slo, progress=_progress(engine))
-            host = f"Triton {server.version} on {_processor()}"
+            host = f"Triton {server.version} on {processor()}"
     except EnginegateError as error:
         return _errored(engine, install, str(error))
     return Benchmark(
@@ -86,13 +85,15 @@ def _measure(
 @contextmanager
 def _machine(workspace: Workspace) -> Iterator[None]:
     """One measurement at a time: two on one machine would measure each other."""
-    try:
-        with file_lock(workspace.root / ".measuring.lock", timeout_s=_WAIT_FOR_MACHINE_S):
-            yield
-    except TimeoutError as error:
-        raise ServerError(
-            f"Another benchmark ({error}) has used this machine for an hour. Stop it, or wait."
-        ) from error
+    with ExitStack() as stack:
+        try:
+            lock = file_lock(workspace.root / ".measuring.lock", timeout_s=_WAIT_FOR_MACHINE_S)
+            stack.enter_context(lock)
+        except TimeoutError as error:
+            raise ServerError(
+                f"Another benchmark ({error}) has used this machine for an hour. Stop it, or wait."
+            ) from error
+        yield
 
 
 @contextmanager
@@ -152,20 +153,10 @@ def _key(rules: Policy, engine: Engine, install: TritonInstall, traffic: DataSet
         "slo": rules.slo.digest,
         "search": rules.search.digest,
         "traffic": traffic.sha256,
-        "server": install.origin,
-        "machine": [platform.node(), _processor(), os.cpu_count()],
+        "server": [install.origin, install.binary.stat().st_size],
+        "machine": [platform.node(), processor(), gpus()],
     }
     return sha256_bytes(canonical_json(deciding))
-
-
-def _processor() -> str:
-    """The processor's name, e.g. as /proc/cpuinfo has it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return f"{len(names)} x {names[0]}" if names else platform.machine()
 
 
 def _described(found: Benchmark) -> str:

@@ -1,4 +1,4 @@
-"""The registered model as ONNX, in the store."""
+"""The model as ONNX, in the store."""
 
 import logging
 
@@ -10,7 +10,7 @@ from enginegate.data import read_data
 from enginegate.engines import open_onnx
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy
-from enginegate.sources import Kept, onnx_from_registry
+from enginegate.sources import Kept, onnx_from_source
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.export")
@@ -18,7 +18,12 @@ _log = logging.getLogger("enginegate.export")
 
 @task(task_run_name="resolve", cache_policy=NO_CACHE)
 def resolve(rules: Policy) -> Policy:
-    """The policy for the version that its alias means now, so that everything names one version."""
+    """The policy for the version that its alias means now, so that everything names one version.
+
+    Sources outside the registry have no aliases; their content is known by its digest.
+    """
+    if not rules.model.registered:
+        return rules
     workspace = Workspace.here()
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     return rules.with_model(ledger.resolve(rules.model.uri))
@@ -26,10 +31,10 @@ def resolve(rules: Policy) -> Policy:
 
 @task(task_run_name="export", cache_policy=NO_CACHE)
 def export(rules: Policy) -> Kept[OnnxModel]:
-    """Export once for each version, with parity and batch sizes proved on evaluation samples."""
+    """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
     workspace = Workspace.here()
     _log.info("%s: to ONNX", rules.model.uri)
-    found = onnx_from_registry(
+    found = onnx_from_source(
         rules.model,
         read_data(rules.data.evaluation),
         onnx_root=workspace.onnx,
@@ -43,7 +48,7 @@ def export(rules: Policy) -> Kept[OnnxModel]:
 def _described(found: Kept[OnnxModel]) -> str:
     onnx = found.value
     parity = (
-        "registered as ONNX"
+        "ONNX itself, nothing to compare with"
         if onnx.parity_max_abs_error is None
         else f"differs from the framework by at most {onnx.parity_max_abs_error:.2g} on "
         f"{onnx.parity_samples} samples"

@@ -15,6 +15,7 @@ from enginegate.data import DataSet, read_data
 from enginegate.engines import serving
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.ledger import Exhibit, Ledger
+from enginegate.machine import gpus, processor
 from enginegate.policy import Policy
 from enginegate.report import scorecard_markdown
 from enginegate.repository import Layout
@@ -105,7 +106,8 @@ def _exhibit(
     return Exhibit(
         built=(built.value, built.folder),
         config_pbtxt=config,
-        expectations_json=_joined(results),
+        expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
+        pages={name: text for name, text in results.items() if name.endswith(".html")},
     )
 
 
@@ -127,7 +129,9 @@ def _data_digests(rules: Policy, shadow: DataSet | None) -> DataDigests:
 
 
 def _environment() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
+    found = {"python": platform.python_version(), "processor": processor()}
+    if gpus():
+        found["gpu"] = gpus()
     for name in _PACKAGES:
         try:
             found[name] = version(name)

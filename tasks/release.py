@@ -7,10 +7,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.transactions import Transaction
 
+from enginegate.candidate import Precision
 from enginegate.data import Tensors, read_data
 from enginegate.decision import Decision, Promise, Release
 from enginegate.engines import open_engine, serving
-from enginegate.errors import ApprovalError, LedgerError, RepositoryError
+from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy
@@ -19,10 +20,19 @@ from enginegate.triton.live import live_client
 from enginegate.workspace import Workspace
 
 UNDO = "publication"
+PUBLISHED = "release"
 CHAMPION = "champion"
 _GOLDEN_SAMPLES = 16
-# The live server may batch what was validated alone, and another batch size may round differently.
-_GOLDEN_MAX_ABS_ERROR = 1e-3
+# The live server answers one sample at a time what was validated in a batch, and another batch size
+# may round differently: by a few steps of the type, relative to the largest output.
+_GOLDEN_STEPS = {
+    Precision.FP32: 1e-5,
+    Precision.TF32: 2e-3,
+    Precision.FP16: 4e-3,
+    Precision.BF16: 3e-2,
+    Precision.INT8: 2e-2,
+    Precision.FP8: 1e-1,
+}
 _log = logging.getLogger("enginegate.release")
 
 
@@ -53,6 +63,28 @@ class Publication:
             raise ApprovalError(f"There is nothing to publish: {self.evidence.reason}")
         return verdict
 
+    def check_policy(self) -> None:
+        """Refuse a scorecard that was made under other rules.
+
+        Raises:
+            ApprovalError: it is another model's, or the policy changed since.
+        """
+        evidence = self.evidence
+        if self.rules.with_model(evidence.model_uri).digest != evidence.policy_sha256:
+            raise ApprovalError(
+                f"Scorecard {evidence.digest[:12]} of {evidence.model} was made under another "
+                "policy "
+                f"than this one of {self.rules.name}. Qualify under this policy: what was measured "
+                "stays, and the new scorecard needs its own decision."
+            )
+
+    def is_release(self, release: Release) -> bool:
+        """Whether a release serves the very bytes, in the very way, that would be published."""
+        measured = self.evidence.benchmark(self.verdict.candidate)
+        wanted = (self.verdict.engine_sha256, self.evidence.model_uri)
+        same_bytes = (release.engine_sha256, release.model_uri) == wanted
+        return same_bytes and measured is not None and release.serving == measured.chosen
+
     def approved_by(self, decision: Decision) -> "Publication":
         """The same, with a decision that was checked."""
         return replace(self, decision=decision)
@@ -65,19 +97,21 @@ def already_live(publication: Publication) -> Release | None:
     What a killed promotion left is finished or undone first.
 
     Raises:
+        ApprovalError: the scorecard was made under another policy.
         RepositoryError: another release is live than when the evidence was made.
     """
     rules, evidence = publication.rules, publication.evidence
-    for sentence in publication.repository.recover():
+    publication.check_policy()
+    repository = publication.repository
+    for sentence in repository.recover():
         _log.warning("%s", sentence)
     layout = Layout(rules.target.repository, rules.name)
     current = layout.current()
-    if current is not None:
-        release = layout.release(current.version)
-        wanted = (publication.verdict.engine_sha256, evidence.model_uri)
-        if (release.engine_sha256, release.model_uri) == wanted:
-            _log.info("release %d serves these very bytes: nothing to publish", release.version)
-            return release
+    if current is not None and publication.is_release(layout.release(current.version)):
+        if not repository.serves(rules.name):
+            repository.bring_up(rules.name)
+        _log.info("release %d serves these very bytes: nothing to publish", current.version)
+        return layout.release(current.version)
     live = current.version if current else None
     if live != evidence.replaces:
         raise RepositoryError(
@@ -101,13 +135,21 @@ def publish(publication: Publication) -> Release:
 
 @publish.on_rollback
 def take_back(change: Transaction) -> None:
-    """Something after publishing failed: make live again what was live."""
+    """Something after publishing failed: make live again what was live.
+
+    Prefect swallows what a hook raises, so a failure here is said in our own log.
+    """
     publication: Publication = change.get(UNDO)
-    layout = Layout(publication.rules.target.repository, publication.rules.name)
-    current = layout.current()
-    if current is not None and current.version != publication.evidence.replaces:
-        words = publication.repository.withdraw(publication.rules.name, current.version)
-        _log.warning("the promotion was undone. %s", words)
+    release: Release | None = change.get(PUBLISHED, None)
+    current = Layout(publication.rules.target.repository, publication.rules.name).current()
+    if release is None or current is None or current.version != release.version:
+        return
+    try:
+        words = publication.repository.withdraw(release.model, release.version)
+    except EnginegateError:
+        _log.exception("release %d was published and could not be taken back", release.version)
+        raise
+    _log.warning("the promotion was undone. %s", words)
 
 
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
@@ -148,12 +190,19 @@ def follow_with_champion(release: Release) -> None:
 
 
 def _champion(release: Release) -> None:
+    if not release.model_uri.startswith("models:/"):
+        _log.info(
+            "%s is not in the model registry, so no alias %r stands for it",
+            release.model_uri,
+            CHAMPION,
+        )
+        return
     workspace = Workspace.here()
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     name, version = release.model_uri.removeprefix("models:/").split("/")
-    ledger.move_alias(name, CHAMPION, int(version))
     facts = {"enginegate.release": str(release.version), "enginegate.engine": release.engine_sha256}
     ledger.tag_version(name, int(version), facts)
+    ledger.move_alias(name, CHAMPION, int(version))
     _log.info("%s@%s is version %s", name, CHAMPION, version)
 
 
@@ -173,14 +222,14 @@ def _package(publication: Publication) -> Package:
         model_uri=evidence.model_uri,
         candidate=engine.candidate,
         engine_sha256=engine.file.sha256,
-        engine_file=engine.filename,
+        approved={engine.filename: engine.file, **engine.external},
         files=dict(served.files),
         backend=served.backend,
         inputs=engine.inputs,
         outputs=engine.outputs,
         serving=measured.chosen,
         golden=golden,
-        golden_max_abs_error=_GOLDEN_MAX_ABS_ERROR,
+        golden_max_abs_error=golden.largest * _GOLDEN_STEPS[engine.candidate.precision],
         scorecard_sha256=evidence.digest,
         decision=decision,
         promise=_promise(measured, publication.rules),

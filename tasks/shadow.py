@@ -1,7 +1,10 @@
-"""A sample of traffic, recorded as live requests are."""
+"""A sample of traffic: one that was recorded, or one recorded now as live requests are."""
 
 import logging
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,25 +13,41 @@ from prefect.cache_policies import NO_CACHE
 
 from enginegate.candidate import Candidate, Engine, EngineKind, OnnxModel, Precision
 from enginegate.canonical import Record, canonical_json, sha256_bytes
-from enginegate.data import DataSet, read_data, write_data
-from enginegate.durable import write_file
+from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_reference, plan_engine, serving
-from enginegate.errors import InputError, ServerError
+from enginegate.errors import DataError, EnginegateError, InputError, ServerError
 from enginegate.evidence import Finding, Load, ServingConfig
-from enginegate.policy import Policy, Shadow
-from enginegate.sources import Kept
+from enginegate.kept import Kept
+from enginegate.policy import Policy
+from enginegate.recording import Shadow
+from enginegate.shadow import (
+    Sample,
+    Target,
+    called,
+    is_sample,
+    latest_sample,
+    limits_of,
+    notes_in,
+    read_sample,
+)
+from enginegate.shadow.block import Block, Text
+from enginegate.shadow.privacy import Slicer
 from enginegate.triton.deploy import ServedModel, deployed
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 from enginegate.triton.trace import recorded
-from enginegate.triton.trace_file import ShadowSample
 from enginegate.triton.traffic import Traffic, run_load
-from enginegate.workspace import Workspace
-from validation.shadow import judge_recording
+from enginegate.workspace import Workspace, remembered
+from validation.drift import judge_drift, measure_drift
+from validation.shadow import judge_recording, judge_version, not_replayable
 
 _log = logging.getLogger("enginegate.shadow")
 _REFERENCE = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32)
 _SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+# Of the one version that is deployed to be recorded.
+_VERSION = 1
+# Another model differs on the first rows as on all.
+_INTEGRITY_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,82 +55,175 @@ class ShadowTraffic:
     """Recorded requests, and what is known about the recording itself.
 
     Attributes:
-        data: None when the policy names neither a sample nor traffic to record one from.
+        data: None when the policy names neither a sample nor a way to get one, or when the inputs
+            were redacted; the notes then say so.
     """
 
     data: DataSet | None
     notes: tuple[Finding, ...] = ()
 
 
-class _Notes(Record):
-    """Kept beside a recorded sample."""
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    """A sample of ours.
 
-    sample_sha256: str
+    Attributes:
+        version: the version it must be of, if it was recorded from the reference for this.
+    """
+
+    sample: Sample
+    version: int | None
+
+
+class _Notes(Record):
+    """What was found out about a sample, kept in the store."""
+
     findings: tuple[Finding, ...]
 
 
 @task(task_run_name="record-shadow", cache_policy=NO_CACHE)
 def record_shadow(rules: Policy, source: Kept[OnnxModel]) -> ShadowTraffic:
-    """The policy's shadow sample, or one recorded now from the FP32 reference under Triton."""
-    if rules.data.shadow is not None:
-        return ShadowTraffic(read_data(rules.data.shadow))
-    if rules.shadow is None:
+    """The policy's shadow sample, the newest one of live traffic, or one recorded now."""
+    found = _find(rules, source)
+    if found is None:
         return ShadowTraffic(None)
-    traffic = read_data(rules.shadow.traffic)
+    if isinstance(found, DataSet):
+        found.check_fits(source.value.inputs)
+        return ShadowTraffic(found, _drift(rules, found))
+    sample = found.sample
+    missing = {spec.name for spec in source.value.inputs} - set(sample.data.inputs)
+    if missing & set(sample.info.withheld):
+        note = not_replayable(sample.info.origin, sample.info.withheld, len(sample.data))
+        return ShadowTraffic(None, (note,))
+    sample.data.check_fits(source.value.inputs)
+    notes = remembered(
+        Workspace.here().results / "shadow" / f"{_key(rules, source.value, found)}.json",
+        _Notes,
+        partial(_notes, rules, source, found),
+        worth_keeping=lambda _: True,
+    )
+    return ShadowTraffic(sample.data, notes.findings)
+
+
+def _find(rules: Policy, source: Kept[OnnxModel]) -> _Recorded | DataSet | None:
+    given, wanted, home = rules.data.shadow, rules.shadow, Workspace.here().shadow
+    if given is not None:
+        return _Recorded(read_sample(given), None) if is_sample(given) else read_data(given)
+    if wanted is None:
+        return None
+    if wanted.traffic is not None:
+        return _recorded_here(rules, source, read_data(wanted.traffic))
+    newest = latest_sample(home, rules.name)
+    if newest is None:
+        raise DataError(
+            f"No live request to {rules.name} was recorded: {home} holds no sample of it.\n"
+            "Record one with `enginegate shadow record`, name one in [data] shadow, or name inputs "
+            "to send in [shadow] traffic."
+        )
+    return _Recorded(read_sample(newest), None)
+
+
+def _recorded_here(rules: Policy, source: Kept[OnnxModel], traffic: DataSet) -> _Recorded:
     traffic.check_fits(source.value.inputs)
     path = _place(rules, source.value, traffic)
-    return _kept(path) or _record(rules, source, traffic, path)
+    try:
+        sample = read_sample(path)
+    except InputError:
+        _capture(rules, source, traffic, path)
+        sample = read_sample(path)
+    else:
+        _log.info("%d requests recorded earlier", sample.info.requests)
+    return _Recorded(sample, _VERSION)
 
 
-def _record(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Path) -> ShadowTraffic:
-    plan = plan_engine(source, _REFERENCE, policy=rules, calibration=None)
-    sample = _capture(rules, build_engine(plan, Workspace.here().engines), traffic)
-    data = _with_slices(sample.data, traffic)
-    with open_reference(source.value, source.folder) as reference:
-        integrity = judge_recording(sample.outputs, reference.run(dict(data.inputs)), data)
-    write_data(data, path)
-    notes = _Notes(sample_sha256=data.sha256, findings=(integrity,))
-    write_file(path.with_suffix(".json"), notes.pretty_json(), mode=0o600)
-    return ShadowTraffic(data, notes.findings)
-
-
-def _capture(rules: Policy, reference: Kept[Engine], traffic: DataSet) -> ShadowSample:
+def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Path) -> None:
     """Serve the reference, send the traffic, and record it through Triton's trace extension."""
-    workspace, wanted = Workspace.here(), _wanted(rules)
-    served = serving(reference.value, reference.folder)
-    model = ServedModel.of(rules.name, reference.value, served)
-    requests = wanted.max_samples * wanted.trace_rate
-    load = Load(rate_per_s=wanted.rate_per_s, duration_s=requests / wanted.rate_per_s * 1.1, seed=0)
-    _log.info("recording 1 of %d requests for %.0f s", wanted.trace_rate, load.duration_s)
+    plan = plan_engine(source, _REFERENCE, policy=rules, calibration=None)
+    reference = build_engine(plan, Workspace.here().engines)
+    workspace, wanted, load = Workspace.here(), _wanted(rules), _load(_wanted(rules))
+    model = _served(rules, reference)
     repository = workspace.scratch / "shadow" / "repository"
     repository.mkdir(parents=True, exist_ok=True)
-    install = find_triton(workspace.root / "triton")
+    target = Target(path, model.name, f"shadow sample of {rules.model.uri}")
+    _log.info("recording 1 of %d requests for %.0f s", wanted.trace_rate, load.duration_s)
     with (
-        start(install, repository, folder=workspace.logs / "shadow") as server,
+        start(
+            find_triton(workspace.root / "triton"), repository, folder=workspace.logs / "shadow"
+        ) as server,
         deployed(server, model) as deployment,
     ):
         deployment.serve(_SERVING)
-        with recorded(
-            server, model.name, one_in=wanted.trace_rate, max_requests=wanted.max_samples
-        ) as recorder:
+        notes = notes_in(workspace.shadow)
+        with recorded(server, model.name, limits_of(wanted), notes=notes) as recorder:
             sent = run_load(server.grpc, Traffic.from_data(model.name, traffic), load)
-        recording = recorder.read()
-    if sent.failed:
-        raise ServerError(
-            f"{sent.failed} of {len(sent.due_s)} requests failed while the shadow sample was "
-            f"recorded: {sent.errors}. See {workspace.logs / 'shadow'}."
-        )
-    sample = recording.sample(f"shadow sample of {rules.model.uri}", wanted.max_samples)
-    _log.info("%d requests recorded, %d damaged", len(sample.data), len(recording.lost))
-    return sample
+            if sent.failed:
+                raise ServerError(
+                    f"{sent.failed} of {len(sent.due_s)} requests failed while the shadow sample "
+                    f"was recorded: {sent.errors}. See {workspace.logs / 'shadow'}."
+                )
+            info = target.take(recorder, wanted, _slices_of(traffic))
+    _log.info("%d requests recorded, %d damaged", info.requests, info.lost)
 
 
-def _with_slices(sample: DataSet, traffic: DataSet) -> DataSet:
+def _served(rules: Policy, reference: Kept[Engine]) -> ServedModel:
+    served = serving(reference.value, reference.folder)
+    return ServedModel.of(rules.name, reference.value, served)
+
+
+def _load(wanted: Shadow) -> Load:
+    if wanted.rate_per_s is None:
+        raise EnginegateError("[shadow] traffic without rate_per_s passed the policy's checks.")
+    requests = wanted.max_samples * wanted.trace_rate
+    # Arrivals are random: so many more that one recording in 30,000 would still be too short.
+    planned = requests + 4.0 * math.sqrt(requests)
+    return Load(rate_per_s=wanted.rate_per_s, duration_s=planned / wanted.rate_per_s, seed=0)
+
+
+def _slices_of(traffic: DataSet) -> Slicer:
     """Recorded requests carry the id of the sample that was sent, so its slices are known."""
     places = {str(name): place for place, name in enumerate(traffic.ids)}
-    order = np.array([places[str(name).rsplit(".", 1)[0]] for name in sample.ids])
-    slices = {name: column[order] for name, column in traffic.slices.items()}
-    return replace(sample, slices=slices)
+
+    def find(block: Block) -> Mapping[str, Text]:
+        order = np.array([places[str(name)] for name in block.request_ids])
+        return {name: column[order] for name, column in traffic.slices.items()}
+
+    return find
+
+
+def _notes(rules: Policy, source: Kept[OnnxModel], found: _Recorded) -> _Notes:
+    sample = found.sample
+    version = judge_version(
+        sample.info.model, sample.info.model_versions, wanted=rules.name, version=found.version
+    )
+    return _Notes(
+        findings=(*_integrity(source, found), version, *_drift(rules, sample.data)),
+    )
+
+
+def _integrity(source: Kept[OnnxModel], found: _Recorded) -> tuple[Finding, ...]:
+    """Whether the reference answers as was recorded; a live release need not."""
+    sample = found.sample
+    if not sample.outputs:
+        return ()
+    data = sample.data.head(_INTEGRITY_ROWS)
+    outputs = {name: array[:_INTEGRITY_ROWS] for name, array in sample.outputs.items()}
+    with open_reference(source.value, source.folder) as reference:
+        replayed = reference.run(dict(data.inputs))
+    advisory = found.version is None or sample.info.rewritten
+    return (judge_recording(outputs, replayed, data, advisory=advisory),)
+
+
+def _drift(rules: Policy, sample: DataSet) -> tuple[Finding, ...]:
+    """Whether it still looks like what int8 and fp8 scales were made from."""
+    if rules.data.calibration is None:
+        return ()
+    calibration = read_data(rules.data.calibration).head(rules.calibration.max_samples)
+    hook = rules.shadow.embedder if rules.shadow else None
+    drifts = measure_drift(
+        calibration, sample, embed=partial(called, hook) if hook is not None else None
+    )
+    limit = rules.shadow.max_psi if rules.shadow else None
+    return (judge_drift(drifts, (len(calibration), len(sample)), limit),)
 
 
 def _place(rules: Policy, onnx: OnnxModel, traffic: DataSet) -> Path:
@@ -121,20 +233,21 @@ def _place(rules: Policy, onnx: OnnxModel, traffic: DataSet) -> Path:
         "shadow": _wanted(rules).digest,
         "name": rules.name,
     }
-    return Workspace.here().shadow / f"{sha256_bytes(canonical_json(deciding))}.npz"
+    return Workspace.here().shadow / sha256_bytes(canonical_json(deciding))
 
 
-def _kept(path: Path) -> ShadowTraffic | None:
-    """The sample recorded earlier, if both files are there and belong together."""
-    try:
-        notes = _Notes.read(path.with_suffix(".json"))
-        data = read_data(path)
-    except InputError:
-        return None
-    if data.sha256 != notes.sample_sha256:
-        return None
-    _log.info("%d requests recorded earlier", len(data))
-    return ShadowTraffic(data, notes.findings)
+def _key(rules: Policy, onnx: OnnxModel, found: _Recorded) -> str:
+    calibration = rules.data.calibration
+    deciding = {
+        "sample": found.sample.info.digest,
+        "onnx": onnx.file.sha256,
+        "name": rules.name,
+        "version": found.version,
+        "calibration": read_data(calibration).sha256 if calibration else None,
+        "limits": rules.calibration.digest,
+        "shadow": rules.shadow.digest if rules.shadow else None,
+    }
+    return sha256_bytes(canonical_json(deciding))
 
 
 def _wanted(rules: Policy) -> Shadow:

@@ -1,24 +1,33 @@
 """Candidates against FP32, on labelled data and on the shadow sample."""
 
 import logging
-from collections.abc import Callable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture, as_completed
+from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
 from enginegate import __version__
 from enginegate.candidate import Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.canonical import Record, canonical_json, sha256_bytes
-from enginegate.data import DataSet, Tensors, read_data
-from enginegate.engines import open_engine, open_reference, runnable_here
-from enginegate.errors import EnginegateError
+from enginegate.data import DataSet, read_data
+from enginegate.engines import runnable_here
+from enginegate.errors import EnginegateError, InputError
 from enginegate.evidence import Finding, Outcome, Verdict
-from enginegate.policy import Gates, Policy
-from enginegate.sources import Kept
+from enginegate.gates import Evaluation, Gates
+from enginegate.kept import Kept
+from enginegate.policy import Policy
 from enginegate.workspace import Workspace, remembered
-from validation.agreement import Comparison, compare
+from validation.agreement import Comparison
+from validation.asked import Asked, questions
+from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
 from validation.expectations import judge
 from validation.shadow import judge_noise
 from validation.verdict import for_errored, for_unbuilt, for_unrunnable, verdict_on
@@ -31,8 +40,9 @@ class Observed:
     """What FP32 answers on one set of data, and how much it differs from itself."""
 
     data: DataSet
-    outputs: Tensors
-    noise: Comparison
+    data_sha256: Sha256
+    chunks: tuple[Chunk, ...]
+    noise: tuple[Comparison, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +50,22 @@ class Reference:
     """What every candidate is compared with."""
 
     onnx_sha256: Sha256
+    asked: tuple[Asked, ...]
     evaluation: Observed
     shadow: Observed | None
     notes: tuple[Finding, ...]
 
+    @property
+    def observed(self) -> tuple[Observed, ...]:
+        """The evaluation data, then the shadow sample if there is one."""
+        return (self.evaluation, *([self.shadow] if self.shadow else []))
+
 
 class Judgement(Record):
-    """A verdict with the Great Expectations results it came from, by scope."""
+    """A verdict with the Great Expectations results it came from, by scope.
+
+    Each is there twice: as JSON, and under the scope's name with ``.html`` as a page.
+    """
 
     verdict: Verdict
     results: dict[str, str] = Field(default_factory=dict)
@@ -59,10 +78,9 @@ def observe(
     """Run FP32 twice on everything: once to compare with, once to know its own noise."""
     data = read_data(rules.data.evaluation)
     data.check_fits(source.value.inputs)
-    with open_reference(source.value, source.folder) as runner:
-        evaluation = _observed(runner.run, data, "evaluation")
-        live = _observed(runner.run, shadow, "shadow") if shadow is not None else None
-    return Reference(source.value.file.sha256, evaluation, live, notes)
+    evaluation = _observed(rules, source, data, "evaluation")
+    live = _observed(rules, source, shadow, "shadow") if shadow is not None else None
+    return Reference(source.value.file.sha256, questions(rules), evaluation, live, notes)
 
 
 @task(task_run_name="validate", cache_policy=NO_CACHE)
@@ -75,50 +93,138 @@ def validate(rules: Policy, attempt: Kept[Engine] | Unbuilt, reference: Referenc
     if obstacle is not None:
         _log.info("%s: no device can run it here", engine.candidate)
         return Judgement(verdict=for_unrunnable(engine, obstacle))
-    gates = rules.gates_for(engine.candidate.precision)
+    key = _key(engine, reference, rules.gates_for(engine.candidate.precision))
     judgement = remembered(
-        Workspace.here().results / "verdicts" / f"{_key(engine, reference, gates)}.json",
+        Workspace.here().results / "verdicts" / f"{key}.json",
         Judgement,
-        lambda: _judge(attempt, reference, gates),
+        lambda: _judge(rules, attempt, reference),
         worth_keeping=lambda made: made.verdict.outcome is not Outcome.ERRORED,
     )
     _log.info("%s: %s", engine.candidate, judgement.verdict.outcome.word)
     return judgement
 
 
-def _judge(built: Kept[Engine], reference: Reference, gates: Gates) -> Judgement:
-    observed = [reference.evaluation, *([reference.shadow] if reference.shadow else [])]
+@task(task_run_name="chunk-{chunk.name}", cache_policy=NO_CACHE, persist_result=False)
+def run_chunk(chunk: Chunk, engine: Kept[Engine] | None, folder: Path) -> None:
+    """One chunk through a candidate, or through FP32 itself."""
+    if engine is None:
+        observe_chunk(chunk, folder)
+    else:
+        compare_chunk(chunk, engine, folder)
+
+
+def _judge(rules: Policy, built: Kept[Engine], reference: Reference) -> Judgement:
+    gates = rules.gates_for(built.value.candidate.precision)
+    root = Workspace.here().results / "chunks"
+    folders = [root / _chunks_key(built.value, reference, part) for part in reference.observed]
     try:
-        with open_engine(built.value, built.folder) as runner:
-            answers = [runner.run(dict(part.data.inputs)) for part in observed]
+        for part, folder in zip(reference.observed, folders, strict=True):
+            what = f"{built.value.candidate} on {part.chunks[0].scope}"
+            _run(rules.evaluation, part.chunks, built, folder, what)
     except EnginegateError as error:
         return Judgement(verdict=for_errored(built.value, str(error)))
     judged = [
-        judge(compare(part.outputs, answer, part.data, part.noise.scope), gates)
-        for part, answer in zip(observed, answers, strict=True)
+        judge(gather(folder, part.chunks, part.data, place), gates, asked)
+        for part, folder in zip(reference.observed, folders, strict=True)
+        for place, asked in enumerate(reference.asked)
     ]
-    noise = [judge_noise(part.noise, gates) for part in observed]
+    noise = [judge_noise(found, gates) for part in reference.observed for found in part.noise]
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
     return Judgement(
         verdict=verdict_on(built.value, judged, *noise, *reference.notes),
-        results={part.scope: part.result_json for part in judged},
+        results={part.scope: part.result_json for part in judged}
+        | {f"{part.scope}.html": part.page_html for part in judged},
     )
 
 
-def _observed(run: Callable[[Tensors], Tensors], data: DataSet, scope: str) -> Observed:
-    outputs = run(dict(data.inputs))
-    return Observed(data, outputs, compare(outputs, run(dict(data.inputs)), data, scope))
+def _observed(rules: Policy, source: Kept[OnnxModel], data: DataSet, scope: str) -> Observed:
+    asked, size, digest = questions(rules), rules.evaluation.chunk_samples, data.sha256
+    key = {"onnx": source.value.file.sha256, "data": digest, "chunk": size, "version": __version__}
+    root = Workspace.here().results / "reference" / sha256_bytes(canonical_json(key))
+    chunks = tuple(
+        chunks_of(
+            data,
+            size,
+            lambda rows, start: Chunk(rows, start, scope, asked, source, root / "outputs"),
+        )
+    )
+    noise = root / f"noise-{sha256_bytes(canonical_json([a.digest for a in asked]))[:12]}"
+    _run(rules.evaluation, chunks, None, noise, f"FP32 on {scope}")
+    found = tuple(gather(noise, chunks, data, place) for place in range(len(asked)))
+    return Observed(data, digest, chunks, found)
+
+
+def _run(
+    how: Evaluation,
+    chunks: tuple[Chunk, ...],
+    engine: Kept[Engine] | None,
+    folder: Path,
+    what: str,
+) -> None:
+    """All chunks, several at a time; a single one needs no worker."""
+    if len(chunks) == 1:
+        run_chunk.fn(chunks[0], engine, folder)
+        return
+    with _workers(how) as runner:
+        futures: list[PrefectFuture[Any]] = [
+            runner.submit(run_chunk, {"chunk": chunk, "engine": engine, "folder": folder})
+            for chunk in chunks
+        ]
+        for done in followed(as_completed(futures), len(futures), what):
+            done.result()
+
+
+@contextmanager
+def _workers(how: Evaluation) -> Iterator[TaskRunner[Any]]:
+    """The policy's task runner; Dask needs the package prefect-dask.
+
+    Raises:
+        InputError: it is not installed.
+    """
+    if how.runner == "threads":
+        threads: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=how.workers)
+        with threads:
+            yield threads
+        return
+    try:
+        from prefect_dask import DaskTaskRunner  # type: ignore[import-not-found]  # noqa: PLC0415
+    except ImportError as error:
+        raise InputError(
+            "The policy's evaluation.runner is dask, and prefect-dask is not installed. Run: "
+            "pip install prefect-dask, or set runner to threads."
+        ) from error
+    with DaskTaskRunner(cluster_kwargs={"n_workers": how.workers}) as dask:
+        yield dask
+
+
+def _chunks_key(engine: Engine, reference: Reference, part: Observed) -> Sha256:
+    """Digest of everything that decides a chunk's columns."""
+    deciding: dict[str, Any] = {
+        "enginegate": __version__,
+        "engine": engine.digest,
+        "reference": reference.onnx_sha256,
+        "data": part.data_sha256,
+        "scope": part.chunks[0].scope,
+        "asked": _digests(reference.asked),
+    }
+    return sha256_bytes(canonical_json(deciding))
 
 
 def _key(engine: Engine, reference: Reference, gates: Gates) -> Sha256:
     """Digest of everything a verdict depends on."""
-    shadow = reference.shadow.data.sha256 if reference.shadow else None
     deciding = {
         "enginegate": __version__,
         "engine": engine.digest,
         "reference": reference.onnx_sha256,
-        "evaluation": reference.evaluation.data.sha256,
-        "shadow": shadow,
+        "evaluation": reference.evaluation.data_sha256,
+        "shadow": reference.shadow.data_sha256 if reference.shadow else None,
         "notes": [note.digest for note in reference.notes],
+        "asked": _digests(reference.asked),
         "gates": gates.digest,
     }
     return sha256_bytes(canonical_json(deciding))
+
+
+def _digests(asked: Iterable[Asked]) -> list[str]:
+    return [question.digest for question in asked]

@@ -1,12 +1,11 @@
 """How a candidate's outputs differ from FP32's, sample by sample: arrays in, numbers out.
 
-Shape suffixes: N samples, C classes.
+Shape suffixes: N samples, C classes, V values.
 """
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +13,17 @@ from scipy.special import log_softmax  # type: ignore[import-untyped]
 
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.errors import DataError
+from enginegate.gates import OutputTask
+from validation.asked import CLASSIFY, Asked
+from validation.form import check_form, flat, nonfinite_rows
+from validation.score import labels_for, score
+from validation.traits import parts_of, traits_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NO_CLASS = -1
-_SHOWN_IDS = 5
-_SLICE_NAME = re.compile(r"[\w][\w .:+-]*")
+_MAPPINGS = ("slices", "scores", "traits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,32 +37,46 @@ class Comparison:
         scope: which samples, e.g. evaluation or shadow.
         ids: text, unique.
         slices: by column name, text.
-        top1_reference: class index.
+        top1_reference: class index; None if the output has no classes.
         top1_candidate: class index; NO_CLASS where nonfinite.
         correct_reference: None without labels.
         correct_candidate: None without labels; False where nonfinite.
         kl_nats: KL(reference || candidate) of the softmax; ``inf`` where nonfinite.
         max_abs_error: largest difference over all output values; ``inf`` where nonfinite.
         nonfinite: whether the candidate gave NaN or Inf.
+        rel_error: largest difference of the output, relative to its largest value.
+        power: sum of squares of FP32's output, and of the difference, as one complex number.
+        cosine: between both outputs; -1 where nonfinite.
+        scores: by metric; see ``validation.score`` for what a column holds.
+        traits: what parts of the data are cut by; see ``validation.traits``.
+        task: what the output means.
     """
 
     scope: str
     ids: NDArray[np.str_]
     slices: Mapping[str, NDArray[np.str_]]
-    top1_reference: NDArray[np.int64]
-    top1_candidate: NDArray[np.int64]
+    top1_reference: NDArray[np.int64] | None
+    top1_candidate: NDArray[np.int64] | None
     correct_reference: NDArray[np.bool_] | None
     correct_candidate: NDArray[np.bool_] | None
-    kl_nats: NDArray[np.float64]
+    kl_nats: NDArray[np.float64] | None
     max_abs_error: NDArray[np.float64]
     nonfinite: NDArray[np.bool_]
+    rel_error: NDArray[np.float64] | None = None
+    power: NDArray[np.complex128] | None = None
+    cosine: NDArray[np.float64] | None = None
+    scores: Mapping[str, Array] = field(default_factory=dict)
+    traits: Mapping[str, Array] = field(default_factory=dict)
+    task: OutputTask = "classification"
 
     def __len__(self) -> int:
         return len(self.ids)
 
     @property
     def top1_match(self) -> NDArray[np.bool_]:
-        """Whether both name the same class."""
+        """Whether both name the same class; true everywhere if the output has none."""
+        if self.top1_reference is None or self.top1_candidate is None:
+            return np.ones(len(self), dtype=np.bool_)
         return np.equal(self.top1_reference, self.top1_candidate)
 
     @property
@@ -69,28 +86,39 @@ class Comparison:
             return None
         return self.correct_candidate.astype(np.int8) - self.correct_reference.astype(np.int8)
 
+    def with_parts(self) -> "Comparison":
+        """The same with a slice column for each trait; once, when all samples are together."""
+        parts = parts_of(self.traits, self.slices)
+        return replace(self, slices={**self.slices, **parts}, traits={})
+
+    def columns(self) -> dict[str, Array]:
+        """What gates measure, by the name of the column they find it in; nothing that is absent."""
+        found: dict[str, Array | None] = {
+            "top1_reference": self.top1_reference,
+            "top1_candidate": self.top1_candidate,
+            "top1_match": None if self.top1_reference is None else self.top1_match,
+            "kl_nats": self.kl_nats,
+            "max_abs_error": self.max_abs_error,
+            "nonfinite": self.nonfinite,
+            "rel_error": self.rel_error,
+            "power": self.power,
+            "cosine": self.cosine,
+            "accuracy_delta": self.accuracy_delta,
+        }
+        found |= {f"score.{name}": values for name, values in self.scores.items()}
+        return {name: values for name, values in found.items() if values is not None}
+
     def frame(self) -> "pd.DataFrame":
         """One row a sample: its id, each measurement, and ``slice.NAME`` for each slice column."""
         import pandas as pd  # noqa: PLC0415 - slow to import, needed only when judging
 
-        columns: dict[str, Array] = {
-            "sample_id": self.ids,
-            "top1_reference": self.top1_reference,
-            "top1_candidate": self.top1_candidate,
-            "top1_match": self.top1_match,
-            "kl_nats": self.kl_nats,
-            "max_abs_error": self.max_abs_error,
-            "nonfinite": self.nonfinite,
-        }
-        delta = self.accuracy_delta
-        if delta is not None:
-            columns["accuracy_delta"] = delta
-        columns |= {f"slice.{name}": values for name, values in self.slices.items()}
-        return pd.DataFrame(columns)
+        columns = {"sample_id": self.ids, **self.columns()}
+        cuts = {f"slice.{name}": pd.Categorical(values) for name, values in self.slices.items()}
+        return pd.DataFrame({**columns, **cuts})
 
 
 def compare(
-    reference: Tensors, candidate: Tensors, data: DataSet, scope: str, *, logits: str = ""
+    reference: Tensors, candidate: Tensors, data: DataSet, scope: str, *, asked: Asked = CLASSIFY
 ) -> Comparison:
     """Compare the outputs of two engines on the same samples.
 
@@ -99,32 +127,30 @@ def compare(
         candidate: outputs of the same names, types and shapes.
         data: the N samples they were computed from.
         scope: which samples these are, e.g. evaluation or shadow.
-        logits: name of the output that holds class logits ``(N, C)``; the first if empty.
+        asked: what the outputs mean; one output of classes, and all others by their error, if not
+            given.
 
     Raises:
-        DataError: outputs differ in name, type or shape, or do not have one row a sample; there are
-            no logits; a label is no class; or the reference itself gave NaN or Inf.
+        DataError: outputs differ in name, type or shape, or do not have one row a sample; the
+            output is not of its task; a label is no class; or the reference gave NaN or Inf.
     """
-    _check_same_form(reference, candidate, data)
-    name = logits or next(iter(reference))
-    _check_logits(reference, name)
-    _check_reference_finite(reference, data)
-    _check_labels(data, reference[name].shape[1], name)
-    _check_slice_names(data)
-    nonfinite = _nonfinite_rows(candidate, len(data))
-    top1_reference = reference[name].argmax(axis=1)
-    top1_candidate = np.where(nonfinite, NO_CLASS, candidate[name].argmax(axis=1))
+    name = check_form(reference, candidate, data, asked)
+    counted = {name: reference[name]} if asked.alone else reference
+    nonfinite = nonfinite_rows({n: candidate[n] for n in counted}, len(data))
+    pair = Pair(reference[name], candidate[name], nonfinite)
+    classes = asked.task == "classification"
+    labels = labels_for(data, name, "top1") if classes else None
     return Comparison(
-        scope=scope,
+        scope=asked.scope(scope),
         ids=data.ids,
         slices=data.slices,
-        top1_reference=top1_reference,
-        top1_candidate=top1_candidate,
-        correct_reference=None if data.labels is None else top1_reference == data.labels,
-        correct_candidate=None if data.labels is None else top1_candidate == data.labels,
-        kl_nats=np.where(nonfinite, np.inf, kl_divergence(reference[name], candidate[name])),
-        max_abs_error=np.where(nonfinite, np.inf, _max_abs_error(reference, candidate, len(data))),
+        **(_classified(pair, labels) if classes else _UNCLASSIFIED),
+        max_abs_error=np.where(nonfinite, np.inf, _max_abs_error(counted, candidate, len(data))),
         nonfinite=nonfinite,
+        **_distances(pair),
+        scores=_scores(asked, name, pair, data),
+        traits=traits_of(asked.traits, data, pair.reference if classes else None),
+        task=asked.task,
     )
 
 
@@ -140,13 +166,29 @@ def concatenate(parts: Sequence[Comparison]) -> Comparison:
             f"Only comparisons of one scope, with the same slice columns and all with or all "
             f"without labels, make one comparison; {len(parts)} were given, of {len(forms)} kinds."
         )
-    joined: dict[str, Array | None] = {}
-    for field in fields(Comparison):
-        columns = [getattr(part, field.name) for part in parts]
-        if field.name not in {"scope", "slices"}:
-            joined[field.name] = None if columns[0] is None else np.concatenate(columns)
-    slices = {name: np.concatenate([p.slices[name] for p in parts]) for name in parts[0].slices}
-    return Comparison(scope=parts[0].scope, slices=slices, **joined)  # type: ignore[arg-type]
+    joined: dict[str, Any] = {"scope": parts[0].scope, "task": parts[0].task}
+    for name in (each.name for each in fields(Comparison) if each.name not in joined):
+        columns = [getattr(part, name) for part in parts]
+        if name in _MAPPINGS:
+            joined[name] = {key: np.concatenate([c[key] for c in columns]) for key in columns[0]}
+        else:
+            joined[name] = None if columns[0] is None else np.concatenate(columns)
+    return Comparison(**joined)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One output of both engines.
+
+    Attributes:
+        reference: shape ``(N, ...)``, finite.
+        candidate: the same shape.
+        nonfinite: samples where the candidate gave NaN or Inf in any output that counts.
+    """
+
+    reference: Array
+    candidate: Array
+    nonfinite: NDArray[np.bool_]
 
 
 def kl_divergence(reference_NC: Array, candidate_NC: Array) -> NDArray[np.float64]:
@@ -171,88 +213,65 @@ def kl_divergence(reference_NC: Array, candidate_NC: Array) -> NDArray[np.float6
         return np.asarray(np.maximum(terms_NC.sum(axis=1), 0.0))
 
 
+_UNCLASSIFIED: Mapping[str, Any] = dict.fromkeys(
+    ("top1_reference", "top1_candidate", "correct_reference", "correct_candidate", "kl_nats")
+)
+
+
+def _classified(pair: Pair, labels: Array | None) -> dict[str, Any]:
+    expected = pair.reference.argmax(axis=1)
+    found = np.where(pair.nonfinite, NO_CLASS, pair.candidate.argmax(axis=1))
+    divergence = kl_divergence(pair.reference, pair.candidate)
+    return {
+        "top1_reference": expected,
+        "top1_candidate": found,
+        "correct_reference": None if labels is None else expected == labels,
+        "correct_candidate": None if labels is None else found == labels,
+        "kl_nats": np.where(pair.nonfinite, np.inf, divergence),
+    }
+
+
+def _distances(pair: Pair) -> dict[str, Any]:
+    """Relative error, powers and cosine of each sample's output, over all its values."""
+    expected_NV = flat(pair.reference)
+    found_NV = np.where(pair.nonfinite[:, None], 0.0, flat(pair.candidate))
+    difference_NV = found_NV - expected_NV
+    signal, noise = (np.einsum("nv,nv->n", x, x) for x in (expected_NV, difference_NV))
+    length = np.sqrt(signal * np.einsum("nv,nv->n", found_NV, found_NV))
+    aligned = np.einsum("nv,nv->n", expected_NV, found_NV)
+    # Two outputs of zeros point the same way; one of zeros and one of anything else do not.
+    cosine = np.where(noise == 0.0, 1.0, 0.0)
+    np.divide(aligned, length, out=cosine, where=length > 0.0)
+    largest = np.abs(difference_NV).max(axis=1, initial=0.0)
+    relative = np.where(largest > 0.0, np.inf, 0.0)
+    scale = np.abs(expected_NV).max(axis=1, initial=0.0)
+    np.divide(largest, scale, out=relative, where=scale > 0.0)
+    power = signal.astype(np.complex128)
+    power.imag = np.where(pair.nonfinite, np.inf, noise)
+    return {
+        "rel_error": np.where(pair.nonfinite, np.inf, relative),
+        "power": power,
+        "cosine": np.where(pair.nonfinite, -1.0, np.minimum(cosine, 1.0)),
+    }
+
+
+def _scores(asked: Asked, name: str, pair: Pair, data: DataSet) -> dict[str, Array]:
+    """A column for each metric that the data has labels for."""
+    found = {}
+    for metric_name, metric in asked.metrics.items():
+        labels = labels_for(data, name, metric.kind)
+        if labels is not None:
+            found[metric_name] = score(
+                metric, pair.reference, pair.candidate, labels, pair.nonfinite
+            )
+    return found
+
+
 def _max_abs_error(reference: Tensors, candidate: Tensors, samples: int) -> NDArray[np.float64]:
     worst = np.zeros(samples)
     with np.errstate(invalid="ignore", over="ignore"):
         for name, expected in reference.items():
             difference = candidate[name].astype(np.float64) - expected.astype(np.float64)
-            worst = np.maximum(
-                worst, np.abs(difference).max(axis=_beyond_first(difference), initial=0)
-            )
+            beyond_first = tuple(range(1, difference.ndim))
+            worst = np.maximum(worst, np.abs(difference).max(axis=beyond_first, initial=0))
     return worst
-
-
-def _nonfinite_rows(outputs: Tensors, samples: int) -> NDArray[np.bool_]:
-    bad = np.zeros(samples, dtype=np.bool_)
-    for array in outputs.values():
-        if array.dtype.kind == "f":
-            bad |= ~np.isfinite(array).all(axis=_beyond_first(array))
-    return bad
-
-
-def _beyond_first(array: Array) -> tuple[int, ...]:
-    return tuple(range(1, array.ndim))
-
-
-def _check_same_form(reference: Tensors, candidate: Tensors, data: DataSet) -> None:
-    if not reference or set(reference) != set(candidate):
-        raise DataError(
-            f"The reference gives outputs {sorted(reference)}, the candidate {sorted(candidate)}. "
-            "A candidate must keep the model's outputs: build it again from the same ONNX model."
-        )
-    for name, expected in reference.items():
-        given = candidate[name]
-        if (expected.dtype, expected.shape) != (given.dtype, given.shape):
-            raise DataError(
-                f"Output {name!r} is {expected.dtype}{list(expected.shape)} from the reference and "
-                f"{given.dtype}{list(given.shape)} from the candidate. They must have one type and "
-                "shape: build the candidate again from the same ONNX model, with its output types."
-            )
-        if expected.ndim == 0 or len(expected) != len(data):
-            raise DataError(
-                f"Output {name!r} has shape {expected.shape} for {len(data)} samples of "
-                f"{data.origin}; its first axis must be the sample."
-            )
-        if expected.dtype.kind not in "fiub":
-            raise DataError(f"Output {name!r} is {expected.dtype}; only numbers can be compared.")
-
-
-def _check_logits(reference: Tensors, name: str) -> None:
-    array = reference.get(name)
-    if array is None or array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind != "f":  # noqa: PLR2004 - (samples, classes), two classes at least
-        found = "missing" if array is None else f"{array.dtype}{list(array.shape)}"
-        raise DataError(
-            f"Output {name!r} should hold class logits, floating point of shape (samples, classes "
-            f">= 2); it is {found}. Make the logits the model's first output."
-        )
-
-
-def _check_reference_finite(reference: Tensors, data: DataSet) -> None:
-    bad = np.flatnonzero(_nonfinite_rows(reference, len(data)))
-    if len(bad):
-        shown = ", ".join(str(data.ids[row]) for row in bad[:_SHOWN_IDS])
-        raise DataError(
-            f"The FP32 reference itself gives NaN or Inf on {len(bad)} of {len(data)} samples of "
-            f"{data.origin} (first ids: {shown}), so there is nothing to compare with. Remove "
-            "those samples, or repair the model."
-        )
-
-
-def _check_labels(data: DataSet, classes: int, name: str) -> None:
-    if data.labels is None or len(data.labels) == 0:
-        return
-    low, high = int(data.labels.min()), int(data.labels.max())
-    if low < 0 or high >= classes:
-        raise DataError(
-            f"{data.origin}: labels run from {low} to {high}, but output {name!r} has {classes} "
-            f"classes (0 to {classes - 1}). The data or the model is of another set of classes."
-        )
-
-
-def _check_slice_names(data: DataSet) -> None:
-    bad = [name for name in data.slices if not _SLICE_NAME.fullmatch(name)]
-    if bad:
-        raise DataError(
-            f"{data.origin}: slice column names may hold letters, digits, space and _ . : + - "
-            f"only; rename {', '.join(map(repr, bad))}."
-        )

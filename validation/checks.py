@@ -7,18 +7,20 @@ from typing import Literal
 
 import numpy as np
 
-from enginegate.policy import Gates
+from enginegate.gates import Gates
 from validation.agreement import Comparison
+from validation.asked import CLASSIFY, Asked
+from validation.score import paired_form
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What a gate measures, and which number of the policy limits it."""
+    """What a gate measures, in which column of a comparison, and which way it is limited."""
 
     noun: str
     relation: Literal["<=", ">="]
-    limit: Callable[[Gates], float]
     unit: str
+    column: str
     remedy: str
 
 
@@ -31,35 +33,49 @@ _SAMPLES = "Add samples, or lower min_samples in the policy."
 
 RULES: Mapping[str, Rule] = MappingProxyType(
     {
-        "samples": Rule("sample count", ">=", lambda g: g.min_samples, "samples", _SAMPLES),
-        "nonfinite": Rule("samples with NaN or Inf", "<=", lambda _: 0.0, "samples", _FINITE),
-        "accuracy_loss": Rule(
-            "accuracy loss", "<=", lambda g: g.max_accuracy_loss, "fraction", _PRECISION
+        "samples": Rule("sample count", ">=", "samples", "", _SAMPLES),
+        "nonfinite": Rule("samples with NaN or Inf", "<=", "samples", "nonfinite", _FINITE),
+        "accuracy_loss": Rule("accuracy loss", "<=", "fraction", "accuracy_delta", _PRECISION),
+        "top1_agreement": Rule("top-1 agreement", ">=", "fraction", "top1_match", _PRECISION),
+        "kl_p99": Rule("99th percentile of KL", "<=", "nats", "kl_nats", _PRECISION),
+        "max_abs_error": Rule("largest absolute error", "<=", "", "max_abs_error", _PRECISION),
+        "p99_abs_error": Rule(
+            "99th percentile of absolute error", "<=", "", "max_abs_error", _PRECISION
         ),
-        "top1_agreement": Rule(
-            "top-1 agreement", ">=", lambda g: g.min_top1_agreement, "fraction", _PRECISION
+        "p99_rel_error": Rule(
+            "99th percentile of relative error", "<=", "ratio", "rel_error", _PRECISION
         ),
-        "kl_p99": Rule(
-            "99th percentile of KL", "<=", lambda g: g.max_kl_p99_nats, "nats", _PRECISION
-        ),
-        "max_abs_error": Rule(
-            "largest absolute error", "<=", lambda g: g.max_abs_error, "", _PRECISION
-        ),
+        "sqnr": Rule("signal to noise ratio", ">=", "dB", "power", _PRECISION),
+        "cosine_p1": Rule("1st percentile of cosine", ">=", "cosine", "cosine", _PRECISION),
         "slice_accuracy_loss": Rule(
-            "accuracy loss", "<=", lambda g: g.max_slice_accuracy_loss, "fraction", _PRECISION
+            "accuracy loss", "<=", "fraction", "accuracy_delta", _PRECISION
         ),
+        "slice_top1_agreement": Rule("top-1 agreement", ">=", "fraction", "top1_match", _PRECISION),
+    }
+)
+_LIMITS: Mapping[str, Callable[[Gates], float | None]] = MappingProxyType(
+    {
+        "samples": lambda g: g.min_samples,
+        "nonfinite": lambda _: 0.0,
+        "accuracy_loss": lambda g: g.max_accuracy_loss,
+        "top1_agreement": lambda g: g.min_top1_agreement,
+        "kl_p99": lambda g: g.max_kl_p99_nats,
+        "max_abs_error": lambda g: g.max_abs_error,
+        "p99_abs_error": lambda g: g.max_p99_abs_error,
+        "p99_rel_error": lambda g: g.max_p99_rel_error,
+        "sqnr": lambda g: g.min_sqnr_db,
+        "cosine_p1": lambda g: g.min_cosine_p1,
+        "slice_accuracy_loss": lambda g: g.max_slice_accuracy_loss,
         # Accuracy can be lost only where the top class changed, so a slice that agrees on all but
         # the margin has lost no more than the margin: the slice rule for samples without labels.
-        "slice_top1_agreement": Rule(
-            "top-1 agreement",
-            ">=",
-            lambda g: min(g.min_top1_agreement, 1.0 - g.max_slice_accuracy_loss),
-            "fraction",
-            _PRECISION,
+        "slice_top1_agreement": lambda g: (
+            None
+            if g.min_top1_agreement is None or g.max_slice_accuracy_loss is None
+            else min(g.min_top1_agreement, 1.0 - g.max_slice_accuracy_loss)
         ),
     }
 )
-FAMILIES = ("slice_accuracy_loss", "slice_top1_agreement")
+_WHOLE = tuple(name for name in RULES if not name.startswith("slice_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +85,7 @@ class Check:
     Attributes:
         scope: e.g. evaluation, or evaluation/digit=8 for a slice.
         part: column and value of the slice; None for all samples.
+        kind: of a metric's gate (its name ends in ``_loss``), the metric's kind; else empty.
     """
 
     gate: str
@@ -77,25 +94,37 @@ class Check:
     confidence: float
     advisory: bool
     part: tuple[str, str] | None = None
+    kind: str = ""
 
     @classmethod
     def of(
         cls, gate: str, scope: str, gates: Gates, *, part: tuple[str, str] | None = None
     ) -> "Check":
-        """The check that the policy asks for."""
-        return cls(
-            gate=gate,
-            scope=scope if part is None else f"{scope}/{part[0]}={part[1]}",
-            limit=RULES[gate].limit(gates),
-            confidence=gates.confidence,
-            advisory=gate in gates.advisory,
-            part=part,
-        )
+        """The check of a gate that the policy limits."""
+        limit = _LIMITS[gate](gates)
+        if limit is None:
+            raise ValueError(f"the policy sets no limit for {gate}")
+        return cls(gate, _scope(scope, part), limit, gates.confidence, gate in gates.advisory, part)
+
+    @classmethod
+    def of_metric(
+        cls, name: str, kind: str, scope: str, gates: Gates, *, part: tuple[str, str] | None = None
+    ) -> "Check":
+        """The check that a metric loses no more than its margin, on all samples or on a slice."""
+        gate = f"{'slice_' if part else ''}{name}_loss"
+        margins = gates.max_slice_metric_loss if part else gates.max_metric_loss
+        place = _scope(scope, part)
+        advisory = gate in gates.advisory
+        return cls(gate, place, margins[name], gates.confidence, advisory, part, kind)
 
     @property
     def rule(self) -> Rule:
         """What is measured, and in which direction it is limited."""
-        return RULES[self.gate]
+        if not self.kind:
+            return RULES[self.gate]
+        name = self.gate.removeprefix("slice_").removesuffix("_loss")
+        unit = "" if paired_form(self.kind) == "numbers" else "fraction"
+        return Rule(f"{name} loss", "<=", unit, f"score.{name}", _PRECISION)
 
     def __str__(self) -> str:
         rule = self.rule
@@ -104,39 +133,76 @@ class Check:
     @property
     def in_family(self) -> bool:
         """Whether this is one slice of many, to be judged together with the others."""
-        return self.gate in FAMILIES
+        return self.part is not None
 
     def allows(self, value: float) -> bool:
         """Whether a value is within the limit; NaN never is."""
         return value <= self.limit if self.rule.relation == "<=" else value >= self.limit
 
     def harm(self, value: float) -> float:
-        """How far a value is beyond the limit; negative within."""
-        return value - self.limit if self.rule.relation == "<=" else self.limit - value
+        """How far a value is beyond the limit, in limits where that has a meaning."""
+        beyond = value - self.limit if self.rule.relation == "<=" else self.limit - value
+        return beyond / self.limit if self.kind and self.limit else beyond
 
 
-def checks_for(comparison: Comparison, gates: Gates) -> tuple[Check, ...]:
+def checks_for(comparison: Comparison, gates: Gates, asked: Asked = CLASSIFY) -> tuple[Check, ...]:
     """Every check of one comparison: on all its samples, then on each slice that is large enough.
 
-    With labels slices are judged by accuracy, without by agreement.
+    With labels slices are judged by accuracy and by metrics, without by agreement.
     """
-    labelled = comparison.accuracy_delta is not None
-    names = ["samples", "nonfinite", *(["accuracy_loss"] if labelled else [])]
-    names += ["top1_agreement", "kl_p99", "max_abs_error"]
-    whole = [Check.of(name, comparison.scope, gates) for name in names]
-    family = "slice_accuracy_loss" if labelled else "slice_top1_agreement"
+    scope, present = comparison.scope, comparison.columns()
+    whole = [
+        Check.of(name, scope, gates)
+        for name in _WHOLE
+        if _LIMITS[name](gates) is not None and (name == "samples" or RULES[name].column in present)
+    ]
+    whole += [
+        Check.of_metric(name, metric.kind, scope, gates)
+        for name, metric in asked.metrics.items()
+        if name in comparison.scores
+    ]
     slices = [
-        Check.of(family, comparison.scope, gates, part=part)
-        for part, size in slice_sizes(comparison).items()
+        check
+        for part, size in slice_sizes(comparison, asked.max_values).items()
         if size >= gates.min_slice_samples
+        for check in _slice_checks(comparison, gates, asked, part)
     ]
     return (*whole, *slices)
 
 
-def slice_sizes(comparison: Comparison) -> dict[tuple[str, str], int]:
-    """Samples in each slice, by column and value."""
-    sizes = {}
+def unlimited(comparison: Comparison, gates: Gates) -> tuple[str, ...]:
+    """Gates that could be measured, and that the policy sets no limit for."""
+    present = comparison.columns()
+    return tuple(
+        name for name in _WHOLE if RULES[name].column in present and _LIMITS[name](gates) is None
+    )
+
+
+def slice_sizes(comparison: Comparison, max_values: int = 200) -> dict[tuple[str, str], int]:
+    """Samples in each slice, by column and value; columns with too many values have none."""
+    sizes: dict[tuple[str, str], int] = {}
     for column, values in comparison.slices.items():
-        for value, count in zip(*np.unique(values, return_counts=True), strict=True):
-            sizes[column, str(value)] = int(count)
+        found, counts = np.unique(values, return_counts=True)
+        if len(found) <= max_values:
+            sizes |= {(column, str(v)): int(n) for v, n in zip(found, counts, strict=True)}
     return sizes
+
+
+def _slice_checks(
+    comparison: Comparison, gates: Gates, asked: Asked, part: tuple[str, str]
+) -> list[Check]:
+    scope, labelled = comparison.scope, comparison.accuracy_delta is not None
+    name = "slice_accuracy_loss" if labelled else "slice_top1_agreement"
+    found = []
+    if comparison.top1_reference is not None and _LIMITS[name](gates) is not None:
+        found.append(Check.of(name, scope, gates, part=part))
+    found += [
+        Check.of_metric(metric, asked.metrics[metric].kind, scope, gates, part=part)
+        for metric in gates.max_slice_metric_loss
+        if metric in comparison.scores
+    ]
+    return found
+
+
+def _scope(scope: str, part: tuple[str, str] | None) -> str:
+    return scope if part is None else f"{scope}/{part[0]}={part[1]}"

@@ -1,11 +1,7 @@
 """Great Expectations as the gate engine: checks become a suite, its results become findings.
 
 A rule exists once, in ``gate``. Great Expectations selects the rows, measures and keeps the record.
-Its own expectations are used where one fits, ours where none does:
-
-- ``ExpectColumnPairedLossToBeAtMost``: upper end of Tango's interval of the accuracy lost.
-- ``ExpectColumnTrueShareToBeAtLeast``: lower end of Wilson's interval of a share.
-- ``ExpectColumnUpperQuantileToBeAtMost``: upper end of a 99th percentile's interval.
+Its own expectations are used where one fits, where none does, those of `OURS`.
 
 Each of ours succeeds only when the gate passed. A slice is the same expectation with a row
 condition; whether one that did not pass failed is decided over all slices together (see ``gate``).
@@ -14,11 +10,14 @@ Importing Great Expectations takes seconds, so it happens at the first judgement
 """
 
 import functools
+import html
+import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -26,17 +25,41 @@ from pydantic import Field
 
 from enginegate.canonical import Record
 from enginegate.evidence import Finding, Outcome
-from enginegate.policy import Gates
+from enginegate.gates import Gates
 from validation import gate
 from validation.agreement import Comparison
-from validation.checks import Check, checks_for, slice_sizes
-from validation.gate import Counts, Tail
-from validation.statistics import Pairs, Share
-from validation.translate import evidence_of, findings_from
+from validation.asked import CLASSIFY, Asked
+from validation.checks import Check, checks_for
+from validation.notes import notes_on
+from validation.reading import Counts, counts_of
+from validation.score import paired_form
+from validation.translate import evidence_of, findings_from, self_contained
 
 if TYPE_CHECKING:
     import pandas as pd
 
+OURS: Mapping[str, str] = MappingProxyType(
+    {
+        "ExpectColumnPairedLossToBeAtMost": (
+            "The share lost is at most the limit: upper end of Tango's paired interval."
+        ),
+        "ExpectColumnTrueShareToBeAtLeast": (
+            "The share of true values is at least the limit: lower end of Wilson's interval."
+        ),
+        "ExpectColumnUpperQuantileToBeAtMost": (
+            "The 99th percentile is at most the limit: upper end of its rank interval."
+        ),
+        "ExpectColumnLowerQuantileToBeAtLeast": (
+            "The 1st percentile is at least the limit: lower end of its rank interval."
+        ),
+        "ExpectColumnResampledLossToBeAtMost": (
+            "The loss of a score is at most the limit: upper end of its paired BCa interval."
+        ),
+        "ExpectColumnSignalToNoiseToBeAtLeast": (
+            "The signal to noise ratio in dB is at least the limit: lower end of its BCa interval."
+        ),
+    }
+)
 _METRIC = "column.enginegate.values"
 _SHOWN_ROWS = 20
 _LOADING = threading.Lock()
@@ -48,32 +71,37 @@ class Judged(Record):
     scope: str
     findings: tuple[Finding, ...]
     result_json: str = Field(description="Great Expectations' result, kept as evidence")
+    page_html: str = Field(default="", description="the same as a page of Data Docs")
 
 
-def judge(comparison: Comparison, gates: Gates) -> Judged:
+def judge(comparison: Comparison, gates: Gates, asked: Asked = CLASSIFY) -> Judged:
     """Judge a comparison by every gate that applies to it.
 
     Args:
         comparison: reference and candidate on the same samples.
         gates: the policy's limits for the candidate's precision.
+        asked: what was compared.
     """
-    checks = checks_for(comparison, gates)
-    result = run_suite(checks, comparison.frame(), name=comparison.scope)
-    notes = [gate.judge_slice_sizes(comparison.scope, slice_sizes(comparison), gates)]
-    if comparison.scope == "evaluation" and comparison.accuracy_delta is None:
-        notes.append(gate.unlabelled(comparison.scope, gates))
+    whole = comparison.with_parts()
+    checks = checks_for(whole, gates, asked)
+    ran = _run(checks, whole.frame(), name=whole.scope)
+    result: dict[str, Any] = ran.to_json_dict()
+    findings = findings_from(result, checks, rows=len(whole))
     return Judged(
-        scope=comparison.scope,
-        findings=(
-            *findings_from(result, checks, rows=len(comparison)),
-            *(note for note in notes if note is not None),
-        ),
+        scope=whole.scope,
+        findings=(*findings, *notes_on(whole, gates, asked)),
         result_json=evidence_of(result),
+        page_html=_page(ran, findings),
     )
 
 
 def run_suite(checks: Sequence[Check], frame: "pd.DataFrame", *, name: str) -> dict[str, Any]:
     """Run the checks as one suite over a comparison's frame; Great Expectations' result as JSON."""
+    result: dict[str, Any] = _run(checks, frame, name=name).to_json_dict()
+    return result
+
+
+def _run(checks: Sequence[Check], frame: "pd.DataFrame", *, name: str) -> Any:
     vendor = _vendor()
     context = vendor.gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False, "metric_calculations": False}
@@ -97,20 +125,37 @@ def run_suite(checks: Sequence[Check], frame: "pd.DataFrame", *, name: str) -> d
         },
     )
     run = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": frame})
-    result: dict[str, Any] = next(iter(run.run_results.values())).to_json_dict()
-    return result
+    return next(iter(run.run_results.values()))
+
+
+def _page(ran: Any, findings: Sequence[Finding]) -> str:
+    """A result as Great Expectations' own page, telling of each expectation what its finding says.
+
+    Its renderer does not escape text, and fails at NumPy's numbers; plain text avoids both.
+    """
+    from great_expectations.render.renderer.page_renderer import (  # noqa: PLC0415
+        ValidationResultsPageRenderer,
+    )
+    from great_expectations.render.view.view import DefaultJinjaPageView  # noqa: PLC0415
+
+    told = {(finding.gate, finding.scope): finding for finding in findings}
+    for entry in ran.results:
+        config = entry.expectation_config
+        finding = told[config.meta["gate"], config.meta["scope"]]
+        config.description = html.escape(str(config.description))
+        entry.result["observed_value"] = html.escape(f"{finding.outcome.word}: {finding.reason}")
+    view: Any = DefaultJinjaPageView()
+    return self_contained(str(view.render(ValidationResultsPageRenderer().render(ran))))
 
 
 @dataclass(frozen=True, slots=True)
 class _Vendor:
-    """Great Expectations, with our expectations registered."""
+    """Great Expectations, with our expectations registered by name."""
 
     gx: Any
     expectations: Any
     column: Any
-    paired_loss: Any
-    true_share: Any
-    upper_quantile: Any
+    ours: Mapping[str, Any]
 
 
 def _vendor() -> _Vendor:
@@ -126,26 +171,13 @@ def _load() -> _Vendor:
         import great_expectations as gx  # noqa: PLC0415 - takes seconds
         from great_expectations import expectations  # noqa: PLC0415
         from great_expectations.expectations.row_conditions import Column  # noqa: PLC0415
+    # It sets loggers of its own to INFO, and whoever owns the root handler prints what they say.
+    for name in ("great_expectations", *logging.root.manager.loggerDict):
+        if name.startswith("great_expectations"):
+            logging.getLogger(name).setLevel(logging.WARNING)
     _register_metric()
     return _Vendor(
-        gx=gx,
-        expectations=expectations,
-        column=Column,
-        paired_loss=_define(
-            "ExpectColumnPairedLossToBeAtMost",
-            "The accuracy lost is at most the limit: upper end of Tango's paired interval.",
-            lambda _, values: Pairs.of(values),
-        ),
-        true_share=_define(
-            "ExpectColumnTrueShareToBeAtLeast",
-            "The share of true values is at least the limit: lower end of Wilson's interval.",
-            lambda _, values: Share.of(values),
-        ),
-        upper_quantile=_define(
-            "ExpectColumnUpperQuantileToBeAtMost",
-            "The 99th percentile is at most the limit: upper end of its rank interval.",
-            Tail.of,
-        ),
+        gx, expectations, Column, {name: _define(name, doc) for name, doc in OURS.items()}
     )
 
 
@@ -168,7 +200,7 @@ def _register_metric() -> None:
             return column.to_numpy()
 
 
-def _define(name: str, doc: str, count: Callable[[Check, NDArray[Any]], Counts]) -> Any:
+def _define(name: str, doc: str) -> Any:
     """Define and register an expectation that counts a column and asks the gate."""
     from great_expectations.expectations.expectation import (  # noqa: PLC0415
         ColumnAggregateExpectation,
@@ -176,7 +208,7 @@ def _define(name: str, doc: str, count: Callable[[Check, NDArray[Any]], Counts])
 
     def validate(self: Any, metrics: Mapping[str, Any], *_: Any, **__: Any) -> dict[str, Any]:
         check = _check_of(self.check)
-        return _answer(check, count(check, metrics[_METRIC]))
+        return _answer(check, counts_of(check, metrics[_METRIC]))
 
     members = {
         "__doc__": doc,
@@ -225,11 +257,21 @@ def _expectation(vendor: _Vendor, check: Check) -> Any:
     if check.part is not None:
         column, value = check.part
         given["row_condition"] = vendor.column(f"slice.{column}") == value
-    kind, measured = {
-        "accuracy_loss": (vendor.paired_loss, "accuracy_delta"),
-        "slice_accuracy_loss": (vendor.paired_loss, "accuracy_delta"),
-        "top1_agreement": (vendor.true_share, "top1_match"),
-        "slice_top1_agreement": (vendor.true_share, "top1_match"),
-        "kl_p99": (vendor.upper_quantile, "kl_nats"),
-    }[check.gate]
-    return kind(column=measured, check=asdict(check), **given)
+    kind = vendor.ours[_expectation_name(check)]
+    return kind(column=check.rule.column, check=asdict(check), **given)
+
+
+def _expectation_name(check: Check) -> str:
+    """Which of `OURS` states a check."""
+    column = check.rule.column
+    if column == "accuracy_delta" or (check.kind and paired_form(check.kind) == "binary"):
+        return "ExpectColumnPairedLossToBeAtMost"
+    if check.kind:
+        return "ExpectColumnResampledLossToBeAtMost"
+    if column == "top1_match":
+        return "ExpectColumnTrueShareToBeAtLeast"
+    if column == "power":
+        return "ExpectColumnSignalToNoiseToBeAtLeast"
+    if column == "cosine":
+        return "ExpectColumnLowerQuantileToBeAtLeast"
+    return "ExpectColumnUpperQuantileToBeAtMost"

@@ -5,13 +5,14 @@ outputs: Triton's trace writes six significant digits, so those are only good en
 the sample belongs to this model at all.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.data import Array, DataSet, Tensors
-from enginegate.errors import DataError
 from enginegate.evidence import Finding, Outcome
-from enginegate.policy import Gates
+from enginegate.gates import Gates
 from validation.agreement import Comparison
 
 # Six digits are 5e-6 of a value, in the recorded inputs too; a layer may amplify those.
@@ -19,7 +20,12 @@ TRACE_TOLERANCE = 1e-4
 
 
 def judge_recording(
-    recorded: Tensors, replayed: Tensors, data: DataSet, *, tolerance: float = TRACE_TOLERANCE
+    recorded: Tensors,
+    replayed: Tensors,
+    data: DataSet,
+    *,
+    tolerance: float = TRACE_TOLERANCE,
+    advisory: bool = False,
 ) -> Finding:
     """Whether the recorded FP32 outputs are what the reference gives on the recorded inputs.
 
@@ -28,18 +34,12 @@ def judge_recording(
         replayed: outputs of the reference on ``data``.
         data: the recorded samples.
         tolerance: difference allowed, relative to a sample's largest output.
-
-    Raises:
-        DataError: an output was not recorded, or in another shape.
+        advisory: the outputs are of a live release, which need not answer like this reference.
     """
     worst = np.zeros(len(data))
     for name, expected in replayed.items():
         if name not in recorded or recorded[name].shape != expected.shape:
-            found = recorded[name].shape if name in recorded else "missing"
-            raise DataError(
-                f"{data.origin}: recorded output {name!r} is {found}, the reference gives "
-                f"{expected.shape}. The sample is of another model; record it again."
-            )
+            return _another_form(recorded, name, expected, advisory=advisory)
         worst = np.maximum(worst, _relative_error(recorded[name], expected))
     largest = float(worst.max(initial=0.0))
     differing = int((~(worst <= tolerance)).sum())
@@ -54,7 +54,75 @@ def judge_recording(
         limit=tolerance,
         relation="<=",
         samples=len(data),
+        advisory=advisory,
         remedy="" if holds else "Record the sample again: it seems to be of another model version.",
+    )
+
+
+def _another_form(recorded: Tensors, name: str, expected: Array, *, advisory: bool) -> Finding:
+    found = f"of shape {recorded[name].shape}" if name in recorded else "missing"
+    return Finding(
+        gate="shadow_integrity",
+        scope="shadow",
+        outcome=Outcome.INCONCLUSIVE,
+        reason=f"recorded output {name!r} is {found}, the reference gives {expected.shape}: the "
+        "sample is of another model",
+        samples=len(expected),
+        advisory=advisory,
+        remedy="Record the sample again, from this model.",
+    )
+
+
+def judge_version(
+    model: str, rows: Mapping[int, int], *, wanted: str, version: int | None
+) -> Finding:
+    """Whether a sample was recorded from the model it is used for, and from one version of it.
+
+    Args:
+        model: whose requests they are.
+        rows: count of rows by the version that answered; version 0 was not told.
+        wanted: the policy's model.
+        version: the only one it may be of, when it was recorded for this; else any one will do,
+            and several are a note: their inputs are evidence, their outputs are of several models.
+    """
+    versions = sorted(rows)
+    several = len(versions) != 1 or (version is not None and versions != [version])
+    told = ", ".join(
+        f"version {v} ({rows[v]} rows)" if v else f"{rows[v]} rows not told" for v in versions
+    )
+    reason, remedy = f"recorded from {model}: {told or 'nothing'}", ""
+    if model != wanted:
+        reason += f"; the policy is about {wanted}"
+        remedy = f"Record {wanted}, or name another sample in [data] shadow."
+    elif several:
+        remedy = "Record again while one version serves, or look at what changed in between."
+    holds = model == wanted and not several
+    return Finding(
+        gate="shadow_version",
+        scope="shadow",
+        outcome=Outcome.PASSED if holds else Outcome.INCONCLUSIVE,
+        reason=reason,
+        value=len(versions),
+        limit=1,
+        relation="<=",
+        unit="versions",
+        samples=sum(rows.values()),
+        advisory=model == wanted and version is None,
+        remedy=remedy,
+    )
+
+
+def not_replayable(origin: str, withheld: tuple[str, ...], samples: int) -> Finding:
+    """A sample whose inputs were redacted says nothing about a candidate: inconclusive."""
+    return Finding(
+        gate="shadow_integrity",
+        scope="shadow",
+        outcome=Outcome.INCONCLUSIVE,
+        reason=f"{origin} was recorded without {', '.join(withheld) or 'inputs'}, so it cannot be "
+        "replayed",
+        samples=samples,
+        remedy="Record a sample with the model's inputs (a redactor may rewrite them), or take "
+        "[data] shadow out of the policy.",
     )
 
 
@@ -69,15 +137,18 @@ def judge_noise(noise: Comparison, gates: Gates) -> Finding:
     """
     largest = float(noise.max_abs_error.max(initial=0.0))
     flips = int((~noise.top1_match).sum())
-    above = len(noise) > 0 and largest <= gates.max_abs_error
+    limit = gates.max_abs_error
+    above = len(noise) > 0 and largest <= (np.finfo(np.float64).max if limit is None else limit)
+    relation = "<=" if above else ">"
+    against = "; no limit on it" if limit is None else f" {relation} {limit:g}"
     return Finding(
         gate="noise_floor",
         scope=noise.scope,
         outcome=Outcome.PASSED if above else Outcome.INCONCLUSIVE,
-        reason=f"FP32 differs from itself by {largest:.3g} {'<=' if above else '>'} "
-        f"{gates.max_abs_error:g}; {flips} of {len(noise)} top classes changed",
+        reason=f"FP32 differs from itself by {largest:.3g}{against}; {flips} of {len(noise)} top "
+        "classes changed",
         value=largest if np.isfinite(largest) else None,
-        limit=gates.max_abs_error,
+        limit=limit,
         relation="<=",
         samples=len(noise),
         advisory="noise_floor" in gates.advisory,

@@ -1,6 +1,7 @@
 """Great Expectations' results in our words: findings, and evidence to keep."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,14 +9,32 @@ from enginegate.canonical import canonical_json
 from enginegate.evidence import Finding, Outcome
 from validation import gate
 from validation.checks import Check
-from validation.statistics import Pairs, Share
+from validation.reading import Counts
+from validation.resampling import Resampled
+from validation.statistics import Estimate, Pairs, Share
 
-_FAMILY_COUNTS: Mapping[str, type[Pairs] | type[Share]] = {
-    "slice_accuracy_loss": Pairs,
-    "slice_top1_agreement": Share,
-}
 # Named by chance, or holding paths of this machine.
 _VOLATILE = frozenset({"id", "batch_id", "exception_traceback"})
+
+
+_STYLE = """<style>body{font:14px/1.4 sans-serif;margin:2em;max-width:70em}
+table{border-collapse:collapse;width:100%}td,th{border:1px solid #ccc;padding:.3em .5em;
+text-align:left;vertical-align:top}</style>"""
+# What only works with a network, sells something, or differs from run to run.
+_DROPPED = re.compile(
+    r"<script\b.*?</script>|<style\b.*?</style>|<link\b[^>]*>|<img\b[^>]*>|<footer\b.*?</footer>"
+    r"|<a\b[^>]*newsletter.*?</a>|<!--.*?-->",
+    re.DOTALL,
+)
+_CHANGING = re.compile(
+    r"\b\d{4}-?\d\d-?\d\dT\d\d:?\d\d:?\d\d(\.\d+)?Z?\b|\b[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
+)
+
+
+def self_contained(page: str) -> str:
+    """A page of Data Docs that needs nothing from elsewhere, and is the same for the same data."""
+    kept = _CHANGING.sub("", _DROPPED.sub("", page))
+    return re.sub(r"\n\s*\n+", "\n", kept.replace("</head>", f"{_STYLE}</head>", 1))
 
 
 def findings_from(
@@ -33,8 +52,7 @@ def findings_from(
         if entry is None or problem:
             broken.append(gate.errored(check, problem))
         elif check.in_family:
-            counts = _FAMILY_COUNTS[check.gate](**entry["result"]["details"]["counts"])
-            families.append((check, counts))
+            families.append((check, _counts(entry["result"]["details"]["counts"])))
         else:
             singles.append(_single(check, entry, rows))
     return (*broken, *singles, *gate.judge_family(families))
@@ -53,6 +71,18 @@ def _single(check: Check, entry: Mapping[str, Any], rows: int) -> Finding:
     if finding.outcome is Outcome.PASSED and not entry["success"]:
         return gate.errored(check, f"Great Expectations refused what the gate passed: {found}")
     return finding
+
+
+def _counts(found: Mapping[str, Any]) -> Counts:
+    """A slice's counts, as `expectations` wrote them into a result."""
+    if "lost" in found:
+        return Pairs(**found)
+    if "having" in found:
+        return Share(**found)
+    seen = found["estimate"]
+    value, low, high = (float(seen[name]) for name in ("value", "low", "high"))
+    estimate = Estimate(value, low, high, int(seen["samples"]))
+    return Resampled(estimate, float(found["spread"]), found["detail"])
 
 
 def _key(entry: Mapping[str, Any]) -> tuple[str, str]:

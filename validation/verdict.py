@@ -19,7 +19,7 @@ def verdict_on(engine: Engine, judged: Sequence[Judged], *notes: Finding) -> Ver
         notes: findings about the evidence itself, such as the shadow sample's integrity.
     """
     findings = [_ran(engine), precision_proof(engine)]
-    if not any(part.scope == "evaluation" and part.findings for part in judged):
+    if not any(_evaluates(part) for part in judged):
         findings.append(_not_compared())
     for part in judged:
         findings += part.findings
@@ -90,6 +90,10 @@ def precision_proof(engine: Engine) -> Finding:
         samples=sum(proof.weighted_layers.values()),
         remedy="" if proof.proven else "It is not what its name says; look at how it was built.",
     )
+
+
+def _evaluates(part: Judged) -> bool:
+    return part.scope.partition(":")[0] == "evaluation" and bool(part.findings)
 
 
 def _ran(engine: Engine) -> Finding:

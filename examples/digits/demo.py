@@ -19,12 +19,12 @@ from rich.prompt import Prompt
 
 from enginegate.candidate import Candidate
 from enginegate.data import DataSet, read_data
-from enginegate.decision import Decision, Release
-from enginegate.errors import ExitCode, InputError, ServerError
+from enginegate.decision import Decision, Release, check_decision
+from enginegate.errors import ApprovalError, ExitCode, InputError, ServerError
 from enginegate.evidence import Scorecard
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy, read_policy
-from enginegate.report import print_approval, print_scorecard
+from enginegate.report import print_approval, print_scorecard, print_table
 from enginegate.repository import Layout, LiveRepository
 from enginegate.triton.live import live_server
 from enginegate.triton.server import Server
@@ -53,9 +53,9 @@ def run(answer: Answer, workspace: Workspace, out: Console) -> int:
     demo = _Demo(answer, workspace, policy, out)
     before = _counts(workspace)
     started = time.monotonic()
-    code = demo.run()
+    demo.run()
     demo.close(before, time.monotonic() - started)
-    return code
+    return ExitCode.OK
 
 
 @dataclass(slots=True)
@@ -68,21 +68,17 @@ class _Demo:
     registered: int = 0
     cards: list[Scorecard] = field(default_factory=list)
 
-    def run(self) -> int:
+    def run(self) -> None:
         first = self.qualified(1)
         with live_server(self.policy.target.repository, self.workspace) as server:
             self._bring_up(server)
-            if not self.approved(first):
-                self.out.print("Rejected, so nothing goes live. The scorecard stays as evidence.")
-                return ExitCode.NOT_APPROVED
+            self.approved(first)
             self.promoted(first)
             self.call(server)
             second = self.qualified(2)
-            if not self.approved(second):
-                return ExitCode.NOT_APPROVED
+            self.approved(second)
             self.swapped(server, second)
             self.call(server)
-        return ExitCode.OK
 
     def qualified(self, version: int) -> Scorecard:
         self.say(f"Train and register models:/digits/{version}")
@@ -103,21 +99,24 @@ class _Demo:
         self.out.print(f"  then {compare.runs_url}", soft_wrap=True)
         return card
 
-    def approved(self, card: Scorecard) -> bool:
+    def approved(self, card: Scorecard) -> None:
+        """Ask, unless a decision that still stands was given in an earlier run."""
         self.say("Ask a person: may it go live? The answer binds to the scorecard's digest")
         written = self.workspace.decision(card.digest)
-        if written is not None and written.answer == "approve" and self.answer == "yes":
-            self.out.print(
-                f"{written.approver} approved {card.digest[:12]} before: {written.reason}"
-            )
-            return True
+        if self.answer == "yes" and written is not None and self._stands(written, card):
+            self.out.print(f"{written.approver} approved {card.digest[:12]}: {written.reason}")
+            return
         self._ask_for(card)
-        if card.winner is None:
-            return False
         decision = self._decision(card)
         self.workspace.save_decision(decision)
-        self.out.print(f"{decision.approver}: {decision.answer} ({decision.reason})")
-        return decision.answer == "approve"
+        self.out.print(f"{decision.approver}: {decision.answer} ({decision.reason})", markup=False)
+
+    def _stands(self, decision: Decision, card: Scorecard) -> bool:
+        try:
+            check_decision(decision, card, self.policy.approval, now=now())
+        except ApprovalError:
+            return False
+        return True
 
     def promoted(self, card: Scorecard) -> Release:
         self.say("Promote the winner into the live Triton repository")
@@ -171,6 +170,9 @@ class _Demo:
 
     def close(self, before: dict[str, int], took_s: float) -> None:
         """What was new in this run, and where to look."""
+        self.say("What was found")
+        for card in self.cards:
+            print_table(card, self.out, self._sizes(card))
         made = {name: count - before[name] for name, count in _counts(self.workspace).items()}
         news = ", ".join(f"{count} {name}" for name, count in made.items())
         self.out.print(

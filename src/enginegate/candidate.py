@@ -17,6 +17,8 @@ from enginegate.errors import ModelError, TamperedError
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
+ONNX_FILE = "model.onnx"
+
 
 class Precision(StrEnum):
     """The arithmetic a candidate is meant to use; `fp32` means IEEE, with TF32 off."""
@@ -121,12 +123,20 @@ class FileDigest(Record):
 
 
 class OnnxModel(Record):
-    """An FP32 ONNX model in the store: ``model.onnx`` beside this record, ``manifest.json``."""
+    """An FP32 ONNX model in the store: ``model.onnx`` beside this record, ``manifest.json``.
+
+    The digest of ``model.onnx`` stands for the whole model: the file names the sha256 of its
+    external weights.
+    """
 
     schema_version: Literal[1] = 1
     source: str = Field(description="where it came from, e.g. models:/digits/1")
     source_sha256: Sha256 = Field(description="digest of the source's files")
     file: FileDigest
+    external: dict[str, FileDigest] = Field(
+        default_factory=dict,
+        description="weight files beside model.onnx, when one ONNX file cannot hold them all",
+    )
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     opset: PositiveInt
@@ -139,6 +149,19 @@ class OnnxModel(Record):
     parity_tolerance: NonNegativeFloat | None
     parity_samples: NonNegativeInt
     proven_batch_sizes: tuple[PositiveInt, ...]
+    proven_lengths: dict[str, tuple[PositiveInt, ...]] = Field(
+        default_factory=dict, description="sizes that were run, by dynamic axis besides the batch"
+    )
+
+    def check(self, folder: Path) -> None:
+        """Refuse files that are not the ones that were recorded.
+
+        Raises:
+            TamperedError: a file is missing, or differs in size or content.
+        """
+        self.file.check(folder / ONNX_FILE)
+        for name, digest in self.external.items():
+            digest.check(folder / name)
 
 
 class PrecisionProof(Record):
@@ -148,9 +171,27 @@ class PrecisionProof(Record):
         description="count of Conv, MatMul and Gemm layers by the type they compute in"
     )
     quantised_layers: NonNegativeInt = Field(description="layers fed by Quantize/Dequantize pairs")
+    flops: dict[str, NonNegativeInt] = Field(
+        default={}, description="operations of those layers for one sample, by type"
+    )
+    weights: dict[str, NonNegativeInt] = Field(
+        default={}, description="numbers stored in the graph, by type"
+    )
+    executed_layers: dict[str, NonNegativeInt] = Field(
+        default={},
+        description="layers of the graph that the runtime made of it, by type; empty if not shown",
+    )
     device: str = Field(description="what runs it, e.g. CPUExecutionProvider, or 'none here'")
     proven: bool
     detail: str = Field(description="one sentence a person can read")
+
+
+class ShapeRange(Record):
+    """Shapes of one input that an engine takes: every axis from ``min`` to ``max``."""
+
+    min: tuple[PositiveInt, ...]
+    best: tuple[PositiveInt, ...] = Field(description="what it is tuned for")
+    max: tuple[PositiveInt, ...]
 
 
 class Unbuilt(Record):
@@ -178,3 +219,27 @@ class Engine(Record):
     max_batch_size: PositiveInt
     build_s: NonNegativeFloat
     proof: PrecisionProof
+    source_sha256: Sha256 | None = Field(default=None, description="the source of the ONNX model")
+    kept_nodes: tuple[str, ...] = Field(
+        default=(), description="nodes that stay fp32, in a repaired candidate"
+    )
+    flags: dict[str, str] = Field(default={}, description="what the builder was told, by name")
+    profiles: dict[str, ShapeRange] = Field(
+        default={}, description="sizes it takes, by input with dynamic axes"
+    )
+    beside: dict[str, FileDigest] = Field(
+        default={}, description="other files of its folder, e.g. a log, by name"
+    )
+    external: dict[str, FileDigest] = Field(
+        default={}, description="weight files beside it, when one ONNX file cannot hold them all"
+    )
+
+    def check(self, folder: Path) -> None:
+        """Refuse files that are not the ones that were recorded.
+
+        Raises:
+            TamperedError: a file is missing, or differs in size or content.
+        """
+        self.file.check(folder / self.filename)
+        for name, digest in self.external.items():
+            digest.check(folder / name)

@@ -23,8 +23,12 @@ class Record(BaseModel):
         return sha256_bytes(self.canonical_json())
 
     def canonical_json(self) -> bytes:
-        """Sorted keys, no white space, UTF-8; NaN and infinities are refused."""
-        return canonical_json(self.model_dump(mode="json"))
+        """Sorted keys, no white space, UTF-8; NaN and infinities are refused.
+
+        Fields at their default are left out, so that a field added later changes no digest that
+        was taken, and approved, before it was there.
+        """
+        return canonical_json(self.model_dump(mode="json", exclude_defaults=True))
 
     def pretty_json(self) -> bytes:
         """The same content, indented for people."""

@@ -1,15 +1,16 @@
 """Evaluation, calibration and shadow data: one ``.npz``, or a folder of ``.npy`` for large sets.
 
 Arrays by name: ``input.NAME`` (one for each model input, first axis the sample), optional
-``label`` (integer classes), ``slice.COLUMN`` (text or integers) and ``id`` (text). Pickled arrays
-are refused.
+``label`` (integer classes), ``label.OUTPUT`` (classes, numbers or vectors, of one output),
+``slice.COLUMN`` (text or integers) and ``id`` (text). Pickled arrays are refused.
 A folder's arrays are memory-mapped, so a set may be larger than memory.
 """
 
 import hashlib
 import io
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 from zipfile import BadZipFile
@@ -37,6 +38,7 @@ class DataSet:
         labels: shape ``(N,)``, int64 class indices, or None.
         ids: shape ``(N,)``, text, unique within the set.
         slices: by column name, shape ``(N,)``, text.
+        targets: labels of single outputs by the output's name, shape ``(N, ...)``, finite.
     """
 
     origin: str
@@ -44,6 +46,7 @@ class DataSet:
     labels: NDArray[np.int64] | None
     ids: NDArray[np.str_]
     slices: Mapping[str, NDArray[np.str_]]
+    targets: Mapping[str, Array] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -65,12 +68,17 @@ class DataSet:
 
     def head(self, count: int) -> "DataSet":
         """The first ``count`` samples."""
+        return self.rows(0, count)
+
+    def rows(self, start: int, stop: int) -> "DataSet":
+        """Samples ``start`` to ``stop``, the last not included."""
         return DataSet(
             self.origin,
-            {name: array[:count] for name, array in self.inputs.items()},
-            None if self.labels is None else self.labels[:count],
-            self.ids[:count],
-            {name: column[:count] for name, column in self.slices.items()},
+            {name: array[start:stop] for name, array in self.inputs.items()},
+            None if self.labels is None else self.labels[start:stop],
+            self.ids[start:stop],
+            {name: column[start:stop] for name, column in self.slices.items()},
+            {name: array[start:stop] for name, array in self.targets.items()},
         )
 
     def check_fits(self, specs: tuple[TensorSpec, ...]) -> None:
@@ -118,6 +126,7 @@ class DataSet:
     def arrays(self) -> dict[str, Array]:
         arrays: dict[str, Array] = {f"input.{name}": a for name, a in self.inputs.items()}
         arrays |= {f"slice.{name}": column for name, column in self.slices.items()}
+        arrays |= {f"label.{name}": array for name, array in self.targets.items()}
         arrays["id"] = self.ids
         if self.labels is not None:
             arrays["label"] = self.labels
@@ -137,7 +146,7 @@ def read_data(path: Path) -> DataSet:
     }
     if not inputs:
         raise DataError(f"{path} holds no input: name arrays input.NAME (found: {sorted(arrays)}).")
-    lengths = {name: len(array) for name, array in arrays.items()}
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
     count = next(iter(lengths.values()))
     if set(lengths.values()) != {count}:
         raise DataError(f"{path}: arrays differ in length: {lengths}. Each needs one row a sample.")
@@ -151,7 +160,8 @@ def read_data(path: Path) -> DataSet:
         for name, array in arrays.items()
         if name.startswith("slice.")
     }
-    return DataSet(str(path), inputs, _labels(path, arrays.get("label")), ids, slices)
+    labels = _labels(path, arrays.get("label"))
+    return DataSet(str(path), inputs, labels, ids, slices, _targets(path, arrays))
 
 
 def write_data(data: DataSet, path: Path) -> None:
@@ -175,6 +185,17 @@ def _labels(path: Path, array: Array | None) -> NDArray[np.int64] | None:
     return array.astype(np.int64)
 
 
+def _targets(path: Path, arrays: dict[str, Array]) -> dict[str, Array]:
+    targets = {n.removeprefix("label."): a for n, a in arrays.items() if n.startswith("label.")}
+    for name, array in targets.items():
+        if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+            raise DataError(
+                f"{path}: label.{name} must hold finite numbers (dtype {array.dtype}). Remove the "
+                "samples without a label, or leave this array out."
+            )
+    return targets
+
+
 def _load(path: Path) -> dict[str, Array]:
     try:
         if path.is_dir():
@@ -185,7 +206,7 @@ def _load(path: Path) -> dict[str, Array]:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"There is no data at {path}. The policy's [data] names it.") from error
-    except (OSError, ValueError, BadZipFile, EOFError) as error:
+    except (OSError, ValueError, TypeError, BadZipFile, EOFError, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read as .npz or a folder of .npy: {error}. "
             "Write it with numpy.savez; pickled arrays are refused."

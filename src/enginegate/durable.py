@@ -55,7 +55,7 @@ def sync_tree(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path, *, mode: int = 0o755) -> Iterator[Path]:
     """Fill a staging folder that becomes ``target`` in one rename when the block ends well.
 
     If ``target`` exists by then (somebody else finished the same work first), theirs is kept. If
@@ -66,7 +66,7 @@ def new_folder(target: Path) -> Iterator[Path]:
     try:
         yield staging
         sync_tree(staging)
-        staging.chmod(0o755)
+        staging.chmod(mode)
         try:
             staging.rename(target)
         except OSError:

@@ -69,6 +69,9 @@ class Finding(Record):
     samples: NonNegativeInt = 0
     advisory: bool = Field(default=False, description="shown, but cannot change the verdict")
     remedy: str = Field(default="", description="what to do about it, when it did not pass")
+    would_pass: float | None = Field(
+        default=None, allow_inf_nan=False, description="the limit it would just have passed"
+    )
 
 
 def worst(findings: tuple[Finding, ...]) -> Outcome:

@@ -6,13 +6,11 @@ paths are relative to the folder ``enginegate`` runs in, and may not contain ``.
 
 import tomllib
 from collections.abc import Mapping
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     Field,
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -20,61 +18,31 @@ from pydantic import (
     model_validator,
 )
 
+from enginegate.building import Building, OnnxRuntime, Shapes, TensorRt
 from enginegate.candidate import Candidate, EngineKind, Precision
 from enginegate.canonical import Record, explain_validation
 from enginegate.errors import PolicyError
+from enginegate.gates import (
+    Confidence,
+    Evaluation,
+    Gates,
+    Metric,
+    MetricName,
+    Output,
+    OutputTask,
+    Slices,
+    Task,
+    check_gates,
+    check_outputs,
+    complete_gates,
+    output_task,
+    tasks_of,
+)
+from enginegate.model_source import ModelSource
+from enginegate.recording import Data, SafePath, Shadow
 
-
-def _stays_below(path: Path) -> Path:
-    if ".." in PurePath(path).parts:
-        message = "a path in a policy may not contain '..'; use an absolute path, or move the file"
-        raise ValueError(message)
-    return path
-
-
-SafePath = Annotated[Path, AfterValidator(_stays_below)]
-Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
-Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")]
-
-
-class ModelSource(Record):
-    """Where the model comes from."""
-
-    uri: str = Field(
-        description="registry version: models:/NAME/VERSION or models:/NAME@ALIAS",
-        pattern=r"^models:/[^/@]+(/[0-9]+|@[A-Za-z0-9_-]+)$",
-    )
-    allow_pickle: bool = Field(
-        default=False,
-        description="load formats that can run code when opened (pickle): only if you trust it",
-    )
-    parity_max_abs_error: PositiveFloat = Field(
-        default=1e-3, description="largest difference allowed between framework and ONNX outputs"
-    )
-
-
-class Data(Record):
-    """Files the candidates are judged on: .npz, or a folder of .npy (see docs/data.md)."""
-
-    evaluation: SafePath = Field(description="labelled inputs, with slice columns")
-    calibration: SafePath | None = Field(
-        default=None,
-        description="representative inputs; without it no int8 or fp8 candidate is built",
-    )
-    shadow: SafePath | None = Field(
-        default=None, description="recorded live requests; without it [shadow] records a sample"
-    )
-
-
-class Shadow(Record):
-    """How a shadow sample is recorded through Triton's trace extension."""
-
-    traffic: SafePath = Field(description="production-shaped inputs to send to the FP32 reference")
-    rate_per_s: PositiveFloat = Field(description="requests a second to send")
-    trace_rate: PositiveInt = Field(description="one request in this many is recorded")
-    max_samples: PositiveInt = Field(description="recording stops after this many requests")
 
 
 class Candidates(Record):
@@ -99,47 +67,39 @@ class Candidates(Record):
 class Calibration(Record):
     """How int8 and fp8 scales are found."""
 
-    method: Literal["max", "entropy", "percentile"] = Field(
-        default="entropy", description="how activation ranges are chosen from calibration data"
+    method: Literal["auto", "max", "entropy", "percentile"] = Field(
+        default="auto",
+        description="how activation ranges are chosen; auto tries the others and keeps the best on "
+        "held-out calibration samples",
     )
     batch_size: PositiveInt = Field(default=32, description="pinned: scales depend on it")
-    max_samples: PositiveInt = Field(default=512, description="samples read, from the start")
-
-
-class TensorRt(Record):
-    """How TensorRT plans are built."""
-
-    targets: tuple[Annotated[str, Field(pattern=r"^sm[0-9]{2,3}$")], ...] = Field(
-        default=("sm89",), description="compute capabilities to build for ahead of time (RTX only)"
+    max_samples: PositiveInt = Field(
+        default=512, description="samples read, the same share of every slice"
     )
-    workspace_mib: PositiveInt = Field(default=1024, description="builder workspace limit")
-    timeout_s: PositiveFloat = Field(
-        default=900.0, description="a build is stopped after this long"
-    )
-    memory_mib: PositiveInt = Field(
-        default=16384, description="address space the builder may use beyond what it starts with"
+    tool: Literal["auto", "onnxruntime", "modelopt"] = Field(
+        default="auto",
+        description="what converts for TensorRT; auto is modelopt where it is installed "
+        "(ENGINEGATE_MODELOPT names its Python), else onnxruntime",
     )
 
 
-class Gates(Record):
-    """How far a candidate may be from FP32. Stated in full under [gates.default]."""
+class Repair(Record):
+    """How far a candidate that fails its accuracy gates may be repaired."""
 
-    confidence: Confidence = Field(description="of every interval, e.g. 0.95")
-    min_samples: PositiveInt = Field(description="fewer samples is inconclusive")
-    max_accuracy_loss: Fraction = Field(
-        description="non-inferiority margin: the paired interval's lower end must be above -this"
+    max_builds: NonNegativeInt = Field(
+        default=12, description="engines that may be built for one candidate; 0: no repair"
     )
-    min_slice_samples: PositiveInt = Field(description="a slice with fewer samples is not judged")
-    max_slice_accuracy_loss: Fraction = Field(description="the same margin for each slice")
-    min_top1_agreement: Fraction = Field(
-        description="share whose top class equals FP32's; the interval's lower end counts"
+    budget_s: PositiveFloat = Field(
+        default=900.0, description="time for one candidate; the best found by then counts"
     )
-    max_kl_p99_nats: NonNegativeFloat = Field(
-        description="99th percentile over samples of KL(FP32 || candidate)"
+    max_kept_share: float = Field(
+        default=0.5,
+        ge=0.0,
+        le=1.0,
+        description="most layers that may be kept at fp32; more is not that precision",
     )
-    max_abs_error: NonNegativeFloat = Field(description="largest difference of any output value")
-    advisory: frozenset[str] = Field(
-        default=frozenset(), description="gates that are shown but cannot change the verdict"
+    samples: PositiveInt = Field(
+        default=128, description="calibration samples that layers are ranked on"
     )
 
 
@@ -204,7 +164,7 @@ class Retention(Record):
 
     releases: PositiveInt = Field(default=5, description="releases kept in the live repository")
     shadow_days: PositiveInt = Field(
-        default=30, description="age at which shadow samples are deleted"
+        default=30, description="age in days at which shadow samples are deleted"
     )
 
 
@@ -213,12 +173,23 @@ class Policy(Record):
 
     schema_version: Literal[1]
     name: Name = Field(description="the model's name in the live repository")
-    task: Literal["classification"] = Field(description="what the outputs mean")
+    task: Task = Field(description="what the outputs mean")
+    outputs: dict[str, Output] = Field(
+        default_factory=dict, description="by name; needed for multi-output, else the first is it"
+    )
+    metrics: dict[MetricName, Metric] = Field(
+        default_factory=dict, description="scores against labels, besides top-1 accuracy"
+    )
+    slices: Slices = Slices()
+    evaluation: Evaluation = Evaluation()
     model: ModelSource
     data: Data
     shadow: Shadow | None = None
     candidates: Candidates
     calibration: Calibration = Calibration()
+    repair: Repair = Repair()
+    shapes: Shapes = Shapes()
+    onnxruntime: OnnxRuntime = OnnxRuntime()
     tensorrt: TensorRt = TensorRt()
     gates: dict[Literal["default", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"], Gates]
     slo: Slo
@@ -232,19 +203,37 @@ class Policy(Record):
     def _overlay_gates(cls, raw: Any) -> Any:
         """A precision's table states only what differs from [gates.default]."""
         gates = raw.get("gates") if isinstance(raw, dict) else None
-        default = gates.get("default") if isinstance(gates, dict) else None
-        if not isinstance(gates, dict) or not isinstance(default, dict):
+        if not isinstance(gates, dict) or not isinstance(gates.get("default"), dict):
             return raw
-        overlaid = {
-            name: {**default, **table} if isinstance(table, dict) else table
-            for name, table in gates.items()
-        }
-        return {**raw, "gates": overlaid}
+        outputs = raw.get("outputs") or {}
+        tasks = {o.get("task") for o in outputs.values() if isinstance(o, dict)} | {raw.get("task")}
+        return {**raw, "gates": complete_gates(gates, frozenset(map(str, tasks)))}
 
     @model_validator(mode="after")
-    def _default_gates(self) -> Self:
+    def _fits_together(self) -> Self:
+        check_outputs(self.task, self.outputs, self.metrics)
         if "default" not in self.gates:
             raise ValueError("[gates.default] is missing: state every limit there")
+        for table, gates in self.gates.items():
+            check_gates(f"gates.{table}", gates, self.metrics, tasks_of(self.task, self.outputs))
+        return self
+
+    def output_task(self, name: str = "") -> OutputTask:
+        """What an output means; the first one's if no name is given."""
+        return output_task(self.task, self.outputs, name)
+
+    @property
+    def building(self) -> Building:
+        """The tables that decide how engines are built."""
+        return Building(shapes=self.shapes, onnxruntime=self.onnxruntime, tensorrt=self.tensorrt)
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> Self:
+        batch, largest = self.shapes.batch, max(self.search.max_batch_sizes)
+        if batch is not None and batch.max < largest:
+            raise ValueError(
+                f"shapes.batch.max is {batch.max}, and search.max_batch_sizes tries {largest}"
+            )
         return self
 
     def gates_for(self, precision: Precision) -> Gates:
@@ -255,7 +244,7 @@ class Policy(Record):
         """The same rules for another version of the model.
 
         Raises:
-            PolicyError: the URI is not a registry version.
+            PolicyError: the URI is not one that a policy may name.
         """
         return parse_policy(
             {**self.model_dump(), "model": {**self.model.model_dump(), "uri": uri}},

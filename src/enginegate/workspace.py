@@ -127,7 +127,7 @@ class Workspace:
         for manifest in sorted(self.engines.glob("[!.]*/manifest.json")):
             engine = Engine.read(manifest)
             if engine.file.sha256 == sha256:
-                engine.file.check(manifest.parent / engine.filename)
+                engine.check(manifest.parent)
                 return engine, manifest.parent
         raise InputError(
             f"The store {self.engines} holds no engine {sha256[:12]}. It was deleted, or was built "

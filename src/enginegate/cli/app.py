@@ -21,14 +21,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.logging import RichHandler
 
+from enginegate.canonical import explain_validation
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import live as _live
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Decision
-from enginegate.errors import ApprovalError, EnginegateError, ExitCode
+from enginegate.errors import ApprovalError, EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_scorecard
@@ -65,6 +67,14 @@ RunName = Annotated[str, typer.Argument(metavar="SCORECARD", help="digest, or it
 Approver = Annotated[str, typer.Option(help="who decides", default_factory=getpass.getuser)]
 
 
+_EXIT_CODES = {
+    Outcome.PASSED: ExitCode.GATES_FAILED,
+    Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    Outcome.FAILED: ExitCode.GATES_FAILED,
+    Outcome.ERRORED: ExitCode.COULD_NOT_FIND_OUT,
+}
+
+
 def main() -> None:
     """Run the command; expected failures become one message and their exit code."""
     _log_to_terminal()
@@ -74,9 +84,10 @@ def main() -> None:
         err.print(f"[bold red]{_kind(error)}[/]: ", end="")
         err.print(str(error), markup=False)
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        err.print("\nInterrupted. What was finished is kept; run the same command to continue.")
-        sys.exit(ExitCode.INTERRUPTED)
+    except SystemExit as stop:
+        if stop.code == ExitCode.INTERRUPTED:
+            err.print("\nInterrupted. What was finished is kept; run it again to continue.")
+        raise
 
 
 @app.command()
@@ -119,7 +130,6 @@ def approve(
     if scorecard.winner is None:
         raise ApprovalError(f"There is nothing to approve: {scorecard.reason}")
     _decide(scorecard, "approve", approver, reason)
-    out.print(f"Next: enginegate promote POLICY {scorecard.digest[:12]}")
 
 
 @app.command()
@@ -128,7 +138,7 @@ def reject(
     reason: Annotated[str, typer.Option(help="why; kept in the workspace")],
     approver: Approver,
 ) -> None:
-    """Reject a scorecard: it cannot be promoted any more."""
+    """Reject a scorecard: it cannot be promoted unless somebody approves it later."""
     _decide(Workspace.here().scorecard(run), "reject", approver, reason)
 
 
@@ -202,18 +212,25 @@ def demo(
 def _decide(
     scorecard: Scorecard, answer: Literal["approve", "reject"], approver: str, reason: str
 ) -> None:
-    decision = Decision(
-        scorecard_sha256=scorecard.digest,
-        answer=answer,
-        approver=approver,
-        reason=reason,
-        decided_at=now(),
-    )
+    try:
+        decision = Decision(
+            scorecard_sha256=scorecard.digest,
+            answer=answer,
+            approver=approver,
+            reason=reason,
+            decided_at=now(),
+        )
+    except ValidationError as error:
+        raise InputError(f"This is no decision:\n{explain_validation(error)}") from error
     Workspace.here().save_decision(decision)
     word = "Approved" if answer == "approve" else "Rejected"
-    out.print(f"{word} by {approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri}).")
-    for name in _live.answer_suspended(decision):
+    said = f"{word} by {approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri})."
+    out.print(said, markup=False)
+    resumed = _live.answer_suspended(decision)
+    for name in resumed:
         out.print(f"The suspended run {name} continues.")
+    if answer == "approve" and not resumed:
+        out.print(f"Next: enginegate promote POLICY {scorecard.digest[:12]}")
 
 
 def _explain(policy: Policy) -> None:
@@ -233,15 +250,17 @@ def _explain(policy: Policy) -> None:
 
 
 def _why_not(scorecard: Scorecard) -> ExitCode:
-    outcomes = {scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts}
-    if Outcome.FAILED in outcomes:
-        return ExitCode.GATES_FAILED
-    inconclusive = outcomes <= {Outcome.INCONCLUSIVE}
-    return ExitCode.INCONCLUSIVE if inconclusive else ExitCode.COULD_NOT_FIND_OUT
+    outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
+    return _EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
 
 
 def _policies(given: list[Path] | None) -> list[Path]:
-    return given or sorted(Path("policies").glob("*.toml"))
+    found = given or sorted(Path("policies").glob("*.toml"))
+    if not found:
+        raise InputError(
+            f"{Path.cwd()} has no policies/*.toml. Name a policy, or change into your checkout."
+        )
+    return found
 
 
 def _kind(error: EnginegateError) -> str:

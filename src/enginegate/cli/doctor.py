@@ -1,15 +1,16 @@
 """What is here, what each missing part costs, and how to get it."""
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import NamedTuple
 
+from rich.markup import escape
 from rich.table import Table
 
 from enginegate.engines import availability
 from enginegate.errors import ServerError
+from enginegate.machine import gpus
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace
 
@@ -40,9 +41,9 @@ def table() -> Table:
         missing = not part.found
         shown.add_row(
             part.name,
-            part.found or "[bold red]missing[/]",
+            escape(part.found) or "[bold red]missing[/]",
             part.cost if missing else "",
-            part.remedy if missing else "",
+            escape(part.remedy) if missing else "",
         )
     return shown
 
@@ -67,13 +68,7 @@ def parts() -> Iterator[Part]:
 
 def _gpu() -> Part:
     cost = "engines for a GPU are built ahead of time at best, and stay inconclusive"
-    remedy = "run on a machine with an NVIDIA GPU and its driver"
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return Part("GPU", "", cost, remedy)
-    query = [tool, "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-    asked = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)  # noqa: S603
-    return Part("GPU", "; ".join(asked.stdout.split("\n")).strip("; "), cost, remedy)
+    return Part("GPU", gpus(), cost, "run on a machine with an NVIDIA GPU and its driver")
 
 
 def _triton() -> Part:

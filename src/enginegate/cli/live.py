@@ -5,18 +5,21 @@ import time
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Decision, Release
+from enginegate.errors import ServerError
 from enginegate.policy import Policy
-from enginegate.repository import Layout, LiveRepository, verify
+from enginegate.repository import Layout, LiveRepository, models, verify
 from enginegate.triton.live import live_addresses, live_client, live_server
 from enginegate.triton.ports import Ports
-from enginegate.triton.server import ServerOptions
+from enginegate.triton.server import Server, ServerOptions
 from enginegate.workspace import Workspace
 
 _LOOK_S = 1.0
+_MISSES = 5
 
 
 def repository_of(policy: Policy) -> LiveRepository:
@@ -72,13 +75,25 @@ def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> N
             repository = LiveRepository(root, client, policy.target.load_timeout_s)
             for sentence in repository.recover():
                 out.print(sentence)
-            if Layout(root, policy.name).current() is not None:
-                release = repository.bring_up(policy.name)
-                out.print(f"Release {release.version} of {policy.name} is loaded and proved.")
+            for name in models(root):
+                release = repository.bring_up(name)
+                out.print(f"Release {release.version} of {name} is loaded and proved.")
         out.print(f"Serving {root}: http://{server.http}, gRPC {server.grpc}. Ctrl-C stops it.")
-        while True:
-            time.sleep(_LOOK_S)
+        _watch(server)
+
+
+def _watch(server: Server) -> None:
+    """Return only by Ctrl-C, or when the server has not answered several times in a row."""
+    missed = 0
+    while True:
+        time.sleep(_LOOK_S)
+        try:
             server.check_alive()
+            missed = 0
+        except ServerError:
+            missed += 1
+            if missed == _MISSES:
+                raise
 
 
 def answer_suspended(decision: Decision) -> tuple[str, ...]:
@@ -106,8 +121,8 @@ def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Tab
             str(release.candidate),
             release.model_uri,
             release.published_at.strftime("%Y-%m-%d %H:%M:%S"),
-            release.decision.approver,
-            release.decision.reason,
+            escape(release.decision.approver),
+            escape(release.decision.reason),
             release.engine_sha256[:12] if kept else "bytes removed",
         )
     return table

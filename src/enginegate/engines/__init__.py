@@ -3,7 +3,7 @@
 from enginegate.engines.build import build_engine, plan_engine, read_engine
 from enginegate.engines.onnxruntime import open_onnx
 from enginegate.engines.plan import BuildPlan
-from enginegate.engines.plan_header import plan_info
+from enginegate.engines.plan_header import check_plan, plan_info
 from enginegate.engines.protocol import Availability, Runner, Served
 from enginegate.engines.run import (
     availability,
@@ -20,6 +20,7 @@ __all__ = [
     "Served",
     "availability",
     "build_engine",
+    "check_plan",
     "open_engine",
     "open_onnx",
     "open_reference",

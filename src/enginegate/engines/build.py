@@ -6,39 +6,46 @@ from enginegate.candidate import Candidate, Engine, OnnxModel
 from enginegate.data import DataSet
 from enginegate.durable import write_file
 from enginegate.engines.kinds import KINDS
-from enginegate.engines.plan import BuildPlan
-from enginegate.errors import BuildError
+from enginegate.engines.plan import AS_EXPORTED, BuildPlan
+from enginegate.errors import BuildError, ModelError
+from enginegate.kept import Kept, kept
 from enginegate.policy import Policy
-from enginegate.precision import converter_of
-from enginegate.sources import Kept
-from enginegate.sources.once import kept
+from enginegate.precision import Sample, converter_of, reads_data
+from enginegate.sources.weights import ONE_FILE_BYTES
 
 MANIFEST = "manifest.json"
 _WAIT_S = 600.0
 
 
 def plan_engine(
-    onnx: Kept[OnnxModel], candidate: Candidate, *, policy: Policy, calibration: DataSet | None
+    onnx: Kept[OnnxModel],
+    candidate: Candidate,
+    *,
+    policy: Policy,
+    calibration: DataSet | None,
+    keep: tuple[str, ...] = (),
 ) -> BuildPlan:
     """Collect everything that decides the engine's bytes, with this machine's tools.
 
     Args:
         onnx: the FP32 model and its folder.
         calibration: the policy's calibration data; ignored by precisions that need none.
+        keep: nodes that stay FP32, in a repaired candidate.
     """
-    data = calibration if candidate.precision.needs_calibration else None
-    rules = policy.calibration
+    rules, batch = policy.calibration, policy.shapes.batch
+    data = calibration if reads_data(candidate, rules) else None
     return BuildPlan(
         onnx=onnx.value,
         folder=onnx.folder,
         candidate=candidate,
-        max_batch_size=max(policy.search.max_batch_sizes),
+        max_batch_size=batch.max if batch else max(policy.search.max_batch_sizes),
         calibration=data,
-        calibration_sha256=data.head(rules.max_samples).sha256 if data else None,
+        calibration_sha256=Sample.of(data, rules).sha256 if data else None,
         calibrating=rules,
-        tensorrt=policy.tensorrt,
+        building=policy.building,
         converter=converter_of(candidate, data=data, rules=rules),
-        toolchain=KINDS[candidate.kind].toolchain(),
+        toolchain=KINDS[candidate.kind].toolchain(policy.building),
+        keep=keep,
     )
 
 
@@ -55,7 +62,7 @@ def build_engine(plan: BuildPlan, engines_root: Path) -> Kept[Engine]:
         engines_root / plan.key,
         read=read_engine,
         make=lambda folder: _build(plan, folder),
-        wait_s=_WAIT_S + plan.tensorrt.timeout_s,
+        wait_s=_WAIT_S + plan.building.tensorrt.timeout_s,
     )
 
 
@@ -67,18 +74,33 @@ def read_engine(folder: Path) -> Engine:
         TamperedError: the file is not the one that was recorded.
     """
     engine = Engine.read(folder / MANIFEST)
-    engine.file.check(folder / engine.filename)
+    engine.check(folder)
     return engine
 
 
 def _build(plan: BuildPlan, folder: Path) -> Engine:
     kind = KINDS[plan.candidate.kind]
-    if plan.toolchain != kind.toolchain():
+    here = kind.toolchain(plan.building)
+    if plan.toolchain != here:
         raise BuildError(
-            f"{plan.candidate} was planned with {plan.toolchain}, but {kind.toolchain()} is here. "
+            f"{plan.candidate} was planned with {plan.toolchain}, but {here} is here. "
             "Plan and build it in one environment."
         )
-    plan.onnx.file.check(plan.onnx_path)
-    engine = kind.build(plan, folder)
+    plan.onnx.check(plan.folder)
+    _check_convertible(plan)
+    try:
+        engine = kind.build(plan, folder)
+    except ModelError as error:
+        raise BuildError(f"{plan.candidate}: {error}") from error
     write_file(folder / MANIFEST, engine.pretty_json())
     return engine
+
+
+def _check_convertible(plan: BuildPlan) -> None:
+    weights = sum(file.size_bytes for file in plan.onnx.external.values())
+    if weights > ONE_FILE_BYTES and plan.candidate.precision not in AS_EXPORTED:
+        raise BuildError(
+            f"{plan.candidate}: {plan.onnx.source} holds {weights / 2**30:.1f} GiB of weights, and "
+            "the tools that change a precision take ONNX files of up to 2 GiB. Models of that size "
+            f"exist at fp32 and tf32; drop {plan.candidate.precision} from [candidates]."
+        )

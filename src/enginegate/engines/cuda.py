@@ -1,15 +1,19 @@
 """The NVIDIA driver's C interface, as far as running one engine needs it: no package required."""
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from enginegate.data import Array
 from enginegate.errors import EnginegateError
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _NON_BLOCKING = 1
+_NO_TIMING = 2
+_CAPTURE_THREAD_LOCAL = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +34,15 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Device memory and copies in order on one stream."""
+    """Device and pinned memory, copies in order, events and captured graphs of one stream.
+
+    What it made is freed when it closes; ``undo`` holds how.
+    """
 
     driver: ctypes.CDLL
     context: ctypes.c_void_p
     handle: ctypes.c_void_p
-    allocated: list[ctypes.c_uint64]
+    undo: list[Callable[[], object]] = field(default_factory=list)
 
     @property
     def address(self) -> int:
@@ -46,8 +53,49 @@ class Stream:
         """Address of new device memory, freed when the stream closes."""
         pointer = ctypes.c_uint64()
         _check(self.driver, self.driver.cuMemAlloc_v2(ctypes.byref(pointer), max(size_bytes, 1)))
-        self.allocated.append(pointer)
+        self.undo.append(lambda: self.driver.cuMemFree_v2(pointer))
         return pointer.value
+
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Array:
+        """A host array that the device copies from and to while the host goes on."""
+        count, pointer = int(np.prod(shape)), ctypes.c_void_p()
+        size, allocate = max(count, 1) * np.dtype(dtype).itemsize, self.driver.cuMemAllocHost_v2
+        _check(self.driver, allocate(ctypes.byref(pointer), ctypes.c_size_t(size)))
+        self.undo.append(lambda: self.driver.cuMemFreeHost(pointer))
+        memory = (ctypes.c_byte * size).from_address(pointer.value or 0)
+        array: Array = np.ctypeslib.as_array(memory).view(dtype)[:count].reshape(shape)
+        return array
+
+    def event(self) -> ctypes.c_void_p:
+        """Something to record and wait for."""
+        event = ctypes.c_void_p()
+        _check(self.driver, self.driver.cuEventCreate(ctypes.byref(event), _NO_TIMING))
+        self.undo.append(lambda: self.driver.cuEventDestroy_v2(event))
+        return event
+
+    def record(self, event: ctypes.c_void_p) -> None:
+        """Mark the event when everything queued so far is done."""
+        _check(self.driver, self.driver.cuEventRecord(event, self.handle))
+
+    def wait_for(self, event: ctypes.c_void_p) -> None:
+        """Return when the event's last mark was reached."""
+        _check(self.driver, self.driver.cuEventSynchronize(event))
+
+    def capture(self, queue: Callable[[], None]) -> Callable[[], None]:
+        """What ``queue`` puts on the stream, as one graph to launch again and again."""
+        graph, ready = ctypes.c_void_p(), ctypes.c_void_p()
+        begin = self.driver.cuStreamBeginCapture_v2
+        _check(self.driver, begin(self.handle, _CAPTURE_THREAD_LOCAL))
+        try:
+            queue()
+        finally:
+            ended = self.driver.cuStreamEndCapture(self.handle, ctypes.byref(graph))
+        _check(self.driver, ended)
+        self.undo.append(lambda: self.driver.cuGraphDestroy(graph))
+        instantiate = self.driver.cuGraphInstantiateWithFlags
+        _check(self.driver, instantiate(ctypes.byref(ready), graph, ctypes.c_ulonglong(0)))
+        self.undo.append(lambda: self.driver.cuGraphExecDestroy(ready))
+        return lambda: _check(self.driver, self.driver.cuGraphLaunch(ready, self.handle))
 
     def bind(self) -> None:
         """Make this stream's context the calling thread's."""
@@ -103,14 +151,14 @@ def stream() -> Iterator[Stream]:
     try:
         _check(driver, driver.cuCtxSetCurrent(context))
         _check(driver, driver.cuStreamCreate(ctypes.byref(handle), _NON_BLOCKING))
-        opened = Stream(driver, context, handle, [])
+        opened = Stream(driver, context, handle)
         try:
             yield opened
         finally:
             driver.cuCtxSetCurrent(context)
             driver.cuStreamSynchronize(handle)
-            for pointer in opened.allocated:
-                driver.cuMemFree_v2(pointer)
+            for undo in reversed(opened.undo):
+                undo()
             driver.cuStreamDestroy_v2(handle)
     finally:
         driver.cuDevicePrimaryCtxRelease_v2(device)

@@ -1,131 +1,142 @@
 """ONNX Runtime engines; the only door to ONNX Runtime for running models.
 
 An engine is the ONNX file at its precision. Sessions use one thread each, so that throughput comes
-from instances, and what was validated is what Triton runs.
+from instances, and what was validated is what Triton runs. On a GPU a session runs a few batch
+sizes only, with fixed buffers (`onnxruntime_gpu`).
 """
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginegate.candidate import Engine, EngineKind, FileDigest, Precision, TensorSpec
+import onnx
+
+from enginegate.building import Building, Device
+from enginegate.candidate import (
+    Candidate,
+    Engine,
+    EngineKind,
+    FileDigest,
+    Precision,
+    PrecisionProof,
+)
 from enginegate.canonical import sha256_bytes
-from enginegate.data import Tensors
 from enginegate.durable import write_file
+from enginegate.engines import cuda
+from enginegate.engines import onnxruntime_session as sessions
+from enginegate.engines.onnxruntime_gpu import PROVIDER as CUDA
+from enginegate.engines.onnxruntime_gpu import buckets_up_to
+from enginegate.engines.onnxruntime_run import GpuRunner, SessionRunner, warm
+from enginegate.engines.onnxruntime_session import CPU, PROVIDERS, REMEDY, Opened
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.proof import prove
 from enginegate.engines.protocol import Availability, Runner, Served, missing
-from enginegate.engines.rows import run_rows
-from enginegate.errors import BuildError, ModelError
-from enginegate.precision import convert
+from enginegate.engines.typed import typed_census
+from enginegate.errors import BuildError, EnginegateError, ModelError
+from enginegate.precision import Conversion, convert
 
 if TYPE_CHECKING:
-    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+    pass  # type: ignore[import-untyped]
 
-ENGINE_FILE = "model.onnx"
-PROVIDER = "CPUExecutionProvider"
-_PRECISIONS = frozenset({Precision.FP32, Precision.INT8})
-_REMEDY = "pip install 'enginegate[cpu]'"
-_TYPES = {
-    "tensor(float)": "float32",
-    "tensor(float16)": "float16",
-    "tensor(double)": "float64",
-    "tensor(int64)": "int64",
-    "tensor(int32)": "int32",
-    "tensor(uint8)": "uint8",
-    "tensor(int8)": "int8",
-    "tensor(bool)": "bool",
-}
+ENGINE_FILE, PORTABLE_FILE = "model.onnx", "optimised.onnx"
+_GPU_FILE = "onnxruntime_gpu.py"
 
 
-@dataclass(frozen=True, slots=True)
-class _Runner:
-    session: "InferenceSession"
-    specs: tuple[TensorSpec, ...]
-    limit: int
-
-    @property
-    def device(self) -> str:
-        return str(self.session.get_providers()[0])
-
-    def run(self, inputs: Tensors) -> Tensors:
-        return run_rows(inputs, self.specs, limit=self.limit, run_once=self._once)
-
-    def _once(self, inputs: Tensors) -> Tensors:
-        names = [output.name for output in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(names, inputs), strict=True))
-
-
-def toolchain() -> str:
-    """Library and version; the engine is portable, so no device."""
-    try:
-        import onnxruntime  # noqa: PLC0415
-    except ImportError:
+def toolchain(building: Building) -> str:
+    """Library and version, and the GPU where one is used; on a CPU the engine is portable."""
+    found = sessions.version()
+    if found is None:
         return "absent"
-    return f"onnxruntime {onnxruntime.__version__}"
+    device = sessions.device_of(building.onnxruntime)
+    return f"onnxruntime {found}" + (
+        f", CUDA on {cuda.gpu() or 'no GPU'}" if device == "cuda" else ""
+    )
 
 
 def build(plan: BuildPlan, folder: Path) -> Engine:
     """Convert, load once as proof, and write ``model.onnx``.
 
     Raises:
-        BuildError: the CPU provider has no such precision, or ONNX Runtime refuses the model.
+        BuildError: the provider has no such precision, or ONNX Runtime refuses the model.
         DataError: int8 without calibration data, or with data that does not fit.
     """
     if plan.toolchain == "absent":
-        raise BuildError(f"ONNX Runtime is not installed here. Run: {_REMEDY}")
-    if plan.candidate.precision not in _PRECISIONS:
-        raise BuildError(
-            f"ONNX Runtime's {PROVIDER} computes in fp32 or int8, not in "
-            f"{plan.candidate.precision}; that needs the CUDA provider and a GPU. Drop "
-            f"{plan.candidate.precision} from onnxruntime under [candidates]."
-        )
+        raise BuildError(f"ONNX Runtime is not installed here. Run: {REMEDY}")
+    device = sessions.device_of(plan.building.onnxruntime)
+    sessions.check_precision(plan.candidate.precision, device)
     started = time.monotonic()
     converted = convert(
-        plan.onnx_path, plan.candidate, data=plan.calibration, rules=plan.calibrating
+        plan.onnx_path,
+        plan.candidate,
+        data=plan.calibration,
+        rules=plan.calibrating,
+        keep=plan.keep,
     )
     path = folder / ENGINE_FILE
+    external = plan.bring_weights(folder)
     write_file(path, converted.onnx)
-    try:
-        device = str(_session(path, optimised=True).get_providers()[0])
-    except ModelError as error:
-        raise BuildError(f"{plan.candidate}: {error}") from error
-    doubts = () if device == PROVIDER else (f"Asked for {PROVIDER}, got {device}.",)
+    opened = _opened(plan, path, device)
+    beside = [each for each in [folder / PORTABLE_FILE] if each.is_file()]
     return Engine(
         candidate=plan.candidate,
         filename=ENGINE_FILE,
         file=FileDigest.of(path),
         onnx_sha256=plan.onnx.file.sha256,
+        source_sha256=plan.onnx.source_sha256,
         converted_sha256=sha256_bytes(converted.onnx),
         converter=converted.converter,
         calibration_sha256=plan.calibration_sha256,
+        kept_nodes=plan.keep,
         builder=plan.toolchain,
-        target="cpu",
+        target="cpu" if device == "cpu" else f"cuda {cuda.gpu() or 'no GPU'}",
         inputs=plan.onnx.inputs,
         outputs=plan.onnx.outputs,
         max_batch_size=plan.max_batch_size,
+        flags=_flags(plan, device, opened),
+        beside={each.name: FileDigest.of(each) for each in beside},
+        external=external,
         build_s=round(time.monotonic() - started, 3),
-        proof=prove(plan.candidate, converted.census, device=device, doubts=doubts),
+        proof=_proof(plan, converted, opened, device),
     )
 
 
-def obstacle(_engine: Engine) -> str | None:
-    """None: a CPU is enough; or that the library is missing."""
-    try:
-        import onnxruntime  # noqa: F401, PLC0415
-    except ImportError:
-        return f"ONNX Runtime is not installed here. Run: {_REMEDY}"
+def obstacle(engine: Engine) -> str | None:
+    """Why this machine cannot run the engine: the library or the GPU is missing; or None."""
+    if sessions.version() is None:
+        return f"ONNX Runtime is not installed here. Run: {REMEDY}"
+    if _device(engine) == "cuda" and cuda.gpu() is None:
+        return f"it is for {engine.target}; there is no NVIDIA GPU with a driver here."
     return None
 
 
 @contextmanager
 def load(engine: Engine, path: Path) -> Iterator[Runner]:
-    """Load the engine as Triton will: every optimisation, one thread."""
-    session = _session(path, optimised=True)
-    yield _Runner(session, _specs(session), engine.max_batch_size)
+    """Load the engine as Triton will: every optimisation, one thread; on a GPU, warm.
+
+    Raises:
+        EnginegateError: ONNX Runtime fell back to another provider than the engine is for.
+    """
+    device = _device(engine)
+    graphs = engine.flags.get("cuda_graphs") == "on"
+    opened = sessions.open_session(path, engine.candidate.precision, device, graphs=graphs)
+    if opened.provider != PROVIDERS[device]:
+        raise EnginegateError(
+            f"{engine.candidate} is for {engine.target}: {_fallback(device, opened)} Its numbers "
+            "would not be those of a GPU. Install the CUDA libraries that ONNX Runtime names."
+        )
+    specs = sessions.specs(opened.session)
+    if device == "cpu":
+        yield SessionRunner(opened.session, specs, engine.max_batch_size)
+        return
+    yield GpuRunner(warm(opened, buckets(engine)), specs)
+
+
+def buckets(engine: Engine) -> tuple[int, ...]:
+    """The batch sizes that an engine for a GPU runs."""
+    told = engine.flags.get("batch_buckets", "").split()
+    return buckets_up_to(engine.max_batch_size, tuple(int(size) for size in told))
 
 
 @contextmanager
@@ -135,8 +146,8 @@ def open_onnx(path: Path) -> Iterator[Runner]:
     Raises:
         ModelError: ONNX Runtime cannot load it.
     """
-    session = _session(path, optimised=False)
-    yield _Runner(session, _specs(session), limit=64)
+    session = sessions.open_plain(path)
+    yield SessionRunner(session, sessions.specs(session), limit=64)
 
 
 def serving(engine: Engine, path: Path) -> Served:
@@ -145,56 +156,101 @@ def serving(engine: Engine, path: Path) -> Served:
     The engine's digest travels in the version folder, because versions of a model share one
     configuration. The parameters are the defaults, so they may be left out.
     """
-    return Served(
-        backend="python",
-        files={
-            "model.py": Path(__file__).with_name("serve_onnxruntime.py"),
-            "engine.json": path.with_name("manifest.json"),
-            engine.filename: path,
-        },
-        parameters={"provider": PROVIDER, "intra_op_threads": "1"},
-    )
+    here, device = Path(__file__), _device(engine)
+    files = {
+        "model.py": here.with_name("serve_onnxruntime.py"),
+        "engine.json": path.with_name("manifest.json"),
+        engine.filename: path,
+        **{name: path.with_name(name) for name in engine.external},
+    }
+    parameters = {"provider": PROVIDERS[device], "intra_op_threads": "1"}
+    if device == "cuda":
+        files[_GPU_FILE] = here.with_name(_GPU_FILE)
+    return Served(backend="python", files=files, parameters=parameters)
 
 
 def availability() -> Availability:
     """Whether the library is here; a CPU can do the rest."""
-    try:
-        import onnxruntime  # noqa: PLC0415
-    except ImportError:
-        reason = "onnxruntime is not installed"
-        return missing(EngineKind.ONNXRUNTIME, reason, _REMEDY)
-    library = f"onnxruntime {onnxruntime.__version__}"
-    return Availability(EngineKind.ONNXRUNTIME, library, can_build=True, can_run=True)
-
-
-def _session(path: Path, *, optimised: bool) -> "InferenceSession":
-    import onnxruntime as ort  # noqa: PLC0415
-
-    levels = ort.GraphOptimizationLevel
-    options = ort.SessionOptions()
-    options.log_severity_level = 3
-    options.graph_optimization_level = (
-        levels.ORT_ENABLE_ALL if optimised else levels.ORT_DISABLE_ALL
+    found = sessions.version()
+    if found is None:
+        return missing(EngineKind.ONNXRUNTIME, "onnxruntime is not installed", REMEDY)
+    return Availability(
+        EngineKind.ONNXRUNTIME, f"onnxruntime {found}", can_build=True, can_run=True
     )
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if optimised:
-        options.intra_op_num_threads = 1
-        options.inter_op_num_threads = 1
+
+
+def _form(candidate: Candidate, device: Device) -> Candidate:
+    """The CUDA provider has kernels for pairs as TensorRT takes them, not for integer biases."""
+    if device == "cpu":
+        return candidate
+    return candidate.model_copy(update={"kind": EngineKind.TENSORRT})
+
+
+def _opened(plan: BuildPlan, path: Path, device: Device) -> Opened:
+    precision, wishes = plan.candidate.precision, plan.building.onnxruntime
     try:
-        return ort.InferenceSession(str(path), options, providers=[PROVIDER])
-    except Exception as error:  # ONNX Runtime's errors share no base class of its own
-        raise ModelError(
-            f"ONNX Runtime {ort.__version__} cannot load {path}: {str(error).strip()}\n"
-            "If it names an operator, export the model at another opset or without it."
-        ) from error
-
-
-def _specs(session: "InferenceSession") -> tuple[TensorSpec, ...]:
-    return tuple(
-        TensorSpec(
-            name=value.name,
-            dtype=_TYPES.get(value.type, value.type),
-            shape=tuple(axis if isinstance(axis, int) else -1 for axis in value.shape),
+        opened = sessions.open_session(
+            path, precision, device, graphs=wishes.cuda_graphs, inspect=True
         )
-        for value in session.get_inputs()
+        if opened.provider == CPU == PROVIDERS[device] and not plan.onnx.external:
+            sessions.write_portable(path, path.with_name(PORTABLE_FILE))
+        if opened.graphs and not _captures(opened):
+            opened = sessions.open_session(path, precision, device, inspect=True)
+    except ModelError as error:
+        raise BuildError(f"{plan.candidate}: {error}") from error
+    return opened
+
+
+def _captures(opened: Opened) -> bool:
+    """Whether a graph of this model can really be captured; opening a session does not tell."""
+    try:
+        warm(opened, (1,))
+    except Exception:  # noqa: BLE001 - ONNX Runtime's errors share no base class of their own
+        return False
+    return True
+
+
+def _proof(
+    plan: BuildPlan, converted: Conversion, opened: Opened, device: Device
+) -> PrecisionProof:
+    doubts = [] if opened.provider == PROVIDERS[device] else [_fallback(device, opened)]
+    if opened.elsewhere:
+        doubts.append(f"{opened.elsewhere} layers were left to another provider.")
+    told = opened.session.get_provider_options().get(CUDA, {})
+    tf32, told_tf32 = plan.candidate.precision is Precision.TF32, told.get("use_tf32")
+    if opened.provider == CUDA and told_tf32 and sessions.is_on(told_tf32) != tf32:
+        doubts.append(f"The provider's use_tf32 is {told_tf32}.")
+    shapes = {name: shape.best for name, shape in plan.known_profiles.items()}
+    return prove(
+        plan.candidate,
+        converted.census,
+        device=opened.provider,
+        doubts=tuple(doubts),
+        typed=typed_census(onnx.load_from_string(converted.onnx), shapes),
+        executed=opened.layers,
     )
+
+
+def _fallback(device: Device, opened: Opened) -> str:
+    return f"Asked for {PROVIDERS[device]}, got {opened.provider}."
+
+
+def _flags(plan: BuildPlan, device: Device, opened: Opened) -> dict[str, str]:
+    told = {
+        "provider": PROVIDERS[device],
+        "optimisation": sessions.level_for(plan.candidate.precision),
+        "intra_op_threads": "1",
+    }
+    if device == "cpu":
+        return told
+    sizes = buckets_up_to(plan.max_batch_size, plan.building.onnxruntime.batch_buckets)
+    return told | {
+        "use_tf32": "1" if plan.candidate.precision is Precision.TF32 else "0",
+        "cuda_graphs": "on" if opened.graphs else "off",
+        "batch_buckets": " ".join(str(size) for size in sizes),
+        "copies_in_graph": str(opened.copies),
+    }
+
+
+def _device(engine: Engine) -> Device:
+    return "cuda" if engine.target.startswith("cuda") else "cpu"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from enginegate.building import Building
 from enginegate.candidate import Engine, EngineKind
 from enginegate.data import Tensors
 from enginegate.engines.plan import BuildPlan
@@ -73,7 +74,7 @@ def missing(kind: EngineKind, why_not: str, remedy: str) -> Availability:
 class Kind(Protocol):
     """One engine kind. The modules ``onnxruntime`` and ``tensorrt`` of this room are such."""
 
-    def toolchain(self) -> str:
+    def toolchain(self, building: Building, /) -> str:
         """Library, version and device that decide an engine's bytes; ``absent`` if missing."""
         ...
 

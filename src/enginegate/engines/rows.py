@@ -21,7 +21,7 @@ def run_rows(
     Raises:
         DataError: an input is missing, unknown, or not what ``specs`` says, or their rows differ.
     """
-    rows = _rows(inputs, specs)
+    rows = check_rows(inputs, specs)
     parts = [
         run_once({n: np.ascontiguousarray(a[start : start + limit]) for n, a in inputs.items()})
         for start in range(0, rows, limit)
@@ -31,7 +31,12 @@ def run_rows(
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _rows(inputs: Tensors, specs: tuple[TensorSpec, ...]) -> int:
+def check_rows(inputs: Tensors, specs: tuple[TensorSpec, ...]) -> int:
+    """How many rows the inputs have.
+
+    Raises:
+        DataError: an input is missing, unknown, or not what ``specs`` says, or their rows differ.
+    """
     wanted = {spec.name: spec for spec in specs}
     if set(inputs) != set(wanted):
         raise DataError(f"Given inputs {sorted(inputs)}; the model takes {sorted(wanted)}.")

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginegate.candidate import Engine, OnnxModel
+from enginegate.candidate import ONNX_FILE, Engine, OnnxModel
 from enginegate.engines import onnxruntime
 from enginegate.engines.kinds import KINDS
 from enginegate.engines.protocol import Availability, Runner, Served
-from enginegate.sources.export import ONNX_FILE
 
 
 @contextmanager
@@ -19,8 +18,8 @@ def open_engine(engine: Engine, folder: Path) -> Iterator[Runner]:
         TamperedError: the file is not the one that was recorded.
         EnginegateError: no device here can run it (`runnable_here` says so beforehand).
     """
+    engine.check(folder)
     path = folder / engine.filename
-    engine.file.check(path)
     with KINDS[engine.candidate.kind].load(engine, path) as runner:
         yield runner
 
@@ -33,7 +32,7 @@ def open_reference(onnx: OnnxModel, folder: Path) -> Iterator[Runner]:
         TamperedError: the file is not the one that was recorded.
     """
     path = folder / ONNX_FILE
-    onnx.file.check(path)
+    onnx.check(folder)
     with onnxruntime.open_onnx(path) as runner:
         yield runner
 
@@ -50,8 +49,8 @@ def serving(engine: Engine, folder: Path) -> Served:
         TamperedError: the file is not the one that was recorded.
         ModelError: Triton cannot serve this engine.
     """
+    engine.check(folder)
     path = folder / engine.filename
-    engine.file.check(path)
     return KINDS[engine.candidate.kind].serving(engine, path)
 
 

@@ -1,12 +1,15 @@
 """Triton Python-backend model: one ONNX Runtime session an instance, one run a batch.
 
 Copied into a model's version folder as ``model.py``, with the engine and its manifest as
-``engine.json``. Needs numpy and onnxruntime in the Python that Triton runs. Parameters of the
-model's configuration, both optional: provider, intra_op_threads.
+``engine.json``, and for a GPU with ``onnxruntime_gpu.py``: then every batch is padded to a bucket,
+and all of them are warm before the instance is ready. Needs numpy and onnxruntime in the Python
+that Triton runs. Parameters of the model's configuration, both optional: provider,
+intra_op_threads.
 """
 
 import ctypes
 import hashlib
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -35,8 +38,11 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
         folder = Path(args["model_repository"]) / args["model_version"]
-        self._session = _session(_checked_engine(folder), parameters)
+        device_id = int(args.get("model_instance_device_id", "0"))
         self._inputs = [_Input(entry) for entry in config["input"]]
+        self._session = _session(_Engine(folder), parameters, device_id)
+        if isinstance(self._session, _OnGpu):
+            self._session.warm_up({each.name: each.example() for each in self._inputs})
         self._outputs = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -85,6 +91,10 @@ class _Input:
         self._dims = [int(axis) for axis in entry["dims"]]
         self._dtype = np.dtype(triton.triton_string_to_numpy(entry["data_type"]))
 
+    def example(self) -> NDArray[Any]:
+        """One row of ones, sixteen long where any length will do."""
+        return np.ones([1, *(axis if axis > 0 else 16 for axis in self._dims)], self._dtype)
+
     def problem(self, array: NDArray[Any]) -> str:
         """Why this array does not fit, or nothing."""
         axes = array.shape[1:]
@@ -104,30 +114,85 @@ def _tensor(name: str, array: NDArray[Any]) -> Any:
     return tensor
 
 
-def _checked_engine(folder: Path) -> bytes:
-    manifest = json.loads((folder / "engine.json").read_bytes())
-    engine = folder / manifest["filename"]
-    content: bytes = engine.read_bytes()
-    found, recorded = hashlib.sha256(content).hexdigest(), manifest["file"]["sha256"]
+class _Engine:
+    """The engine of a version folder; its bytes are those of its manifest."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = json.loads((folder / "engine.json").read_bytes())
+        self.flags: dict[str, str] = self.manifest.get("flags", {})
+        path = folder / self.manifest["filename"]
+        content = _checked(path, self.manifest["file"]["sha256"])
+        external = self.manifest.get("external", {})
+        for name, digest in external.items():
+            _checked(folder / name, digest["sha256"])
+        self.model: bytes | str = str(path) if external else content
+
+
+def _checked(path: Path, recorded: str) -> bytes:
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
     if found != recorded:
         raise triton.TritonModelException(
-            f"{engine} is not the engine that was recorded: sha256 {found}, recorded {recorded}"
+            f"{path} is not the engine that was recorded: sha256 {found}, recorded {recorded}"
         )
     return content
 
 
-def _session(engine: bytes, parameters: dict[str, str]) -> onnxruntime.InferenceSession:
-    provider = parameters.get("provider", "CPUExecutionProvider")
+class _OnGpu:
+    """A session on a GPU, run as ONNX Runtime's own are."""
+
+    def __init__(self, bucketed: Any) -> None:
+        self._bucketed = bucketed
+        self.warm_up = bucketed.warm_up
+
+    def run(self, names: list[str], inputs: Arrays) -> list[NDArray[Any]]:
+        """Outputs in the order of their names, from runs of at most the largest bucket."""
+        rows, limit = len(next(iter(inputs.values()))), self._bucketed.buckets[-1]
+        parts = [
+            self._bucketed.run({name: array[at : at + limit] for name, array in inputs.items()})
+            for at in range(0, rows, limit)
+        ]
+        return [np.concatenate([part[name] for part in parts]) for name in names]
+
+
+def _session(engine: _Engine, parameters: dict[str, str], device_id: int) -> Any:
+    wanted = parameters.get("provider", "CPUExecutionProvider")
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = int(parameters.get("intra_op_threads", "1"))
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    session = onnxruntime.InferenceSession(engine, options, providers=[provider])
+    levels = onnxruntime.GraphOptimizationLevel
+    level = engine.flags.get("optimisation", "ORT_ENABLE_ALL")
+    options.graph_optimization_level = getattr(levels, level)
+    gpu = _gpu_module(engine.folder) if wanted == "CUDAExecutionProvider" else None
+    graphs = engine.flags.get("cuda_graphs") == "on"
+    provider: Any = wanted
+    if gpu is not None:
+        gpu.load_cuda_libraries()
+        tf32 = engine.flags.get("use_tf32") == "1"
+        provider = gpu.provider(tf32=tf32, graphs=graphs, device_id=device_id)
+    session = onnxruntime.InferenceSession(engine.model, options, providers=[provider])
     used = session.get_providers()[0]
-    if used != provider:
-        raise triton.TritonModelException(f"asked for {provider}, ONNX Runtime chose {used}")
-    return session
+    if used != wanted:
+        raise triton.TritonModelException(f"asked for {wanted}, ONNX Runtime chose {used}")
+    if gpu is None:
+        return session
+    told = tuple(int(size) for size in engine.flags.get("batch_buckets", "").split())
+    buckets = gpu.buckets_up_to(int(engine.manifest["max_batch_size"]), told)
+    return _OnGpu(gpu.Bucketed(session, buckets, graphs=graphs, device_id=device_id))
+
+
+def _gpu_module(folder: Path) -> Any:
+    """This version's own copy, under a name that no other version's has; None if it has none."""
+    path = folder / "onnxruntime_gpu.py"
+    spec = importlib.util.spec_from_file_location(f"onnxruntime_gpu_{folder.name}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        return None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _refused(reason: str) -> Any:

@@ -5,44 +5,37 @@ ahead of time without a GPU, for the targets of the policy; the full library bui
 the plan will run on.
 """
 
-import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-from enginegate.candidate import Engine, EngineKind, FileDigest, Precision
+import onnx
+
+from enginegate.building import Building
+from enginegate.candidate import Engine, EngineKind, FileDigest, Precision, PrecisionProof
 from enginegate.canonical import sha256_bytes
 from enginegate.engines import cuda
+from enginegate.engines import tensorrt_library as library_here
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.plan_header import plan_info
 from enginegate.engines.proof import prove
 from enginegate.engines.protocol import Availability, Runner, Served, missing
 from enginegate.engines.tensorrt_job import Report
-from enginegate.engines.tensorrt_process import compile_plan
+from enginegate.engines.tensorrt_library import REMEDY, RTX, find_library, library_name, no_device
+from enginegate.engines.tensorrt_process import LAYERS_FILE, LOG_FILE, compile_plan
 from enginegate.engines.tensorrt_run import plan_runner
-from enginegate.errors import BuildError, EnginegateError, ModelError
-from enginegate.precision import convert
+from enginegate.engines.typed import typed_census
+from enginegate.errors import EnginegateError, ModelError
+from enginegate.precision import Conversion, convert
 
 ENGINE_FILE = "model.plan"
 _NO_DEVICE = "none here"
-_RTX = "tensorrt_rtx"
-_REMEDY = (
-    "pip install 'enginegate[rtx]' for TensorRT-RTX (x86-64 Linux, builds without a GPU), or "
-    "'enginegate[tensorrt]' beside an NVIDIA GPU"
-)
 
 
-def toolchain() -> str:
+def toolchain(building: Building) -> str:
     """Library and version; with the full library also the GPU, which its plans depend on."""
-    library = find_library()
-    if library is None:
-        return "absent"
-    if library.__name__ == _RTX:
-        return _name(library)
-    return f"{_name(library)} on {cuda.gpu() or 'no GPU'}"
+    return library_here.toolchain(find_library(building.tensorrt.library))
 
 
 def build(plan: BuildPlan, folder: Path) -> Engine:
@@ -53,43 +46,47 @@ def build(plan: BuildPlan, folder: Path) -> Engine:
             these targets, or the process crashed or went over its time or memory.
         DataError: int8 or fp8 without calibration data, or with data that does not fit.
     """
-    started = time.monotonic()
-    target = _target(plan)
-    _check_shapes(plan)
+    started, rules = time.monotonic(), plan.building.tensorrt
+    library = find_library(rules.library)
+    target, profiles = library_here.target(library, rules), plan.profiles
     converted = convert(
-        plan.onnx_path, plan.candidate, data=plan.calibration, rules=plan.calibrating
+        plan.onnx_path,
+        plan.candidate,
+        data=plan.calibration,
+        rules=plan.calibrating,
+        keep=plan.keep,
     )
     path = folder / ENGINE_FILE
-    name = find_library().__name__
-    targets = plan.tensorrt.targets if name == _RTX else ()
-    report = compile_plan(plan, converted.onnx, path, library=name, targets=targets)
+    targets = rules.targets if library.__name__ == RTX else ()
+    report = compile_plan(plan, converted.onnx, path, library=library.__name__, targets=targets)
     builder = plan_info(path)
+    beside = [folder / name for name in (LOG_FILE, LAYERS_FILE)]
     return Engine(
         candidate=plan.candidate,
         filename=ENGINE_FILE,
         file=FileDigest.of(path),
         onnx_sha256=plan.onnx.file.sha256,
+        source_sha256=plan.onnx.source_sha256,
         converted_sha256=sha256_bytes(converted.onnx),
         converter=converted.converter,
         calibration_sha256=plan.calibration_sha256,
+        kept_nodes=plan.keep,
         builder=builder,
         target=target,
         inputs=plan.onnx.inputs,
         outputs=plan.onnx.outputs,
         max_batch_size=plan.max_batch_size,
+        flags=report.flags,
+        profiles=profiles,
+        beside={each.name: FileDigest.of(each) for each in beside if each.is_file()},
         build_s=round(time.monotonic() - started, 3),
-        proof=prove(
-            plan.candidate,
-            converted.census,
-            device=_NO_DEVICE if _no_device(builder, target) else str(cuda.gpu()),
-            doubts=_doubts(plan.candidate.precision, report),
-        ),
+        proof=_proof(plan, converted, report, no_device(builder, target)),
     )
 
 
 def obstacle(engine: Engine) -> str | None:
     """Why no device can run the plan here; decided without loading it, which may crash."""
-    return _no_device(engine.builder, engine.target)
+    return no_device(engine.builder, engine.target)
 
 
 @contextmanager
@@ -106,7 +103,8 @@ def load(engine: Engine, path: Path) -> Iterator[Runner]:
         raise ModelError(
             f"{path} was built by {plan_info(path)}, its manifest says {engine.builder}."
         )
-    with plan_runner(find_library(), _logger(), engine, path) as runner:
+    library = find_library(engine.builder.split(" ", maxsplit=1)[0])
+    with plan_runner(library, library_here.logger(library), engine, path) as runner:
         yield runner
 
 
@@ -116,7 +114,7 @@ def serving(engine: Engine, path: Path) -> Served:
     Raises:
         ModelError: TensorRT-RTX built it; that backend loads the full library's plans only.
     """
-    if engine.builder.startswith(_RTX):
+    if engine.builder.startswith(RTX):
         raise ModelError(
             f"{engine.candidate} was built by {engine.builder}. Triton's TensorRT backend loads "
             "plans of the full TensorRT only: build it with 'enginegate[tensorrt]' on the GPU "
@@ -130,9 +128,9 @@ def availability() -> Availability:
     library = find_library()
     if library is None:
         reason = "neither tensorrt nor tensorrt_rtx is installed"
-        return missing(EngineKind.TENSORRT, reason, _REMEDY)
+        return missing(EngineKind.TENSORRT, reason, REMEDY)
     found = cuda.gpu()
-    if library.__name__ == _RTX:
+    if library.__name__ == RTX:
         supported = {name.lower() for name in library.ComputeCapability.__members__}
         runs = found is not None and found.capability in supported
         reason = f"TensorRT-RTX runs on {', '.join(sorted(s for s in supported if s[:2] == 'sm'))}"
@@ -140,75 +138,26 @@ def availability() -> Availability:
         runs, reason = found is not None, "TensorRT builds and runs on an NVIDIA GPU"
     return Availability(
         EngineKind.TENSORRT,
-        _name(library),
-        can_build=library.__name__ == _RTX or runs,
+        library_name(library),
+        can_build=library.__name__ == RTX or runs,
         can_run=runs,
         why_not="" if runs else f"{reason}; this machine has {found or 'no GPU'}",
         remedy="" if runs else "run this stage on a machine with such a GPU",
     )
 
 
-@cache
-def find_library() -> Any:
-    """The full library if it is here, else RTX, else None."""
-    for name in ("tensorrt", _RTX):
-        try:
-            library: Any = importlib.import_module(name)
-        except ImportError:
-            continue
-        if hasattr(library, "Builder"):
-            return library
-    return None
-
-
-@cache
-def _logger() -> Any:
-    """The first logger a process gives TensorRT stays the active one."""
-    library = find_library()
-    return library.Logger(library.Logger.ERROR)
-
-
-def _name(library: Any) -> str:
-    return f"{library.__name__} {library.__version__}"
-
-
-def _target(plan: BuildPlan) -> str:
-    library = find_library()
-    if library is None:
-        raise BuildError(f"Neither tensorrt nor tensorrt_rtx is installed here. Run: {_REMEDY}.")
-    if library.__name__ == _RTX:
-        return "+".join(plan.tensorrt.targets)
-    found = cuda.gpu()
-    if found is None:
-        raise BuildError(
-            f"{_name(library)} builds on the GPU a plan will run on, and there is none here. Build "
-            "on a GPU machine, or install 'enginegate[rtx]' alone to build ahead of time."
-        )
-    return str(found)
-
-
-def _check_shapes(plan: BuildPlan) -> None:
-    for spec in plan.onnx.inputs:
-        if -1 in spec.shape[1:]:
-            raise BuildError(
-                f"{spec} has dynamic axes besides the batch; TensorRT plans are built for fixed "
-                "ones here. Export the model with those axes fixed."
-            )
-
-
-def _no_device(builder: str, target: str) -> str | None:
-    library = find_library()
-    if library is None:
-        return f"it was built by {builder}, and no TensorRT is installed here. Run: {_REMEDY}."
-    if _name(library) != builder:
-        return f"it was built by {builder}; {_name(library)} here cannot load it."
-    found = cuda.gpu()
-    if found is None:
-        return f"it needs {target}; there is no NVIDIA GPU with a driver here."
-    fits = (
-        found.capability in target.split("+") if library.__name__ == _RTX else str(found) == target
+def _proof(
+    plan: BuildPlan, converted: Conversion, report: Report, obstacle: str | None
+) -> PrecisionProof:
+    shapes = {name: shape.best for name, shape in plan.profiles.items()}
+    return prove(
+        plan.candidate,
+        converted.census,
+        device=_NO_DEVICE if obstacle else str(cuda.gpu()),
+        doubts=_doubts(plan.candidate.precision, report),
+        typed=typed_census(onnx.load_from_string(converted.onnx), shapes),
+        executed=report.weighted,
     )
-    return None if fits else f"it was built for {target}; the GPU here is {found}."
 
 
 def _doubts(precision: Precision, report: Report) -> tuple[str, ...]:
@@ -216,8 +165,6 @@ def _doubts(precision: Precision, report: Report) -> tuple[str, ...]:
     found = []
     if precision.needs_calibration and not report.quantise.get(precision.value):
         found.append(f"TensorRT's parser saw no {precision} quantisation.")
-    if precision in {Precision.FP16, Precision.BF16} and not report.weighted.get(precision.value):
-        found.append(f"TensorRT's parser typed no layer {precision}.")
     if (precision is Precision.TF32) != report.tf32:
         found.append(f"The builder's TF32 flag was {'on' if report.tf32 else 'off'}.")
     return tuple(found)

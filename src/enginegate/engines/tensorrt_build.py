@@ -8,13 +8,14 @@ import importlib
 import resource
 import signal
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from enginegate.candidate import ShapeRange
+from enginegate.engines.tensorrt_audit import audit
 from enginegate.engines.tensorrt_job import Job, Report
+from enginegate.engines.tensorrt_monitor import progress_monitor
 
-_WORDS = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8"}
 _DIE_WITH_PARENT = 1
 
 
@@ -28,11 +29,14 @@ def main(job_path: Path, report_path: Path) -> None:
     job = Job.read(job_path)
     trt: Any = importlib.import_module(job.library)
     _limit_memory(job.memory_mib)
+    logger = trt.Logger(trt.Logger.INFO)
     try:
-        report = _build(trt, job)
+        report = _build(trt, job, logger)
     except _RefusedError as refusal:
-        report = Report(error=str(refusal))
+        report = Report(error=str(refusal), cancelled=job.cancel.exists())
     report_path.write_bytes(report.canonical_json())
+    if job.layers and not report.error:
+        _inspect(trt, job, logger)
 
 
 def _limit_memory(memory_mib: int) -> None:
@@ -42,20 +46,39 @@ def _limit_memory(memory_mib: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _build(trt: Any, job: Job) -> Report:
-    logger = trt.Logger(trt.Logger.INFO)
+def _build(trt: Any, job: Job, logger: Any) -> Report:
     builder = trt.Builder(logger)
     typed = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
     network = builder.create_network(typed)
     parser = trt.OnnxParser(network, logger)
     if not parser.parse_from_file(str(job.onnx)):
-        raise _RefusedError("\n".join(str(parser.get_error(i)) for i in range(parser.num_errors)))
+        raise _RefusedError("\n".join(_told(parser.get_error(i)) for i in range(parser.num_errors)))
     config = _config(trt, builder, job)
+    cache = _with_timings(config, job)
+    config.progress_monitor = monitor = progress_monitor(trt, job)
     plan = builder.build_serialized_network(network, config)
+    del monitor
     if plan is None:
         raise _RefusedError("The builder returned no plan.")
-    job.plan.write_bytes(plan)
-    return _audit(trt, network, tf32=config.get_flag(trt.BuilderFlag.TF32))
+    try:
+        job.plan.write_bytes(plan)
+    except OSError as error:
+        raise _RefusedError(
+            f"the plan of {plan.nbytes} bytes cannot be written: {error.strerror}. Free space in "
+            f"{job.plan.parent.parent}, or move the store (ENGINEGATE_HOME)."
+        ) from error
+    if cache is not None:
+        job.timing_cache.write_bytes(bytes(config.get_timing_cache().serialize()))
+    found = audit(trt, network)
+    tf32 = bool(config.get_flag(trt.BuilderFlag.TF32))
+    return found.model_copy(update={"tf32": tf32, "flags": _flags(trt, config, job)})
+
+
+def _told(error: Any) -> str:
+    """One parser error, with the node it is about."""
+    name, operator = error.node_name(), error.node_operator()
+    where = f"node {name!r} ({operator}): " if name or operator else ""
+    return f"{where}{error.desc()}"
 
 
 def _config(trt: Any, builder: Any, job: Job) -> Any:
@@ -63,15 +86,43 @@ def _config(trt: Any, builder: Any, job: Job) -> Any:
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, job.workspace_mib * 2**20)
     (config.set_flag if job.tf32 else config.clear_flag)(trt.BuilderFlag.TF32)
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    profile = builder.create_optimization_profile()
-    for spec in job.inputs:
-        shapes = ((rows, *spec.shape[1:]) for rows in (1, job.max_batch_size, job.max_batch_size))
-        profile.set_shape(spec.name, *shapes)
-    if not profile or config.add_optimization_profile(profile) < 0:
-        raise _RefusedError(f"Batches of 1 to {job.max_batch_size} make no valid profile.")
+    if job.hardware_compatibility != "none":
+        level = job.hardware_compatibility.upper()
+        config.hardware_compatibility_level = _member(trt, "HardwareCompatibilityLevel", level)
+    if job.version_compatible:
+        config.set_flag(_member(trt, "BuilderFlag", "VERSION_COMPATIBLE"))
+    if job.profiles:
+        _add_profile(builder, config, job.profiles)
     if job.targets:
         _set_targets(trt, config, job.targets)
     return config
+
+
+def _member(trt: Any, kind: str, name: str) -> Any:
+    """A flag by its name: the numbers differ between versions."""
+    found = getattr(getattr(trt, kind, None), name, None)
+    if found is None:
+        raise _RefusedError(f"{_library(trt)} has no {kind}.{name}. Change it under [tensorrt].")
+    return found
+
+
+def _add_profile(builder: Any, config: Any, profiles: dict[str, ShapeRange]) -> None:
+    profile = builder.create_optimization_profile()
+    for name, shapes in profiles.items():
+        profile.set_shape(name, shapes.min, shapes.best, shapes.max)
+    if not profile or config.add_optimization_profile(profile) < 0:
+        told = ", ".join(f"{name} {s.min} to {s.max}" for name, s in profiles.items())
+        raise _RefusedError(f"These shapes make no valid profile: {told}.")
+
+
+def _with_timings(config: Any, job: Job) -> Any:
+    if not job.keep_timings:
+        return None
+    known = job.timing_cache.read_bytes() if job.timing_cache.is_file() else b""
+    cache = config.create_timing_cache(known)
+    if cache is not None and config.set_timing_cache(cache, False):  # noqa: FBT003 - TensorRT's API
+        return cache
+    return None
 
 
 def _set_targets(trt: Any, config: Any, targets: tuple[str, ...]) -> None:
@@ -92,18 +143,27 @@ def _library(trt: Any) -> str:
     return f"{trt.__name__} {trt.__version__}"
 
 
-def _audit(trt: Any, network: Any, *, tf32: bool) -> Report:
-    """Which types the parser gave the layers: the proof that does not need a GPU."""
-    kinds = trt.LayerType
-    multiplying = {kinds.CONVOLUTION, kinds.DECONVOLUTION, kinds.MATRIX_MULTIPLY}
-    weighted: Counter[str] = Counter()
-    quantise: Counter[str] = Counter()
-    for index in range(network.num_layers):
-        layer = network.get_layer(index)
-        word = _WORDS.get(layer.get_output(0).dtype.name, "other")
-        weighted[word] += layer.type in multiplying
-        quantise[word] += layer.type == kinds.QUANTIZE
-    return Report(weighted=dict(+weighted), quantise=dict(+quantise), tf32=bool(tf32))
+def _flags(trt: Any, config: Any, job: Job) -> dict[str, str]:
+    """What the builder was told, by name; numbers of flags mean nothing across versions."""
+    members = trt.BuilderFlag.__members__.items()
+    return {
+        "builder_flags": " ".join(name for name, flag in members if config.get_flag(flag)),
+        "hardware_compatibility": job.hardware_compatibility,
+        "version_compatible": str(job.version_compatible).lower(),
+        "workspace_mib": str(job.workspace_mib),
+        "typing": "strong",
+    }
+
+
+def _inspect(trt: Any, job: Job, logger: Any) -> None:
+    """The layers that the GPU here will run. After the report: loading a plan may crash."""
+    runtime = trt.Runtime(logger)
+    runtime.engine_host_code_allowed = job.version_compatible
+    engine = runtime.deserialize_cuda_engine(job.plan.read_bytes())
+    if engine is None or job.layers is None:
+        return
+    inspector = engine.create_engine_inspector()
+    job.layers.write_text(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
 
 
 if __name__ == "__main__":

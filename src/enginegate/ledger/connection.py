@@ -113,7 +113,8 @@ class Connection:
         except _refusals() as error:
             lines = str(error).splitlines() or [type(error).__name__]
             raise LedgerError(
-                f"MLflow at {self.shown_uri} could not {doing}: {lines[0][:_REASON_LENGTH]}\n"
+                f"MLflow at {self.shown_uri} could not {doing}: "
+                f"{_masked(lines[0])[:_REASON_LENGTH]}\n"
                 f"{self._advice()}"
             ) from error
 
@@ -129,6 +130,11 @@ class Connection:
                 "writable. Move a damaged file away to begin a new one."
             )
         return "Give a tracking URI that MLflow knows: sqlite:///FILE, postgresql://... or http://."
+
+
+def _masked(text: str) -> str:
+    """The text without the password of any address in it."""
+    return re.sub(r"(?<=//)[^/@\s]+@", "***@", text)
 
 
 @cache

@@ -7,7 +7,7 @@ work. Everything goes through one client and explicit run ids, so no thread's ac
 import json
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -44,11 +44,13 @@ class Exhibit:
         built: the engine and its folder in the store, as `Workspace.engine` returns them.
         config_pbtxt: how Triton served it.
         expectations_json: the Great Expectations result its findings came from.
+        pages: the same for people, by file name.
     """
 
     built: tuple[Engine, Path] | None = None
     config_pbtxt: str = ""
     expectations_json: str = ""
+    pages: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def engine(self) -> Engine | None:
@@ -80,8 +82,9 @@ class Filing:
             return finished[0]
         for abandoned in self._runs(experiment, f"{same} = 'RUNNING'"):
             self.client.set_terminated(abandoned, "KILLED")
-        version = self.scorecard.model_uri.rpartition("/")[2]
-        name = f"{self.scorecard.model} version {version}"
+        kind, _, version = self.scorecard.model_uri.rpartition("/")
+        which = f"version {version}" if kind.startswith("models:") else self.scorecard.model_uri
+        name = f"{self.scorecard.model} {which}"
         tags = {"kind": "qualification", "evidence_sha256": evidence}
         with self.connection.run(experiment, name, tags) as run:
             scorecard = self.scorecard.model_copy(update={"ledger_run": run})
@@ -145,6 +148,8 @@ class Filing:
             "serving/config.pbtxt": exhibit.config_pbtxt.encode(),
             "engine/manifest.json": _json(exhibit.engine),
         }
+        for name, text in exhibit.pages.items():
+            files[f"evidence/data_docs/{name.replace(':', '_')}"] = text.encode()
         if plots_available() and benchmark and benchmark.measurements:
             files[_PLOT] = candidate_plot(benchmark, slo_p99_ms=self.slo_p99_ms)
         return files

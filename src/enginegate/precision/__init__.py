@@ -1,6 +1,35 @@
-"""FP32 ONNX -> ONNX at another precision."""
+"""FP32 ONNX -> ONNX at another precision, and what that costs."""
 
 from enginegate.precision.census import Census
-from enginegate.precision.convert import Conversion, convert, converter_of
+from enginegate.precision.convert import Conversion, convert, converter_of, reads_data
+from enginegate.precision.curve import curve_plot
+from enginegate.precision.repair import Curve, Trial, repair
+from enginegate.precision.safety import (
+    EMULATED,
+    EmulatedRunner,
+    RangeReport,
+    emulated,
+    judge_range,
+)
+from enginegate.precision.sample import Sample
+from enginegate.precision.sensitivity import Sensitivity, sensitivities
 
-__all__ = ["Census", "Conversion", "convert", "converter_of"]
+__all__ = [
+    "EMULATED",
+    "Census",
+    "Conversion",
+    "Curve",
+    "EmulatedRunner",
+    "RangeReport",
+    "Sample",
+    "Sensitivity",
+    "Trial",
+    "convert",
+    "converter_of",
+    "curve_plot",
+    "emulated",
+    "judge_range",
+    "reads_data",
+    "repair",
+    "sensitivities",
+]

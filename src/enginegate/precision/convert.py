@@ -12,12 +12,18 @@ from enginegate.data import DataSet
 from enginegate.errors import BuildError, DataError
 from enginegate.policy import Calibration
 from enginegate.precision.census import Census, census
+from enginegate.precision.choose import ranges_for
 from enginegate.precision.halves import to_half
-from enginegate.precision.quantise import SCHEMES, quantise
+from enginegate.precision.modelopt import Job, ModelOpt, by_modelopt, modelopt_for
+from enginegate.precision.nodes import named, regions
+from enginegate.precision.quantise import SCHEMES, Prepared, Scheme, prepare, with_pairs
+from enginegate.precision.sample import Sample
+from enginegate.precision.sound import check_convertible
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
 _AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
 _HALVES = frozenset({Precision.FP16, Precision.BF16})
+_FP16 = "float16 converter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +32,8 @@ class Conversion:
 
     Attributes:
         onnx: serialised; the very bytes that are compiled or loaded.
-        converter: tool and version that changed the precision, or ``none``.
+        converter: tool and version that changed the precision, or ``none``; says which calibration
+            method was chosen, and how many nodes were kept.
         census: what the graph computes in now.
     """
 
@@ -36,7 +43,12 @@ class Conversion:
 
 
 def convert(
-    source: Path, candidate: Candidate, *, data: DataSet | None, rules: Calibration
+    source: Path,
+    candidate: Candidate,
+    *,
+    data: DataSet | None,
+    rules: Calibration,
+    keep: tuple[str, ...] = (),
 ) -> Conversion:
     """The model at the candidate's precision; inputs and outputs keep their types.
 
@@ -44,26 +56,41 @@ def convert(
         source: an FP32 ONNX file of the store.
         data: representative samples; int8 and fp8 need them.
         rules: how they are read.
+        keep: names of nodes that stay FP32, as `sensitivity` names them.
 
     Raises:
         DataError: int8 or fp8 was asked for without calibration data, or the data does not fit.
-        BuildError: the model cannot be had at this precision.
+        BuildError: the model cannot be had at this precision, or has no node of a name to keep.
     """
     precision = candidate.precision
-    converter = converter_of(candidate, data=data, rules=rules)
     if precision in _AS_IT_IS:
-        return Conversion(source.read_bytes(), converter, census(onnx.load(source)))
+        graph = onnx.load(source, load_external_data=False)  # weights may be more than a file holds
+        return Conversion(source.read_bytes(), "none", census(graph))
+    tool = _modelopt(candidate, data, rules)
+    converter = converter_of(candidate, data=data, rules=rules)
     if converter == "absent":
         raise BuildError(
             f"{candidate} needs ONNX Runtime to convert the model, and it is not installed here. "
             "Run: pip install 'enginegate[cpu]'"
         )
     model = onnx.load(source)
-    if precision in _HALVES:
-        converted = to_half(model, precision, origin=str(source))
+    check_convertible(model, origin=str(source))
+    if tool is None and precision in _HALVES:
+        _check_names(named(model), keep, candidate)
+        converted, how = to_half(model, precision, origin=str(source), keep=keep), ""
     else:
-        converted = _quantised(source, model, candidate, data=data, rules=rules)
-    return Conversion(onnx_bytes(converted, origin=str(source)), converter, census(converted))
+        sample = calibration_sample(candidate, data, rules)
+        sample.check_fits(input_specs(model))
+        with tempfile.TemporaryDirectory(prefix="enginegate-convert-") as name:
+            order = _Order(source, candidate, sample, rules, keep, Path(name))
+            converted, how = order.by_modelopt(tool) if tool else order.by_onnxruntime()
+            if tool and rules.tool == "auto" and _skipped(candidate, converted):
+                converted, how = order.by_onnxruntime()
+                how = f"it quantised no layer, so by onnxruntime, {how}"
+    chosen = f": {how}" if how not in {"", rules.method} else ""
+    kept = f", {len(keep)} node{'s' if len(keep) > 1 else ''} kept at fp32" if keep else ""
+    content = onnx_bytes(converted, origin=str(source))
+    return Conversion(content, f"{converter}{chosen}{kept}", census(converted))
 
 
 def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibration) -> str:
@@ -76,33 +103,108 @@ def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibrati
         return "none"
     try:
         import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415
-    except ImportError:
+
+        found = _modelopt(candidate, data, rules)
+    except (ImportError, BuildError):
         return "absent"
     tool = f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}"
-    if precision in _HALVES:
-        return f"{tool}, float16 converter"
-    method = "distribution" if precision is Precision.FP8 else rules.method
     samples = min(rules.max_samples, len(data)) if data else 0
-    return f"{tool}, QDQ, {method} over {samples} samples in batches of {rules.batch_size}"
+    read = f"{samples} samples in batches of {rules.batch_size}"
+    if precision in _HALVES:
+        return f"modelopt {found.version}, autocast over {read}" if found else f"{tool}, {_FP16}"
+    name = f"modelopt {found.version}" if found else tool
+    return f"{name}, QDQ, {rules.method} over {read}"
 
 
-def _quantised(
-    source: Path,
-    model: ModelProto,
-    candidate: Candidate,
-    *,
-    data: DataSet | None,
-    rules: Calibration,
-) -> ModelProto:
+def reads_data(candidate: Candidate, rules: Calibration) -> bool:
+    """Whether calibration samples decide the converted bytes.
+
+    Scales come from them, and ModelOpt's 16-bit conversion looks at their ranges.
+    """
+    try:
+        halves = candidate.precision in _HALVES
+        by_range = halves and modelopt_for(candidate, rules) is not None
+    except BuildError:
+        by_range = False
+    return candidate.precision.needs_calibration or by_range
+
+
+def _modelopt(candidate: Candidate, data: DataSet | None, rules: Calibration) -> ModelOpt | None:
+    """ModelOpt if it converts this candidate; without data it would make some up."""
+    found = modelopt_for(candidate, rules)
+    optional = rules.tool == "auto" and candidate.precision in _HALVES
+    return None if data is None and optional else found
+
+
+def _skipped(candidate: Candidate, converted: ModelProto) -> bool:
+    """Whether nothing is quantised: ModelOpt leaves out layers of fewer than 16 channels."""
+    return candidate.precision.needs_calibration and census(converted).quantised == 0
+
+
+def scheme_of(candidate: Candidate) -> Scheme:
+    """How the candidate's runtime wants a quantised graph.
+
+    Raises:
+        BuildError: there is no such form here.
+    """
+    scheme = SCHEMES.get((candidate.kind, candidate.precision))
+    if scheme is None:
+        raise BuildError(f"{candidate.kind} has no {candidate.precision} form of a model here.")
+    return scheme
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """A conversion that reads samples."""
+
+    source: Path
+    candidate: Candidate
+    sample: Sample
+    rules: Calibration
+    keep: tuple[str, ...]
+    scratch: Path
+
+    def by_onnxruntime(self) -> tuple[ModelProto, str]:
+        """The model, and how ranges were found."""
+        prepared = prepare(self.source, self.scratch, scheme_of(self.candidate))
+        _check_names(prepared.model, self.keep, self.candidate)
+        ranges = ranges_for(prepared, self.sample, self.rules, self.scratch)
+        kept = kept_with(prepared, self.keep)
+        return with_pairs(prepared, ranges.by_tensor, keep=kept), ranges.how
+
+    def by_modelopt(self, tool: ModelOpt) -> tuple[ModelProto, str]:
+        """The model, and how ranges were found."""
+        _check_names(named(onnx.load(self.source)), self.keep, self.candidate)
+        batch = self.rules.batch_size
+        job = Job(tool, self.source, self.candidate, batch, self.keep, self.scratch)
+        made = by_modelopt(job, self.sample, self.rules.method)
+        return made.model, made.how
+
+
+def kept_with(prepared: Prepared, keep: tuple[str, ...]) -> frozenset[str]:
+    """Nodes that must stay FP32 for these layers to be FP32."""
+    return regions(prepared.model, keep, prepared.scheme.between)
+
+
+def calibration_sample(candidate: Candidate, data: DataSet | None, rules: Calibration) -> Sample:
+    """The samples scales are measured on.
+
+    Raises:
+        DataError: there is no data.
+    """
     if data is None:
         raise DataError(
             f"{candidate} needs calibration data, and the policy gives none: scales are never made "
             f"from random data. Set calibration under [data], or drop {candidate.precision} from "
             "[candidates]."
         )
-    scheme = SCHEMES.get((candidate.kind, candidate.precision))
-    if scheme is None:
-        raise BuildError(f"{candidate.kind} has no {candidate.precision} form of a model here.")
-    data.head(rules.max_samples).check_fits(input_specs(model))
-    with tempfile.TemporaryDirectory(prefix="enginegate-quantise-") as scratch:
-        return quantise(source, Path(scratch), scheme=scheme, data=data, rules=rules)
+    return Sample.of(data, rules)
+
+
+def _check_names(model: ModelProto, keep: tuple[str, ...], candidate: Candidate) -> None:
+    missing = sorted(set(keep) - {node.name for node in model.graph.node})
+    if missing:
+        raise BuildError(
+            f"{candidate} was to keep {', '.join(map(repr, missing))} at fp32, and the model has "
+            "no such node. It was ranked on another model: repair it again."
+        )

@@ -5,38 +5,50 @@ Runtime's defaults it refuses the graph. ONNX Runtime on a CPU is fastest with u
 integer biases and every operator between the layers quantised too (measured: batch 32, one thread,
 a CNN of 64 channels: 2.2 times FP32, against 1.8 with TensorRT's form). Signed activations it turns
 into unsigned ones when it loads, and fails at that for some graphs of opset 21 and later.
+
+Ranges are this room's own (`ranges`): ONNX Runtime's entropy has one threshold to choose from by
+default, the maximum, and its FP8 scales clip beyond 4.5 standard deviations of the activation.
 """
 
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import onnx
-from onnx import ModelProto
+from onnx import ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import EngineKind, Precision
-from enginegate.data import DataSet, Tensors
 from enginegate.errors import BuildError
-from enginegate.policy import Calibration
+from enginegate.precision.calibrate import histograms
+from enginegate.precision.nodes import LAYERS, named
+from enginegate.precision.ranges import Histogram, Range, whole
+from enginegate.precision.sample import Sample
+from enginegate.precision.session import silenced
 from enginegate.precision.well_formed import well_formed, with_opset
+from enginegate.sources.onnx_form import graphs
 
 if TYPE_CHECKING:
     from onnxruntime.quantization.calibrate import (  # type: ignore[import-untyped]
-        CalibraterBase,
         TensorsData,
     )
 
 _FP8 = "QFLOAT8E4M3FN"
+_FP8_MAX = 448.0
 _QDQ_OPSET = 19  # the first whose Quantize and Dequantize take FP8
-_LAYERS = ("Conv", "Gemm", "MatMul")
 _BETWEEN = (
     *("Add", "AveragePool", "Clip", "Concat", "Flatten", "GlobalAveragePool", "MaxPool"),
     *("Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
 )
-_FOR_TENSORRT = {"QuantizeBias": False, "AddQDQPairToWeight": True}
+_PRODUCTS = frozenset({"Gemm", "MatMul"})
+# Pairs where layers read, not where they write: a pair between Conv and ReLU would round twice, and
+# keep TensorRT from fusing the two.
+_FOR_TENSORRT: dict[str, bool | str | list[str]] = {
+    "QuantizeBias": False,
+    "AddQDQPairToWeight": True,
+    "OpTypesToExcludeOutputQuantization": list(LAYERS),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +68,12 @@ class Scheme:
     activations: str
     between: tuple[str, ...]
     symmetric: bool
-    options: Mapping[str, bool | str]
+    options: Mapping[str, bool | str | list[str]]
+
+    @property
+    def is_fp8(self) -> bool:
+        """Whether levels are floating point, so that entropy of equal levels means nothing."""
+        return self.activations == _FP8
 
 
 SCHEMES = {
@@ -72,34 +89,153 @@ SCHEMES = {
 }
 
 
-def quantise(
-    source: Path, scratch: Path, *, scheme: Scheme, data: DataSet, rules: Calibration
-) -> ModelProto:
-    """The model with scales measured on the data, read in batches.
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A model ready to be quantised in any way.
 
-    Args:
-        source: FP32 ONNX file.
-        scratch: an empty folder for intermediate files.
-        data: representative samples that fit the model.
+    Attributes:
+        model: shapes inferred, constants folded, every node with a name.
+        scheme: how its runtime wants it.
+        operators: types of the nodes that get pairs.
+        origin: the file, for messages.
+    """
+
+    model: ModelProto
+    scheme: Scheme
+    operators: tuple[str, ...]
+    origin: str
+
+    def histograms(self, sample: Sample, scratch: Path) -> dict[str, Histogram]:
+        """What its activations are on the sample; see `calibrate.histograms`."""
+        return histograms(self.model, scratch, operators=self.operators, sample=sample)
+
+    @property
+    def outputs(self) -> frozenset[str]:
+        """Tensors that callers see: their largest values decide, so they are never clipped."""
+        return frozenset(value.name for value in self.model.graph.output)
+
+    def ranges(self, seen: Mapping[str, Histogram], method: Any) -> dict[str, Range]:
+        """A range for each activation, by one of `ranges.METHODS`; outputs keep all of theirs."""
+        return {
+            name: whole(histogram) if name in self.outputs else method(histogram)
+            for name, histogram in seen.items()
+        }
+
+
+def prepare(source: Path, scratch: Path, scheme: Scheme) -> Prepared:
+    """Raise the opset, infer shapes and fold constants, as ONNX Runtime's quantiser expects.
 
     Raises:
-        BuildError: ONNX Runtime cannot prepare, calibrate or quantise this model.
+        BuildError: ONNX Runtime cannot, or sympy is missing.
     """
-    prepared = scratch / "prepared.onnx"
+    from onnxruntime.quantization.shape_inference import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        quant_pre_process,
+    )
+
+    path = scratch / "prepared.onnx"
     try:
-        _prepare(source, prepared)
-        model = onnx.load(prepared)
-        operators = list(_LAYERS if _has_attention(model) else _LAYERS + scheme.between)
-        calibrator = _calibrator(prepared, scratch, scheme=scheme, operators=operators, rules=rules)
-        for batch in data.head(rules.max_samples).batches(rules.batch_size):
-            calibrator.collect_data(_OneBatch(batch))
-        quantised = _with_pairs(model, scheme, operators, calibrator.compute_data())
-    except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
+        raised = with_opset(onnx.load(source), _QDQ_OPSET, what=f"Quantising {source}")
+        quant_pre_process(raised, path, skip_symbolic_shape=False)
+    except ImportError as error:
         raise BuildError(
-            f"ONNX Runtime cannot quantise {source} to {scheme.weights}: "
-            f"{type(error).__name__}: {error}"
+            "Quantising needs sympy, which is not installed here. Run: pip install sympy"
         ) from error
-    return well_formed(quantised, what=f"The {scheme.weights} form of {source}")
+    except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
+        raise _refused(str(source), scheme, error) from error
+    model = named(onnx.load(path))
+    operators = LAYERS if _has_attention(model) else (*LAYERS, *scheme.between)
+    return Prepared(model, scheme, operators, str(source))
+
+
+def with_pairs(
+    prepared: Prepared,
+    ranges: Mapping[str, Range],
+    *,
+    only: frozenset[str] | None = None,
+    keep: frozenset[str] = frozenset(),
+) -> ModelProto:
+    """The model with Quantize/Dequantize pairs.
+
+    Args:
+        ranges: of every activation of the nodes that are quantised.
+        only: nodes to quantise; None is all of `operators`.
+        keep: nodes that stay FP32.
+
+    Raises:
+        BuildError: ONNX Runtime cannot quantise this model, or made something invalid.
+    """
+    from onnxruntime.quantization import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        QDQQuantizer,
+        QuantType,
+        calibrate,
+    )
+
+    silenced(calibrate)
+    scheme, model = prepared.scheme, ModelProto()
+    model.CopyFrom(prepared.model)
+    try:
+        quantizer = QDQQuantizer(
+            model,
+            per_channel=True,
+            reduce_range=False,
+            weight_qType=QuantType[scheme.weights],
+            activation_qType=QuantType[scheme.activations],
+            tensors_range=_tensors_data(scheme, ranges),
+            nodes_to_quantize=sorted(only or ()),
+            nodes_to_exclude=sorted(keep),
+            op_types_to_quantize=list(prepared.operators),
+            extra_options={
+                "ActivationSymmetric": scheme.symmetric,
+                "WeightSymmetric": True,
+                **scheme.options,
+            },
+        )
+        quantizer.quantize_model()
+    except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
+        raise _refused(prepared.origin, scheme, error) from error
+    return well_formed(
+        _with_plain_outputs(quantizer.model.model),
+        what=f"The {scheme.weights} form of {prepared.origin}",
+    )
+
+
+def _with_plain_outputs(model: ModelProto) -> ModelProto:
+    """Without pairs on what a matrix product gives to the caller.
+
+    They would clip logits that are larger than any of the calibration samples', and save nothing.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for value in model.graph.output:
+        pair = _pair_before(value.name, makers)
+        if pair is not None:
+            product = makers[pair[0].input[0]]
+            product.output[0] = value.name
+            for node in pair:
+                model.graph.node.remove(node)
+    _drop_unused(model)
+    return model
+
+
+def _drop_unused(model: ModelProto) -> None:
+    inner = graphs(model.graph)
+    used = {name for graph in inner for node in graph.node for name in node.input}
+    used |= {value.name for value in model.graph.output}
+    for tensor in [t for t in model.graph.initializer if t.name not in used]:
+        model.graph.initializer.remove(tensor)
+
+
+def _pair_before(
+    output: str, makers: Mapping[str, NodeProto]
+) -> tuple[NodeProto, NodeProto] | None:
+    """Quantize and Dequantize between an output and the matrix product that alone feeds it."""
+    last = makers.get(output)
+    if last is None or last.op_type != "DequantizeLinear":
+        return None
+    first = makers.get(last.input[0])
+    source = None if first is None else makers.get(first.input[0])
+    if first is None or source is None or source.op_type not in _PRODUCTS:
+        return None
+    return first, last
 
 
 def _has_attention(model: ModelProto) -> bool:
@@ -109,96 +245,28 @@ def _has_attention(model: ModelProto) -> bool:
     return any(constants.isdisjoint(node.input) for node in products)
 
 
-def _prepare(source: Path, prepared: Path) -> None:
-    """Raise the opset, infer shapes and fold constants, as ONNX Runtime's quantiser expects."""
-    from onnxruntime.quantization.shape_inference import (  # type: ignore[import-untyped]  # noqa: PLC0415
-        quant_pre_process,
+def _tensors_data(scheme: Scheme, ranges: Mapping[str, Range]) -> "TensorsData":
+    """In ONNX Runtime's types; it derives FP8 scales from a standard deviation."""
+    from onnxruntime.quantization import CalibrationMethod  # noqa: PLC0415
+    from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415
+    from onnxruntime.quantization.quant_utils import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        compute_scale_zp_float8,
     )
 
-    try:
-        raised = with_opset(onnx.load(source), _QDQ_OPSET, what=f"Quantising {source}")
-        quant_pre_process(raised, prepared, skip_symbolic_shape=False)
-    except ImportError as error:
-        raise BuildError(
-            "Quantising needs sympy, which is not installed here. Run: pip install sympy"
-        ) from error
+    ends = {name: (np.float32(r.low), np.float32(r.high)) for name, r in ranges.items()}
+    found = {name: {"lowest": np.array(a), "highest": np.array(b)} for name, (a, b) in ends.items()}
+    method = CalibrationMethod.MinMax
+    if scheme.is_fp8:
+        method = CalibrationMethod.Distribution
+        _, unit = compute_scale_zp_float8(TensorProto.FLOAT8E4M3FN, np.float32(1.0))
+        for name, range_ in ranges.items():
+            deviation = np.float32((range_.magnitude or 1.0) / _FP8_MAX / float(unit))
+            found[name] |= {"avg": np.array(np.float32(0)), "std": np.array(deviation)}
+    return TensorsData(method, {name: TensorData(**fields) for name, fields in found.items()})
 
 
-def _calibrator(
-    prepared: Path, scratch: Path, *, scheme: Scheme, operators: list[str], rules: Calibration
-) -> "CalibraterBase":
-    """What collects activation ranges batch by batch, so that memory does not grow with data."""
-    from onnxruntime.quantization import (  # type: ignore[import-untyped]  # noqa: PLC0415
-        CalibrationMethod,
-        calibrate,
+def _refused(origin: str, scheme: Scheme, error: Exception) -> BuildError:
+    return BuildError(
+        f"ONNX Runtime cannot quantise {origin} to {scheme.weights}: "
+        f"{type(error).__name__}: {error}"
     )
-
-    _silence(calibrate)
-    method, options = _method(scheme, rules)
-    return calibrate.create_calibrator(
-        prepared,
-        operators,
-        augmented_model_path=str(scratch / "augmented.onnx"),
-        calibrate_method=CalibrationMethod[method],
-        extra_options=options,
-    )
-
-
-def _with_pairs(
-    model: ModelProto, scheme: Scheme, operators: list[str], ranges: "TensorsData"
-) -> ModelProto:
-    from onnxruntime.quantization import (  # noqa: PLC0415
-        QDQQuantizer,
-        QuantType,
-    )
-
-    quantizer = QDQQuantizer(
-        model,
-        per_channel=True,
-        reduce_range=False,
-        weight_qType=QuantType[scheme.weights],
-        activation_qType=QuantType[scheme.activations],
-        tensors_range=ranges,
-        nodes_to_quantize=[],
-        nodes_to_exclude=[],
-        op_types_to_quantize=operators,
-        extra_options={
-            "ActivationSymmetric": scheme.symmetric,
-            "WeightSymmetric": True,
-            **scheme.options,
-        },
-    )
-    quantizer.quantize_model()
-    quantised: ModelProto = quantizer.model.model
-    return quantised
-
-
-def _method(scheme: Scheme, rules: Calibration) -> tuple[str, dict[str, Any]]:
-    """ONNX Runtime's name for the method, and its settings.
-
-    FP8 has one method there. Entropy compares thresholds over 512 bins for 128 levels: with its
-    default of 128 bins there is one threshold to choose from, the maximum.
-    """
-    if scheme.weights == _FP8:
-        return "Distribution", {"scenario": "same"}
-    methods: dict[str, tuple[str, dict[str, Any]]] = {
-        "max": ("MinMax", {"symmetric": scheme.symmetric}),
-        "entropy": ("Entropy", {"num_bins": 512, "num_quantized_bins": 128}),
-        "percentile": ("Percentile", {"percentile": 99.999}),
-    }
-    return methods[rules.method]
-
-
-class _OneBatch:
-    """What a calibrator reads: one batch, then None."""
-
-    def __init__(self, batch: Tensors) -> None:
-        self._batches: Iterator[Tensors] = iter([batch])
-
-    def get_next(self) -> Tensors | None:
-        return next(self._batches, None)
-
-
-def _silence(calibrate: ModuleType) -> None:
-    """The calibrators print; redirecting stdout instead would swallow other threads' output."""
-    vars(calibrate)["print"] = logging.getLogger(__name__).debug

@@ -138,10 +138,12 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
     if winner is None:
         return
     verdict, benchmark = scorecard.verdict(winner), scorecard.benchmark(winner)
-    loss = verdict.finding("accuracy_loss", "evaluation") if verdict else None
-    if loss and loss.value is not None:
+    loss = _task_loss(verdict)
+    if loss:
+        what = loss.gate.removesuffix("_loss")
+        unit = " percentage points" if in_points(loss) else ""
         yield (
-            f"Accuracy changed by {_accuracy(verdict)} percentage points over {loss.samples:,} "
+            f"{what.capitalize()} changed by {_change(loss)}{unit} over {loss.samples:,} "
             f"samples; the worst slice is {_worst_slice(verdict)}."
         )
     if benchmark and benchmark.chosen and benchmark.p99_at_slo:
@@ -155,33 +157,61 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
 
 
 def _accuracy(verdict: Verdict | None) -> str:
-    loss = verdict.finding("accuracy_loss", "evaluation") if verdict else None
-    if loss is None or loss.value is None:
-        return _MISSING
+    loss = _task_loss(verdict)
+    return _MISSING if loss is None else _change(loss)
+
+
+def _task_loss(verdict: Verdict | None) -> Finding | None:
+    """What the task lost on all labelled data: accuracy, else the first metric of the policy."""
+    losses = [
+        finding
+        for finding in (verdict.findings if verdict else ())
+        if finding.gate.endswith("_loss")
+        and finding.value is not None
+        and finding.scope.startswith("evaluation")
+        and "/" not in finding.scope
+    ]
+    return next((f for f in losses if f.gate == "accuracy_loss"), losses[0] if losses else None)
+
+
+def in_points(loss: Finding) -> bool:
+    """Whether a loss is a share of the answers."""
+    return loss.unit == "fraction" or loss.gate.endswith("accuracy_loss")
+
+
+def _change(loss: Finding) -> str:
+    """A loss as a change, with its interval: in percentage points, or in the metric's own unit."""
+    show = _points if in_points(loss) else _plain
+    value = show(-(loss.value or 0.0))
     if loss.low is None or loss.high is None:
-        return _points(-loss.value)
-    return f"{_points(-loss.value)} ({_points(-loss.high)} to {_points(-loss.low)})"
+        return value
+    return f"{value} ({show(-loss.high)} to {show(-loss.low)})"
 
 
 def _worst_slice(verdict: Verdict | None) -> str:
     """The evaluation slice with the worst outcome and, among those, the largest loss."""
     findings = verdict.findings if verdict else ()
     slices = [
-        (finding.outcome, finding.value, finding.scope)
+        finding
         for finding in findings
-        if finding.gate == "slice_accuracy_loss"
+        if finding.gate.startswith("slice_")
+        and finding.gate.endswith("_loss")
         and finding.value is not None
-        and finding.scope.startswith("evaluation/")
+        and finding.scope.startswith("evaluation")
     ]
     if not slices:
         return _MISSING
-    _, loss, scope = max(slices, key=lambda found: found[:2])
-    return f"{scope.removeprefix('evaluation/')} {_points(-loss)}"
+    worst = max(slices, key=lambda finding: (finding.outcome, finding.value))
+    return f"{worst.scope.partition('/')[2]} {_change(worst)}"
 
 
 def _points(fraction: float) -> str:
     """Percentage points with a sign; a loss too small to show is not a negative zero."""
     return f"{round(100 * fraction, 2) + 0.0:+.2f}"
+
+
+def _plain(number: float) -> str:
+    return f"{number + 0.0:+.4g}"
 
 
 def _p99(benchmark: Benchmark | None) -> str:
@@ -207,4 +237,7 @@ def _blocking(verdict: Verdict, benchmark: Benchmark | None) -> tuple[Finding, .
 
 
 def _reason(finding: Finding) -> str:
-    return f"{finding.gate} on {finding.scope}: {one_line(finding.reason)}"
+    said = f"{finding.gate} on {finding.scope}: {one_line(finding.reason)}"
+    if finding.outcome is Outcome.FAILED and finding.would_pass is not None:
+        said += f"; a limit of {finding.would_pass:.4g} would have passed"
+    return said

@@ -42,6 +42,11 @@ def print_scorecard(scorecard: Scorecard, console: Console, sizes: Sizes = NO_SI
         console.print(Text(sentence))
 
 
+def print_table(scorecard: Scorecard, console: Console, sizes: Sizes = NO_SIZES) -> None:
+    """Print the table alone; ``sizes`` in bytes."""
+    console.print(_table(scorecard, sizes))
+
+
 def print_approval(scorecard: Scorecard, console: Console) -> None:
     """Print what an approval would be for, and how to give one."""
     for sentence in (*sentences(scorecard), binding(scorecard)):

@@ -4,15 +4,17 @@ Every load is proved by replaying them through the live endpoint.
 """
 
 import io
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from enginegate.data import Tensors
 from enginegate.durable import write_file
-from enginegate.errors import RepositoryError
+from enginegate.errors import RepositoryError, TamperedError
 from enginegate.triton.answers import Reply
 
 
@@ -22,6 +24,11 @@ class Golden:
 
     inputs: Tensors
     outputs: Tensors
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute value of any output."""
+        return max(float(np.abs(array).max(initial=0.0)) for array in self.outputs.values())
 
     def write(self, path: Path) -> None:
         """Write both as one ``.npz``."""
@@ -33,9 +40,16 @@ class Golden:
 
     @classmethod
     def read(cls, path: Path) -> "Golden":
-        """Read what `write` wrote; the caller has checked the file's digest."""
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        """Read what `write` wrote.
+
+        Raises:
+            TamperedError: the file is missing or damaged.
+        """
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+                arrays = {name: archive[name] for name in archive.files}
+        except (OSError, ValueError, BadZipFile, zlib.error) as error:
+            raise TamperedError(f"The golden samples {path} cannot be read: {error}.") from error
         return cls(_named(arrays, "input."), _named(arrays, "output."))
 
     def replay(

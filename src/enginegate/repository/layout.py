@@ -17,6 +17,8 @@ ignores files there and dot-folders inside a model; hence this shape.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -25,8 +27,11 @@ from pydantic import PositiveInt
 
 from enginegate.canonical import Record
 from enginegate.decision import Release
-from enginegate.errors import RepositoryError, TamperedError
+from enginegate.durable import file_lock
+from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedError
 
+LOCK = ".enginegate.lock"
+JOURNAL = ".enginegate-journal.jsonl"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -110,6 +115,10 @@ class Layout:
         found = (self.folder / ".enginegate" / "releases").glob("*.json")
         return tuple(sorted((Release.read(p) for p in found), key=lambda release: release.version))
 
+    def stored_versions(self) -> tuple[int, ...]:
+        """Versions whose bytes are here, as Triton sees them, also where a manifest is missing."""
+        return tuple(sorted(int(p.name) for p in self.folder.glob("[1-9]*") if p.name.isdigit()))
+
     def check_files(self, release: Release) -> None:
         """Recompute every digest of a release.
 
@@ -117,6 +126,9 @@ class Layout:
             TamperedError: a file is missing, differs or was added.
         """
         folder = self.version_folder(release.version)
+        links = [path for path in (folder, *folder.rglob("*")) if path.is_symlink()]
+        if links:
+            raise TamperedError(f"{links[0]} is a link; a release holds only its own files.")
         for name, digest in release.files.items():
             digest.check(folder / name)
         release.golden.check(self.golden_file(release.version))
@@ -127,6 +139,30 @@ class Layout:
                 f"{folder} holds files that were not published: "
                 f"{', '.join(str(path.relative_to(folder)) for path in added)}."
             )
+
+
+@contextmanager
+def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
+    """Hold a repository's lock; the folder is made if it is not there.
+
+    Raises:
+        RepositoryBusyError: somebody else held it for all of ``timeout_s``.
+        RepositoryError: the folder cannot be made or written to.
+    """
+    with ExitStack() as stack:
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(file_lock(root / LOCK, timeout_s=timeout_s))
+        except TimeoutError as error:
+            raise RepositoryBusyError(
+                f"{root} is being changed by {error}. Try again when it has finished."
+            ) from error
+        except OSError as error:
+            raise RepositoryError(
+                f"The live repository {root} cannot be changed: {error.strerror}. Make it a folder "
+                "that you may write to, or name another one under [target] in the policy."
+            ) from error
+        yield
 
 
 def models(root: Path) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ A change is committed by one rename, of ``current.json``. Killed before it, the 
 the old release; killed after it, the new one stands. Every operation begins by recovering.
 """
 
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,16 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginegate.decision import Release
-from enginegate.durable import file_lock, write_file
+from enginegate.durable import write_file
 from enginegate.errors import (
     EnginegateError,
     PublishError,
-    RepositoryBusyError,
     RepositoryError,
     ServerError,
 )
 from enginegate.repository.journal import Entry, Journal
-from enginegate.repository.layout import Current, Layout, models
+from enginegate.repository.layout import JOURNAL, Current, Layout, locked, models
 from enginegate.repository.serving import (
     LiveModel,
     config_is_right,
@@ -38,6 +38,7 @@ from enginegate.repository.transitions import (
 from enginegate.triton.client import TritonClient
 
 _LOCK_TIMEOUT_S = 30.0
+_log = logging.getLogger("enginegate.repository")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +80,13 @@ class LiveRepository:
             )
             entry = journal.open("publish", package.model, version)
             with self._undone_on_failure(layout, journal, entry):
-                place(layout, package, version, before)
-                journal.add(entry, "placed")
+                release = place(layout, package, version, before)
+                journal.add(entry, "placed", release=release.digest)
                 self._switch(layout, journal, entry, after_publish(before, version))
             journal.add(entry, "done")
-            forget_old(layout, self.keep)
-            return layout.release(version)
+            release = layout.release(version)
+            self._forget(layout)
+            return release
 
     def rollback(self, model: str, to: int | None = None) -> Release:
         """Make an earlier release live again: by default the one that the live one replaced.
@@ -127,7 +129,7 @@ class LiveRepository:
             return self._recover(journal)
 
     def repair(self) -> tuple[str, ...]:
-        """Recover, then put back every configuration that is not what its release needs."""
+        """Recover, put back every configuration that is not right, and load what does not serve."""
         with self._changing(recover=False) as journal:
             said = list(self._recover(journal))
             for name in models(self.root):
@@ -135,11 +137,23 @@ class LiveRepository:
                 current = layout.current()
                 if current is not None and not config_is_right(layout, current):
                     write_file(layout.config, right_config(layout, current))
-                    self._tell_server(layout, current)
-                    said.append(
-                        f"{layout.config} was put back to what release {current.version} needs."
-                    )
+                    said.append(f"{layout.config} was put back: {_live_words(current)}.")
+                if current is not None and self.client is not None and not self.serves(name):
+                    self.bring_up(name)
+                    said.append(f"Release {current.version} of {name} was loaded and proved.")
             return tuple(said)
+
+    def serves(self, model: str) -> bool:
+        """Whether the server proves now that it serves the live release."""
+        layout = Layout(self.root, model)
+        current = layout.current()
+        if current is None:
+            return False
+        try:
+            self._live(layout).prove(current, layout.release(current.version), wait=False)
+        except (ServerError, RepositoryError):
+            return False
+        return True
 
     def bring_up(self, model: str) -> Release:
         """Load the live release on a server that has just started, and prove it."""
@@ -156,17 +170,11 @@ class LiveRepository:
 
     @contextmanager
     def _changing(self, *, recover: bool = True) -> Iterator[Journal]:
-        self.root.mkdir(parents=True, exist_ok=True)
-        try:
-            with file_lock(self.root / ".enginegate.lock", timeout_s=_LOCK_TIMEOUT_S):
-                journal = Journal(self.root / ".enginegate-journal.jsonl")
-                if recover:
-                    self._recover(journal)
-                yield journal
-        except TimeoutError as error:
-            raise RepositoryBusyError(
-                f"{self.root} is being changed by {error}. Try again when it has finished."
-            ) from error
+        with locked(self.root, timeout_s=_LOCK_TIMEOUT_S):
+            journal = Journal(self.root / JOURNAL)
+            if recover:
+                self._recover(journal)
+            yield journal
 
     def _switch(self, layout: Layout, journal: Journal, entry: Entry, after: Current) -> None:
         """The one function that changes what is live: configure, load, prove, commit."""
@@ -197,12 +205,15 @@ class LiveRepository:
     def _undo(self, layout: Layout, journal: Journal, entry: Entry, *, reason: str) -> str:
         """Restore what ``current.json`` says, on disk first, then on the server.
 
-        If the server does not answer, the operation stays open in the journal: whoever changes the
-        repository next finishes the job.
+        If the server does not answer, or what is on disk is damaged, the operation stays open in
+        the journal: whoever changes the repository next tries again.
         """
         current = layout.current()
-        if entry.kind == "withdraw":
-            layout.current_file.unlink(missing_ok=True)
+        if entry.kind == "withdraw" and current is not None:
+            if current.version != entry.version:
+                journal.add(entry, "undone", reason="another release is live by now")
+                return f"{_live_words(current)}."
+            layout.current_file.unlink()
             current = None
         elif current is not None and current.version == entry.version:
             journal.add(entry, "done", note="it was committed before it was interrupted")
@@ -211,8 +222,8 @@ class LiveRepository:
             write_file(layout.config, right_config(layout, current))
         try:
             self._tell_server(layout, current)
-        except ServerError as error:
-            return f"{_live_words(current)} on disk; the server could not be told: {error}"
+        except (ServerError, RepositoryError) as error:
+            return f"{_live_words(current)} on disk; that it serves could not be proved: {error}"
         if entry.kind == "publish":
             remove(layout, entry.version)
         if current is None:
@@ -241,6 +252,13 @@ class LiveRepository:
                 f"'{entry.step}'. {note}"
             )
         return tuple(said)
+
+    def _forget(self, layout: Layout) -> None:
+        """Retention must not fail a promotion that is done."""
+        try:
+            forget_old(layout, self.keep)
+        except OSError as error:
+            _log.warning("old releases below %s could not be removed: %s", layout.folder, error)
 
     def _live(self, layout: Layout) -> LiveModel:
         if self.client is None:

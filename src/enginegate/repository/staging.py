@@ -19,7 +19,6 @@ from enginegate.repository.transitions import after_publish
 from enginegate.triton.config import config_text
 from enginegate.workspace import now
 
-
 # Triton's Python backend would write bytecode beside the model it loads, and read it back later:
 # bytes that nobody approved. A file where the folder would be keeps it from doing either.
 _NO_BYTECODE = b"Keeps Python from writing bytecode beside a release.\n"
@@ -31,7 +30,7 @@ class Package:
 
     Attributes:
         files: name in the version folder -> file to copy.
-        engine_file: which of those names is the engine.
+        approved: digests that the engine's own files must have, by name in the version folder.
         golden: samples with the validated engine's answers.
         golden_max_abs_error: how far a live answer may be from them.
     """
@@ -40,7 +39,7 @@ class Package:
     model_uri: str
     candidate: Candidate
     engine_sha256: Sha256
-    engine_file: str
+    approved: dict[str, FileDigest]
     files: dict[str, Path]
     backend: str
     inputs: tuple[TensorSpec, ...]
@@ -123,8 +122,8 @@ def _stage(package: Package, version: int, staging: Path, before: Current | None
     golden = staging / "golden.npz"
     package.golden.write(golden)
     files = {path.name: FileDigest.of(path) for path in sorted(folder.iterdir())}
-    approved = files[package.engine_file].model_copy(update={"sha256": package.engine_sha256})
-    approved.check(folder / package.engine_file)
+    for name, approved in package.approved.items():
+        approved.check(folder / name)
     release = Release(
         model=package.model,
         version=version,

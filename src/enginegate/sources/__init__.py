@@ -1,6 +1,6 @@
-"""Registered models -> ONNX."""
+"""Models of every form -> ONNX."""
 
-from enginegate.sources.export import onnx_from_registry, read_onnx_model
-from enginegate.sources.once import Kept
+from enginegate.kept import Kept
+from enginegate.sources.export import onnx_from_source, read_onnx_model
 
-__all__ = ["Kept", "onnx_from_registry", "read_onnx_model"]
+__all__ = ["Kept", "onnx_from_source", "read_onnx_model"]

@@ -1,9 +1,9 @@
-"""Whether an ONNX model answers as it should: for any batch size, and like its framework.
+"""Whether an ONNX model answers as it should: for any size of its axes, and like its framework.
 
 Running the model is somebody else's job: callers pass in what opens it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +12,13 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from enginegate.data import Array, DataSet, Tensors
-from enginegate.errors import ModelError
+from enginegate.errors import InputError, ModelError
+from enginegate.sources.form import Framework
 
 PARITY_SAMPLES = 256
 BATCH_SIZES = (1, 2, 7)
 _ROWS = 32
+_LENGTH_ROWS = 4
 
 
 class Runs(Protocol):
@@ -28,6 +30,7 @@ class Runs(Protocol):
 
 
 OpenOnnx: TypeAlias = Callable[[Path], AbstractContextManager[Runs]]
+Axes: TypeAlias = Mapping[str, tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,53 @@ class Parity:
 
     max_abs_error: float
     samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What an ONNX model was seen to do.
+
+    Attributes:
+        batch_sizes: sizes that were run.
+        lengths: sizes that were run of every other dynamic axis, by the axis's name.
+        parity: None if there is no framework to compare with.
+    """
+
+    batch_sizes: tuple[int, ...]
+    lengths: dict[str, tuple[int, ...]]
+    parity: Parity | None
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is examined, on what, and against what.
+
+    Attributes:
+        framework: the model's own answers; None if the source is ONNX itself.
+        limit: largest difference allowed, in units of the outputs.
+        origin: what the model is called in messages.
+    """
+
+    model: Runs
+    data: DataSet
+    framework: Framework | None
+    limit: float
+    origin: str
+
+
+def examine(trial: Trial, axes: Axes) -> Evidence:
+    """Everything that must hold of an ONNX model with these dynamic axes; see the functions below.
+
+    Raises:
+        ModelError: something does not hold.
+    """
+    model, data, limit, origin = trial.model, trial.data, trial.limit, trial.origin
+    sizes = prove_batch_sizes(model, data, limit=limit, origin=origin)
+    compared = None
+    if trial.framework is not None:
+        compared = measure_parity(trial.framework, model, data, limit=limit, origin=origin)
+    lengths = {name: prove_lengths(trial, name, places) for name, places in axes.items()}
+    return Evidence(sizes, lengths, compared)
 
 
 def prove_batch_sizes(model: Runs, data: DataSet, *, limit: float, origin: str) -> tuple[int, ...]:
@@ -70,8 +120,41 @@ def prove_batch_sizes(model: Runs, data: DataSet, *, limit: float, origin: str) 
     return BATCH_SIZES
 
 
+def prove_lengths(trial: Trial, name: str, places: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """Run real samples cut to several sizes of one dynamic axis, and compare with the framework.
+
+    A size that the framework itself refuses (an image smaller than a kernel) proves nothing and is
+    left out.
+
+    Args:
+        name: the axis's name.
+        places: the inputs and axes that have this size.
+
+    Returns:
+        The sizes that were run, ascending.
+
+    Raises:
+        ModelError: a size cannot be run, or is answered unlike the framework.
+    """
+    samples = trial.data.head(_LENGTH_ROWS).inputs
+    longest = min(samples[given].shape[axis] for given, axis in places)
+    sizes = {max(1, longest // 2), max(1, longest - 1), longest} | (
+        {1} if trial.framework else set()
+    )
+    run = tuple(
+        size for size in sorted(sizes) if _holds(trial, _cut(samples, places, size), name, size)
+    )
+    if len(run) < min(2, longest):
+        raise ModelError(
+            f"{trial.origin}: {name} is dynamic, but of the sizes {sorted(sizes)} the model takes "
+            f"only {list(run)}, so nothing shows that it may vary. Export it with that axis fixed, "
+            "or give longer samples."
+        )
+    return run
+
+
 def measure_parity(
-    framework: Callable[[Tensors], Tensors],
+    framework: Framework,
     model: Runs,
     data: DataSet,
     *,
@@ -112,3 +195,49 @@ def max_abs_error(left: Array, right: Array) -> float:
     with np.errstate(invalid="ignore"):
         difference = np.abs(left.astype(np.float64) - right.astype(np.float64))
     return float(np.where(left == right, 0.0, difference).max(initial=0.0))
+
+
+def _cut(inputs: Mapping[str, Array], places: tuple[tuple[str, int], ...], length: int) -> Tensors:
+    cut = dict(inputs)
+    for name, axis in places:
+        cut[name] = np.ascontiguousarray(np.take(cut[name], range(length), axis=axis))
+    return cut
+
+
+def _holds(trial: Trial, inputs: Tensors, name: str, size: int) -> bool:
+    """Whether the size was run; False if the framework itself refuses it."""
+    expected: Tensors = {}
+    if trial.framework is not None:
+        try:
+            expected = trial.framework(inputs)
+        except InputError:
+            return False
+    answers = _answers(trial.model, inputs, f"{trial.origin}: {name} = {size}")
+    for output, values in expected.items():
+        error = max_abs_error(values, answers[output])
+        if not error <= trial.limit:
+            raise ModelError(
+                f"{trial.origin}: with {name} = {size}, ONNX and the framework differ by "
+                f"{error:.3g} in output {output!r} (limit {trial.limit:g}). The export fixed a "
+                "size that varies: export it again with that axis dynamic."
+            )
+    return True
+
+
+def _answers(model: Runs, inputs: Tensors, what: str) -> Tensors:
+    try:
+        answers = model.run(inputs)
+    except Exception as error:
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{what} cannot be run: {first_line}\n"
+            "The model says that this axis is dynamic. Export it again so that it is, or with the "
+            "axis fixed."
+        ) from error
+    rows = {len(array) for array in inputs.values()}
+    for name, values in answers.items():
+        if {len(values)} != rows:
+            raise ModelError(
+                f"{what}: output {name!r} has {len(values)} rows for {max(rows)} samples."
+            )
+    return answers

@@ -1,22 +1,41 @@
 """The one form an ONNX model is kept in: whole, checked, and free of where it was made.
 
 Two exports of the same weights give the same bytes, because everything that names a machine, a path
-or a moment is removed. External weights are read into the file.
+or a moment is removed. External weights are read into the file, if it can hold them.
 """
 
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
-from onnx.external_data_helper import load_external_data_for_tensor
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError
+from enginegate.sources.weights import (
+    ONE_FILE_BYTES,
+    bring_in,
+    graphs,
+    onnx_bytes,
+    parse,
+    tensors,
+    whole,
+)
 
-_MAX_BYTES = 2**31 - 1
+__all__ = [
+    "canonical",
+    "check_sound",
+    "dynamic_axes",
+    "graphs",
+    "input_specs",
+    "onnx_bytes",
+    "opset",
+    "output_specs",
+    "read_onnx",
+    "tensors",
+]
+
+_STANDARD = {"", "ai.onnx", "ai.onnx.ml"}
 _REDUCED: dict[int, str] = {
     TensorProto.FLOAT16: "fp16",
     TensorProto.BFLOAT16: "bf16",
@@ -25,26 +44,14 @@ _REDUCED: dict[int, str] = {
 _QUANTISING = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatMul"}
 
 
-def read_onnx(path: Path, *, origin: str) -> ModelProto:
-    """Read a model with its external weights.
+def read_onnx(path: Path, *, origin: str, limit: int = ONE_FILE_BYTES) -> ModelProto:
+    """Read a model with its external weights, unless those are more than ``limit`` bytes.
 
     Raises:
         ModelError: the file is missing, cut short or not ONNX, or keeps weights outside its folder.
     """
-    try:
-        model = onnx.load_model(path, load_external_data=False)
-    except OSError as error:
-        raise ModelError(f"{origin}: cannot read {path.name}: {error.strerror}.") from error
-    except DecodeError as error:
-        raise ModelError(
-            f"{origin}: {path.name} ({path.stat().st_size} bytes) is not an ONNX file, or was cut "
-            f"short: {error}. Export or upload it again."
-        ) from error
-    if not model.graph.node:
-        raise ModelError(f"{origin}: {path.name} holds no graph. Export it again.")
-    for tensor in tensors(model.graph):
-        if tensor.data_location == TensorProto.EXTERNAL:
-            _read_external(tensor, path, origin)
+    model = parse(path, origin=origin)
+    bring_in(model, path.parent, origin=origin, limit=limit)
     return model
 
 
@@ -64,32 +71,22 @@ def canonical(model: ModelProto) -> ModelProto:
     return clean
 
 
-def onnx_bytes(model: ModelProto, *, origin: str) -> bytes:
-    """The one serialisation of a model.
-
-    Raises:
-        ModelError: it is larger than one ONNX file may be.
-    """
-    if model.ByteSize() > _MAX_BYTES:
-        raise ModelError(
-            f"{origin} is {model.ByteSize() / 2**30:.1f} GiB as one ONNX file; the limit is 2 GiB."
-        )
-    content: bytes = model.SerializeToString(deterministic=True)
-    return content
-
-
-def check_sound(model: ModelProto, *, origin: str) -> None:
+def check_sound(model: ModelProto, *, origin: str, path: Path | None = None) -> None:
     """Refuse a model that is malformed, not FP32, in training mode, or has a fixed batch.
+
+    Args:
+        path: the file that the model was written to; needed if its weights are in another one.
 
     Raises:
         ModelError: with what is wrong, the node or tensor it is wrong with, and the remedy.
     """
+    _check_operators(model, origin)
     try:
-        onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(model if path is None else str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise ModelError(f"{origin} is not valid ONNX: {str(error).strip()}") from error
     for tensor in tensors(model.graph):
-        _check_tensor(tensor, origin)
+        _check_tensor(tensor, origin, path.parent if path else Path())
     for graph in graphs(model.graph):
         for node in graph.node:
             _check_node(node, graph, origin)
@@ -112,34 +109,26 @@ def output_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
     return tuple(_spec(value) for value in model.graph.output)
 
 
+def dynamic_axes(model: ModelProto) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Inputs and axes of each dynamic size besides the batch, by the size's name.
+
+    A size without a name of its own is called ``INPUT.AXIS``.
+    """
+    constants = {tensor.name for tensor in model.graph.initializer}
+    found: dict[str, tuple[tuple[str, int], ...]] = {}
+    for value in model.graph.input:
+        if value.name in constants:
+            continue
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if axis and not size.HasField("dim_value"):
+                name = size.dim_param or f"{value.name}.{axis}"
+                found[name] = (*found.get(name, ()), (value.name, axis))
+    return found
+
+
 def opset(model: ModelProto) -> int:
     """The version of the standard operator set."""
     return next(int(e.version) for e in model.opset_import if e.domain in {"", "ai.onnx"})
-
-
-def graphs(graph: GraphProto) -> Iterator[GraphProto]:
-    """The graph and every graph inside its control-flow nodes."""
-    yield graph
-    for node in graph.node:
-        for attribute in node.attribute:
-            for inner in _inner(attribute):
-                yield from graphs(inner)
-
-
-def tensors(graph: GraphProto) -> Iterator[TensorProto]:
-    """Every constant: initialisers, and tensors held by Constant and other nodes."""
-    for each in graphs(graph):
-        yield from each.initializer
-        for node in each.node:
-            for attribute in node.attribute:
-                if attribute.type == AttributeProto.TENSOR:
-                    yield attribute.t
-                yield from attribute.tensors
-
-
-def _inner(attribute: AttributeProto) -> list[GraphProto]:
-    alone = [attribute.g] if attribute.type == AttributeProto.GRAPH else []
-    return [*alone, *attribute.graphs]
 
 
 def _strip(graph: GraphProto) -> None:
@@ -160,6 +149,25 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(name=value.name, dtype=dtype, shape=tuple(axes))
 
 
+def _check_operators(model: ModelProto, origin: str) -> None:
+    versions = {entry.domain: entry.version for entry in model.opset_import}
+    own = {(function.domain, function.name) for function in model.functions}
+    for graph in graphs(model.graph):
+        for node in graph.node:
+            if node.domain not in _STANDARD or (node.domain, node.op_type) in own:
+                continue
+            version = versions.get(node.domain, 0)
+            try:
+                onnx.defs.get_schema(node.op_type, version, node.domain)
+            except onnx.defs.SchemaError as error:
+                raise ModelError(
+                    f"{origin}: node {node.name!r} uses the operator {node.op_type}, which "
+                    f"{node.domain or 'ONNX'} opset {version} does not have. Export the model "
+                    "at an opset that has it, or write that part of the model in standard "
+                    "operators."
+                ) from error
+
+
 def _check_node(node: NodeProto, graph: GraphProto, origin: str) -> None:
     if node.op_type in _QUANTISING:
         raise ModelError(
@@ -177,7 +185,7 @@ def _check_node(node: NodeProto, graph: GraphProto, origin: str) -> None:
         )
 
 
-def _check_tensor(tensor: TensorProto, origin: str) -> None:
+def _check_tensor(tensor: TensorProto, origin: str, folder: Path) -> None:
     if tensor.data_type in _REDUCED:
         raise ModelError(
             f"{origin}: {tensor.name!r} is {_REDUCED[tensor.data_type]}. Register the FP32 form; "
@@ -185,7 +193,7 @@ def _check_tensor(tensor: TensorProto, origin: str) -> None:
         )
     if tensor.data_type not in {TensorProto.FLOAT, TensorProto.DOUBLE}:
         return
-    values = onnx.numpy_helper.to_array(tensor)
+    values = onnx.numpy_helper.to_array(whole(tensor, folder))
     finite = np.isfinite(values)
     if not finite.all() and (np.isnan(values).any() or values[finite].any()):
         index = tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(~finite)))
@@ -193,25 +201,3 @@ def _check_tensor(tensor: TensorProto, origin: str) -> None:
             f"{origin}: weight {tensor.name!r} holds {int((~finite).sum())} NaN or Inf value(s), "
             f"first at {index}. Training diverged or the file is damaged; register a sound version."
         )
-
-
-def _read_external(tensor: TensorProto, path: Path, origin: str) -> None:
-    location = next((e.value for e in tensor.external_data if e.key == "location"), "")
-    parts = PurePosixPath(location)
-    file = (path.parent / location).resolve()
-    if parts.is_absolute() or ".." in parts.parts or path.parent.resolve() not in file.parents:
-        raise ModelError(
-            f"{origin}: the weight {tensor.name!r} is kept in {location!r}, outside the model's "
-            "folder. Save the model with its data beside it."
-        )
-    try:
-        load_external_data_for_tensor(tensor, str(path.parent))
-        tensor.data_location = TensorProto.DEFAULT
-        onnx.numpy_helper.to_array(tensor)
-    except (OSError, ValueError, onnx.checker.ValidationError) as error:
-        raise ModelError(
-            f"{origin}: the weight {tensor.name!r} is kept in {location!r}, which is missing or "
-            f"too short ({error}). Upload the model with all its files."
-        ) from error
-    tensor.ClearField("data_location")
-    tensor.ClearField("external_data")

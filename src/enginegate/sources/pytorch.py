@@ -4,56 +4,84 @@ The names of the data's inputs are the names of ``forward``'s arguments. Opset 2
 which every common operator takes bfloat16, and it has FP8 Quantize/Dequantize.
 """
 
+import hashlib
 import inspect
 import logging
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
-from typing import TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
-from onnx import ModelProto
 
+from enginegate.candidate import Sha256
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import DataError, ModelError
+from enginegate.sources.form import Converted, Framework
+from enginegate.sources.refusal import FAULTS, refusal
+from enginegate.sources.weights import ONE_FILE_BYTES
 
 if TYPE_CHECKING:
     import torch
 
 OPSET = 22
 _EXAMPLE_ROWS = 3
+_TRIVIAL = 2
 
-Framework: TypeAlias = Callable[[Tensors], Tensors]
+
+class Axis(NamedTuple):
+    """A dynamic axis besides the batch: its name, and the sizes it may have (None: any)."""
+
+    name: str
+    smallest: int | None = None
+    largest: int | None = None
+
+
+Axes: TypeAlias = Mapping[str, Mapping[int, Axis]]
 
 
 @dataclass(frozen=True, slots=True)
-class Export:
-    """A fresh ONNX model and the framework's own answer to compare it with."""
+class Program:
+    """A module in evaluation mode, and what cannot be read off it.
 
-    model: ModelProto
-    framework: Framework
+    Attributes:
+        origin: what it is called in messages.
+        outputs: names for outputs that have none of their own.
+        axes: dynamic axes besides the batch, by input.
+        examples: tensors to trace with, of two or more rows; the others are made like the data.
+    """
+
+    module: "torch.nn.Module"
+    origin: str
+    outputs: tuple[str, ...] = ()
+    axes: Axes = field(default_factory=dict)
+    examples: Mapping[str, "torch.Tensor"] = field(default_factory=dict)
 
 
-def exporter() -> str:
-    """Library versions and options that decide the exported bytes.
+def exporter(*others: str) -> str:
+    """Versions and options that decide the exported bytes; ``others`` are further libraries.
 
     Raises:
-        ModelError: PyTorch is not installed. It is not imported: that takes seconds.
+        ModelError: a library is not installed. None is imported: that takes seconds.
     """
+    libraries = ("torch", "onnxscript", *others)
     try:
-        versions = {name: metadata.version(name) for name in ("torch", "onnxscript")}
+        versions = [f"{name} {metadata.version(name)}" for name in libraries]
     except metadata.PackageNotFoundError as error:
+        extra = error.name if error.name in others else "torch"
         raise ModelError(
             f"A PyTorch model needs {error.name}, which is not installed here. "
-            "Run: pip install 'enginegate[torch]'"
+            f"Run: pip install 'enginegate[{extra}]'"
         ) from error
-    return f"torch {versions['torch']}, onnxscript {versions['onnxscript']}, opset {OPSET}"
+    return f"{', '.join(versions)}, opset {OPSET}"
 
 
-def onnx_from_module(module: "torch.nn.Module", data: DataSet, *, origin: str) -> Export:
-    """Export with a dynamic first axis for every input.
+def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> Converted:
+    """Export into ``scratch`` with a dynamic first axis for every input, and the named others.
 
     Raises:
         DataError: the data's inputs are not the arguments of ``forward``.
@@ -61,92 +89,181 @@ def onnx_from_module(module: "torch.nn.Module", data: DataSet, *, origin: str) -
     """
     import torch  # noqa: PLC0415
 
-    names = _arguments(module, data, origin)
-    examples = tuple(
-        torch.from_numpy(np.zeros((_EXAMPLE_ROWS, *array.shape[1:]), array.dtype))
-        for array in (data.inputs[name] for name in names)
-    )
-    framework = _framework(module, names, origin)
-    batch = torch.export.Dim("batch")
+    names = _arguments(program, data)
+    framework = _framework(program, names)
+    outputs = list(framework({name: array[:1] for name, array in data.inputs.items()}))
     with _quiet():
-        outputs = list(framework({name: array[:1] for name, array in data.inputs.items()}))
         try:
-            program = torch.onnx.export(
-                module,
-                examples,
+            exported = torch.onnx.export(
+                program.module,
+                _examples(program, data, names),
                 dynamo=True,
                 opset_version=OPSET,
-                dynamic_shapes=({0: batch},) * len(names),
+                dynamic_shapes=_dynamic_shapes(program.axes, names),
                 input_names=names,
                 output_names=outputs,
                 external_data=False,
                 verbose=False,
             )
-        except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-            raise _refusal(error, origin) from error
-    assert program is not None  # noqa: S101 - only the old exporter returns None
-    return Export(program.model_proto, framework)
+        except FAULTS as error:
+            raise refusal(error, program.origin, opset=OPSET) from error
+        assert exported is not None  # noqa: S101 - only the old exporter returns None
+        _part_names(exported, outputs)
+        path = scratch / "exported.onnx"
+        exported.save(path, external_data=_weight_bytes(program.module) > ONE_FILE_BYTES)
+    return Converted(path, framework)
 
 
-def _arguments(module: "torch.nn.Module", data: DataSet, origin: str) -> list[str]:
-    parameters = inspect.signature(module.forward).parameters.values()
-    wanted = [p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    if set(wanted) != set(data.inputs):
+def _part_names(exported: "torch.onnx.ONNXProgram", outputs: list[str]) -> None:
+    """The exporter may give an inner value the name that was asked for an output."""
+    for node in exported.model.graph:
+        for value in node.outputs:
+            if value.name in outputs and not value.is_graph_output():
+                value.name = f"{value.name}_inner"
+
+
+def traced_digest(program: Program, data: DataSet) -> Sha256:
+    """Digest of everything a module computes with: its traced graph, weights and constants.
+
+    Raises:
+        DataError: the data's inputs are not the arguments of ``forward``.
+        ModelError: it cannot be traced.
+    """
+    import torch  # noqa: PLC0415
+
+    names = _arguments(program, data)
+    with _quiet():
+        try:
+            traced = torch.export.export(
+                program.module,
+                _examples(program, data, names),
+                dynamic_shapes=_dynamic_shapes(program.axes, names),
+            )
+        except FAULTS as error:
+            raise refusal(error, program.origin, opset=OPSET) from error
+    digest = hashlib.sha256(f"{traced.graph}\n{traced.graph_signature}".encode())
+    for name, value in sorted({**traced.state_dict, **traced.constants}.items()):
+        digest.update(f"{name}|{getattr(value, 'dtype', '')}|".encode())
+        if isinstance(value, torch.Tensor):
+            flat = value.detach().contiguous().reshape(-1)
+            digest.update(flat.view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def traced_axes(module: "torch.nn.Module") -> Axes:
+    """The dynamic axes that an exported program was traced with, besides the batch."""
+    graph = getattr(module, "graph", None)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"] if graph else []
+    named: dict[str, Axis] = {}
+    found: dict[str, dict[int, Axis]] = {}
+    for node in placeholders:
+        for at, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
+            if at == 0 or isinstance(size, int):
+                continue
+            span = size.node.shape_env.bound_sympy(size.node.expr)
+            name = f"{re.sub('[^a-zA-Z0-9]', '_', str(node.target))}_{at}"
+            fresh = Axis(name, *bounds(span.lower, span.upper))
+            axis = named.setdefault(str(size.node.expr), fresh)
+            found.setdefault(str(node.target), {})[at] = axis
+    return found
+
+
+def bounds(smallest: Any, largest: Any) -> tuple[int | None, int | None]:
+    """Sizes as torch.export keeps them: its own infinity and the trivial bounds are None."""
+    low, high = (int(bound) if str(bound).isdigit() else None for bound in (smallest, largest))
+    return (low if low and low > _TRIVIAL else None), (high if high and high < 2**31 else None)
+
+
+def _dynamic_shapes(axes: Axes, names: list[str]) -> tuple[dict[int, "torch.export.Dim"], ...]:
+    """What torch.export calls the dynamic axes of each input; equal names are equal sizes."""
+    import torch  # noqa: PLC0415
+
+    dims = {"batch": torch.export.Dim("batch")}
+    for inputs in axes.values():
+        for name, smallest, largest in inputs.values():
+            dims.setdefault(name, torch.export.Dim(name, min=smallest, max=largest))
+    return tuple(
+        {0: dims["batch"], **{at: dims[axis.name] for at, axis in axes.get(name, {}).items()}}
+        for name in names
+    )
+
+
+def _examples(program: Program, data: DataSet, names: list[str]) -> tuple["torch.Tensor", ...]:
+    """The program's own, else zeros like the data.
+
+    No dynamic axis has the size 1, which tracing would take for a constant.
+    """
+    import torch  # noqa: PLC0415
+
+    made = dict(program.examples)
+    for name in set(names) - set(made):
+        array, dynamic = data.inputs[name], program.axes.get(name, {})
+        shape = [max(2, size) if at in dynamic else size for at, size in enumerate(array.shape)]
+        made[name] = torch.from_numpy(np.zeros((_EXAMPLE_ROWS, *shape[1:]), array.dtype))
+    return tuple(made[name] for name in names)
+
+
+def _weight_bytes(module: "torch.nn.Module") -> int:
+    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
+
+
+def _arguments(program: Program, data: DataSet) -> list[str]:
+    """The data's inputs in the order of ``forward``; arguments with a default may be left out."""
+    parameters = [
+        parameter
+        for parameter in inspect.signature(program.module.forward).parameters.values()
+        if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
+    ]
+    wanted = [p.name for p in parameters if p.default is p.empty]
+    known = [parameter.name for parameter in parameters]
+    names = known[: len(data.inputs)]
+    if set(names) != set(data.inputs) or len(names) < len(wanted):
+        optional = f", then optionally {known[len(wanted) :]}" if known[len(wanted) :] else ""
         raise DataError(
-            f"{data.origin} holds inputs {sorted(data.inputs)}, but forward() of {origin} takes "
-            f"{wanted}. Name the arrays input.NAME after its arguments."
+            f"{data.origin} holds inputs {sorted(data.inputs)}, but forward() of {program.origin} "
+            f"takes {wanted}{optional}. Name the arrays input.NAME after its arguments."
         )
-    return wanted
+    return names
 
 
-def _framework(module: "torch.nn.Module", names: list[str], origin: str) -> Framework:
+def _framework(program: Program, names: list[str]) -> Framework:
     import torch  # noqa: PLC0415
 
     def run(inputs: Tensors) -> Tensors:
         arguments = [torch.from_numpy(np.array(inputs[name])) for name in names]
         with torch.no_grad():
             try:
-                answer = module(*arguments)
-            except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-                raise _refusal(error, origin) from error
-        return {name: tensor.numpy() for name, tensor in _named(answer, origin).items()}
+                answer = program.module(*arguments)
+            except FAULTS as error:
+                raise refusal(error, program.origin, opset=OPSET) from error
+        return {name: tensor.numpy() for name, tensor in _named(answer, program).items()}
 
     return run
 
 
-def _named(answer: Any, origin: str) -> Mapping[str, "torch.Tensor"]:
-    """Outputs by name: a dictionary's keys, else ``output``, or ``output_0``, ``output_1``, ..."""
+def _named(answer: Any, program: Program) -> Mapping[str, "torch.Tensor"]:
+    """Outputs by name: a dictionary's keys, else the program's names, else ``output``.
+
+    Several without names are ``output_0``, ``output_1``, ...
+    """
     import torch  # noqa: PLC0415
 
-    if isinstance(answer, torch.Tensor):
-        return {"output": answer}
-    if isinstance(answer, (tuple, list)):
-        answer = {f"output_{index}": tensor for index, tensor in enumerate(answer)}
     if isinstance(answer, Mapping) and all(isinstance(v, torch.Tensor) for v in answer.values()):
         return answer
-    raise ModelError(
-        f"forward() of {origin} returns {type(answer).__name__}; return a tensor, or a tuple or "
-        "dictionary of tensors."
-    )
-
-
-def _refusal(error: Exception, origin: str) -> ModelError | DataError:
-    cause = error.__cause__ or error
-    first_line = str(cause).strip().partition("\n")[0]
-    if "Guard failed" in first_line and "size()[0]" not in first_line:
-        return DataError(
-            f"The data does not have the shape that {origin} was traced with: {first_line}. Give "
-            "the samples that shape, or log the model again with such an input_example."
+    parts = [answer] if isinstance(answer, torch.Tensor) else answer
+    if not isinstance(parts, (tuple, list)) or not all(isinstance(p, torch.Tensor) for p in parts):
+        raise ModelError(
+            f"forward() of {program.origin} returns {type(answer).__name__}; return a tensor, or a "
+            "tuple or dictionary of tensors."
         )
-    if "Guard failed" in first_line or "onstraint" in first_line:
-        return ModelError(
-            f"{origin} was logged for one batch size ({first_line}). Log it again with an "
-            "input_example of two or more samples, so that its batch axis is dynamic."
+    default = ("output",) if parts is not answer else [f"output_{n}" for n in range(len(parts))]
+    names = program.outputs or default
+    if len(names) != len(parts):
+        raise ModelError(
+            f"The signature of {program.origin} names the outputs {list(names)}, but forward() "
+            f"returns {len(parts)}. Log the model with a signature that fits it."
         )
-    return ModelError(
-        f"{origin} cannot become ONNX: {type(cause).__name__}: {first_line}\n"
-        "Every operation of forward() must be one that torch.export can trace."
-    )
+    return dict(zip(names, parts, strict=True))
 
 
 @contextmanager

@@ -1,103 +1,46 @@
-"""MLflow's model registry as a source; the only door to MLflow in this room.
+"""MLflow's registry and runs: which logged model a URI means, and its files.
 
-Knows which version a URI means, how to fetch its files, and how to open them without running code
-that came with them. Does not know what happens to them afterwards.
+Does not know what is in them, or what happens to them afterwards.
 """
 
 import os
 import re
 import tempfile
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginegate.candidate import Sha256
-from enginegate.canonical import canonical_json, sha256_bytes, sha256_file
 from enginegate.errors import LedgerError, ModelError
 
 if TYPE_CHECKING:
-    import torch
+    from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
 _ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"}
-_PICKLE_SWITCH = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
 _PROGRESS_BAR = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
-_SWITCH_LOCK = threading.Lock()
-
-
-class Flavour(StrEnum):
-    """The forms of a registered model that can become ONNX."""
-
-    ONNX = "onnx"
-    PYTORCH = "pytorch"
-
-
-@dataclass(frozen=True, slots=True)
-class RegisteredModel:
-    """A registry version's files on this machine, while `fetched` keeps them.
-
-    Attributes:
-        uri: the concrete version, ``models:/NAME/VERSION``.
-        flavour: the form that will be read.
-        folder: everything that was logged.
-        data: the file or folder inside ``folder`` that holds the model itself.
-        code: relative paths of Python code that was logged with it; empty for most.
-    """
-
-    uri: str
-    flavour: Flavour
-    folder: Path
-    data: Path
-    code: tuple[str, ...]
-
-    @property
-    def sha256(self) -> Sha256:
-        """Digest of names and content of the model's own files; MLflow's notes do not count."""
-        files = sorted(self.data.rglob("*")) if self.data.is_dir() else self._onnx_files()
-        named = {
-            file.relative_to(self.folder).as_posix(): sha256_file(file)
-            for file in files
-            if file.is_file()
-        }
-        return sha256_bytes(canonical_json(named))
-
-    def _onnx_files(self) -> list[Path]:
-        """The ONNX file, and the weights that MLflow may have put into files beside it."""
-        notes = {"MLmodel", "registered_model_meta"}
-        suffixes = {".yaml", ".txt", ".json"}
-        beside = self.data.parent.iterdir()
-        return sorted(
-            file for file in beside if file.name not in notes and file.suffix not in suffixes
-        )
-
-    @property
-    def pickled(self) -> Path | None:
-        """The pickle file that opening this model would run, if there is one."""
-        file = self.data / "model.pth"
-        return file if self.flavour is Flavour.PYTORCH and file.is_file() else None
 
 
 def resolve(uri: str, *, tracking_uri: str) -> str:
     """The concrete version that ``models:/NAME/VERSION`` or ``models:/NAME@ALIAS`` means now.
 
+    ``runs:/RUN/PATH`` is concrete already.
+
     Raises:
         ModelError: the registry has no such model, version or alias.
         LedgerError: MLflow cannot be reached.
     """
-    from mlflow import MlflowClient  # noqa: PLC0415
     from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
+    if uri.startswith("runs:/"):
+        return uri
     match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@([A-Za-z0-9_-]+))", uri)
     if match is None:
         raise ModelError(
             f"{uri!r} is not a registry version. Write models:/NAME/VERSION or models:/NAME@ALIAS."
         )
     name, number, alias = match.groups()
-    client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+    client = _client(tracking_uri)
     try:
         if alias:
             found = client.get_model_version_by_alias(name, alias)
@@ -109,120 +52,63 @@ def resolve(uri: str, *, tracking_uri: str) -> str:
 
 
 @contextmanager
-def fetched(uri: str, *, tracking_uri: str) -> Iterator[RegisteredModel]:
-    """Copies of a version's files, removed again when the block ends.
+def fetched(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
+    """The concrete URI and a copy of its files, removed again when the block ends.
 
     Raises:
-        ModelError: there is no such version, its files are gone, or it has no flavour that can
-            become ONNX.
+        ModelError: there is no such version or run, or its files are gone.
         LedgerError: MLflow cannot be reached.
     """
     import mlflow.artifacts  # noqa: PLC0415
     from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
     os.environ.setdefault(_PROGRESS_BAR, "false")
-    version = resolve(uri, tracking_uri=tracking_uri)
+    concrete = resolve(uri, tracking_uri=tracking_uri)
     with tempfile.TemporaryDirectory(prefix="enginegate-model-") as scratch:
         try:
             path = mlflow.artifacts.download_artifacts(
-                _location(version, tracking_uri), dst_path=scratch, tracking_uri=tracking_uri
+                _location(concrete, _client(tracking_uri)),
+                dst_path=scratch,
+                tracking_uri=tracking_uri,
             )
         except MlflowException as error:
-            raise _refused(error, version, tracking_uri) from error
+            raise _refused(error, concrete, tracking_uri) from error
         except OSError as error:
             raise ModelError(
-                f"{version} is registered, but its files cannot be read: {error}. "
+                f"MLflow knows {concrete}, but its files cannot be read: {error}. "
                 "They were deleted or moved; log the model again."
             ) from error
-        yield _registered(version, Path(path))
+        yield concrete, Path(path)
 
 
-def _location(version: str, tracking_uri: str) -> str:
-    """Where a version's files are; MLflow resolves ``models:/NAME`` by its global registry only."""
+def _client(tracking_uri: str) -> "MlflowClient":
     from mlflow import MlflowClient  # noqa: PLC0415
 
-    client = MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
-    name, number = version.removeprefix("models:/").split("/")
-    location = str(client.get_model_version_download_uri(name, number))
+    return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+
+
+def _location(uri: str, client: "MlflowClient") -> str:
+    """Where the files are; MLflow itself looks only in the process's own tracking URI."""
+    kind, _, rest = uri.partition(":/")
+    name, _, path = rest.partition("/")
+    if kind == "runs":
+        return _location_in_run(name, path, client)
+    location = str(client.get_model_version_download_uri(name, path))
     if location.startswith("models:/m-"):
         logged = client.get_logged_model(location.removeprefix("models:/"))
         return str(logged.artifact_location)
     return location
 
 
-def torch_module(model: RegisteredModel, *, allow_pickle: bool) -> "torch.nn.Module":
-    """Open a PyTorch model; without ``allow_pickle`` nothing it carries can run code.
-
-    Raises:
-        ModelError: it is pickled or carries code and that is not allowed, or it cannot be opened.
-    """
-    import mlflow.pytorch  # noqa: PLC0415
-
-    if not allow_pickle:
-        _refuse_code(model)
-    try:
-        with _pickle_switch(allowed=allow_pickle):
-            module: torch.nn.Module = mlflow.pytorch.load_model(str(model.folder))
-    except Exception as error:
-        first_line = str(error).strip().partition("\n")[0]
-        raise ModelError(
-            f"{model.uri} cannot be opened: {type(error).__name__}: {first_line}\n"
-            "Log it again with mlflow.pytorch.log_model(..., serialization_format='pt2', "
-            "input_example=BATCH)."
-        ) from error
-    if model.pickled:
-        module.eval()
-    return module
-
-
-def _refuse_code(model: RegisteredModel) -> None:
-    found = [f"{model.pickled.name} is a pickle"] if model.pickled else []
-    found += [f"{path} is Python code" for path in model.code]
-    if found:
-        raise ModelError(
-            f"{model.uri} was not opened: {'; '.join(found)}, which runs whatever it holds.\n"
-            "Log it without: mlflow.pytorch.log_model(..., serialization_format='pt2', "
-            "input_example=BATCH) with two or more samples in BATCH.\n"
-            "Or, if you trust whoever logged it, set allow_pickle = true under [model] in the "
-            "policy."
-        )
-
-
-@contextmanager
-def _pickle_switch(*, allowed: bool) -> Iterator[None]:
-    """MLflow checks a .pt2 program for hidden pickles only while this variable is false."""
-    with _SWITCH_LOCK:
-        before = os.environ.get(_PICKLE_SWITCH)
-        os.environ[_PICKLE_SWITCH] = "true" if allowed else "false"
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ[_PICKLE_SWITCH]
-            else:
-                os.environ[_PICKLE_SWITCH] = before
-
-
-def _registered(uri: str, folder: Path) -> RegisteredModel:
-    from mlflow.models import Model  # noqa: PLC0415
-
-    if not (folder / "MLmodel").is_file():
-        raise ModelError(f"{uri} is registered, but its files are gone. Log the model again.")
-    flavours = Model.load(str(folder)).flavors
-    for flavour, entry in ((Flavour.ONNX, "data"), (Flavour.PYTORCH, "model_data")):
-        if flavour not in flavours:
-            continue
-        settings = flavours[flavour]
-        data = folder / settings[entry]
-        if not data.exists():
-            raise ModelError(f"{uri} lacks {settings[entry]}, which its MLmodel file names.")
-        code = settings.get("code")
-        return RegisteredModel(uri, flavour, folder, data, (code,) if code else ())
-    named = sorted(set(flavours) - {"python_function"})
-    raise ModelError(
-        f"{uri} has the flavour {', '.join(named) or 'python_function'}; this program reads "
-        f"{' and '.join(Flavour)}. Log the model with mlflow.onnx or mlflow.pytorch."
-    )
+def _location_in_run(run_id: str, path: str, client: "MlflowClient") -> str:
+    """A model that the run logged under that name, else a folder of the run's artifacts."""
+    run = client.get_run(run_id)
+    outputs = run.outputs.model_outputs if run.outputs else []
+    for output in outputs:
+        logged = client.get_logged_model(output.model_id)
+        if logged.name == path:
+            return str(logged.artifact_location)
+    return f"{run.info.artifact_uri}/{path}"
 
 
 def _refused(error: "MlflowException", uri: str, tracking_uri: str) -> ModelError | LedgerError:

@@ -4,6 +4,7 @@ A server that this program started leaves its addresses in a file in the reposit
 Triton ignores it, so that every command run beside it finds it.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,9 +35,21 @@ def live_addresses(target: Target) -> LiveAddresses | None:
     if target.endpoint is not None:
         return LiveAddresses(grpc=target.endpoint)
     try:
-        return LiveAddresses.read(target.repository / _STATE)
+        addresses = LiveAddresses.read(target.repository / _STATE)
     except InputError:
         return None
+    # A server that was killed leaves its file behind, and its port may be another server's by now.
+    return addresses if addresses.pid is None or _runs(addresses.pid) else None
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def live_client(target: Target) -> TritonClient | None:

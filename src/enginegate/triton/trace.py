@@ -1,61 +1,130 @@
 """Records a sample of live requests through Triton's trace extension, then puts its settings back.
 
 Tried on Triton 2.51: level, rate, count and log frequency can be set on a running server, for one
-model; the file only when the server starts (server.py names one). Rate N records every Nth request.
+model; the file only when the server starts (server.py names one). Rate N records every Nth request,
+and the count that is left can be asked for. Triton has no limit on bytes: that one is watched here.
+
+What must be put back is written down first (trace_undo.py), for a process that is killed.
 """
 
+import logging
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginegate.errors import ModelError, ServerError
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import Server
-from enginegate.triton.trace_file import UNREADABLE, Recording, read_traces
+from enginegate.triton.trace_file import UNREADABLE, Damage, Traced, read_requests
+from enginegate.triton.trace_undo import Note, Settings, alone_on, restore_traces
 
+_log = logging.getLogger("enginegate.shadow")
+# Triton writes a file each time it has this many requests; until then the watch sees nothing.
 _FLUSH_EVERY = 32
+_WATCH_S = 0.1
 _SETTLE_S = 0.2
 _SETTLE_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
+class TraceLimits:
+    """What is recorded: one request in ``one_in``, until one of the limits is reached.
+
+    Attributes:
+        max_bytes: of the text that Triton writes; looked at ten times a second, so a little more
+            may be on disk.
+    """
+
+    one_in: int
+    max_requests: int
+    max_bytes: int
+
+
+@dataclass(slots=True)
 class Recorder:
     """A recording under way.
 
     Attributes:
-        folder: where the server writes; its files hold what users sent.
+        full: whether the limit on bytes ended it.
     """
 
-    folder: Path
-    prefix: str
-    model: str
-    before: frozenset[Path]
+    client: TritonClient
+    note: Note
+    limits: TraceLimits
+    full: bool = False
+    _changed: bool = False
+    _done: threading.Event = field(default_factory=threading.Event)
+    _watcher: threading.Thread | None = None
 
-    def read(self) -> Recording:
-        """What was recorded; call it after the block. The server's files are deleted."""
+    @property
+    def traces(self) -> Path:
+        """How the names of the server's files begin; they hold what users sent."""
+        return self.note.traces
+
+    def start(self) -> None:
+        """Change the settings, and watch the size of what is written."""
+        self._changed = True
+        self.client.set_trace(self.note.set, self.note.model)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    def wait(self, duration_s: float) -> None:
+        """Return after this long, or as soon as a limit is reached.
+
+        Raises:
+            ServerError: the server does not answer any more.
+        """
+        deadline = time.monotonic() + duration_s
+        while time.monotonic() < deadline and not self.full:
+            if self.client.trace_settings(self.note.model)["trace_count"] == ("0",):
+                return
+            time.sleep(min(_WATCH_S, max(0.0, deadline - time.monotonic())))
+
+    def stop(self) -> Iterator[Traced | Damage]:
+        """Put the settings back; gives what was recorded, to be read inside the block.
+
+        Raises:
+            ServerError: the server does not answer any more.
+        """
+        self._restore()
         self._settle()
-        files = self._files()
-        recording = read_traces(files, self.model)
-        self.discard()
-        return recording
+        return read_requests(self.note.files(), self.note.model)
 
-    def discard(self) -> None:
-        """Delete what was recorded."""
-        for file in self._files():
-            file.unlink(missing_ok=True)
+    def close(self) -> None:
+        """Put the settings back, if that was not done yet, and delete the server's files."""
+        try:
+            self._restore()
+        finally:
+            self.note.discard()
 
-    def _files(self) -> list[Path]:
-        found = set(self.folder.glob(f"{self.prefix}*")) - self.before
-        return sorted(found, key=lambda file: file.stat().st_mtime_ns)
+    def _restore(self) -> None:
+        self._done.set()
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._changed:
+            self.client.set_trace(self.note.undo, self.note.model)
+            self._changed = False
+
+    def _watch(self) -> None:
+        """Switch tracing off when the files are large enough."""
+        while not self._done.wait(_WATCH_S):
+            if sum(file.stat().st_size for file in self.note.files()) < self.limits.max_bytes:
+                continue
+            self.full = True
+            # A server that died is noticed by whoever sends or stops; it records no more.
+            with suppress(ServerError):
+                self.client.set_trace({"trace_level": ("OFF",)}, self.note.model)
+            return
 
     def _settle(self) -> None:
         """Wait for the server's last write: it comes after the answer it is about."""
         deadline = time.monotonic() + _SETTLE_LIMIT_S
         seen: list[tuple[Path, int]] = []
         while time.monotonic() < deadline:
-            now = [(file, file.stat().st_size) for file in self._files()]
+            now = [(file, file.stat().st_size) for file in self.note.files()]
             if now and now == seen:
                 return
             seen = now
@@ -63,55 +132,84 @@ class Recorder:
 
 
 @contextmanager
-def recorded(server: Server, model: str, *, one_in: int, max_requests: int) -> Iterator[Recorder]:
-    """Record one request in ``one_in`` of a model, at most ``max_requests``, during the block.
+def recorded(server: Server, model: str, limits: TraceLimits, *, notes: Path) -> Iterator[Recorder]:
+    """Record requests to one model during the block; read them in it with `Recorder.stop`.
 
-    The trace settings are put back at the end, also when the block raises; then what was recorded
-    is deleted.
+    At the end, also when the block raises, the trace settings are as before and the server's files
+    are deleted (unless somebody else was tracing: then they are not ours to delete).
+
+    Args:
+        server: started here, or one that writes its traces where this process can read them.
+        model: what is recorded.
+        limits: how much.
+        notes: folder for what a killed process leaves to be put back.
 
     Raises:
-        ServerError: the server was not started here (its files would be elsewhere), or does not
-            answer.
+        ServerError: its traces cannot be read here, it does not answer, or another process is
+            recording this model.
         ModelError: the model has a tensor that Triton's traces cannot hold.
     """
-    if server.trace_file is None:
-        raise ServerError(
-            f"Requests to {server.grpc} cannot be recorded: it writes traces on its own machine.\n"
-            "Record there and name the sample in the policy: [data] shadow."
-        )
-    folder, prefix = server.trace_file.parent, server.trace_file.name
+    for left in restore_traces(notes):
+        _log.warning("trace settings of an earlier recording are still changed: %s", left)
     with server.client() as client:
         _check_types(client, model)
-        recorder = Recorder(folder, prefix, model, frozenset(folder.glob(f"{prefix}*")))
-        try:
-            with _tracing(client, model, one_in, max_requests):
+        with alone_on(notes, client.address, model) as path:
+            note = _note(server, client, model, limits)
+            note.write(path)
+            recorder = Recorder(client, note, limits)
+            try:
+                recorder.start()
                 yield recorder
-        except BaseException:
-            recorder.discard()
-            raise
+            except BaseException:
+                # If the settings cannot be put back either, the note stays for the next start.
+                with suppress(ServerError):
+                    recorder.close()
+                    path.unlink()
+                raise
+            recorder.close()
+            path.unlink()
 
 
-@contextmanager
-def _tracing(client: TritonClient, model: str, one_in: int, max_requests: int) -> Iterator[None]:
-    wanted: dict[str, tuple[str, ...] | None] = {
+def _note(server: Server, client: TritonClient, model: str, limits: TraceLimits) -> Note:
+    before, default = client.trace_settings(model), client.trace_settings()
+    wanted: Settings = {
         "trace_level": ("TIMESTAMPS", "TENSORS"),
-        "trace_rate": (str(one_in),),
-        "trace_count": (str(max_requests),),
+        "trace_rate": (str(limits.one_in),),
+        "trace_count": (str(limits.max_requests),),
         "log_frequency": (str(_FLUSH_EVERY),),
     }
-    before, default = client.trace_settings(model), client.trace_settings()
-    undo = {
-        name: None if before.get(name) == default.get(name) else before.get(name) for name in wanted
-    }
-    try:
-        client.set_trace(wanted, model)
-        yield
-    except BaseException:
-        # The server may be what failed; its settings died with it.
-        with suppress(ServerError):
-            client.set_trace(undo, model)
-        raise
-    client.set_trace(undo, model)
+    traces = trace_prefix(server, default)
+    return Note(
+        address=client.address,
+        server=client.metadata().name,
+        model=model,
+        set=wanted,
+        undo={
+            name: None if before.get(name) == default.get(name) else before.get(name)
+            for name in wanted
+        },
+        traces=traces,
+        before=tuple(str(file) for file in traces.parent.glob(f"{traces.name}*")),
+        ours=before["trace_level"] == default["trace_level"] == ("OFF",),
+    )
+
+
+def trace_prefix(server: Server, settings: Mapping[str, tuple[str, ...]]) -> Path:
+    """How the names of a server's trace files begin.
+
+    Raises:
+        ServerError: it has none, or they are not on this machine.
+    """
+    named = Path("".join(settings.get("trace_file", ())))
+    traces = server.trace_file or named
+    if traces.is_absolute() and traces.parent.is_dir():
+        return traces
+    raise ServerError(
+        f"Requests to {server.grpc} cannot be recorded: it writes traces to "
+        f"{str(named) if named.name else 'no file'}, which is not a folder of this machine.\n"
+        "Start it with --trace-config=triton,file=/ABSOLUTE/PATH in a folder that both can reach, "
+        "or record there and name the sample in the policy: [data] shadow."
+    )
 
 
 def _check_types(client: TritonClient, model: str) -> None:

@@ -1,31 +1,40 @@
-"""Reads what Triton's trace extension writes, and loses no more than what is damaged.
+"""Reads what Triton's trace extension writes, piece by piece, and loses only what is damaged.
 
-Triton 2.51 writes JSON arrays of objects; several objects with one ``id`` make one request: who it
-was, its timestamps, and each tensor as comma-separated text with six digits. It escapes nothing, so
-a request id with a quote in it damages that request's objects.
+Triton 2.51 writes JSON arrays of objects; several objects with one ``id``, one after the other,
+make one request: who it was, its timestamps, and each tensor as comma-separated text with six
+digits. It escapes nothing, so a request id with a quote in it damages that request's objects.
+
+What users sent never gets into a message: a damage names places and tensors, never values.
 """
 
 import json
+import math
 import re
-from collections import Counter, defaultdict
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from enginegate.data import Array, DataSet, Tensors
-from enginegate.errors import DataError, ModelError
+from enginegate.data import Array, Tensors
+from enginegate.errors import ModelError
 from enginegate.triton.config import numpy_type
 
 # Bytes are printed as characters and half floats not at all.
 UNREADABLE = frozenset({"uint8", "int8", "float16"})
 
-_OBJECT = re.compile(r'\{"id":')
+_START = '{"id":'
+_OBJECT = re.compile(re.escape(_START))
 _INPUT, _OUTPUT = "TENSOR_QUEUE_INPUT", "TENSOR_BACKEND_OUTPUT"
 _ARRIVED, _ENDED = "REQUEST_START", "REQUEST_END"
+_CHUNK_CHARACTERS = 1 << 20
+_LARGEST_CHARACTERS = 1 << 28
+# A token that the end of what was read cuts in two, e.g. a number or an escape.
+_CUT_CHARACTERS = 16
+# Requests of one model that runs inside another are written between that one's objects.
+_OPEN_REQUESTS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,87 +60,115 @@ class Traced:
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowSample:
-    """N recorded samples in the order they arrived, and what was answered then.
+class Damage:
+    """Something that could not be read, and where; holds nothing of what users sent."""
 
-    Attributes:
-        data: the inputs; ids are ``REQUEST_ID.TRACE_ID``, with ``#ROW`` for a row of a batch.
-        outputs: by name, shape ``(N, ...)``.
-        arrival_ns: shape ``(N,)``; rows of one request share it.
-        model_versions: shape ``(N,)``.
+    reason: str
+
+
+def read_requests(files: Iterable[Path], model: str) -> Iterator[Traced | Damage]:
+    """Requests of one model in the order they were written, which is that of their ends.
+
+    Holds one piece of a file and a few requests at a time, however large the files are.
     """
-
-    data: DataSet
-    outputs: Tensors
-    arrival_ns: NDArray[np.int64]
-    model_versions: NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """The requests that could be read, in order of arrival, and why others could not."""
-
-    requests: tuple[Traced, ...]
-    lost: tuple[str, ...]
-
-    def sample(self, origin: str, max_samples: int) -> ShadowSample:
-        """The first ``max_samples`` rows whose shapes are the most common ones.
-
-        Raises:
-            DataError: nothing was recorded.
-        """
-        alike = _alike(self.requests)
-        if not alike:
-            lost = f" {len(self.lost)} were damaged, first: {self.lost[0]}" if self.lost else ""
-            raise DataError(
-                f"{origin}: no request was recorded.{lost}\n"
-                "Send more traffic while recording, or record a larger share of it."
-            )
-        rows = [_rows(request) for request in alike]
-        inputs = _stack([request.inputs for request in alike], max_samples)
-        count = len(next(iter(inputs.values())))
-        ids = [
-            name for request, size in zip(alike, rows, strict=True) for name in _ids(request, size)
-        ]
-        return ShadowSample(
-            DataSet(origin, inputs, None, np.array(ids[:count], np.str_), {}),
-            _stack([request.outputs for request in alike], max_samples),
-            np.repeat([request.arrival_ns for request in alike], rows)[:count],
-            np.repeat([request.model_version for request in alike], rows)[:count],
-        )
-
-
-def read_traces(files: Iterable[Path], model: str) -> Recording:
-    """Read trace files of one server; requests of other models are left out."""
-    found: defaultdict[int, list[dict[str, Any]]] = defaultdict(list)
-    lost: list[str] = []
+    waiting: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
     for file in files:
-        for item in _objects(file.read_bytes().decode(errors="replace")):
-            if isinstance(item, str):
-                lost.append(f"{file.name}: {item}")
+        for item in _objects(file):
+            if isinstance(item, Damage):
+                yield item
+                continue
+            waiting.setdefault(item["id"], []).append(item)
+            if len(waiting) > _OPEN_REQUESTS:
+                yield from _of_model(*waiting.popitem(last=False), model)
+    for trace_id, items in waiting.items():
+        yield from _of_model(trace_id, items, model)
+
+
+def _of_model(trace_id: int, items: list[dict[str, Any]], model: str) -> Iterator[Traced | Damage]:
+    named = {item["model_name"] for item in items if isinstance(item.get("model_name"), str)}
+    if named and model not in named:
+        return
+    try:
+        yield _request(trace_id, items)
+    except _UnreadableError as error:
+        yield Damage(f"request {trace_id}: {error}")
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError):
+        # Their messages repeat the value that did not fit, and that is a user's.
+        yield Damage(f"request {trace_id}: an object has not the form that Triton writes")
+
+
+def _objects(path: Path) -> Iterator[dict[str, Any] | Damage]:
+    """Every object of a file; after a damaged one reading goes on."""
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        pieces = _Pieces(file)
+        while (item := pieces.next_object()) is not None:
+            if isinstance(item, Damage):
+                yield Damage(f"{path.name}: {item.reason}")
             else:
-                found[int(item["id"])].append(item)
-    requests: list[Traced] = []
-    for trace_id, items in found.items():
-        try:
-            requests.append(_request(trace_id, items))
-        except (KeyError, ValueError, ModelError) as error:
-            lost.append(f"request {trace_id}: {error}")
-    kept = (request for request in requests if request.model == model)
-    return Recording(tuple(sorted(kept, key=lambda request: request.arrival_ns)), tuple(lost))
+                yield item
 
 
-def _objects(text: str) -> Iterator[dict[str, Any] | str]:
-    """Every object of a file; a damaged one comes as a sentence, and reading goes on after it."""
-    decoder, place = json.JSONDecoder(strict=False), 0
-    while (match := _OBJECT.search(text, place)) is not None:
-        try:
-            item, place = decoder.raw_decode(text, match.start())
-        except json.JSONDecodeError as error:
-            place = match.end()
-            yield f"damaged at character {match.start()}: {error.msg}"
-        else:
-            yield item
+@dataclass(slots=True)
+class _Pieces:
+    """What was read of a file and not yet used, beginning at ``place`` of ``text``."""
+
+    file: IO[str]
+    text: str = ""
+    place: int = 0
+    used: int = 0
+    ended: bool = False
+
+    def next_object(self) -> dict[str, Any] | Damage | None:
+        """The next object or damage; None at the end of the file."""
+        decoder = json.JSONDecoder(strict=False)
+        while self._find():
+            try:
+                item, end = decoder.raw_decode(self.text, self.place)
+            except (json.JSONDecodeError, RecursionError) as error:
+                if self._may_go_on(error):
+                    self._read_on()
+                    continue
+                return self._damaged(getattr(error, "msg", "nested too deeply"))
+            if not isinstance(item.get("id"), int):
+                return self._damaged("its id is no number")
+            self.place = end
+            return dict(item)
+        return None
+
+    def _find(self) -> bool:
+        """Move to where an object may begin."""
+        while (match := _OBJECT.search(self.text, self.place)) is None:
+            if self.ended:
+                return False
+            self.place = max(self.place, len(self.text) - len(_START) + 1)
+            self._read_on()
+        self.place = match.start()
+        return True
+
+    def _may_go_on(self, error: json.JSONDecodeError | RecursionError) -> bool:
+        """Whether the object may only look damaged because not all of it was read."""
+        if self.ended or isinstance(error, RecursionError):
+            return False
+        cut = error.msg.startswith("Unterminated") or (
+            error.pos >= len(self.text) - _CUT_CHARACTERS
+        )
+        return cut and len(self.text) - self.place < _LARGEST_CHARACTERS
+
+    def _read_on(self) -> None:
+        """Forget what was used and read as much again: an object is scanned a few times at most."""
+        kept = self.text[self.place :]
+        self.used += self.place
+        fresh = self.file.read(max(_CHUNK_CHARACTERS, len(kept)))
+        self.text, self.place, self.ended = kept + fresh, 0, not fresh
+
+    def _damaged(self, why: str) -> Damage:
+        found = Damage(f"damaged at character {self.used + self.place}: {why}")
+        self.place += len(_START)
+        return found
+
+
+class _UnreadableError(Exception):
+    """Why one request cannot be used, in words that hold nothing of it."""
 
 
 @dataclass(slots=True)
@@ -139,6 +176,16 @@ class _Parts:
     who: dict[str, Any] = field(default_factory=dict)
     stages_ns: dict[str, int] = field(default_factory=dict)
     tensors: dict[str, Tensors] = field(default_factory=lambda: {_INPUT: {}, _OUTPUT: {}})
+
+    def missing(self) -> list[str]:
+        there = {
+            "its model": self.who,
+            "its inputs": self.tensors[_INPUT],
+            "its outputs": self.tensors[_OUTPUT],
+            "its start": _ARRIVED in self.stages_ns,
+            "its end": _ENDED in self.stages_ns,
+        }
+        return [name for name, found in there.items() if not found]
 
 
 def _request(trace_id: int, items: list[dict[str, Any]]) -> Traced:
@@ -150,19 +197,9 @@ def _request(trace_id: int, items: list[dict[str, Any]]) -> Traced:
             parts.stages_ns[stamp["name"]] = int(stamp["ns"])
         if item.get("activity") in parts.tensors:
             parts.tensors[item["activity"]][item["tensor"]["name"]] = _tensor(item["tensor"])
-    missing = [
-        name
-        for name, there in (
-            ("its model", parts.who),
-            ("its inputs", parts.tensors[_INPUT]),
-            ("its outputs", parts.tensors[_OUTPUT]),
-            ("its start", _ARRIVED in parts.stages_ns),
-            ("its end", _ENDED in parts.stages_ns),
-        )
-        if not there
-    ]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} missing")
+    if missing := parts.missing():
+        raise _UnreadableError(f"{', '.join(missing)} missing")
+    _check_rows(parts.tensors)
     return Traced(
         trace_id=trace_id,
         request_id=str(parts.who.get("request_id", "")),
@@ -175,39 +212,24 @@ def _request(trace_id: int, items: list[dict[str, Any]]) -> Traced:
     )
 
 
+def _check_rows(tensors: dict[str, Tensors]) -> None:
+    rows = {len(tensor) for side in tensors.values() for tensor in side.values()}
+    if len(rows) != 1:
+        raise _UnreadableError("its tensors differ in rows")
+
+
 def _tensor(item: dict[str, Any]) -> Array:
-    dtype = np.dtype(numpy_type(item["dtype"]))
-    shape = tuple(int(axis) for axis in item["shape"].split(","))
-    values = item["data"].split(",") if item["data"] else []
-    if len(values) != int(np.prod(shape)):
-        raise ValueError(f"{item['name']} has {len(values)} values for shape {shape}")
-    numbers = np.array(values, np.str_)
-    # Booleans are written as 0 and 1, which NumPy reads as text that is "not empty".
-    plain = numbers.astype(np.int64).astype(dtype) if dtype.kind == "b" else numbers.astype(dtype)
-    return plain.reshape(shape)
-
-
-def _alike(requests: tuple[Traced, ...]) -> list[Traced]:
-    """Those whose tensors have the most common shapes, the batch axis aside."""
-    shapes = [
-        tuple(sorted((name, a.dtype.str, a.shape[1:]) for name, a in request.inputs.items()))
-        for request in requests
-    ]
-    if not shapes:
-        return []
-    common = Counter(shapes).most_common(1)[0][0]
-    return [request for request, shape in zip(requests, shapes, strict=True) if shape == common]
-
-
-def _rows(request: Traced) -> int:
-    return len(next(iter(request.inputs.values())))
-
-
-def _ids(request: Traced, rows: int) -> list[str]:
-    name = f"{request.request_id or 'request'}.{request.trace_id}"
-    return [name] if rows == 1 else [f"{name}#{row}" for row in range(rows)]
-
-
-def _stack(tensors: list[Tensors], limit: int) -> Tensors:
-    names = tensors[0].keys()
-    return {name: np.concatenate([item[name] for item in tensors])[:limit] for name in names}
+    try:
+        dtype = np.dtype(numpy_type(item["dtype"]))
+        shape = tuple(int(axis) for axis in item["shape"].split(","))
+        values = item["data"].split(",") if item["data"] else []
+        if len(values) != math.prod(shape):
+            count = f"{item['name']} has {len(values)} values for shape {shape}"
+            raise _UnreadableError(count)
+        # Booleans are written as 0 and 1, which NumPy reads as text that is "not empty".
+        numbers = np.array(values, np.int64 if dtype.kind == "b" else dtype)
+        return numbers.astype(dtype).reshape(shape)
+    except ModelError:
+        raise _UnreadableError("a tensor has a type that cannot be read here") from None
+    except ValueError:
+        raise _UnreadableError(f"{item['name']} holds what is no number") from None

@@ -85,6 +85,7 @@ def test_rows_go_through_preallocated_buffers(tmp_path):
         candidate="echo",
         builder="echo",
         max_batch_size=4,
+        flags={},
         inputs=(TensorSpec(name="x", dtype="float32", shape=(-1, 3)),),
         outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, 3)),),
     )

@@ -112,4 +112,4 @@ def test_a_no_leaves_everything_as_it_was(checkout, first_run):
     code, printed, _ = enginegate(checkout, "demo", "--approve", "no")
 
     assert code == 7
-    assert "Rejected" in printed
+    assert "Rejected by demo" in printed

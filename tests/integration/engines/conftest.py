@@ -12,7 +12,7 @@ from enginegate.candidate import Candidate
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx, plan_engine
 from enginegate.policy import ModelSource, parse_policy
-from enginegate.sources import onnx_from_registry
+from enginegate.sources import onnx_from_source
 
 GATES = {
     "confidence": 0.95,
@@ -139,7 +139,7 @@ def export(registry, samples):
     """Exports a version of the registry into a folder."""
 
     def run(uri, onnx_root, *, data=samples, **source):
-        return onnx_from_registry(
+        return onnx_from_source(
             ModelSource(uri=uri, **source),
             data,
             onnx_root=onnx_root,

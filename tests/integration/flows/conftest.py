@@ -45,20 +45,28 @@ def qualified(family):
 
 
 @pytest.fixture(scope="session")
-def second_card(qualified, family):
-    """The scorecard of a second version, made while release 1 was live."""
+def second_uri(qualified, family):
+    """A second version, qualified once, so that qualifying it again finds everything."""
     from flows.qualify import qualify
 
     del qualified
-    card = qualify(family.policy, register(family.workspace, classifier(seed=5)))
-    after_first = card.model_copy(update={"replaces": 1})
-    family.workspace.save_scorecard(after_first)
-    return after_first
+    uri = register(family.workspace, classifier(seed=5))
+    qualify(family.policy, uri)
+    return uri
 
 
 @pytest.fixture
-def live(family, tmp_path):
+def live(family, qualified, tmp_path):
     """The family's policy for a live repository of its own, with a server on it."""
+    del qualified
     policy = family.edited(tmp_path / "policy.toml", (f"{family.root}/live", f"{tmp_path}/live"))
     with live_server(tmp_path / "live", family.workspace):
         yield policy
+
+
+@pytest.fixture
+def card(live):
+    """The scorecard for that repository; everything it holds was found out before."""
+    from flows.qualify import qualify
+
+    return qualify(live)

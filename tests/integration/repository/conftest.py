@@ -87,7 +87,7 @@ def package(tmp_path):
             model_uri="models:/digits/1",
             candidate=INT8,
             engine_sha256=FileDigest.of(folder / "engine.bin").sha256,
-            engine_file="engine.bin",
+            approved={"engine.bin": FileDigest.of(folder / "engine.bin")},
             files={name: folder / name for name in ("model.py", "engine.bin")},
             backend="python",
             inputs=(X,),

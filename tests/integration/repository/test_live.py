@@ -11,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from enginegate.candidate import FileDigest
 from enginegate.durable import file_lock
 from enginegate.errors import (
     PublishError,
@@ -19,6 +20,7 @@ from enginegate.errors import (
     TamperedError,
 )
 from enginegate.repository import Golden, Layout, LiveRepository, verify
+from enginegate.repository.journal import Journal
 from enginegate.triton.server import start
 
 pytestmark = pytest.mark.triton
@@ -74,7 +76,9 @@ def test_a_number_is_never_issued_twice(repository, package, ask):
             id="does-not-load",
         ),
         pytest.param(
-            lambda made, _: replace(made, engine_sha256="f" * 64),
+            lambda made, _: replace(
+                made, approved={"engine.bin": FileDigest(sha256="f" * 64, size_bytes=3)}
+            ),
             "is not the file that was recorded",
             id="other-bytes-than-approved",
         ),
@@ -233,6 +237,81 @@ def test_a_withdrawn_first_release_leaves_nothing(repository, package):
 
     assert not (repository.root / "digits").exists()
     assert not repository.client.model_ready("digits")
+
+
+def test_an_old_withdrawal_cannot_take_a_newer_release(repository, package, ask):
+    """A withdrawal that was cut short is void once another release is live."""
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    journal = Journal(repository.root / ".enginegate-journal.jsonl")
+    journal.open("withdraw", "digits", 1)
+
+    repository.recover()
+
+    assert ask() == (2, 2.0)
+    assert problems(repository) == []
+
+
+def test_damaged_bytes_do_not_block_the_way_back(repository, package, ask):
+    """The live release is damaged and an operation is unfinished: an older one can still serve."""
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    golden = Layout(repository.root, "digits").golden_file(2)
+    golden.write_bytes(b"not an archive")
+    journal = Journal(repository.root / ".enginegate-journal.jsonl")
+    journal.open("publish", "digits", 3)
+
+    assert "cannot be read" in "".join(problems(repository))
+    assert repository.rollback("digits", to=1).version == 1
+    assert ask() == (1, 1.0)
+
+
+def _swap_for_link(folder):
+    engine = folder / "1" / "engine.bin"
+    copy = folder.parent / "elsewhere.bin"
+    copy.write_bytes(engine.read_bytes())
+    engine.unlink()
+    engine.symlink_to(copy)
+
+
+def _edit_manifest(folder):
+    path = folder / ".enginegate" / "releases" / "1.json"
+    path.write_bytes(path.read_bytes().replace(b"models:/digits/1", b"models:/digits/7"))
+
+
+@pytest.mark.parametrize(
+    ("tamper", "message"),
+    [
+        (
+            lambda folder: shutil.rmtree(folder / ".enginegate"),
+            "the journal's last change made it 1",
+        ),
+        (_swap_for_link, "is a link"),
+        (_edit_manifest, "is not the manifest that was published"),
+        (
+            lambda f: (f / ".enginegate" / "releases" / "1.json").write_text("{"),
+            "not a valid Release",
+        ),
+    ],
+    ids=["state-deleted", "link", "manifest-edited", "manifest-cut"],
+)
+def test_whatever_is_changed_is_reported(repository, package, tamper, message):
+    """And one problem never hides that the journal is fine."""
+    repository.publish(package(1.0), expected=None)
+
+    tamper(repository.root / "digits")
+
+    checks = verify(repository)
+    assert message in "".join(check.problem for check in checks)
+    assert [check.problem for check in checks if check.subject == "journal"] == [""]
+
+
+def test_a_repository_that_is_a_file_is_named(tmp_path, package):
+    """Not a traceback."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(RepositoryError, match="file cannot be changed"):
+        LiveRepository(tmp_path / "file", None).publish(package(1.0), expected=None)
 
 
 _KILLED = """

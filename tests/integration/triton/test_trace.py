@@ -1,66 +1,99 @@
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from enginegate.candidate import TensorSpec
-from enginegate.errors import DataError, ModelError, ServerError
+from enginegate.errors import ModelError, ServerError
 from enginegate.evidence import Load, ServingConfig
 from enginegate.triton.deploy import deployed
-from enginegate.triton.server import Server
-from enginegate.triton.trace import recorded
+from enginegate.triton.server import Server, connect
+from enginegate.triton.trace import TraceLimits, recorded, trace_prefix
+from enginegate.triton.trace_file import Traced
+from enginegate.triton.trace_undo import restore_traces
 from enginegate.triton.traffic import run_load
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
 
-@pytest.mark.usefixtures("scale")
-def test_a_recording_holds_what_was_sent_and_answered(server, traffic, samples):
-    """Every third request comes back with id, order, version, inputs and outputs to six digits."""
-    load = Load(rate_per_s=200, duration_s=1.5, seed=5)
+ALL = TraceLimits(one_in=1, max_requests=1000, max_bytes=1 << 30)
 
-    with recorded(server, "scale", one_in=3, max_requests=1000) as recorder:
+
+@pytest.fixture
+def notes(tmp_path):
+    return tmp_path / "notes"
+
+
+@pytest.mark.usefixtures("scale")
+def test_a_recording_holds_what_was_sent_and_answered(server, traffic, samples, notes):
+    """Every third request comes back with id, version, inputs, outputs and stages."""
+    load = Load(rate_per_s=200, duration_s=1.0, seed=5)
+
+    with recorded(server, "scale", replace(ALL, one_in=3), notes=notes) as recorder:
         result = run_load(server.grpc, traffic, load)
-        modes = {stat.S_IMODE(file.stat().st_mode) for file in recorder.folder.iterdir()}
-    recording = recorder.read()
-    sample = recording.sample("shadow", 40)
+        folder = recorder.traces.parent
+        requests = list(recorder.stop())
+        modes = {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
 
-    assert recording.lost == ()
-    assert len(recording.requests) == len(result.due_s) // 3
+    assert all(isinstance(request, Traced) for request in requests)
+    assert len(requests) == len(result.due_s) // 3
     assert modes == {0o600}
-    assert list(recorder.folder.iterdir()) == []
-    assert len(sample.data) == 40
-    sent = np.concatenate([samples[int(name.split(".")[0])]["x"] for name in sample.data.ids])
-    np.testing.assert_allclose(sample.data.inputs["x"], sent, rtol=1e-5)
-    np.testing.assert_allclose(sample.outputs["y"], 2 * sent, rtol=1e-5)
-    assert set(sample.model_versions) == {1}
-    assert (np.diff(sample.arrival_ns) >= 0).all()
-    assert np.ptp(sample.arrival_ns) < 1.5e9
+    assert list(folder.iterdir()) == []
+    assert not list(notes.glob("*.json"))
+    sent = np.concatenate([samples[int(request.request_id)]["x"] for request in requests])
+    got = np.concatenate([request.inputs["x"] for request in requests])
+    answered = np.concatenate([request.outputs["y"] for request in requests])
+    np.testing.assert_allclose(got, sent, rtol=1e-5)
+    np.testing.assert_allclose(answered, 2 * sent, rtol=1e-5)
+    assert {request.model_version for request in requests} == {1}
+    assert np.ptp([request.arrival_ns for request in requests]) < 1.2e9
+    assert {"QUEUE_START", "COMPUTE_START", "COMPUTE_END"} <= set(requests[0].stages_ns)
 
 
 @pytest.mark.usefixtures("scale")
-def test_no_more_than_asked_is_recorded(server, client):
-    """The server itself stops at the limit, and batches become one sample a row."""
-    with recorded(server, "scale", one_in=1, max_requests=4) as recorder:
+def test_no_more_requests_than_asked_are_recorded(server, client, notes):
+    """The server itself stops at the limit, and waiting ends there."""
+    with recorded(server, "scale", replace(ALL, max_requests=4), notes=notes) as recorder:
         for value in range(10):
             client.infer("scale", {"x": np.full((3, 4), value, np.float32)})
-    recording = recorder.read()
+        recorder.wait(60.0)
+        requests = list(recorder.stop())
 
-    assert len(recording.requests) == 4
-    assert len(recording.sample("shadow", 100).data) == 12
-    assert len(recording.sample("shadow", 5).data) == 5
+    assert len(requests) == 4
+    assert not recorder.full
 
 
 @pytest.mark.usefixtures("scale")
-def test_settings_are_restored_after_a_failure(server, client):
+def test_bytes_are_limited_too(server, client, notes):
+    """Once enough was written tracing is off, though requests go on."""
+    with recorded(server, "scale", replace(ALL, max_bytes=20_000), notes=notes) as recorder:
+        for _ in range(40):
+            for value in range(20):
+                client.infer("scale", {"x": np.full((8, 4), value, np.float32)})
+            if recorder.full:
+                break
+        recorder.wait(60.0)
+        during = client.trace_settings("scale")["trace_level"]
+        requests = list(recorder.stop())
+
+    assert recorder.full
+    assert during == ("OFF",)
+    assert 0 < len(requests) < 800
+    assert client.trace_settings("scale") == client.trace_settings()
+
+
+@pytest.mark.usefixtures("scale")
+def test_settings_are_restored_after_a_failure(server, client, notes):
     """An error while recording puts the settings back and deletes what was recorded."""
     client.set_trace({"trace_rate": ("77",)}, "scale")
     before = client.trace_settings("scale")
     during = {}
 
     def interrupted():
-        with recorded(server, "scale", one_in=1, max_requests=100):
+        with recorded(server, "scale", ALL, notes=notes):
             during.update(client.trace_settings("scale"))
             client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
             raise KeyboardInterrupt
@@ -74,19 +107,76 @@ def test_settings_are_restored_after_a_failure(server, client):
     assert after == before
     assert client.trace_settings("scale") == client.trace_settings()
     assert list(server.trace_file.parent.iterdir()) == []
+    assert not list(notes.glob("*.json"))
+
+
+_KILLED = """
+import os, signal, sys
+from pathlib import Path
+import numpy as np
+from enginegate.triton.server import connect
+from enginegate.triton.trace import TraceLimits, recorded
+
+server = connect(sys.argv[1])
+limits = TraceLimits(one_in=1, max_requests=1000, max_bytes=1 << 30)
+with recorded(server, "scale", limits, notes=Path(sys.argv[2])), server.client() as client:
+    for _ in range(40):
+        client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
 
 @pytest.mark.usefixtures("scale")
-def test_nothing_sent_is_an_error(server):
-    """A recording without a request says what to do instead of giving an empty sample."""
-    with recorded(server, "scale", one_in=1, max_requests=4) as recorder:
-        pass
+def test_a_killed_recording_is_undone_by_the_next_start(server, client, notes):
+    """SIGKILL leaves tracing on and files behind; the note left with them undoes both."""
+    client.set_trace({"trace_rate": ("77",)}, "scale")
+    before = client.trace_settings("scale")
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, server.grpc, str(notes)], check=False, timeout=60
+    )
+    left_on = client.trace_settings("scale")["trace_level"]
+    left_files = list(server.trace_file.parent.iterdir())
 
-    with pytest.raises(DataError, match=r"(?s)no request was recorded.*Send more traffic"):
-        recorder.read().sample("shadow", 10)
+    complaints = restore_traces(notes)
+
+    after = client.trace_settings("scale")
+    client.set_trace({"trace_rate": None}, "scale")
+    assert killed.returncode == -9
+    assert left_on == ("TIMESTAMPS", "TENSORS")
+    assert left_files
+    assert complaints == ()
+    assert after == before
+    assert list(server.trace_file.parent.iterdir()) == []
+    assert not list(notes.glob("*.json"))
 
 
-def test_types_that_a_trace_cannot_hold_are_refused(server, scale_model):
+@pytest.mark.usefixtures("scale")
+def test_two_recordings_of_one_model_do_not_mix(server, client, notes):
+    """The second is refused and told who is at it; the first goes on, and is not undone."""
+    with recorded(server, "scale", ALL, notes=notes) as first:
+        with (
+            pytest.raises(ServerError, match=r"being recorded already \(pid \d+"),
+            recorded(server, "scale", ALL, notes=notes),
+        ):
+            pass
+        client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
+        requests = list(first.stop())
+
+    assert len(requests) == 1
+
+
+@pytest.mark.usefixtures("scale")
+def test_a_server_started_elsewhere_says_where_it_traces(server, client, notes):
+    """A running server of this machine can be recorded by its address alone."""
+    with recorded(connect(server.grpc), "scale", ALL, notes=notes) as recorder:
+        client.infer("scale", {"x": np.ones((1, 4), np.float32)})
+        requests = list(recorder.stop())
+
+    assert recorder.traces == server.trace_file
+    assert len(requests) == 1
+
+
+def test_types_that_a_trace_cannot_hold_are_refused(server, scale_model, notes):
     """Bytes are printed as characters by Triton, so such a model is refused before tracing."""
     model = replace(
         scale_model("bytes"), inputs=(TensorSpec(name="x", dtype="uint8", shape=(-1, 4)),)
@@ -99,15 +189,13 @@ def test_types_that_a_trace_cannot_hold_are_refused(server, scale_model):
 
         with (
             pytest.raises(ModelError, match=r"cannot hold x: uint8"),
-            recorded(server, "bytes", one_in=1, max_requests=1),
+            recorded(server, "bytes", ALL, notes=notes),
         ):
             pass
 
 
-def test_a_remote_server_cannot_be_recorded():
-    """Another machine's trace files cannot be read, so the remedy is a sample made there."""
-    with (
-        pytest.raises(ServerError, match=r"\[data\] shadow"),
-        recorded(Server(grpc="127.0.0.1:1", version="2"), "m", one_in=1, max_requests=1),
-    ):
-        pass
+@pytest.mark.parametrize("named", [(), ("",), ("trace.json",), ("/no/such/folder/trace.json",)])
+def test_a_server_of_another_machine_cannot_be_recorded(named):
+    """Trace files that cannot be reached, or are not named, are refused with the flag to set."""
+    with pytest.raises(ServerError, match=r"(?s)--trace-config.*\[data\] shadow"):
+        trace_prefix(Server(grpc="127.0.0.1:1", version="2"), {"trace_file": named})

@@ -47,3 +47,21 @@ def test_doubt_refutes():
 
     assert not proof.proven
     assert doubt in proof.detail
+
+
+@pytest.mark.parametrize(
+    ("name", "census", "executed", "proven"),
+    [
+        pytest.param("onnxruntime-int8", Census({"int8": 4}, 4), {"int8": 4}, True, id="int8"),
+        pytest.param("onnxruntime-int8", Census({"int8": 4}, 4), {"fp32": 4}, False, id="back"),
+        pytest.param("onnxruntime-fp16", Census({"fp16": 4}, 0), {"fp32": 4}, False, id="cast"),
+        pytest.param("onnxruntime-tf32", Census({"fp32": 4}, 0), {"fp32": 4}, True, id="tf32"),
+        pytest.param("onnxruntime-int8", Census({"int8": 4}, 4), None, True, id="not-shown"),
+    ],
+)
+def test_what_runs_decides(name, census, executed, proven):
+    """A graph with the right types that the runtime converts back is not what its name says."""
+    proof = prove(Candidate.parse(name), census, device="any", executed=executed)
+
+    assert proof.proven is proven
+    assert proven or "values are converted back" in proof.detail

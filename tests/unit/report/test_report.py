@@ -8,6 +8,7 @@ from rich.console import Console
 from enginegate.evidence import Outcome
 from enginegate.report import (
     approval_markdown,
+    explain,
     obstacles,
     print_approval,
     row_of,
@@ -34,6 +35,59 @@ def test_narrow_terminal_loses_nothing():
 
     assert "…" not in text
     assert max(map(len, text.splitlines())) <= 80
+
+
+def test_explained(is_golden):
+    """Each verdict in words: what decided it, by how much, and what to do."""
+    card = qualification()
+
+    assert is_golden(explain(card).replace(card.digest[:12], "DIGEST"), "report_explained.txt")
+
+
+def test_explained_without_a_winner():
+    """Nothing to approve is said first, and a broken check is not a failed one."""
+    broken = verdict(finding(Outcome.ERRORED, gate="kl_p99", remedy="Look at the log."))
+    text = explain(scorecard(verdicts=(broken,), benchmarks=(), winner=None, reason="none passed"))
+
+    assert "There is nothing to approve: none passed" in text
+    assert "What could not be found out:\n    - kl p99 on evaluation: 900 >= 200" in text
+    assert "      What to do: Look at the log." in text
+
+
+def test_explained_limits_and_trials():
+    """A failed gate says which limit would have passed; an advisory one is told apart."""
+    low = finding(
+        Outcome.FAILED,
+        gate="sqnr",
+        value=17.5,
+        limit=20.0,
+        relation=">=",
+        unit="dB",
+        would_pass=17.2,
+    )
+    trial = finding(Outcome.FAILED, gate="cosine_p1", advisory=True)
+    text = explain(scorecard(verdicts=(verdict(low, trial),)))
+
+    assert (
+        "Its signal to noise ratio against FP32 is 17.5 dB on the labelled data; at least 20 dB"
+        in text
+    )
+    assert "A limit of 17.2 dB would have let it through." in text
+    assert "Shown only, decides nothing:\n    - cosine p1 on evaluation" in text
+
+
+def test_regression_is_told_in_its_own_unit():
+    """A metric that is no share is shown as it is, with its slices."""
+    loss = finding(gate="mae_loss", value=0.25, low=0.2, high=0.3)
+    part = finding(gate="slice_mae_loss", value=0.5).model_copy(
+        update={"scope": "evaluation/site=north"}
+    )
+    card = scorecard(verdicts=(verdict(loss, part),))
+
+    row = row_of(card, INT8)
+
+    assert (row.accuracy, row.worst_slice) == ("-0.25 (-0.3 to -0.2)", "site=north -0.5")
+    assert "Mae changed by -0.25 (-0.3 to -0.2) over 0 samples" in sentences(card)[2]
 
 
 def test_without_a_winner(is_golden):

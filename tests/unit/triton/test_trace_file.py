@@ -1,10 +1,10 @@
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from enginegate.errors import DataError
-from enginegate.triton.trace_file import read_traces
+from enginegate.triton.trace_file import Damage, Traced, read_requests
 
 
 def _objects(trace_id, request_id="r", x="1,2", shape="1,2", model="m"):
@@ -28,25 +28,36 @@ def _objects(trace_id, request_id="r", x="1,2", shape="1,2", model="m"):
     ]
 
 
+def _read(*paths, model="m"):
+    """Requests and reasons, apart."""
+    items = list(read_requests(paths, model))
+    requests = [item for item in items if isinstance(item, Traced)]
+    return requests, [item.reason for item in items if isinstance(item, Damage)]
+
+
 def _write(path, *traces):
     items = [item for trace in traces for item in trace]
     path.write_text(json.dumps(items, separators=(",", ":")))
     return path
 
 
-def test_requests_come_in_order_of_arrival(tmp_path):
-    """Two files, written out of order, give one sequence; other models are left out."""
-    late = _write(tmp_path / "trace.json.0", _objects(5, x="5,5"), _objects(9, model="other"))
-    early = _write(tmp_path / "trace.json.1", _objects(2, x="2.5,nan"))
+def test_requests_of_one_model_are_read(tmp_path):
+    """Files give their requests in the order they were written; other models are left out."""
+    first = _write(tmp_path / "trace.json.0", _objects(2, x="2.5,nan"), _objects(9, model="other"))
+    second = _write(tmp_path / "trace.json.1", _objects(5, x="5,5"))
 
-    recording = read_traces([late, early], "m")
+    requests, lost = _read(first, second)
 
-    assert recording.lost == ()
-    assert [request.trace_id for request in recording.requests] == [2, 5]
-    first = recording.requests[0]
-    assert (first.request_id, first.model_version, first.arrival_ns) == ("r", 3, 2000)
-    assert first.stages_ns == {"REQUEST_START": 2000, "COMPUTE_START": 2100, "REQUEST_END": 2500}
-    np.testing.assert_array_equal(first.inputs["x"], np.array([[2.5, np.nan]], np.float32))
+    assert lost == []
+    assert [request.trace_id for request in requests] == [2, 5]
+    assert (requests[0].request_id, requests[0].model_version) == ("r", 3)
+    assert requests[0].arrival_ns == 2000
+    assert requests[0].stages_ns == {
+        "REQUEST_START": 2000,
+        "COMPUTE_START": 2100,
+        "REQUEST_END": 2500,
+    }
+    np.testing.assert_array_equal(requests[0].inputs["x"], np.array([[2.5, np.nan]], np.float32))
 
 
 def test_every_cut_loses_only_the_record_it_hits(tmp_path):
@@ -57,14 +68,14 @@ def test_every_cut_loses_only_the_record_it_hits(tmp_path):
 
     for cut in range(0, len(text), 7):
         path.write_text(text[:cut])
-        recording = read_traces([path], "m")
+        requests, lost = _read(path)
 
         whole = [number for number, end in zip((1, 2, 3), ends, strict=True) if end < cut]
-        assert [request.trace_id for request in recording.requests][: len(whole)] == whole
-        assert len(recording.requests) <= len(whole) + 1
+        assert [request.trace_id for request in requests][: len(whole)] == whole
+        assert len(requests) <= len(whole) + 1
         started = [number for number in (1, 2, 3) if f'{{"id":{number},"model_name"' in text[:cut]]
-        if len(recording.requests) < len(started) and f'"id":{started[-1]},"model_version"' in text:
-            assert recording.lost
+        if len(requests) < len(started) and f'"id":{started[-1]},"model_version"' in text:
+            assert lost
 
 
 def test_a_request_broken_off_in_the_middle_is_reported(tmp_path):
@@ -74,13 +85,47 @@ def test_a_request_broken_off_in_the_middle_is_reported(tmp_path):
 
     for cut in range(12, len(bad) - 1, 5):
         path.write_text(f"[{good},{bad[:cut]},{after}]")
-        recording = read_traces([path], "m")
+        requests, lost = _read(path)
 
-        assert [request.trace_id for request in recording.requests] == [1, 3]
-        assert recording.lost
+        assert [request.trace_id for request in requests] == [1, 3]
+        assert lost
 
     path.write_text(f"[{good},{bad[:30]},{after}]")
-    assert "trace.json: damaged at character" in read_traces([path], "m").lost[0]
+    assert "trace.json: damaged at character" in _read(path)[1][0]
+
+
+def test_pieces_of_any_size_give_the_same(tmp_path, monkeypatch):
+    """Wherever the pieces that are read end, the same requests and damages come out."""
+    good, bad, after = (json.dumps(_objects(number))[1:-1] for number in (1, 2, 3))
+    path = tmp_path / "trace.json"
+    path.write_text(f"[{good},{bad[:200]},{after}]")
+    requests, lost = _read(path)
+
+    for size in (1, 2, 3, 17, 64, 333):
+        monkeypatch.setattr("enginegate.triton.trace_file._CHUNK_CHARACTERS", size)
+        again, still_lost = _read(path)
+
+        assert [request.trace_id for request in again] == [r.trace_id for r in requests] == [1, 3]
+        assert still_lost == lost
+
+
+def test_a_large_file_is_never_whole_in_memory(tmp_path):
+    """Reading 16 MiB of traces takes a few MiB."""
+    path = tmp_path / "trace.json"
+    values = ",".join(["0.12345678901234567890123456789"] * 1024)
+    with path.open("w") as file:
+        for number in range(260):
+            objects = _objects(number, x=values, shape="1,1024")
+            file.write(json.dumps(objects, separators=(",", ":"))[1:-1] + ",")
+
+    tracemalloc.start()
+    count = sum(isinstance(item, Traced) for item in read_requests([path], "m"))
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert path.stat().st_size > 16 << 20
+    assert count == 260
+    assert peak < 9 << 20
 
 
 def test_a_quote_in_a_request_id_costs_that_request_only(tmp_path):
@@ -89,52 +134,50 @@ def test_a_quote_in_a_request_id_costs_that_request_only(tmp_path):
     path = tmp_path / "trace.json"
     path.write_text(f"[{bad},{json.dumps(_objects(2))[1:-1]}]")
 
-    recording = read_traces([path], "m")
+    requests, lost = _read(path)
 
-    assert [request.trace_id for request in recording.requests] == [2]
-    assert recording.lost
+    assert [request.trace_id for request in requests] == [2]
+    assert lost
 
 
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         pytest.param({"x": "1,2,3"}, "x has 3 values for shape (1, 2)", id="too-many-values"),
-        pytest.param({"x": "1,two"}, "request 1", id="not-a-number"),
-        pytest.param({"shape": "1,z"}, "request 1", id="shape-no-number"),
+        pytest.param({"x": "1,secret"}, "x holds what is no number", id="not-a-number"),
+        pytest.param({"shape": "1,secret"}, "x holds what is no number", id="shape-no-number"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_lost(tmp_path, change, said):
-    """Values that do not match the shape, or are no numbers, lose that request with the reason."""
+    """Values that do not fit lose that request; the reason does not repeat them."""
     path = _write(tmp_path / "trace.json", _objects(1, **change), _objects(2))
 
-    recording = read_traces([path], "m")
+    requests, lost = _read(path)
 
-    assert [request.trace_id for request in recording.requests] == [2]
-    assert any(said in reason for reason in recording.lost)
-
-
-def test_a_sample_has_one_row_a_sample(tmp_path):
-    """Batches become rows with unique ids; a request of a rarer shape is left out."""
-    path = _write(
-        tmp_path / "trace.json",
-        _objects(1, "a", x="1,2"),
-        _objects(2, "a", x="3,4,5,6", shape="2,2"),
-        _objects(3, "b", x="7,8,9", shape="1,3"),
-    )
-
-    sample = read_traces([path], "m").sample("shadow", 10)
-
-    assert sample.data.ids.tolist() == ["a.1", "a.2#0", "a.2#1"]
-    np.testing.assert_array_equal(sample.data.inputs["x"], [[1, 2], [3, 4], [5, 6]])
-    assert sample.arrival_ns.tolist() == [1000, 2000, 2000]
-    assert sample.model_versions.tolist() == [3, 3, 3]
-    assert len(read_traces([path], "m").sample("shadow", 2).data) == 2
+    assert [request.trace_id for request in requests] == [2]
+    assert any(said in reason for reason in lost)
+    assert not any("secret" in reason for reason in lost)
 
 
-def test_an_empty_recording_says_what_to_do(tmp_path):
-    """No readable request is an error that names the first damage."""
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id":"secret"}',
+        '{"id":{"id":' + "[" * 100_000,
+        '{"id":1,"timestamps":null}',
+        '{"id":1,"timestamps":[{"name":"secret"}]}',
+        '{"id":1,"activity":["secret"],"tensor":7}',
+        '{"id":1,"model_name":"m","model_version":"secret"}',
+    ],
+    ids=["id-text", "deep", "null", "no-time", "odd-activity", "odd-version"],
+)
+def test_json_of_another_form_is_one_damage(tmp_path, text):
+    """Well-formed JSON that Triton does not write is reported and repeats nothing."""
     path = tmp_path / "trace.json"
-    path.write_text('[{"id":1,"model_na')
+    path.write_text(f"[{text},{json.dumps(_objects(2))[1:-1]}]")
 
-    with pytest.raises(DataError, match=r"(?s)no request was recorded.*damaged at character 1"):
-        read_traces([path], "m").sample("shadow", 2)
+    requests, lost = _read(path)
+
+    assert [request.trace_id for request in requests] == [2]
+    assert lost
+    assert not any("secret" in reason for reason in lost)

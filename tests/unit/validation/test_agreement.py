@@ -11,6 +11,7 @@ from scipy.stats import entropy
 
 from enginegate.errors import DataError
 from validation.agreement import NO_CLASS, Comparison, compare, concatenate, kl_divergence
+from validation.asked import Asked
 
 SHAPE = array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=5)
 LOGITS = arrays(np.float32, SHAPE, elements=st.floats(-(2.0**99), 2.0**99, width=32))
@@ -125,7 +126,7 @@ class TestCompare:
         first, second = _random(4)
         outputs = {"first": first, "second": second}
 
-        found = compare(outputs, outputs, data_of(4), "shadow", logits="second")
+        found = compare(outputs, outputs, data_of(4), "shadow", asked=Asked(output="second"))
 
         assert found.top1_reference.tolist() == second.argmax(axis=1).tolist()
 
@@ -250,10 +251,9 @@ def _rows(whole: Comparison, start: int, stop: int) -> Comparison:
     columns = {}
     for field in fields(Comparison):
         value = getattr(whole, field.name)
-        if field.name == "slices":
-            columns["slices"] = {name: column[start:stop] for name, column in value.items()}
-        else:
-            columns[field.name] = (
-                value if field.name == "scope" or value is None else value[start:stop]
-            )
+        if isinstance(value, dict):
+            value = {name: column[start:stop] for name, column in value.items()}
+        elif isinstance(value, np.ndarray):
+            value = value[start:stop]
+        columns[field.name] = value
     return Comparison(**columns)

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 
-from enginegate.errors import DataError
 from enginegate.evidence import Outcome
 from validation.agreement import compare
-from validation.shadow import judge_noise, judge_recording
+from validation.shadow import judge_noise, judge_recording, judge_version, not_replayable
 
 
 @pytest.fixture
@@ -56,9 +55,51 @@ class TestJudgeRecording:
         "recorded", [{}, {"logits": np.zeros((50, 9), np.float32)}], ids=["missing", "other-shape"]
     )
     def test_other_outputs(self, outputs, data_of, recorded):
-        """A recording of other outputs is of another model."""
-        with pytest.raises(DataError, match="another model"):
-            judge_recording(recorded, outputs, data_of(50))
+        """A recording of other outputs is of another model: a finding, not an error."""
+        finding = judge_recording(recorded, outputs, data_of(50))
+
+        assert finding.outcome is Outcome.INCONCLUSIVE
+        assert "another model" in finding.reason
+
+    def test_a_live_release_need_not_answer_like_the_reference(self, outputs, data_of):
+        """Of a live release the difference is shown, and holds nothing up."""
+        other = {"logits": outputs["logits"] + 1}
+
+        finding = judge_recording(other, outputs, data_of(50), advisory=True)
+
+        assert finding.outcome is Outcome.INCONCLUSIVE
+        assert finding.advisory
+
+
+class TestJudgeVersion:
+    @pytest.mark.parametrize(
+        ("model", "rows", "version", "outcome", "advisory"),
+        [
+            pytest.param("m", {3: 50}, None, Outcome.PASSED, True, id="one-live-version"),
+            pytest.param("m", {3: 40, 4: 10}, None, Outcome.INCONCLUSIVE, True, id="two-live"),
+            pytest.param("m", {0: 50}, None, Outcome.PASSED, True, id="not-told"),
+            pytest.param("m", {1: 50}, 1, Outcome.PASSED, False, id="the-one-wanted"),
+            pytest.param("m", {2: 50}, 1, Outcome.INCONCLUSIVE, False, id="another-version"),
+            pytest.param("other", {1: 50}, None, Outcome.INCONCLUSIVE, False, id="another-model"),
+            pytest.param("m", {}, None, Outcome.INCONCLUSIVE, True, id="nothing"),
+        ],
+    )
+    def test_what_was_recorded(self, model, rows, version, outcome, advisory):
+        """Another model or version than wanted is no evidence; several live ones are a note."""
+        finding = judge_version(model, rows, wanted="m", version=version)
+
+        assert finding.outcome is outcome
+        assert finding.advisory is advisory
+        assert bool(finding.remedy) is (outcome is not Outcome.PASSED)
+
+
+def test_a_redacted_sample_is_inconclusive():
+    """Without its inputs a sample cannot be replayed, and says which are missing."""
+    finding = not_replayable("a recording", ("user",), 50)
+
+    assert finding.outcome is Outcome.INCONCLUSIVE
+    assert not finding.advisory
+    assert "without user" in finding.reason
 
 
 class TestJudgeNoise:
@@ -81,6 +122,16 @@ class TestJudgeNoise:
 
         assert finding.outcome is Outcome.INCONCLUSIVE
         assert "max_abs_error" in finding.remedy
+
+    def test_without_a_limit(self, outputs, data_of, gates):
+        """Where no absolute error is limited, finite noise is shown and passes."""
+        again = {"logits": outputs["logits"] + 0.5}
+        noise = compare(outputs, again, data_of(50), "shadow")
+
+        finding = judge_noise(noise, gates.model_copy(update={"max_abs_error": None}))
+
+        assert finding.outcome is Outcome.PASSED
+        assert "no limit" in finding.reason
 
     def test_no_samples(self, data_of, gates):
         """Noise of nothing is unknown."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import gammaln
+from scipy.special import gammaln, ndtr
 from scipy.stats import binom
 
 from validation.statistics import (
@@ -105,6 +105,29 @@ class TestLossInterval:
 
         assert probability[fails].sum() <= 0.035
 
+    @pytest.mark.parametrize(("samples", "margin"), [(60, 0.08), (90, 0.1), (400, 0.02)])
+    @pytest.mark.parametrize("gained", [0.0, 0.01, 0.05])
+    def test_p_values_hold_far_in_the_tail(self, samples, margin, gained):
+        """Where Holm's method looks among ten slices, a p value of 0.25 % comes that rarely."""
+        probability, lost, also_gained = _trinomial(samples, margin + gained, gained)
+        likely = np.flatnonzero(probability > 1e-9)
+
+        small = [
+            loss_p_value(Pairs(int(lost[i]), int(also_gained[i]), samples), margin) <= 0.0025
+            for i in likely
+        ]
+
+        assert probability[likely][small].sum() <= 0.0025 * 1.25
+
+    def test_p_value_where_the_normal_takes_over(self):
+        """The exact value and the normal one are close where the one replaces the other."""
+        pairs = Pairs(2030, 0, 19_000)
+
+        exact, normal = loss_p_value(pairs, 0.1), ndtr(-tango_z(2030, 0, 19_000, 0.1))
+
+        assert exact == pytest.approx(float(normal), rel=0.25)
+        assert 1e-4 < exact < 2e-3
+
     @pytest.mark.parametrize("rates", [(0.01, 0.01), (0.03, 0.01), (0.002, 0.006)])
     def test_coverage(self, rates):
         """The 95 % interval holds the true loss in 95 % of simulated samples, within its error."""
@@ -169,11 +192,11 @@ class TestQuantileInterval:
         """At least 95 % of intervals hold the true percentile of an exponential."""
         rng = np.random.default_rng(2)
         truth = -math.log(0.01)
-        found = [quantile_interval(rng.exponential(size=600), 0.99, 0.95) for _ in range(600)]
+        found = [quantile_interval(rng.exponential(size=600), 0.99, 0.95) for _ in range(2000)]
 
         covered = np.mean([e.low <= truth <= e.high for e in found])
 
-        assert covered >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 600)
+        assert covered >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / 2000)
 
 
 class TestHolm:

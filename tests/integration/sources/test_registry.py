@@ -12,20 +12,20 @@ import pytest
 from enginegate.data import DataSet, write_data
 from enginegate.engines import open_onnx
 from enginegate.errors import DataError, InputError, LedgerError, ModelError
-from enginegate.policy import ModelSource
-from enginegate.sources import onnx_from_registry
+from enginegate.model_source import ModelSource
+from enginegate.sources import onnx_from_source
 
-pytestmark = pytest.mark.xdist_group("engines")
+pytestmark = pytest.mark.xdist_group("sources")
 
 EXPORT_AGAIN = """
 import sys
 from pathlib import Path
 from enginegate.data import read_data
 from enginegate.engines import open_onnx
-from enginegate.policy import ModelSource
-from enginegate.sources import onnx_from_registry
+from enginegate.model_source import ModelSource
+from enginegate.sources import onnx_from_source
 
-kept = onnx_from_registry(
+kept = onnx_from_source(
     ModelSource(uri="models:/cnn/1"), read_data(Path(sys.argv[2])),
     onnx_root=Path(sys.argv[1]), tracking_uri=sys.argv[3], open_onnx=open_onnx,
 )
@@ -167,7 +167,7 @@ def test_mlflow_that_does_not_answer_is_named(samples, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
     with pytest.raises(LedgerError, match=r"http://127\.0\.0\.1:9 did not answer"):
-        onnx_from_registry(
+        onnx_from_source(
             ModelSource(uri="models:/cnn/1"),
             samples,
             onnx_root=tmp_path,
@@ -182,7 +182,7 @@ def test_flavour_that_cannot_become_onnx_is_named(registry, export, fp32_onnx, t
     notes = registry.files(uri) / "MLmodel"
     notes.write_text(notes.read_text().replace("\n  onnx:", "\n  catboost:"))
 
-    with pytest.raises(ModelError, match=r"has the flavour catboost.*onnx and pytorch"):
+    with pytest.raises(ModelError, match=r"has the flavour catboost.*onnx, pytorch, sklearn"):
         export(uri, tmp_path)
 
 

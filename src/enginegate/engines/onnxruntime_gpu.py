@@ -1,0 +1,202 @@
+"""ONNX Runtime on a GPU: its libraries, its settings, and a few batch sizes with fixed buffers.
+
+Every new shape costs the CUDA provider an algorithm search and allocations, so rows are padded to
+the next bucket, and each bucket's graph is captured once. Triton's Python backend runs this same
+file beside its model file; therefore it needs NumPy and ONNX Runtime only, and imports nothing of
+this package.
+"""
+
+import ctypes
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
+
+PROVIDER = "CUDAExecutionProvider"
+_DEVICE = "cuda"
+_UNCAPTURED = "-1"
+_KEPT_SHAPES = 64  # least recently used ones give their buffers back
+_SETTLING_RUNS = 3  # algorithm search, then capture, then a first replay
+_TYPES = {
+    "tensor(float)": np.float32,
+    "tensor(float16)": np.float16,
+    "tensor(double)": np.float64,
+    "tensor(int64)": np.int64,
+    "tensor(int32)": np.int32,
+    "tensor(uint8)": np.uint8,
+    "tensor(int8)": np.int8,
+    "tensor(bool)": np.bool_,
+}
+
+
+_LIBRARIES = ("cudart", "cublasLt", "cublas", "nvrtc", "curand", "cufft", "nvJitLink", "cudnn*")
+
+
+@cache
+def load_cuda_libraries() -> None:
+    """Load the CUDA libraries of NVIDIA's wheels, wherever they are on Python's path.
+
+    ONNX Runtime's own loader looks beside itself only; what is loaded already, it finds by name.
+    Without them it falls back to the CPU, silently.
+    """
+    import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415 - slow, and optional
+
+    for library in _cuda_libraries():
+        with suppress(OSError):
+            ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
+    if hasattr(onnxruntime, "preload_dlls"):
+        onnxruntime.preload_dlls()
+
+
+def provider(*, tf32: bool, graphs: bool, device_id: int = 0) -> tuple[str, dict[str, str]]:
+    """The CUDA provider with its settings; it uses TF32 unless told not to."""
+    settings = {
+        "device_id": str(device_id),
+        "use_tf32": "1" if tf32 else "0",
+        "enable_cuda_graph": "1" if graphs else "0",
+    }
+    return (PROVIDER, settings)
+
+
+def buckets_up_to(limit: int, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Batch sizes to run, ascending, the last one ``limit``: those wanted, or powers of two."""
+    sizes = wanted or tuple(2**power for power in range(limit.bit_length()))
+    return tuple(sorted({size for size in sizes if size < limit} | {limit}))
+
+
+def bucket_of(rows: int, buckets: tuple[int, ...]) -> int:
+    """The smallest bucket that holds the rows; more rows than the largest are a caller's error."""
+    return next(size for size in buckets if size >= rows)
+
+
+def padded(array: NDArray[Any], rows: int) -> NDArray[Any]:
+    """The array with its last row repeated; a real row costs no Inf, NaN or index out of range."""
+    if len(array) == rows:
+        return np.ascontiguousarray(array)
+    return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
+
+
+class Buffers:
+    """Fixed device memory for one set of input shapes."""
+
+    def __init__(self, session: Any, inputs: Arrays, graph: str, device_id: int = 0) -> None:
+        import onnxruntime  # noqa: PLC0415 - slow, and optional
+
+        self._session, self._options = session, onnxruntime.RunOptions()
+        self._device_id = device_id
+        self._options.add_run_config_entry("gpu_graph_id", graph)
+        make = onnxruntime.OrtValue.ortvalue_from_numpy
+        self._inputs = {name: make(array, _DEVICE, device_id) for name, array in inputs.items()}
+        self._binding = session.io_binding()
+        for name, value in self._inputs.items():
+            self._binding.bind_ortvalue_input(name, value)
+        self._outputs = self._allocated(onnxruntime)
+        for name, value in self._outputs.items():
+            self._binding.bind_ortvalue_output(name, value)
+        for _ in range(_SETTLING_RUNS):
+            self.execute()
+
+    def load(self, inputs: Arrays) -> None:
+        """Copy inputs to the device."""
+        for name, array in inputs.items():
+            self._inputs[name].update_inplace(array)
+
+    def execute(self) -> None:
+        """Run on what was loaded; returns when the device is done."""
+        self._session.run_with_iobinding(self._binding, self._options)
+
+    def read(self) -> Arrays:
+        """Copy outputs from the device."""
+        return {name: value.numpy() for name, value in self._outputs.items()}
+
+    def _allocated(self, onnxruntime: Any) -> dict[str, Any]:
+        """Memory for the outputs, whose shapes a first run tells."""
+        first, uncaptured = self._session.io_binding(), onnxruntime.RunOptions()
+        uncaptured.add_run_config_entry("gpu_graph_id", _UNCAPTURED)
+        for name, value in self._inputs.items():
+            first.bind_ortvalue_input(name, value)
+        outputs = self._session.get_outputs()
+        for output in outputs:
+            first.bind_output(output.name, _DEVICE, self._device_id)
+        self._session.run_with_iobinding(first, uncaptured)
+        allocate = onnxruntime.OrtValue.ortvalue_from_shape_and_type
+        return {
+            output.name: allocate(made.shape(), _TYPES[output.type], _DEVICE, self._device_id)
+            for output, made in zip(outputs, first.get_outputs(), strict=True)
+        }
+
+
+class Bucketed:
+    """A session for the CUDA provider that is only ever run at its buckets' batch sizes.
+
+    Args:
+        buckets: batch sizes, ascending.
+        graphs: whether the session was opened with ``enable_cuda_graph``.
+    """
+
+    def __init__(
+        self, session: Any, buckets: tuple[int, ...], *, graphs: bool, device_id: int = 0
+    ) -> None:
+        self.buckets, self._device_id = buckets, device_id
+        self._session, self._graphs = session, graphs
+        self._names = [output.name for output in session.get_outputs()]
+        self._kept: OrderedDict[Shapes, Buffers] = OrderedDict()
+        self._next_graph = 1
+
+    def warm_up(self, example: Arrays) -> None:
+        """Settle every bucket with one row's shapes, and capture its graph if there are graphs.
+
+        Args:
+            example: at least one row of each input.
+        """
+        for size in self.buckets:
+            inputs = {name: padded(array[:1], size) for name, array in example.items()}
+            graph = str(self._next_graph) if self._graphs else _UNCAPTURED
+            self._next_graph += 1
+            self._kept[_shapes(inputs)] = self._made(inputs, graph)
+
+    def run(self, inputs: Arrays) -> Arrays:
+        """Outputs of at most as many rows as the largest bucket."""
+        rows = len(next(iter(inputs.values())))
+        size = bucket_of(rows, self.buckets)
+        whole = {name: padded(array, size) for name, array in inputs.items()}
+        buffers = self.buffers(whole)
+        buffers.load(whole)
+        buffers.execute()
+        return {name: array[:rows] for name, array in buffers.read().items()}
+
+    def buffers(self, inputs: Arrays) -> Buffers:
+        """The buffers of these shapes; new shapes run uncaptured, and push the oldest out."""
+        key = _shapes(inputs)
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = self._made(inputs, _UNCAPTURED)
+            if len(self._kept) > _KEPT_SHAPES:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return found
+
+    def _made(self, inputs: Arrays, graph: str) -> Buffers:
+        return Buffers(self._session, inputs, graph, self._device_id)
+
+
+def _shapes(inputs: Arrays) -> Shapes:
+    return tuple((name, array.shape) for name, array in sorted(inputs.items()))
+
+
+def _cuda_libraries() -> list[Path]:
+    folders = [Path(entry) / "nvidia" for entry in sys.path if entry]
+    return [
+        library
+        for name in _LIBRARIES
+        for folder in folders
+        for library in sorted(folder.glob(f"*/lib/lib{name}.so.*"))
+    ]

@@ -1,0 +1,57 @@
+"""Running ONNX Runtime sessions: as they come on a CPU, over warm buckets on a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from enginegate.candidate import TensorSpec
+from enginegate.data import Tensors
+from enginegate.engines.onnxruntime_gpu import PROVIDER, Bucketed
+from enginegate.engines.onnxruntime_session import Opened, specs
+from enginegate.engines.rows import run_rows
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRunner:
+    session: "InferenceSession"
+    specs: tuple[TensorSpec, ...]
+    limit: int
+
+    @property
+    def device(self) -> str:
+        return str(self.session.get_providers()[0])
+
+    def run(self, inputs: Tensors) -> Tensors:
+        return run_rows(inputs, self.specs, limit=self.limit, run_once=self._once)
+
+    def _once(self, inputs: Tensors) -> Tensors:
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names, self.session.run(names, inputs), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRunner:
+    bucketed: Bucketed
+    specs: tuple[TensorSpec, ...]
+    device: str = PROVIDER
+
+    def run(self, inputs: Tensors) -> Tensors:
+        limit = self.bucketed.buckets[-1]
+        return run_rows(inputs, self.specs, limit=limit, run_once=self.bucketed.run)
+
+
+def warm(opened: Opened, sizes: tuple[int, ...]) -> Bucketed:
+    bucketed = Bucketed(opened.session, sizes, graphs=opened.graphs)
+    bucketed.warm_up({spec.name: _example(spec) for spec in specs(opened.session)})
+    return bucketed
+
+
+def _example(spec: TensorSpec) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+    """One row of ones: an index that exists, a mask that hides nothing."""
+    shape: Sequence[int] = [1, *(axis if axis > 0 else 16 for axis in spec.shape[1:])]
+    return np.ones(shape, spec.dtype)

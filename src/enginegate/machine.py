@@ -1,0 +1,36 @@
+"""What this machine is: processor, GPU and driver. A measurement holds for one machine."""
+
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+
+_QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
+_TIMEOUT_S = 20.0
+
+
+@cache
+def processor() -> str:
+    """Count and name of the processors, e.g. as /proc/cpuinfo has them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} x {names[0]}" if names else platform.machine()
+
+
+@cache
+def gpus() -> str:
+    """Name, driver and memory of each GPU, as nvidia-smi has them; empty without one."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return ""
+    try:
+        asked = subprocess.run(  # noqa: S603 - the tool is found on PATH, the arguments are ours
+            [tool, *_QUERY], capture_output=True, text=True, check=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return "; ".join(line.strip() for line in asked.stdout.splitlines() if line.strip())

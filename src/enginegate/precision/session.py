@@ -1,0 +1,85 @@
+"""ONNX Runtime on the CPU, to measure models that are not engines yet."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from enginegate.data import Array, Tensors
+from enginegate.errors import BuildError
+from enginegate.precision.sample import Sample
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+
+
+def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "InferenceSession":
+    """A session at the level that keeps Q/DQ and Cast pairs as they are written.
+
+    Args:
+        model: a file, or a serialised model.
+        what: the model, for the message.
+        optimised: fold and fuse what does not depend on types; off keeps every node.
+
+    Raises:
+        BuildError: ONNX Runtime cannot load it.
+    """
+    import onnxruntime as ort  # noqa: PLC0415
+
+    levels = ort.GraphOptimizationLevel
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = (
+        levels.ORT_ENABLE_BASIC if optimised else levels.ORT_DISABLE_ALL
+    )
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    source = str(model) if isinstance(model, Path) else model
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's errors share no base class of its own
+        raise BuildError(
+            f"{what} cannot be run by ONNX Runtime {ort.__version__}: {str(error).strip()}\n"
+            "If it names an operator, export the model at another opset or without it."
+        ) from error
+
+
+def outputs_of(session: "InferenceSession", sample: Sample) -> Tensors:
+    """The session's outputs for every row, run in batches."""
+    parts = list(batches_of(session, sample))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def batches_of(session: "InferenceSession", sample: Sample) -> Iterator[Tensors]:
+    """The session's outputs, one batch at a time."""
+    names = [output.name for output in session.get_outputs()]
+    for batch in sample.batches():
+        yield dict(zip(names, session.run(names, batch), strict=True))
+
+
+def relative_error(expected: Tensors, given: Tensors) -> float:
+    """Root mean square error over the outputs' own spread; infinite where NaN or Inf was given.
+
+    The worst output counts. 0 is equal, 1 is as wrong as answering the mean.
+    """
+    return max(_relative(expected[name], given[name]) for name in expected)
+
+
+def _relative(expected: Array, given: Array) -> float:
+    if expected.dtype.kind != "f" or expected.size == 0:
+        return float(np.mean(expected != given)) if expected.size else 0.0
+    exact, answer = expected.astype(np.float64), given.astype(np.float64)
+    if not np.isfinite(answer).all():
+        return float("inf")
+    spread = float(np.square(exact - exact.mean(axis=0)).mean())
+    error = float(np.square(exact - answer).mean())
+    return float(np.sqrt(error / spread)) if spread else float(np.sqrt(error))
+
+
+def silenced(module: ModuleType) -> ModuleType:
+    """A module of ONNX Runtime that prints; redirecting stdout would swallow other threads'."""
+    say: Callable[..., None] = logging.getLogger(__name__).debug
+    vars(module)["print"] = say
+    return module

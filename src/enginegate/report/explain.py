@@ -1,0 +1,215 @@
+"""Each verdict in words that a release manager understands. Nothing is decided here."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from enginegate.candidate import Candidate
+from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
+from enginegate.report.content import one_line, short_digest
+
+_MEANINGS = MappingProxyType(
+    {
+        Outcome.PASSED: "It may be approved: everything that decides was measured and is in order.",
+        Outcome.INCONCLUSIVE: "It may not be approved: nothing speaks against it, but the evidence "
+        "is not enough.",
+        Outcome.FAILED: "It may not be approved: at least one limit is broken for certain.",
+        Outcome.ERRORED: "It may not be approved: a check broke, so nothing is known about it.",
+    }
+)
+_HEADINGS = (
+    (Outcome.ERRORED, "What could not be found out"),
+    (Outcome.FAILED, "What speaks against it"),
+    (Outcome.INCONCLUSIVE, "What is not known well enough"),
+    (Outcome.PASSED, "What is in order"),
+)
+_DATA = MappingProxyType({"evaluation": "the labelled data", "shadow": "recorded traffic"})
+_NOUNS: Mapping[str, str] = MappingProxyType(
+    {
+        "kl_p99": "Its class probabilities",
+        "max_abs_error": "Its largest deviation in any output value",
+        "p99_abs_error": "Its deviation from FP32 on all but 1 % of the samples",
+        "p99_rel_error": "Its relative deviation from FP32 on all but 1 % of the samples",
+        "sqnr": "Its signal to noise ratio against FP32",
+        "cosine_p1": "Its likeness to FP32 (cosine) on all but 1 % of the samples",
+        "noise_floor": "FP32's own noise",
+    }
+)
+_PER = 1000
+
+
+def explain(scorecard: Scorecard) -> str:
+    """The whole scorecard in words: what may be approved, and for each candidate why or why not."""
+    lines = [
+        f"{scorecard.model_uri} for {scorecard.model}, scorecard {short_digest(scorecard)}",
+        "",
+        _headline(scorecard),
+    ]
+    for verdict in scorecard.verdicts:
+        lines += ["", *_candidate(scorecard, verdict)]
+    return "\n".join(lines) + "\n"
+
+
+def _headline(scorecard: Scorecard) -> str:
+    if scorecard.winner is None:
+        return f"There is nothing to approve: {one_line(scorecard.reason)}"
+    return f"{scorecard.winner} is up for approval: {one_line(scorecard.reason)}"
+
+
+def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
+    candidate = verdict.candidate
+    outcome = scorecard.outcome(candidate)
+    benchmark = scorecard.benchmark(candidate)
+    findings = (*verdict.findings, *(benchmark.findings if benchmark else ()))
+    counting = [finding for finding in findings if not finding.advisory]
+    yield f"{candidate}: {outcome.word.upper()}"
+    yield f"  {_meaning(scorecard, candidate, outcome)}"
+    for word, heading in _HEADINGS:
+        found = [finding for finding in counting if finding.outcome is word]
+        if found:
+            yield f"  {heading}:"
+            yield from (f"    {line}" for line in _lines(found))
+    if benchmark is None and outcome is Outcome.INCONCLUSIVE:
+        yield "  It was not benchmarked, so nothing is known about its speed."
+    if benchmark is not None:
+        yield f"  {_speed(benchmark)}"
+    shown = [finding for finding in findings if finding.advisory]
+    if shown:
+        yield "  Shown only, decides nothing:"
+        yield from (f"    - {one_line(_plain(finding))}" for finding in shown)
+
+
+def _meaning(scorecard: Scorecard, candidate: Candidate, outcome: Outcome) -> str:
+    if outcome is Outcome.PASSED and candidate != scorecard.winner:
+        return "It passed every gate, and another candidate serves better."
+    return _MEANINGS[outcome]
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    """One line a finding; slices that passed share one that tells of the nearest to its limit."""
+    passed = [f for f in findings if "/" in f.scope and f.outcome is Outcome.PASSED]
+    for finding in findings:
+        if finding not in passed:
+            yield from _told(finding)
+    if passed:
+        nearest = max(passed, key=_closeness)
+        yield f"- Slices within their limits: {len(passed)}. Nearest to it: {_said(nearest)}"
+
+
+def _told(finding: Finding) -> Iterator[str]:
+    yield f"- {_said(finding)}"
+    if finding.outcome is Outcome.PASSED:
+        return
+    if finding.would_pass is not None:
+        yield f"  A limit of {_number(finding, finding.would_pass)} would have let it through."
+    if finding.remedy:
+        yield f"  What to do: {one_line(finding.remedy)}"
+
+
+def _said(finding: Finding) -> str:
+    """The finding as a sentence; the reason as it is where there are no better words."""
+    say = _SENTENCES.get(finding.gate.removeprefix("slice_"))
+    if finding.value is None or finding.limit is None:
+        return _plain(finding)
+    if say is not None:
+        return say(finding)
+    if finding.gate.endswith("_loss") or finding.gate in _NOUNS:
+        return _measured(finding)
+    return _plain(finding)
+
+
+def _accuracy(finding: Finding) -> str:
+    loss, worse = abs(finding.value or 0.0), "more" if (finding.value or 0.0) >= 0.0 else "fewer"
+    return (
+        f"On {_where(finding)} it gets about {_per(loss)} {worse} wrong answers "
+        f"than FP32 in every {_PER:,}{_surely(finding.high, 'more')}; "
+        f"{_per(finding.limit or 0.0)} are allowed ({finding.samples:,} samples)."
+    )
+
+
+def _agreement(finding: Finding) -> str:
+    low = None if finding.low is None else 1.0 - finding.low
+    changed = 1.0 - (finding.value or 0.0)
+    return (
+        f"On {_where(finding)} about {_per(changed)} of every {_PER:,} answers "
+        f"differ from FP32's{_surely(low, '')}; {_per(1.0 - (finding.limit or 0.0))} are "
+        f"allowed ({finding.samples:,} samples)."
+    )
+
+
+def _nonfinite(finding: Finding) -> str:
+    if finding.value:
+        return f"On {_where(finding)} it gave NaN or infinity for {finding.value:.0f} samples."
+    return f"On {_where(finding)} it never gave NaN or infinity ({finding.samples:,} samples)."
+
+
+def _divergence(finding: Finding) -> str:
+    return (
+        f"On {_where(finding)} its class probabilities differ from FP32's by at most "
+        f"{_end(finding):.3g} nats for 99 % of the samples; {finding.limit:.3g} is allowed."
+    )
+
+
+def _measured(finding: Finding) -> str:
+    default = f"Its loss in {finding.gate.removeprefix('slice_').removesuffix('_loss')}"
+    bound = "at most" if finding.relation == "<=" else "at least"
+    return (
+        f"{_NOUNS.get(finding.gate, default)} is {_number(finding, finding.value or 0.0)} on "
+        f"{_where(finding)}; {bound} {_number(finding, finding.limit or 0.0)} is allowed."
+    )
+
+
+_SENTENCES: Mapping[str, Callable[[Finding], str]] = MappingProxyType(
+    {
+        "accuracy_loss": _accuracy,
+        "top1_agreement": _agreement,
+        "nonfinite": _nonfinite,
+        "kl_p99": _divergence,
+    }
+)
+
+
+def _where(finding: Finding) -> str:
+    data, _, part = finding.scope.partition("/")
+    name, _, output = data.partition(":")
+    words = _DATA.get(name, name) + (f", output {output}" if output else "")
+    return f"the part {part} of {words}" if part else words
+
+
+def _surely(end: float | None, word: str) -> str:
+    """What the interval's unfavourable end adds."""
+    if end is None or end <= 0.0:
+        return ""
+    return f" (with the policy's confidence at most {_per(end)}{f' {word}' if word else ''})"
+
+
+def _closeness(finding: Finding) -> float:
+    """How much of its limit a finding uses up; for ranking only."""
+    value, limit = finding.value or 0.0, finding.limit or 0.0
+    return value - limit if finding.relation == "<=" else limit - value
+
+
+def _end(finding: Finding) -> float:
+    return finding.high if finding.high is not None else finding.value or 0.0
+
+
+def _number(finding: Finding, number: float) -> str:
+    if finding.unit == "fraction":
+        return f"{100 * number:.3g} %"
+    return f"{number:.4g} {finding.unit}".rstrip()
+
+
+def _per(fraction: float) -> str:
+    return f"{_PER * fraction:.3g}"
+
+
+def _plain(finding: Finding) -> str:
+    return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {one_line(finding.reason)}"
+
+
+def _speed(benchmark: Benchmark) -> str:
+    if benchmark.p99_at_slo is None:
+        return "No configuration of it was found to be fast enough."
+    return (
+        f"Serving it handles {benchmark.throughput_at_slo_per_s:,.0f} requests a second, 99 of 100 "
+        f"within {benchmark.p99_at_slo.value_ms:.1f} ms."
+    )

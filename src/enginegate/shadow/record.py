@@ -1,0 +1,96 @@
+"""Records a sample of a live server's requests: traces in, a private sample out."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from enginegate.recording import Shadow
+from enginegate.shadow.block import block_of_request
+from enginegate.shadow.privacy import Preparation, Slicer
+from enginegate.shadow.sample import Origin, SampleInfo, SampleWriter
+from enginegate.shadow.store import new_place, new_sample, sample_info
+from enginegate.triton.server import Server
+from enginegate.triton.trace import Recorder, TraceLimits, recorded
+from enginegate.triton.trace_file import Damage
+from enginegate.triton.trace_undo import restore_traces
+
+_MIB = 1 << 20
+_NOTES = ".tracing"
+
+
+def notes_in(home: Path) -> Path:
+    """Where recordings note what must be put back; see `enginegate.triton.trace_undo`."""
+    return home / _NOTES
+
+
+def recover(home: Path) -> tuple[str, ...]:
+    """Undo what killed recordings left: trace settings, and Triton's own files of user data.
+
+    The next recording does the same; a scheduled flow should not wait for one.
+
+    Returns:
+        A sentence for each that could not be undone yet, e.g. since its server does not answer.
+    """
+    return restore_traces(notes_in(home))
+
+
+def limits_of(wanted: Shadow) -> TraceLimits:
+    """How much the policy lets be recorded."""
+    return TraceLimits(wanted.trace_rate, wanted.max_samples, wanted.max_mib * _MIB)
+
+
+def record_live(
+    server: Server, model: str, wanted: Shadow, *, home: Path, duration_s: float
+) -> tuple[Path, SampleInfo]:
+    """Record a model's live requests for a while, or until a limit of the policy is reached.
+
+    Args:
+        server: where it is served; it must write traces to a folder of this machine.
+        model: name in the repository.
+        wanted: sampling rate, limits, redaction and slices.
+        home: where samples are kept.
+        duration_s: how long to listen at most.
+
+    Returns:
+        The sample's folder, and what is known about it.
+
+    Raises:
+        ServerError: it cannot be recorded there, or does not answer.
+        ModelError: the model has a tensor that Triton's traces cannot hold.
+        DataError: no request came, or the redaction does not fit the inputs.
+    """
+    with recorded(server, model, limits_of(wanted), notes=notes_in(home)) as recorder:
+        recorder.wait(duration_s)
+        target = Target.of(home, model, f"live traffic of {model} at {server.grpc}")
+        return target.path, target.take(recorder, wanted)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a recording goes."""
+
+    path: Path
+    model: str
+    text: str
+
+    @classmethod
+    def of(cls, home: Path, model: str, text: str) -> "Target":
+        """A new place in ``home``."""
+        return cls(new_place(home, model, datetime.now(tz=UTC)), model, text)
+
+    def take(self, recorder: Recorder, wanted: Shadow, *slicers: Slicer) -> SampleInfo:
+        """End a recording and keep what it holds."""
+        origin = Origin(self.text, self.model, datetime.now(tz=UTC), wanted.trace_rate)
+        preparation = Preparation.of(wanted, *slicers)
+        with new_sample(self.path, origin, preparation) as writer:
+            _fill(writer, recorder)
+        return sample_info(self.path)
+
+
+def _fill(writer: SampleWriter, recorder: Recorder) -> None:
+    for item in recorder.stop():
+        if isinstance(item, Damage):
+            writer.lose(item.reason)
+        else:
+            writer.add(block_of_request(item))
+    writer.capped = recorder.full

@@ -1,0 +1,247 @@
+"""A folder of a Hugging Face encoder -> PyTorch program; the only door to transformers here.
+
+Classifiers give ``logits``. Other encoders give one ``embedding`` a sample: the folder's own
+pooling (``modules.json`` of sentence-transformers), else the mean over attended tokens. Inputs are
+``input_ids``, ``attention_mask`` and optionally ``token_type_ids``, each ``(batch, sequence)``.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginegate.data import DataSet
+from enginegate.errors import ModelError
+from enginegate.model_source import ModelSource
+from enginegate.sources import pytorch
+from enginegate.sources.form import Converted, Opened, digest_of
+from enginegate.sources.pytorch import Axis, Program
+
+if TYPE_CHECKING:
+    import torch
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+_CLASSIFIER = "ForSequenceClassification"
+_ENCODER = "Model"
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # two positions are padding
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooling:
+    """How token states become one vector."""
+
+    first_token: bool = False
+    normalised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Folder:
+    """A model folder, read as far as possible without transformers."""
+
+    path: Path
+    uri: str
+    config: dict[str, Any]
+    pooling: _Pooling
+
+    @property
+    def architecture(self) -> str:
+        return str((self.config.get("architectures") or ["an architecture without a name"])[0])
+
+    @property
+    def classifies(self) -> bool:
+        return self.architecture.endswith(_CLASSIFIER)
+
+    @property
+    def embeds(self) -> bool:
+        return self.architecture.endswith(_ENCODER) and "Head" not in self.architecture
+
+    @property
+    def largest_sequence(self) -> int | None:
+        largest = self.config.get("max_position_embeddings")
+        offset = 2 if self.config.get("model_type") in _OFFSET_POSITIONS else 0
+        return int(largest) - offset if largest else None
+
+    def files(self, *, code: bool) -> list[Path]:
+        """Files that decide what the model computes; the tokenizer's do not."""
+        patterns = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.bin")
+        patterns += ("modules.json", "*_Pooling/config.json", *(("*.py",) if code else ()))
+        return sorted({file for pattern in patterns for file in self.path.glob(pattern)})
+
+
+def open_folder(source: ModelSource) -> Opened:
+    """Check the folder; transformers is imported when it is converted.
+
+    Raises:
+        ModelError: it is not a model folder, needs pickle or code that is not allowed, or is of a
+            kind that cannot be served as one answer a sample.
+    """
+    folder = _read(source)
+    _refuse_unsafe(folder, source)
+
+    def convert(data: DataSet, scratch: Path) -> Converted:
+        return pytorch.onnx_from_program(_program(folder, source), data, scratch)
+
+    return Opened(
+        source.uri,
+        digest_of(folder.files(code=source.allow_code), folder.path),
+        pytorch.exporter("transformers"),
+        convert,
+    )
+
+
+def _read(source: ModelSource) -> _Folder:
+    path = Path(source.location)
+    try:
+        config = json.loads((path / "config.json").read_text())
+        pooling = _pooling(path, source.uri)
+    except OSError as error:
+        raise ModelError(
+            f"{source.uri} is not a model folder: {path / 'config.json'}: {error.strerror}. "
+            "Models are not downloaded here; fetch one with "
+            "`hf download ORGANISATION/NAME --local-dir FOLDER` and name that folder."
+        ) from error
+    except ValueError as error:
+        raise ModelError(
+            f"{source.uri}: a JSON file is damaged: {error}. Fetch it again."
+        ) from error
+    folder = _Folder(path, source.uri, config, pooling)
+    if not (folder.classifies or folder.embeds):
+        raise ModelError(
+            f"{source.uri} is {folder.architecture}; this program takes encoders that classify "
+            f"sequences (...{_CLASSIFIER}) or embed them (...{_ENCODER})."
+        )
+    return folder
+
+
+def _pooling(path: Path, uri: str) -> _Pooling:
+    if not (path / "modules.json").is_file():
+        return _Pooling()
+    modules = json.loads((path / "modules.json").read_text())
+    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    unknown = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
+    place = next(
+        (m["path"] for m, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), ""
+    )
+    modes = json.loads((path / place / "config.json").read_text()) if place else {}
+    active = sorted(n for n, on in modes.items() if n.startswith("pooling_mode_") and on is True)
+    known = [["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"], []]
+    if unknown or active not in known:
+        raise ModelError(
+            f"{uri} pools with {', '.join(unknown + active)}; this program knows the mean over "
+            "tokens, the first token, and normalisation. Bring it as python:MODULE:CALLABLE."
+        )
+    return _Pooling(active == ["pooling_mode_cls_token"], "Normalize" in kinds)
+
+
+def _refuse_unsafe(folder: _Folder, source: ModelSource) -> None:
+    if "auto_map" in folder.config and not source.allow_code:
+        raise ModelError(
+            f"{source.uri} was not opened: its config.json asks to run Python code of the folder "
+            f"({', '.join(sorted(map(str, folder.config['auto_map'].values())))}).\n"
+            "If you trust that code, set allow_code = true under [model] in the policy."
+        )
+    if any(folder.path.glob("*.safetensors")):
+        return
+    pickles = sorted(file.name for file in folder.path.glob("*.bin"))
+    if not pickles:
+        raise ModelError(f"{source.uri} holds no weights (*.safetensors). Fetch it again.")
+    if not source.allow_pickle:
+        raise ModelError(
+            f"{source.uri} was not opened: {', '.join(pickles)} is a pickle, which runs whatever "
+            "it holds.\nSave it without: model.save_pretrained(FOLDER) writes safetensors.\n"
+            "Or, if you trust whoever made it, set allow_pickle = true under [model] in the policy."
+        )
+
+
+def _program(folder: _Folder, source: ModelSource) -> Program:
+    axis = Axis("sequence", largest=folder.largest_sequence)
+    module = _answering(_loaded(folder, source), folder).eval()
+    return Program(module, source.uri, axes={name: {1: axis} for name in _INPUTS})
+
+
+def _loaded(folder: _Folder, source: ModelSource) -> Any:
+    import torch  # noqa: PLC0415
+    import transformers  # noqa: PLC0415
+
+    name = "AutoModelForSequenceClassification" if folder.classifies else "AutoModel"
+    kind: Any = getattr(transformers, name)
+    with _quiet():
+        try:
+            model, report = kind.from_pretrained(
+                folder.path,
+                local_files_only=True,
+                use_safetensors=None if source.allow_pickle else True,
+                trust_remote_code=source.allow_code,
+                dtype=torch.float32,
+                attn_implementation="eager",
+                output_loading_info=True,
+            )
+        except Exception as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise ModelError(
+                f"{source.uri} cannot be opened: {type(error).__name__}: {first_line}\n"
+                f"It was read as {folder.architecture} by transformers {transformers.__version__}."
+            ) from error
+    missing = sorted(n for n in report["missing_keys"] if folder.classifies or "pooler" not in n)
+    if missing:
+        raise ModelError(
+            f"{source.uri} lacks {len(missing)} weights of {folder.architecture}, which would be "
+            f"random: {', '.join(missing[:3])}. Save the trained model with save_pretrained()."
+        )
+    return model
+
+
+def _answering(model: Any, folder: _Folder) -> "torch.nn.Module":
+    import torch  # noqa: PLC0415
+
+    class Encoder(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def forward(
+            self,
+            input_ids: torch.Tensor,
+            attention_mask: torch.Tensor,
+            token_type_ids: torch.Tensor | None = None,
+        ) -> dict[str, torch.Tensor]:
+            given = {"input_ids": input_ids, "attention_mask": attention_mask}
+            if token_type_ids is not None:
+                given["token_type_ids"] = token_type_ids
+            answer = self.model(**given)
+            if folder.classifies:
+                return {"logits": answer.logits}
+            return {"embedding": _pooled(answer.last_hidden_state, attention_mask, folder.pooling)}
+
+    return Encoder()
+
+
+def _pooled(states: "torch.Tensor", mask: "torch.Tensor", pooling: _Pooling) -> "torch.Tensor":
+    """``(batch, sequence, width)`` -> ``(batch, width)``."""
+    import torch  # noqa: PLC0415
+
+    if pooling.first_token:
+        vector = states[:, 0]
+    else:
+        weight = mask.unsqueeze(-1).to(states.dtype)
+        vector = (states * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+    return torch.nn.functional.normalize(vector, dim=1) if pooling.normalised else vector
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """No progress bars, and no report about weights: what matters of it becomes an error."""
+    import transformers.utils.logging  # noqa: PLC0415
+
+    logging: Any = transformers.utils.logging
+    before, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,142 @@
+"""scikit-learn -> ONNX through skl2onnx; the only door to it in this room.
+
+A classifier becomes logits: the logarithm of its probabilities, in the order of ``classes_``. Their
+softmax is the probabilities again, so classifiers of every family are judged alike.
+"""
+
+import warnings
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import ModelProto, TensorProto, helper, numpy_helper
+
+from enginegate.data import DataSet, Tensors
+from enginegate.errors import DataError, ModelError
+from enginegate.sources.form import Converted, Framework
+
+OPSET = 22
+_ML_OPSET = 3
+LOGITS = "logits"
+PREDICTION = "prediction"
+_LEAST = np.float32(1e-6)  # a probability of 0 has no logarithm
+
+
+def exporter() -> str:
+    """Versions that decide the exported bytes.
+
+    Raises:
+        ModelError: a library is not installed.
+    """
+    try:
+        names = ("scikit-learn", "skl2onnx")
+        versions = [f"{name} {metadata.version(name)}" for name in names]
+    except metadata.PackageNotFoundError as error:
+        raise ModelError(
+            f"A scikit-learn model needs {error.name}, which is not installed here. "
+            "Run: pip install 'enginegate[sklearn]'"
+        ) from error
+    return f"{', '.join(versions)}, opset {OPSET}"
+
+
+def onnx_from_estimator(estimator: Any, data: DataSet, scratch: Path, *, origin: str) -> Converted:
+    """Convert for one FP32 input of shape ``(N, features)``.
+
+    Raises:
+        DataError: the data does not hold exactly one such input.
+        ModelError: a step of the model has no ONNX form, or it gives no probabilities.
+    """
+    name = _input(estimator, data, origin)
+    classifier = hasattr(estimator, "classes_")
+    if classifier and not hasattr(estimator, "predict_proba"):
+        raise ModelError(
+            f"{origin} ({type(estimator).__name__}) has no predict_proba, so it gives no logits. "
+            "Wrap it in CalibratedClassifierCV, or set probability=True before fitting."
+        )
+    model = _converted(estimator, name, data, origin)
+    if classifier:
+        _give_logits(model)
+    else:
+        _rename_output(model, PREDICTION)
+    path = scratch / "exported.onnx"
+    onnx.save(model, path)
+    return Converted(path, _framework(estimator, name, classifier=classifier))
+
+
+def _input(estimator: Any, data: DataSet, origin: str) -> str:
+    features = getattr(estimator, "n_features_in_", None)
+    shapes = {name: array.shape[1:] for name, array in data.inputs.items()}
+    names = list(data.inputs)
+    if (
+        len(names) != 1
+        or data.inputs[names[0]].dtype != np.float32
+        or shapes[names[0]] != (features,)
+    ):
+        found = {name: f"{data.inputs[name].dtype}{shape}" for name, shape in shapes.items()}
+        raise DataError(
+            f"{data.origin} holds {found} a sample; {origin} takes one input, "
+            f"float32({features},), under any name."
+        )
+    return names[0]
+
+
+def _converted(estimator: Any, name: str, data: DataSet, origin: str) -> ModelProto:
+    from skl2onnx import convert_sklearn  # type: ignore[import-untyped]  # noqa: PLC0415
+    from skl2onnx.common.data_types import (  # type: ignore[import-untyped]  # noqa: PLC0415
+        FloatTensorType,
+    )
+
+    kind = FloatTensorType([None, data.inputs[name].shape[1]])
+    options = {id(estimator): {"zipmap": False}} if hasattr(estimator, "classes_") else None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model: ModelProto = convert_sklearn(
+                estimator,
+                name="sklearn",  # else it is random
+                initial_types=[(name, kind)],
+                options=options,
+                target_opset={"": OPSET, "ai.onnx.ml": _ML_OPSET},
+            )
+    except Exception as error:  # skl2onnx's errors share no base class of its own
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{origin} cannot become ONNX: {type(error).__name__}: {first_line}\n"
+            "Every step of a pipeline must be one that skl2onnx supports."
+        ) from error
+    return model
+
+
+def _give_logits(model: ModelProto) -> None:
+    """Drop the label, and follow the probabilities with Max and Log."""
+    graph, probabilities = model.graph, model.graph.output[1]
+    classes = probabilities.type.tensor_type.shape.dim[1].dim_value
+    graph.initializer.append(numpy_helper.from_array(np.asarray(_LEAST), "least_probability"))
+    graph.node.append(
+        helper.make_node("Max", [probabilities.name, "least_probability"], ["clipped"], "clip")
+    )
+    graph.node.append(helper.make_node("Log", ["clipped"], [LOGITS], "logarithm"))
+    shape = [None, classes or None]
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape))
+
+
+def _rename_output(model: ModelProto, name: str) -> None:
+    before = model.graph.output[0].name
+    for node in model.graph.node:
+        for at, output in enumerate(node.output):
+            if output == before:
+                node.output[at] = name
+    model.graph.output[0].name = name
+
+
+def _framework(estimator: Any, name: str, *, classifier: bool) -> Framework:
+    def run(inputs: Tensors) -> Tensors:
+        if not classifier:
+            return {PREDICTION: np.asarray(estimator.predict(inputs[name])).reshape(-1, 1)}
+        probabilities = np.asarray(estimator.predict_proba(inputs[name]), np.float32)
+        return {LOGITS: np.log(np.maximum(probabilities, _LEAST))}
+
+    return run

@@ -1,0 +1,203 @@
+"""Candidates that fail their accuracy gates -> the same with their worst nodes at FP32."""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from enginegate import __version__
+from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Precision, Sha256, Unbuilt
+from enginegate.canonical import canonical_json, sha256_bytes
+from enginegate.data import DataSet, read_data
+from enginegate.engines import build_engine, open_engine, plan_engine, runnable_here
+from enginegate.errors import BuildError, DataError
+from enginegate.evidence import Finding, Outcome, Verdict
+from enginegate.kept import Kept
+from enginegate.policy import Policy
+from enginegate.precision import Curve, Trial, sensitivities
+from enginegate.precision import repair as search
+from enginegate.workspace import Workspace, remembered
+
+_log = logging.getLogger("enginegate.repair")
+_AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
+_NOT_ACCURACY = frozenset({"build", "runnable", "precision_proof"})
+_TIMED_RUNS = 20
+
+Judge = Callable[[Kept[Engine]], Verdict]
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """What a repair found.
+
+    Attributes:
+        attempt: the repaired engine; None if no set of nodes that may be kept passes.
+        curve: every set that was tried.
+    """
+
+    attempt: Kept[Engine] | None
+    curve: Curve
+
+
+@task(task_run_name="repair", cache_policy=NO_CACHE)
+def repair(
+    rules: Policy,
+    source: Kept[OnnxModel],
+    attempt: Kept[Engine] | Unbuilt,
+    verdict: Verdict,
+    judge: Judge,
+) -> Repaired | None:
+    """Keep the fewest nodes at FP32 with which the candidate passes; None if nothing is to repair.
+
+    Args:
+        verdict: on the candidate as it is.
+        judge: the verdict on a candidate that was built.
+    """
+    if isinstance(attempt, Unbuilt) or not _repairable(attempt.value.candidate, verdict, rules):
+        return None
+    if rules.data.calibration is None:
+        _log.info("%s: not repaired: nodes are ranked on calibration data", verdict.candidate)
+        return None
+    bench = _Bench(rules, source, read_data(rules.data.calibration), judge, attempt, verdict)
+    try:
+        curve = bench.curve()
+    except (BuildError, DataError) as error:
+        _log.warning("%s: could not be repaired: %s", verdict.candidate, error)
+        return None
+    _log.info("%s: repair: %s", verdict.candidate, curve.reason)
+    found = bench.built(curve.repaired.kept) if curve.repaired else None
+    return Repaired(found, curve)
+
+
+def _repairable(candidate: Candidate, verdict: Verdict, rules: Policy) -> bool:
+    """Whether an accuracy gate failed, and nothing that keeping nodes cannot mend."""
+    failed = [f.gate for f in verdict.blocking if f.outcome is Outcome.FAILED]
+    return (
+        bool(failed)
+        and _NOT_ACCURACY.isdisjoint(failed)
+        and candidate.precision not in _AS_IT_IS
+        and not candidate.variant
+        and rules.repair.max_builds > 0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    """One candidate under repair."""
+
+    rules: Policy
+    source: Kept[OnnxModel]
+    data: DataSet
+    judge: Judge
+    attempt: Kept[Engine]
+    verdict: Verdict
+
+    def curve(self) -> Curve:
+        """The search, or what it found when nothing that it depends on has changed."""
+        path = Workspace.here().results / "repairs" / f"{self._key()}.json"
+        return remembered(path, Curve, self._search, worth_keeping=lambda _: True)
+
+    def built(self, kept: tuple[str, ...]) -> Kept[Engine]:
+        """The engine with these nodes at FP32."""
+        base = self.attempt.value.candidate
+        candidate = base.model_copy(update={"variant": f"+keep{len(kept)}"})
+        plan = plan_engine(
+            self.source, candidate, policy=self.rules, calibration=self.data, keep=kept
+        )
+        return build_engine(plan, Workspace.here().engines)
+
+    def _search(self) -> Curve:
+        candidate = self.attempt.value.candidate
+        limits, gate = self.rules.repair, _measured(self.verdict)
+        ranked = sensitivities(
+            self.source.folder / ONNX_FILE,
+            candidate,
+            data=self.data,
+            rules=self.rules.calibration,
+            samples=limits.samples,
+        )
+        before = self._trial((), self.attempt, self.verdict, gate)
+        return search(
+            before,
+            ranked,
+            lambda kept: self._tried(kept, gate),
+            candidate=candidate,
+            limits=limits,
+        )
+
+    def _tried(self, kept: tuple[str, ...], gate: Finding | None) -> Trial:
+        try:
+            built = self.built(kept)
+        except BuildError as error:
+            return _unbuilt(kept, str(error), gate)
+        verdict = self.judge(built)
+        _log.info("%s with %d kept: %s", verdict.candidate, len(kept), verdict.outcome.word)
+        return self._trial(kept, built, verdict, gate)
+
+    def _trial(
+        self, kept: tuple[str, ...], built: Kept[Engine], verdict: Verdict, gate: Finding | None
+    ) -> Trial:
+        runs = runnable_here(built.value) is None
+        # What cannot run here is inconclusive at best: enough if nothing fails any more.
+        enough = Outcome.PASSED if runs else Outcome.INCONCLUSIVE
+        blocking = verdict.blocking
+        measured = verdict.finding(gate.gate, gate.scope) if gate else None
+        return Trial(
+            kept=kept,
+            passed=verdict.outcome <= enough,
+            outcome=verdict.outcome,
+            reason=blocking[0].reason if blocking else "every gate passed",
+            divergence=measured.value if measured else None,
+            measure=_named(gate),
+            size_bytes=built.value.file.size_bytes,
+            latency_ms=self._latency_ms(built) if runs else None,
+            engine_sha256=built.value.file.sha256,
+        )
+
+    def _latency_ms(self, built: Kept[Engine]) -> float:
+        """Median of some runs of one full batch, without a server."""
+        batch = next(self.data.batches(built.value.max_batch_size))
+        times = []
+        with open_engine(built.value, built.folder) as runner:
+            for _ in range(_TIMED_RUNS):
+                started = time.perf_counter()
+                runner.run(batch)
+                times.append(time.perf_counter() - started)
+        return round(1e3 * statistics.median(times), 4)
+
+    def _key(self) -> Sha256:
+        deciding = {
+            "enginegate": __version__,
+            "engine": self.attempt.value.digest,
+            "verdict": self.verdict.digest,
+            "calibration": self.data.sha256,
+            "calibrating": self.rules.calibration.digest,
+            "limits": self.rules.repair.digest,
+        }
+        return sha256_bytes(canonical_json(deciding))
+
+
+def _measured(verdict: Verdict) -> Finding | None:
+    """The gate a curve is drawn over: one that failed, of those whose number should be small."""
+    small = [f for f in verdict.findings if f.relation == "<=" and (f.value or 0.0) >= 0.0]
+    worst_first = sorted(small, key=lambda f: (-f.outcome, f.scope != "evaluation", f.gate))
+    return worst_first[0] if worst_first else None
+
+
+def _named(gate: Finding | None) -> str:
+    return f"{gate.gate} of {gate.scope}, {gate.unit}".rstrip(", ") if gate else "not measured"
+
+
+def _unbuilt(kept: tuple[str, ...], why: str, gate: Finding | None) -> Trial:
+    return Trial(
+        kept=kept,
+        passed=False,
+        outcome=Outcome.FAILED,
+        reason=f"could not be built: {why}",
+        divergence=None,
+        measure=_named(gate),
+    )

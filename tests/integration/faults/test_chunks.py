@@ -1,0 +1,120 @@
+"""Data of any size, a chunk at a time: the same numbers, kept on disk, run once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from enginegate.data import DataSet
+from enginegate.errors import DataError
+from validation.asked import Asked
+from validation.chunks import compare_chunk, followed, gather, observe_chunk
+
+
+@pytest.fixture
+def ready(lab, tmp_path):
+    """The lab with folders of its own and 3,000 samples, and FP32's answers to them."""
+    asked = (Asked(traits=("confidence", "input_norm")),)
+    small = replace(lab, root=tmp_path, data=lab.data.head(3000), asked=asked)
+    for size in (1024, 4096):
+        for chunk in small.chunks(size):
+            observe_chunk(chunk, tmp_path / "noise" / str(size))
+    return small
+
+
+def _compared(lab, size, folder):
+    chunks = lab.chunks(size)
+    engine = lab.engine(lab.graph, "onnxruntime-int8")
+    for chunk in chunks:
+        compare_chunk(chunk, engine, folder)
+    return gather(folder, chunks, lab.data, 0)
+
+
+def _written(folder):
+    return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+
+
+def test_chunks_equal_the_whole(ready, tmp_path):
+    """Three chunks give what one gives, traits included; only columns are on disk."""
+    parts = _compared(ready, 1024, tmp_path / "parts")
+    whole = _compared(ready, 4096, tmp_path / "whole")
+
+    assert len(ready.chunks(1024)) == 3
+    assert parts.frame().equals(whole.frame())
+    assert np.array_equal(parts.traits["confidence"], whole.traits["confidence"])
+    stored = sum(path.stat().st_size for path in (tmp_path / "parts").iterdir())
+    assert stored < 3000 * 150
+
+
+def test_a_killed_run_goes_on_where_it_was(ready, tmp_path):
+    """A chunk that is missing or cut short is run again, and no other."""
+    folder = tmp_path / "parts"
+    before = _compared(ready, 1024, folder)
+    first, second, third = sorted(folder.iterdir())
+    untouched = _written(folder)[second.name]
+    first.unlink()
+    third.write_bytes(third.read_bytes()[:500])
+
+    after = _compared(ready, 1024, folder)
+
+    assert after.frame().equals(before.frame())
+    assert _written(folder)[second.name] == untouched
+    assert third.stat().st_size > 500
+
+
+def test_the_reference_is_run_once(ready, tmp_path):
+    """A second candidate reads FP32's outputs; nothing of the reference is written again."""
+    before = _written(tmp_path / "outputs") | _written(tmp_path / "noise")
+
+    _compared(ready, 1024, tmp_path / "parts")
+    for chunk in ready.chunks(1024):
+        observe_chunk(chunk, tmp_path / "noise" / "1024")
+
+    assert _written(tmp_path / "outputs") | _written(tmp_path / "noise") == before
+
+
+def test_discovered_parts_are_the_same_for_every_candidate(ready, tmp_path):
+    """Parts come from the input and FP32, so candidates are cut alike; quarters are quarters."""
+    found = _compared(ready, 1024, tmp_path / "parts").with_parts()
+    noise = gather(tmp_path / "noise" / "1024", ready.chunks(1024), ready.data, 0).with_parts()
+
+    assert set(found.slices) == {"digit", "camera", "confidence", "input_norm"}
+    for name in ("confidence", "input_norm"):
+        assert np.array_equal(found.slices[name], noise.slices[name])
+    counts = np.unique(found.slices["input_norm"], return_counts=True)[1]
+    assert counts.tolist() == [750, 750, 750, 750]
+
+
+def test_a_trait_that_is_not_there(ready):
+    """Sequence length of images is refused with what there is instead."""
+    chunk = replace(ready.chunks(4096)[0], asked=(Asked(traits=("length",)),))
+
+    with pytest.raises(DataError, match="no input holds sequences"):
+        observe_chunk(chunk, ready.root / "lengths")
+
+
+def test_memory_mapped_data_travels_by_the_chunk(ready, tmp_path):
+    """A folder of .npy is read a chunk at a time; a chunk holds its own rows and no more."""
+    np.save(tmp_path / "input.image.npy", ready.data.inputs["image"])
+    mapped = np.load(tmp_path / "input.image.npy", mmap_mode="r")
+    data = DataSet("d", {"image": mapped}, None, ready.data.ids, {})
+
+    chunk = replace(ready, data=data).chunks(1024)[2]
+
+    assert isinstance(chunk.data.inputs["image"], np.memmap)
+    assert len(chunk.data) == 952
+    assert chunk.name == "0000002048-0000003000"
+
+
+def test_progress_is_told_with_the_time_left(caplog, monkeypatch):
+    """Long runs say how far they are; short ones say nothing."""
+    clock = iter(range(0, 100, 3))
+    monkeypatch.setattr("validation.chunks.time.monotonic", lambda: float(next(clock)))
+    caplog.set_level("INFO", logger="enginegate.validate")
+
+    assert list(followed(["a", "b", "c"], 3, "onnxruntime-int8")) == ["a", "b", "c"]
+
+    assert [record.message for record in caplog.records] == [
+        "onnxruntime-int8: 1 of 3 chunks, about 6 s left",
+        "onnxruntime-int8: 2 of 3 chunks, about 3 s left",
+    ]

@@ -1,0 +1,156 @@
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+
+import numpy as np
+import pytest
+
+from enginegate.errors import DataError
+from enginegate.evidence import Load
+from enginegate.recording import Shadow
+from enginegate.shadow import expire, latest_sample, notes_in, read_sample, record_live
+from enginegate.triton.server import connect
+from enginegate.triton.traffic import Traffic, poisson, run_load
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("shadow")]
+
+EVERY = Shadow(trace_rate=1, max_samples=1000)
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "shadow"
+
+
+@pytest.fixture
+def visitors(server, scale):
+    """Send a steady load from another thread while a test records."""
+    source = np.random.default_rng(0)
+    sent = [{"x": source.normal(size=(1, 4)).astype(np.float32)} for _ in range(50)]
+    threads = []
+
+    def visit(load):
+        thread = threading.Thread(
+            target=run_load, args=(server.grpc, Traffic.of(scale, sent), load)
+        )
+        thread.start()
+        threads.append(thread)
+        return sent
+
+    yield visit
+    for thread in threads:
+        thread.join()
+
+
+def test_live_requests_become_a_sample(server, scale, home, visitors, caplog):
+    """Inputs, outputs, versions, stages and arrival times of live requests are kept, privately."""
+    caplog.set_level(logging.DEBUG)
+    load = Load(rate_per_s=100, duration_s=1.5, seed=3)
+    sent = visitors(load)
+
+    path, info = record_live(connect(server.grpc), scale, EVERY, home=home, duration_s=2.0)
+    sample = read_sample(path)
+
+    due = np.fromiter(poisson(load), float)
+    assert path == latest_sample(home, scale)
+    assert (info.lost, info.one_in, info.capped) == (0, 1, False)
+    assert len(due) - 40 <= info.requests <= len(due)
+    assert info.model_versions == {1: info.rows}
+    expected = np.concatenate([sent[int(name)]["x"] for name in sample.request_ids])
+    np.testing.assert_allclose(sample.data.inputs["x"], expected, rtol=1e-5)
+    np.testing.assert_allclose(sample.outputs["y"], 2 * expected, rtol=1e-5)
+    assert all((spent > 0).all() for spent in sample.stages_us.values())
+    recorded = sample.arrivals_s - sample.arrivals_s[-1]
+    planned = due[-len(recorded) :] - due[-1]
+    assert np.median(np.abs(recorded - planned)) < 0.05
+    modes = {stat.S_IMODE(place.stat().st_mode) for place in path.iterdir()}
+    assert modes == {0o600}
+    assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(home.stat().st_mode) == 0o700
+    assert list(server.trace_file.parent.iterdir()) == []
+    assert str(float(expected[0, 0]))[:7] not in caplog.text
+
+
+def test_the_limit_on_requests_ends_it(server, scale, home, visitors):
+    """Recording stops as soon as there are enough requests, long before the time is over."""
+    visitors(Load(rate_per_s=200, duration_s=1.0, seed=4))
+
+    path, info = record_live(
+        server, scale, Shadow(trace_rate=2, max_samples=20), home=home, duration_s=60.0
+    )
+
+    assert info.requests == 20
+    assert info.one_in == 2
+    assert read_sample(path).offered_s[-1] < 0.2
+
+
+def test_redacted_inputs_never_reach_the_disk(server, scale, home, visitors):
+    """Dropped inputs are gone, and Triton's own files are deleted at the end."""
+    visitors(Load(rate_per_s=100, duration_s=1.0, seed=5))
+    wanted = EVERY.model_copy(update={"hash": ("x", "request_id"), "max_samples": 30})
+
+    path, info = record_live(server, scale, wanted, home=home, duration_s=60.0)
+
+    assert info.withheld == ("x",)
+    assert read_sample(path).data.inputs == {}
+    assert list(server.trace_file.parent.iterdir()) == []
+
+
+def test_no_traffic_is_an_error_and_leaves_nothing(server, scale, home):
+    """Without a request there is no sample, and tracing is off again."""
+    with (
+        server.client() as client,
+        pytest.raises(DataError, match=r"(?s)live traffic of scale.*no request was recorded"),
+    ):
+        record_live(server, scale, EVERY, home=home, duration_s=0.2)
+
+    with server.client() as client:
+        assert client.trace_settings(scale) == client.trace_settings()
+    assert [path.name for path in home.iterdir()] == [".tracing"]
+
+
+_RECORD = """
+import sys
+from pathlib import Path
+from enginegate.recording import Shadow
+from enginegate.shadow import record_live
+from enginegate.triton.server import connect
+
+print("ready", flush=True)
+record_live(
+    connect(sys.argv[1]), "scale", Shadow(trace_rate=1), home=Path(sys.argv[2]), duration_s=60.0
+)
+"""
+
+
+def test_a_killed_recording_is_undone_by_the_next_one(server, scale, home, visitors):
+    """After SIGKILL the next recording finds clean settings and none of the old requests."""
+    visitors(Load(rate_per_s=100, duration_s=4.0, seed=6))
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RECORD, server.grpc, str(home)], stdout=subprocess.PIPE
+    )
+    with server.client() as client, process:
+        while client.trace_settings(scale)["trace_level"] == ("OFF",):
+            assert process.poll() is None
+        while not list(server.trace_file.parent.iterdir()):
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        left_on = client.trace_settings(scale)["trace_level"]
+
+        path, info = record_live(
+            server, scale, Shadow(trace_rate=1, max_samples=10), home=home, duration_s=60.0
+        )
+
+        assert left_on == ("TIMESTAMPS", "TENSORS")
+        assert client.trace_settings(scale) == client.trace_settings()
+    assert info.requests == 10
+    assert info.lost == 0
+    assert list(server.trace_file.parent.iterdir()) == []
+    assert not list(notes_in(home).glob("*.json"))
+    assert expire(home, 1, datetime.now(tz=UTC)) == ()
+    assert path.is_dir()

@@ -1,0 +1,192 @@
+"""Which sample a qualification uses, and what it is told about it."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from enginegate.candidate import FileDigest, OnnxModel, TensorSpec
+from enginegate.data import write_data
+from enginegate.engines import open_reference
+from enginegate.errors import DataError
+from enginegate.evidence import Outcome
+from enginegate.kept import Kept
+from enginegate.policy import parse_policy
+from enginegate.recording import Shadow
+from enginegate.shadow import import_sample, read_sample
+from tasks.shadow import record_shadow
+from tests.fakes.family import CLASSES, FEATURES, classifier, samples
+
+_DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The FP32 model, as the store holds it."""
+    folder = tmp_path_factory.mktemp("onnx")
+    path = folder / "model.onnx"
+    onnx.save(classifier(), path)
+    x = TensorSpec(name="x", dtype="float32", shape=(-1, FEATURES))
+    value = OnnxModel(
+        source="models:/tiny/1",
+        source_sha256="a" * 64,
+        file=FileDigest.of(path),
+        inputs=(x,),
+        outputs=(TensorSpec(name="logits", dtype="float32", shape=(-1, CLASSES)),),
+        opset=20,
+        ir_version=10,
+        producer="test",
+        exporter="test",
+        parity_max_abs_error=None,
+        parity_tolerance=None,
+        parity_samples=0,
+        proven_batch_sizes=(1,),
+    )
+    (folder / "manifest.json").write_bytes(value.pretty_json())
+    return Kept(value, folder, reused=False)
+
+
+@pytest.fixture
+def rules(tmp_path):
+    """Make a policy with these tables; calibration data is clean."""
+    calibration = tmp_path / "calibration.npz"
+    write_data(samples(128, 2), calibration)
+
+    def make(*, shadow=None, sample=None):
+        raw = tomllib.loads(_DIGITS.read_text())
+        data = {**raw["data"], "calibration": calibration, "shadow": sample}
+        raw |= {"name": "tiny", "data": data}
+        raw["shadow"] = shadow
+        return parse_policy(raw, "a test")
+
+    return make
+
+
+@pytest.fixture
+def recorded(tmp_path, source):
+    """Keep rows, with what the reference answers on them, as another system's recording."""
+
+    def keep(data, home, *, model="tiny", wanted=None, off=0.0):
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with open_reference(source.value, source.folder) as reference:
+            logits = reference.run(dict(data.inputs))["logits"] + off
+        path = tmp_path / "theirs.parquet"
+        columns = {
+            "input.x": list(data.inputs["x"]),
+            "output.logits": list(logits),
+            "model_version": np.full(len(data), 7),
+        }
+        pq.write_table(pa.table(columns), path)
+        return import_sample(path, model, wanted or Shadow(), home=home)[0]
+
+    return keep
+
+
+def _told(traffic):
+    return {note.gate: (note.outcome, note.advisory) for note in traffic.notes}
+
+
+def test_without_a_sample_there_is_none(rules, source, workspace):
+    """A policy that asks for no shadow traffic gets none."""
+    del workspace
+
+    assert record_shadow.fn(rules(), source).data is None
+
+
+@pytest.mark.triton
+@pytest.mark.xdist_group("shadow")
+def test_traffic_is_recorded_once(rules, source, workspace, tmp_path):
+    """Inputs are sent to the reference and recorded with their slices; the next run reuses that."""
+    write_data(samples(60, 3, labelled=False), tmp_path / "traffic.npz")
+    policy = rules(
+        shadow={
+            "traffic": tmp_path / "traffic.npz",
+            "rate_per_s": 100,
+            "trace_rate": 2,
+            "max_samples": 60,
+        }
+    )
+
+    first = record_shadow.fn(policy, source)
+    second = record_shadow.fn(policy, source)
+
+    assert _told(first) == {
+        "shadow_integrity": (Outcome.PASSED, False),
+        "shadow_version": (Outcome.PASSED, False),
+        "input_drift": (Outcome.PASSED, True),
+    }
+    assert len(first.data) == 60
+    assert set(first.data.slices["light"]) == {"day", "night"}
+    assert second.data.sha256 == first.data.sha256
+    assert second.notes == first.notes
+    assert not list((workspace / "logs" / "shadow" / "traces").iterdir())
+
+
+def test_the_newest_live_sample_is_used(rules, source, workspace, recorded):
+    """Without traffic to send, what was recorded live last is the sample; else it says how."""
+    policy = rules(shadow={})
+    with pytest.raises(DataError, match="enginegate shadow record"):
+        record_shadow.fn(policy, source)
+    recorded(samples(60, 4), workspace / "shadow")
+    newest = recorded(samples(80, 5), workspace / "shadow", off=1.0)
+
+    traffic = record_shadow.fn(policy, source)
+
+    assert traffic.data.sha256 == read_sample(newest).data.sha256
+    assert _told(traffic) == {
+        "shadow_integrity": (Outcome.INCONCLUSIVE, True),
+        "shadow_version": (Outcome.PASSED, True),
+        "input_drift": (Outcome.PASSED, True),
+    }
+
+
+def test_drift_counts_when_the_policy_limits_it(rules, source, workspace, recorded):
+    """Inputs scaled by 255 make the sample inconclusive under a limit on drift."""
+    plain = samples(100, 6)
+    scaled = replace(plain, inputs={"x": plain.inputs["x"] * 255})
+    path = recorded(scaled, workspace / "elsewhere")
+
+    traffic = record_shadow.fn(rules(shadow={"max_psi": 0.25}, sample=path), source)
+
+    assert _told(traffic)["input_drift"] == (Outcome.INCONCLUSIVE, False)
+
+
+def test_a_sample_of_another_model_is_no_evidence(rules, source, workspace, recorded):
+    """Requests to another model make the verdict inconclusive, whatever they hold."""
+    path = recorded(samples(60, 7), workspace / "elsewhere", model="other")
+
+    traffic = record_shadow.fn(rules(sample=path), source)
+
+    assert _told(traffic)["shadow_version"] == (Outcome.INCONCLUSIVE, False)
+
+
+def test_a_redacted_sample_cannot_be_replayed(rules, source, workspace, recorded):
+    """Without its inputs there is nothing to judge candidates on, and the verdict says so."""
+    path = recorded(samples(60, 8), workspace / "elsewhere", wanted=Shadow(drop=("x",)))
+
+    traffic = record_shadow.fn(rules(sample=path), source)
+
+    assert traffic.data is None
+    assert _told(traffic) == {"shadow_integrity": (Outcome.INCONCLUSIVE, False)}
+
+
+def test_arrays_are_a_sample_too(rules, source, workspace, tmp_path):
+    """A plain set of arrays is checked for drift; there is nothing else to check it by."""
+    del workspace
+    write_data(samples(60, 9, labelled=False), tmp_path / "shadow.npz")
+
+    traffic = record_shadow.fn(rules(sample=tmp_path / "shadow.npz"), source)
+
+    assert len(traffic.data) == 60
+    assert _told(traffic) == {"input_drift": (Outcome.PASSED, True)}

@@ -1,0 +1,215 @@
+"""Running models over data of any size: a chunk at a time, each kept on disk when it is done.
+
+Of a chunk only small columns are kept: one number a sample and measurement, never the candidate's
+outputs. FP32's outputs are kept beside them, because running FP32 again for every candidate costs
+more than reading them back. A chunk that is on disk is not run again, so a killed run goes on where
+it was. What is here knows nothing of threads or processes; a chunk can be pickled and run anywhere.
+"""
+
+import io
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TypeVar
+from zipfile import BadZipFile
+
+import numpy as np
+
+from enginegate.candidate import Engine, OnnxModel
+from enginegate.data import Array, DataSet, Tensors
+from enginegate.durable import new_folder, write_file
+from enginegate.engines import open_engine, open_reference
+from enginegate.kept import Kept
+from validation.agreement import Comparison, compare, concatenate
+from validation.asked import Asked
+from validation.score import GALLERY
+
+T = TypeVar("T")
+
+_log = logging.getLogger("enginegate.validate")
+_TOLD_EVERY_S = 2.0
+_TEXT = frozenset({"scope", "ids", "slices", "task"})
+_MAPPINGS = frozenset({"scores", "traits"})
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Some consecutive samples, and what is asked about them.
+
+    Attributes:
+        data: these samples only.
+        start: the place of the first in the whole data.
+        scope: which data it is, e.g. evaluation.
+        asked: one question for each output that is compared.
+        onnx: the FP32 model.
+        outputs: folder of FP32's outputs on this data.
+    """
+
+    data: DataSet
+    start: int
+    scope: str
+    asked: tuple[Asked, ...]
+    onnx: Kept[OnnxModel]
+    outputs: Path
+
+    @property
+    def name(self) -> str:
+        """For example ``00016384-00032768``; sorts in data order."""
+        return f"{self.start:010d}-{self.start + len(self.data):010d}"
+
+
+def chunks_of(whole: DataSet, size: int, make: Callable[[DataSet, int], Chunk]) -> list[Chunk]:
+    """The data in chunks of ``size`` samples, rounded up so that ranked samples stay together."""
+    step = -(-size // GALLERY) * GALLERY
+    return [make(whole.rows(at, at + step), at) for at in range(0, len(whole), step)]
+
+
+def observe_chunk(chunk: Chunk, noise: Path) -> None:
+    """Run FP32 once to compare candidates with, and once more to know its own noise.
+
+    Args:
+        noise: folder of the columns that compare the second run with the first.
+    """
+    kept = chunk.outputs / chunk.name
+    if kept.is_dir() and _is_kept(noise, chunk):
+        return
+    with open_reference(chunk.onnx.value, chunk.onnx.folder) as runner:
+        if not kept.is_dir():
+            _keep_outputs(kept, chunk, runner.run)
+        _keep_columns(noise, chunk, runner.run)
+
+
+def compare_chunk(chunk: Chunk, engine: Kept[Engine], folder: Path) -> None:
+    """Run a candidate and keep the columns that compare it with FP32.
+
+    Raises:
+        EnginegateError: the engine broke, or its outputs are not the model's.
+    """
+    if not _is_kept(folder, chunk):
+        with open_engine(engine.value, engine.folder) as runner:
+            _keep_columns(folder, chunk, runner.run)
+
+
+def gather(folder: Path, chunks: Iterable[Chunk], whole: DataSet, question: int) -> Comparison:
+    """All chunks' columns as one comparison of the whole data, for one of the questions."""
+    parts = [(chunk, _read_columns(_path(folder, chunk, question))) for chunk in chunks]
+    first = parts[0][0]
+    joined: dict[str, Array | None] = {
+        name: np.concatenate([columns[name] for _, columns in parts]) for name in parts[0][1]
+    }
+    return _comparison(joined, whole, first.scope, first.asked[question])
+
+
+def followed(done: Iterable[T], count: int, what: str) -> Iterator[T]:
+    """The same, telling the log how far it is and how long it may take; silent if that is short."""
+    started = told = time.monotonic()
+    for number, item in enumerate(done, start=1):
+        yield item
+        now = time.monotonic()
+        if now - told > _TOLD_EVERY_S and number < count:
+            told, left = now, (now - started) / number * (count - number)
+            _log.info("%s: %d of %d chunks, about %.0f s left", what, number, count, left)
+
+
+def _keep_outputs(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors]) -> None:
+    with new_folder(folder) as staging:
+        files: dict[str, Array] = {}
+        for number, rows in _blocks(chunk):
+            for name, values in run(dict(rows.inputs)).items():
+                if name not in files:
+                    shape = (len(chunk.data), *values.shape[1:])
+                    place = staging / f"{len(files)}.{name.replace('/', '_')}.npy"
+                    files[name] = np.lib.format.open_memmap(
+                        place, mode="w+", dtype=values.dtype, shape=shape
+                    )
+                files[name][number : number + len(rows)] = values
+        write_file(staging / "names.txt", "\n".join(files).encode())
+
+
+def _kept_outputs(chunk: Chunk) -> Tensors:
+    """FP32's outputs on a chunk, memory-mapped, in the model's order."""
+    folder = chunk.outputs / chunk.name
+    names = (folder / "names.txt").read_text().split("\n")
+    return {
+        name: np.load(next(folder.glob(f"{place}.*.npy")), mmap_mode="r")
+        for place, name in enumerate(names)
+    }
+
+
+def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors]) -> None:
+    """Run, compare and forget a few samples at a time; then write what is left of them."""
+    reference = _kept_outputs(chunk)
+    parts: list[list[Comparison]] = [[] for _ in chunk.asked]
+    for start, rows in _blocks(chunk):
+        expected = {n: np.asarray(a[start : start + len(rows)]) for n, a in reference.items()}
+        found = run(dict(rows.inputs))
+        for place, asked in enumerate(chunk.asked):
+            parts[place].append(compare(expected, found, rows, chunk.scope, asked=asked))
+    for place, compared in enumerate(parts):
+        buffer = io.BytesIO()
+        np.savez(buffer, allow_pickle=False, **_columns(concatenate(compared)))
+        write_file(_path(folder, chunk, place), buffer.getvalue())
+
+
+def _blocks(chunk: Chunk) -> Iterator[tuple[int, DataSet]]:
+    """So few samples at a time that their outputs fit into memory several times over."""
+    for start in range(0, len(chunk.data), GALLERY):
+        yield start, chunk.data.rows(start, start + GALLERY)
+
+
+def _is_kept(folder: Path, chunk: Chunk) -> bool:
+    try:
+        for place in range(len(chunk.asked)):
+            _read_columns(_path(folder, chunk, place))
+    except (OSError, ValueError, EOFError, BadZipFile, KeyError):
+        return False  # missing, cut short or damaged: it is made again
+    return True
+
+
+def _path(folder: Path, chunk: Chunk, question: int) -> Path:
+    return folder / f"{chunk.name}.{question}.npz"
+
+
+def _read_columns(path: Path) -> dict[str, Array]:
+    with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+
+
+def _columns(comparison: Comparison) -> dict[str, Array]:
+    """Everything but text; that comes from the data again."""
+    found: dict[str, Array] = {}
+    for name in (each.name for each in fields(Comparison) if each.name not in _TEXT):
+        value = getattr(comparison, name)
+        if name in _MAPPINGS:
+            found |= {f"{name}.{key}": column for key, column in value.items()}
+        elif value is not None:
+            found[name] = value
+    return found
+
+
+def _comparison(
+    columns: Mapping[str, Array | None], whole: DataSet, scope: str, asked: Asked
+) -> Comparison:
+    plain = {
+        each.name: columns.get(each.name)
+        for each in fields(Comparison)
+        if each.name not in _TEXT | _MAPPINGS
+    }
+    mappings = {
+        mapping: {
+            name.partition(".")[2]: column
+            for name, column in columns.items()
+            if name.startswith(f"{mapping}.")
+        }
+        for mapping in _MAPPINGS
+    }
+    return Comparison(
+        scope=asked.scope(scope),
+        ids=whole.ids,
+        slices=whole.slices,
+        task=asked.task,
+        **plain,  # type: ignore[arg-type]
+        **mappings,  # type: ignore[arg-type]
+    )
