@@ -99,6 +99,18 @@ def _value(field: Schema) -> str:
         return f"list of {_value(field['items'])}"
     if "$ref" in field:
         return _value(_DEFINITIONS[field["$ref"].removeprefix(_REFERENCE)])
+    return _table(field) or _single(field)
+
+
+def _table(field: Schema) -> str:
+    """An inline table's keys, or nothing for other values."""
+    if "properties" in field:
+        return f"`{{ {', '.join(field['properties'])} }}`"
+    target = field.get("additionalProperties", {})
+    return f"table of {_value(target)}" if "$ref" in target else ""
+
+
+def _single(field: Schema) -> str:
     kind = "path" if field.get("format") == "path" else _KINDS[field["type"]]
     bounds = [f"{sign} {field[bound]:g}" for bound, sign in _BOUNDS if bound in field]
     pattern = [f"matching `{field['pattern']}`"] if "pattern" in field else []

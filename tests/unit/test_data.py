@@ -120,3 +120,34 @@ def test_inputs_are_matched_by_name(saved):
 
     with pytest.raises(DataError, match=r"\['image'\].*\['pixels'\]"):
         data.check_fits((IMAGE.model_copy(update={"name": "pixels"}),))
+
+
+class TestTargets:
+    def test_labels_of_single_outputs(self, tmp_path):
+        """``label.NAME`` holds what one output should be, and is part of the data's digest."""
+        arrays = {"input.x": np.zeros((3, 2), np.float32), "label.price": np.arange(3.0)}
+        np.savez(tmp_path / "one.npz", **arrays)
+        np.savez(tmp_path / "other.npz", **{**arrays, "label.price": np.ones(3)})
+
+        one, other = (read_data(tmp_path / name) for name in ("one.npz", "other.npz"))
+
+        assert one.targets["price"].tolist() == [0.0, 1.0, 2.0]
+        assert one.labels is None
+        assert one.rows(1, 3).targets["price"].tolist() == [1.0, 2.0]
+        assert one.sha256 != other.sha256
+
+    @pytest.mark.parametrize(
+        ("target", "message"),
+        [
+            pytest.param(np.array([1.0, np.nan, 2.0]), "label.price must hold finite", id="nan"),
+            pytest.param(np.array(["a", "b", "c"]), "label.price must hold finite", id="text"),
+            pytest.param(np.zeros(2), "differ in length", id="another-length"),
+        ],
+    )
+    def test_bad_labels_are_refused(self, tmp_path, target, message):
+        """NaN, text and another length are named with the array they are in."""
+        path = tmp_path / "bad.npz"
+        np.savez(path, **{"input.x": np.zeros((3, 2), np.float32), "label.price": target})
+
+        with pytest.raises(DataError, match=message):
+            read_data(path)

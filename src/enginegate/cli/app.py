@@ -28,6 +28,7 @@ from rich.logging import RichHandler
 from enginegate.canonical import explain_validation
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import live as _live
+from enginegate.cli import shadow as _shadow
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, ExitCode, InputError
@@ -55,6 +56,7 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
+app.add_typer(_shadow.app, name="shadow")
 # A pipe has no width of its own; the tables need this much.
 _PIPE_COLUMNS = 120
 out = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import onnx
 
@@ -36,9 +35,6 @@ from enginegate.engines.protocol import Availability, Runner, Served, missing
 from enginegate.engines.typed import typed_census
 from enginegate.errors import BuildError, EnginegateError, ModelError
 from enginegate.precision import Conversion, convert
-
-if TYPE_CHECKING:
-    pass  # type: ignore[import-untyped]
 
 ENGINE_FILE, PORTABLE_FILE = "model.onnx", "optimised.onnx"
 _GPU_FILE = "onnxruntime_gpu.py"

@@ -18,15 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SessionRunner:
+    """Runs at most ``limit`` rows at a time."""
+
     session: "InferenceSession"
     specs: tuple[TensorSpec, ...]
     limit: int
 
     @property
     def device(self) -> str:
+        """The provider that runs it."""
         return str(self.session.get_providers()[0])
 
     def run(self, inputs: Tensors) -> Tensors:
+        """Outputs of any number of rows."""
         return run_rows(inputs, self.specs, limit=self.limit, run_once=self._once)
 
     def _once(self, inputs: Tensors) -> Tensors:
@@ -36,16 +40,20 @@ class SessionRunner:
 
 @dataclass(frozen=True, slots=True)
 class GpuRunner:
+    """Runs at most the largest bucket at a time."""
+
     bucketed: Bucketed
     specs: tuple[TensorSpec, ...]
     device: str = PROVIDER
 
     def run(self, inputs: Tensors) -> Tensors:
+        """Outputs of any number of rows."""
         limit = self.bucketed.buckets[-1]
         return run_rows(inputs, self.specs, limit=limit, run_once=self.bucketed.run)
 
 
 def warm(opened: Opened, sizes: tuple[int, ...]) -> Bucketed:
+    """The session with every bucket settled, and captured where graphs may be."""
     bucketed = Bucketed(opened.session, sizes, graphs=opened.graphs)
     bucketed.warm_up({spec.name: _example(spec) for spec in specs(opened.session)})
     return bucketed

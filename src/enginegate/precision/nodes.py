@@ -26,13 +26,13 @@ def layers(model: ModelProto) -> tuple[str, ...]:
 
 
 def regions(model: ModelProto, names: Iterable[str], between: Iterable[str]) -> frozenset[str]:
-    """The nodes, and those of the types ``between`` that touch them, up to the next layer.
+    """The nodes, and those of the types ``between`` that follow them, up to the next layer.
 
-    A layer at full precision gains nothing if the ReLU before it still rounds its input. Where
-    branches meet the walk ends, or a residual chain would drag the whole network along.
+    A layer at full precision gains nothing if the ReLU behind it rounds its result twice. What
+    comes before it belongs to the layer before: a pair after a ReLU wastes no level on values below
+    zero. Where branches meet the walk ends, or a residual chain would drag the whole network along.
     """
     kinds, wanted = frozenset(between), frozenset(names)
-    makers = {name: node for node in model.graph.node for name in node.output}
     takers: dict[str, list[NodeProto]] = defaultdict(list)
     for node in model.graph.node:
         for name in node.input:
@@ -41,9 +41,7 @@ def regions(model: ModelProto, names: Iterable[str], between: Iterable[str]) -> 
     waiting = list(found.values())
     while waiting:
         node = waiting.pop()
-        near = [makers[name] for name in node.input if name in makers]
-        near += [taker for name in node.output for taker in takers[name]]
-        for other in near:
+        for other in (taker for name in node.output for taker in takers[name]):
             if other.op_type in kinds and other.name not in found:
                 found[other.name] = other
                 if other.op_type not in _JOINS:

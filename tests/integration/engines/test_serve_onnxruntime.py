@@ -216,3 +216,24 @@ def test_threads_can_be_set(load, samples):
     two = load({"intra_op_threads": "2"}).execute([Request(image=image)])[0]
 
     np.testing.assert_allclose(one.outputs["output"], two.outputs["output"], atol=1e-6)
+
+
+def test_batches_beyond_the_largest_bucket_are_cut(version):
+    """On a GPU every run is at most the largest bucket; the rows come back in order."""
+    spec = importlib.util.spec_from_file_location("served_model", version / "model.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sizes = []
+
+    class Bucketed:
+        buckets = (2, 4)
+        warm_up = None
+
+        def run(self, inputs):
+            sizes.append(len(inputs["x"]))
+            return {"y": inputs["x"] * 2}
+
+    found = module._OnGpu(Bucketed()).run(["y"], {"x": np.arange(10)})
+
+    np.testing.assert_array_equal(found[0], np.arange(10) * 2)
+    assert sizes == [4, 4, 2]

@@ -2,35 +2,18 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 
 import numpy as np
 import onnx
 import pytest
 
-from enginegate.data import DataSet, write_data
+from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.errors import DataError, InputError, LedgerError, ModelError
 from enginegate.model_source import ModelSource
 from enginegate.sources import onnx_from_source
 
 pytestmark = pytest.mark.xdist_group("sources")
-
-EXPORT_AGAIN = """
-import sys
-from pathlib import Path
-from enginegate.data import read_data
-from enginegate.engines import open_onnx
-from enginegate.model_source import ModelSource
-from enginegate.sources import onnx_from_source
-
-kept = onnx_from_source(
-    ModelSource(uri="models:/cnn/1"), read_data(Path(sys.argv[2])),
-    onnx_root=Path(sys.argv[1]), tracking_uri=sys.argv[3], open_onnx=open_onnx,
-)
-print(kept.reused, kept.value.file.sha256)
-"""
 
 
 def test_torch_export_program_becomes_onnx(cnn, network, samples):
@@ -57,25 +40,6 @@ def test_alias_is_resolved_and_reused(export, cnn, store):
     assert again.reused
     assert again.value == cnn.value
     assert again.value.source == "models:/cnn/1"
-
-
-def test_another_process_writes_the_same_bytes(cnn, samples, registry, tmp_path):
-    """The digest is a property of the source: hash seed, paths and process do not matter."""
-    write_data(samples, tmp_path / "eval.npz")
-    command = [sys.executable, "-c", EXPORT_AGAIN, tmp_path / "onnx", tmp_path / "eval.npz"]
-    environment = os.environ | {"PYTHONHASHSEED": "4711"}
-
-    said = subprocess.run(
-        [*command, registry.tracking_uri],
-        env=environment,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert said.stdout.split() == ["False", cnn.value.file.sha256]
-    assert said.stderr == ""
 
 
 def test_onnx_names_no_machine_and_no_path(cnn):

@@ -8,7 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from enginegate.candidate import Precision
+from enginegate.gates import STANDARD
 from enginegate.policy import read_policy
+from validation.checks import RULES
+from validation.expectations import OURS
 from validation.statistics import Pairs, Share, loss_interval, quantile_interval, share_interval
 
 ROOT = Path(__file__).parents[3]
@@ -79,3 +83,23 @@ def test_sample_counts_on_the_data_page(key, settled):
 
     assert settled(count)
     assert not settled(count - 1)
+
+
+def test_standard_tolerances_on_the_gates_page():
+    """The table of standard tolerances is the one that policies get."""
+    page = (ROOT / "docs" / "gates.md").read_text()
+    columns = [Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8, Precision.FP8]
+
+    for key in STANDARD[Precision.FP32]:
+        row = next(line for line in page.splitlines() if re.match(rf"\| `{key}` \| [\d]", line))
+        shown = [float(cell) for cell in row.split("|")[2:-1]]
+        assert shown == [STANDARD[precision][key] for precision in columns]
+    assert STANDARD[Precision.TF32] == STANDARD[Precision.FP16]
+
+
+def test_every_gate_is_on_its_page():
+    """No gate decides without being explained; nor is one explained that does not exist."""
+    page = (ROOT / "docs" / "gates.md").read_text()
+
+    assert [name for name in RULES if f"`{name}`" not in page] == []
+    assert [name for name in OURS if f"`{name}`" not in page] == []

@@ -1,4 +1,4 @@
-"""Nodes have names of their own, and layers come with what touches them."""
+"""Nodes have names of their own, and layers come with what follows them."""
 
 from onnx import TensorProto, helper
 
@@ -31,10 +31,11 @@ def test_names_are_made_unique():
 
 
 def test_region_ends_at_the_next_layer():
-    """What lies between two layers belongs to both."""
+    """What lies between two layers belongs to the first."""
     model = chain("Conv", "Relu", "MaxPool", "Conv", "Relu")
 
-    assert regions(model, ["n3"], ["Relu", "MaxPool"]) == {"n1", "n2", "n3", "n4"}
+    assert regions(model, ["n0"], ["Relu", "MaxPool"]) == {"n0", "n1", "n2"}
+    assert regions(model, ["n3"], ["Relu", "MaxPool"]) == {"n3", "n4"}
     assert regions(model, ["n3"], []) == {"n3"}
 
 

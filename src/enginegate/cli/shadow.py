@@ -1,0 +1,92 @@
+"""Samples of live traffic on the command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from enginegate.errors import InputError
+from enginegate.policy import Policy, read_policy
+from enginegate.recording import Shadow
+from enginegate.shadow import SampleInfo, import_sample, record_live, sample_info
+from enginegate.triton.live import live_addresses
+from enginegate.triton.server import connect
+from enginegate.workspace import Workspace
+
+app = typer.Typer(
+    help="Record, import and look at samples of live traffic (docs/shadow.md).",
+    no_args_is_help=True,
+)
+_out = Console(highlight=False, markup=False)
+
+PolicyFile = Annotated[Path, typer.Argument(help="the model family's policy")]
+
+
+@app.command()
+def record(
+    policy: PolicyFile,
+    endpoint: Annotated[
+        str | None, typer.Option(help="gRPC HOST:PORT; default: the policy's live server")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="listen at most this long")] = 60.0,
+) -> None:
+    """Record live requests through Triton's trace extension; its settings are put back after."""
+    rules = read_policy(policy)
+    server = connect(endpoint or _live_endpoint(rules))
+    taken = record_live(
+        server, rules.name, _wanted(rules), home=Workspace.here().shadow, duration_s=seconds
+    )
+    _show(*taken)
+
+
+@app.command("import")
+def take(
+    policy: PolicyFile,
+    source: Annotated[Path, typer.Argument(help=".parquet, .npz, or a folder of .npy")],
+    shape: Annotated[
+        list[str] | None, typer.Option(help="of one row, e.g. input.image=1,8,8; may repeat")
+    ] = None,
+) -> None:
+    """Take over a sample that another system recorded, redacted and sliced as the policy says."""
+    rules = read_policy(policy)
+    shapes = dict(_shape(text) for text in shape or ())
+    home = Workspace.here().shadow
+    _show(*import_sample(source, rules.name, _wanted(rules), home=home, shapes=shapes or None))
+
+
+@app.command()
+def info(sample: Annotated[Path, typer.Argument(help="a sample's folder")]) -> None:
+    """Say what is known about a sample; nothing of what users sent is shown."""
+    for line in sample_info(sample).lines():
+        _out.print(line)
+
+
+def _show(path: Path, found: SampleInfo) -> None:
+    for line in found.lines():
+        _out.print(line)
+    _out.print(f"Kept in {path}. Name it in the policy: [data] shadow.")
+
+
+def _wanted(rules: Policy) -> Shadow:
+    return rules.shadow or Shadow()
+
+
+def _live_endpoint(rules: Policy) -> str:
+    addresses = live_addresses(rules.target)
+    if addresses is None:
+        raise InputError(
+            f"No live server of {rules.target.repository} is known. Give --endpoint HOST:PORT, or "
+            "name it in the policy: [target] endpoint."
+        )
+    return addresses.grpc
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    name, _, axes = text.partition("=")
+    try:
+        return name, tuple(int(axis) for axis in axes.split(","))
+    except ValueError as error:
+        raise InputError(
+            f"{text!r} is not a shape. Write COLUMN=AXIS,AXIS, for example input.image=1,8,8."
+        ) from error

@@ -1,0 +1,63 @@
+"""Chunks of a large data set through Prefect's workers."""
+
+import sys
+
+import pytest
+from prefect import flow
+
+from enginegate.data import write_data
+from enginegate.errors import InputError
+from enginegate.evidence import Outcome
+from enginegate.gates import Evaluation
+from enginegate.policy import parse_policy
+from tasks.validate import _workers, observe, validate
+from tests.fakes.lab import POLICY, make_lab
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return make_lab(tmp_path_factory.mktemp("lab"), heads=("logits",), samples=3000)
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_chunks_in_parallel_workers(lab, tmp_path, monkeypatch):
+    """Three chunks run as tasks of their own, are judged once, and leave only the verdict."""
+    monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path))
+    write_data(lab.data, tmp_path / "eval.npz")
+    rules = parse_policy(
+        {
+            **POLICY,
+            "data": {"evaluation": str(tmp_path / "eval.npz")},
+            "evaluation": {"chunk_samples": 1024},
+            "slices": {"discover": ["input_norm"]},
+        },
+        "test",
+    )
+
+    @flow(persist_result=False, validate_parameters=False)
+    def judged():
+        reference = observe(rules, lab.reference, None, ())
+        engine = lab.engine(lab.graph, "onnxruntime-int8")
+        return validate(rules, engine, reference), validate(rules, engine, reference)
+
+    first, second = judged()
+
+    assert first == second
+    assert first.verdict.outcome is Outcome.PASSED
+    assert first.verdict.finding("samples", "evaluation").value == 3000
+    assert "evaluation/input_norm=lowest quarter" in {f.scope for f in first.verdict.findings}
+    assert set(first.results) == {"evaluation", "evaluation.html"}
+    assert list((tmp_path / "store" / "results" / "chunks").iterdir()) == []
+    outputs = next((tmp_path / "store" / "results" / "reference").glob("*/outputs"))
+    assert len(list(outputs.iterdir())) == 3
+
+
+def test_dask_says_what_it_needs(monkeypatch):
+    """Asking for Dask without prefect-dask names the package and the way back."""
+    monkeypatch.setitem(sys.modules, "prefect_dask", None)
+
+    with (
+        pytest.raises(InputError, match="pip install prefect-dask, or set runner to threads"),
+        _workers(Evaluation(runner="dask")),
+    ):
+        pass
