@@ -33,16 +33,18 @@ from enginegate.building import Building, OnnxRuntime, Range, Shapes
 from enginegate.candidate import Engine, OnnxModel
 from enginegate.data import DataSet, Tensors
 from enginegate.engines import build_engine, cuda, open_engine, open_reference
-from enginegate.engines import onnxruntime_session as sessions
 from enginegate.errors import EnginegateError
 from enginegate.kept import Kept
 from enginegate.policy import Calibration
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 _CALIBRATION = Calibration(method="max", batch_size=16, max_samples=32)
+_LIBRARIES = (
+    *("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcudnn.so.9"),
+    *("libcufft.so.12", "libcurand.so.10", "libnvrtc.so.13"),
+)
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
 _DTYPES["bf16"] = torch.bfloat16
-_HIDDEN = "--hidden-libraries"
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--budget-s", type=float, default=400.0)
-    parser.add_argument(_HIDDEN, dest="hidden", type=Path)
     given = parser.parse_args()
-    if given.hidden:
-        print(json.dumps(without_libraries(given.hidden)))
-        return
     if cuda.gpu() is None or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         print("No NVIDIA GPU, or no onnxruntime-gpu, here: nothing is measured.")
         return
@@ -178,7 +176,7 @@ def torch_at(subject: Subject, precision: str) -> Iterator[tuple[nn.Module, list
     torch.backends.cudnn.benchmark = True
     network = deepcopy(subject.network).to("cuda", dtype)
     inputs = [torch.from_numpy(array).cuda() for array in subject.data.inputs.values()]
-    inputs = [each.to(dtype) if each.is_floatingpoint() else each for each in inputs]
+    inputs = [each.to(dtype) if each.is_floating_point() else each for each in inputs]
     try:
         with torch.no_grad():
             yield network, inputs
@@ -191,8 +189,9 @@ def hidden_check(scratch: Path) -> dict[str, Any]:
     folder = scratch / "hidden"
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     exported(network, {"image": np.ones((2, 1, 8, 8), np.float32)}, folder)
-    hidden = {key: value for key, value in os.environ.items() if key != "LD_LIBRARY_PATH"}
-    command = [sys.executable, __file__, _HIDDEN, str(folder)]
+    hidden = {**os.environ, "LD_LIBRARY_PATH": str(_hidden_libraries(scratch))}
+    script = Path(__file__).with_name("gpu_hidden.py")
+    command = [sys.executable, str(script), str(folder / "model.onnx")]
     ended = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)  # noqa: S603
     lines = ended.stdout.splitlines()
     if ended.returncode or not lines:
@@ -200,16 +199,13 @@ def hidden_check(scratch: Path) -> dict[str, Any]:
     return dict(json.loads(lines[-1]))
 
 
-def without_libraries(folder: Path) -> dict[str, Any]:
-    """In that process: nothing loads the CUDA libraries beforehand."""
-    sessions.load_cuda_libraries = lambda: None  # type: ignore[assignment]
-    from enginegate.candidate import Precision  # noqa: PLC0415
-
-    path = folder / "model.onnx"
-    opened = sessions.open_session(path, Precision.FP32, "cuda", inspect=True)
-    answer = {"asked": "CUDAExecutionProvider", "got": opened.provider}
-    fired = opened.provider != "CUDAExecutionProvider"
-    return answer | {"fired": fired, "providers": opened.session.get_providers()}
+def _hidden_libraries(scratch: Path) -> Path:
+    """A folder that comes first on the loader's path, with empty files where the libraries are."""
+    folder = scratch / "libraries"
+    folder.mkdir()
+    for name in _LIBRARIES:
+        (folder / name).touch()
+    return folder
 
 
 def _building() -> Building:

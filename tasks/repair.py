@@ -26,6 +26,7 @@ _log = logging.getLogger("enginegate.repair")
 _AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
 _NOT_ACCURACY = frozenset({"build", "runnable", "precision_proof"})
 _TIMED_RUNS = 20
+_RANKING_SHARE = 0.5  # of the budget
 
 Judge = Callable[[Kept[Engine]], Verdict]
 
@@ -113,20 +114,23 @@ class _Bench:
     def _search(self) -> Curve:
         candidate = self.attempt.value.candidate
         limits, gate = self.rules.repair, _measured(self.verdict)
+        started = time.monotonic()
         ranked = sensitivities(
             self.source.folder / ONNX_FILE,
             candidate,
             data=self.data,
             rules=self.rules.calibration,
             samples=limits.samples,
+            budget_s=_RANKING_SHARE * limits.budget_s,
         )
+        left = max(limits.budget_s - (time.monotonic() - started), 1.0)
         before = self._trial((), self.attempt, self.verdict, gate)
         return search(
             before,
             ranked,
             lambda kept: self._tried(kept, gate),
             candidate=candidate,
-            limits=limits,
+            limits=limits.model_copy(update={"budget_s": round(left, 1)}),
         )
 
     def _tried(self, kept: tuple[str, ...], gate: Finding | None) -> Trial:

@@ -59,7 +59,7 @@ def questions(policy: Policy) -> tuple[Asked, ...]:
             output.task,
             {n: m for n, m in policy.metrics.items() if (m.output or first) == name},
             alone=True,
-            traits=traits,
+            traits=tuple(t for t in traits if t != "confidence" or output.task == "classification"),
             max_values=most,
         )
         for name, output in policy.outputs.items()

@@ -39,6 +39,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "top1_agreement": Rule("top-1 agreement", ">=", "fraction", "top1_match", _PRECISION),
         "kl_p99": Rule("99th percentile of KL", "<=", "nats", "kl_nats", _PRECISION),
         "max_abs_error": Rule("largest absolute error", "<=", "", "max_abs_error", _PRECISION),
+        "max_rel_error": Rule("largest relative error", "<=", "ratio", "rel_error", _PRECISION),
         "p99_abs_error": Rule(
             "99th percentile of absolute error", "<=", "", "max_abs_error", _PRECISION
         ),
@@ -61,6 +62,7 @@ _LIMITS: Mapping[str, Callable[[Gates], float | None]] = MappingProxyType(
         "top1_agreement": lambda g: g.min_top1_agreement,
         "kl_p99": lambda g: g.max_kl_p99_nats,
         "max_abs_error": lambda g: g.max_abs_error,
+        "max_rel_error": lambda g: g.max_rel_error,
         "p99_abs_error": lambda g: g.max_p99_abs_error,
         "p99_rel_error": lambda g: g.max_p99_rel_error,
         "sqnr": lambda g: g.min_sqnr_db,
@@ -75,6 +77,7 @@ _LIMITS: Mapping[str, Callable[[Gates], float | None]] = MappingProxyType(
         ),
     }
 )
+MAXIMA = frozenset({"max_abs_error", "max_rel_error"})
 _WHOLE = tuple(name for name in RULES if not name.startswith("slice_"))
 
 

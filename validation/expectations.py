@@ -29,7 +29,7 @@ from enginegate.gates import Gates
 from validation import gate
 from validation.agreement import Comparison
 from validation.asked import CLASSIFY, Asked
-from validation.checks import Check, checks_for
+from validation.checks import MAXIMA, Check, checks_for
 from validation.notes import notes_on
 from validation.reading import Counts, counts_of
 from validation.score import paired_form
@@ -251,9 +251,9 @@ def _expectation(vendor: _Vendor, check: Check) -> Any:
     if check.gate == "nonfinite":
         in_set = vendor.expectations.ExpectColumnValuesToBeInSet
         return in_set(column="nonfinite", value_set=[False], **given)
-    if check.gate == "max_abs_error":
+    if check.gate in MAXIMA:
         maximum = vendor.expectations.ExpectColumnMaxToBeBetween
-        return maximum(column="max_abs_error", max_value=check.limit, **given)
+        return maximum(column=check.rule.column, max_value=check.limit, **given)
     if check.part is not None:
         column, value = check.part
         given["row_condition"] = vendor.column(f"slice.{column}") == value

@@ -8,7 +8,7 @@ from enginegate.evidence import Finding, Outcome
 from enginegate.gates import Gates
 from validation.agreement import Comparison
 from validation.asked import Asked
-from validation.checks import RULES, Check, slice_sizes, unlimited
+from validation.checks import MAXIMA, RULES, Check, slice_sizes, unlimited
 from validation.gate import finding_of
 from validation.reading import Reading, counts_of, finite
 from validation.statistics import NO_ESTIMATE
@@ -138,7 +138,7 @@ def _measured(gate: str, comparison: Comparison, gates: Gates) -> Finding:
         gate, comparison.scope, _OPEN_LIMIT[rule.relation], gates.confidence, advisory=True
     )
     values = comparison.columns()[rule.column]
-    if gate == "max_abs_error":
+    if gate in MAXIMA:
         value = float(values.max())
         ends = (value, value)
         low, high = None, None

@@ -42,7 +42,14 @@ GATES = frozenset(
     {
         *("samples", "nonfinite", "accuracy_loss", "slice_accuracy_loss", "slice_samples"),
         *("slice_values", "top1_agreement", "slice_top1_agreement", "kl_p99", "max_abs_error"),
-        *("p99_abs_error", "p99_rel_error", "sqnr", "cosine_p1", "constant_reference"),
+        *(
+            "max_rel_error",
+            "p99_abs_error",
+            "p99_rel_error",
+            "sqnr",
+            "cosine_p1",
+            "constant_reference",
+        ),
         *("noise_floor", "shadow_integrity", "shadow_version", "input_drift"),
     }
 )
@@ -117,6 +124,10 @@ class Gates(Record):
     )
     max_p99_abs_error: NonNegativeFloat | None = Field(
         default=None, description="99th percentile over samples of a sample's largest difference"
+    )
+    max_rel_error: NonNegativeFloat | None = Field(
+        default=None,
+        description="largest difference of a sample relative to its largest output value",
     )
     max_p99_rel_error: NonNegativeFloat | None = Field(
         default=None,

@@ -214,8 +214,11 @@ class Policy(Record):
         check_outputs(self.task, self.outputs, self.metrics)
         if "default" not in self.gates:
             raise ValueError("[gates.default] is missing: state every limit there")
+        tasks = tasks_of(self.task, self.outputs)
+        if "confidence" in self.slices.discover and "classification" not in tasks:
+            raise ValueError("slices.discover: confidence needs an output of classes")
         for table, gates in self.gates.items():
-            check_gates(f"gates.{table}", gates, self.metrics, tasks_of(self.task, self.outputs))
+            check_gates(f"gates.{table}", gates, self.metrics, tasks)
         return self
 
     def output_task(self, name: str = "") -> OutputTask:

@@ -116,6 +116,15 @@ class TestTasks:
             pytest.param({"metrics": {"F1!": {"kind": "macro_f1"}}}, "F1!", id="name"),
             pytest.param({"metrics": {"accuracy": {"kind": "topk"}}}, "another name", id="taken"),
             pytest.param({"metrics": {"f1": {"kind": "macro_f1"}}}, "max_metric_loss", id="margin"),
+            pytest.param(
+                {
+                    "task": "regression",
+                    "slices": {"discover": ["confidence"]},
+                    "gates": {"default": {**BASICS, "max_abs_error": 0.1}},
+                },
+                "needs an output of classes",
+                id="confidence",
+            ),
             pytest.param({"slices": {"discover": ["size"]}}, "slices.discover", id="trait"),
         ],
     )

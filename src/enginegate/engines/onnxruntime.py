@@ -91,6 +91,7 @@ def build(plan: BuildPlan, folder: Path) -> Engine:
         outputs=plan.onnx.outputs,
         max_batch_size=plan.max_batch_size,
         flags=_flags(plan, device, opened),
+        profiles=plan.known_profiles,
         beside={each.name: FileDigest.of(each) for each in beside},
         external=external,
         build_s=round(time.monotonic() - started, 3),
@@ -126,7 +127,7 @@ def load(engine: Engine, path: Path) -> Iterator[Runner]:
     if device == "cpu":
         yield SessionRunner(opened.session, specs, engine.max_batch_size)
         return
-    yield GpuRunner(warm(opened, buckets(engine)), specs)
+    yield GpuRunner(warm(opened, buckets(engine), engine.profiles), specs)
 
 
 def buckets(engine: Engine) -> tuple[int, ...]:
@@ -190,17 +191,17 @@ def _opened(plan: BuildPlan, path: Path, device: Device) -> Opened:
         )
         if opened.provider == CPU == PROVIDERS[device] and not plan.onnx.external:
             sessions.write_portable(path, path.with_name(PORTABLE_FILE))
-        if opened.graphs and not _captures(opened):
+        if opened.graphs and not _captures(opened, plan):
             opened = sessions.open_session(path, precision, device, inspect=True)
     except ModelError as error:
         raise BuildError(f"{plan.candidate}: {error}") from error
     return opened
 
 
-def _captures(opened: Opened) -> bool:
+def _captures(opened: Opened, plan: BuildPlan) -> bool:
     """Whether a graph of this model can really be captured; opening a session does not tell."""
     try:
-        warm(opened, (1,))
+        warm(opened, (1,), plan.known_profiles)
     except Exception:  # noqa: BLE001 - ONNX Runtime's errors share no base class of their own
         return False
     return True

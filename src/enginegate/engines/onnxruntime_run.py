@@ -1,13 +1,13 @@
 """Running ONNX Runtime sessions: as they come on a CPU, over warm buckets on a GPU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from enginegate.candidate import TensorSpec
-from enginegate.data import Tensors
+from enginegate.candidate import ShapeRange, TensorSpec
+from enginegate.data import Array, Tensors
 from enginegate.engines.onnxruntime_gpu import PROVIDER, Bucketed
 from enginegate.engines.onnxruntime_session import Opened, specs
 from enginegate.engines.rows import run_rows
@@ -52,14 +52,20 @@ class GpuRunner:
         return run_rows(inputs, self.specs, limit=limit, run_once=self.bucketed.run)
 
 
-def warm(opened: Opened, sizes: tuple[int, ...]) -> Bucketed:
-    """The session with every bucket settled, and captured where graphs may be."""
+def warm(opened: Opened, sizes: tuple[int, ...], shapes: Mapping[str, ShapeRange]) -> Bucketed:
+    """The session with every bucket settled, and captured where graphs may be.
+
+    Args:
+        shapes: by input; dynamic axes besides the batch are settled at their best size.
+    """
     bucketed = Bucketed(opened.session, sizes, graphs=opened.graphs)
-    bucketed.warm_up({spec.name: _example(spec) for spec in specs(opened.session)})
+    examples = {spec.name: _example(spec, shapes.get(spec.name)) for spec in specs(opened.session)}
+    bucketed.warm_up(examples)
     return bucketed
 
 
-def _example(spec: TensorSpec) -> "np.ndarray[tuple[int, ...], np.dtype[np.generic]]":
+def _example(spec: TensorSpec, shape: ShapeRange | None) -> Array:
     """One row of ones: an index that exists, a mask that hides nothing."""
-    shape: Sequence[int] = [1, *(axis if axis > 0 else 16 for axis in spec.shape[1:])]
-    return np.ones(shape, spec.dtype)
+    best = shape.best[1:] if shape else [max(axis, 1) for axis in spec.shape[1:]]
+    row: Array = np.ones((1, *best), spec.dtype)
+    return row

@@ -40,9 +40,13 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         device_id = int(args.get("model_instance_device_id", "0"))
         self._inputs = [_Input(entry) for entry in config["input"]]
-        self._session = _session(_Engine(folder), parameters, device_id)
+        engine = _Engine(folder)
+        self._session = _session(engine, parameters, device_id)
         if isinstance(self._session, _OnGpu):
-            self._session.warm_up({each.name: each.example() for each in self._inputs})
+            shapes = engine.manifest.get("profiles", {})
+            self._session.warm_up(
+                {each.name: each.example(shapes.get(each.name)) for each in self._inputs}
+            )
         self._outputs = [entry["name"] for entry in config["output"]]
 
     def execute(self, requests: list[Any]) -> list[Any]:
@@ -91,9 +95,10 @@ class _Input:
         self._dims = [int(axis) for axis in entry["dims"]]
         self._dtype = np.dtype(triton.triton_string_to_numpy(entry["data_type"]))
 
-    def example(self) -> NDArray[Any]:
-        """One row of ones, sixteen long where any length will do."""
-        return np.ones([1, *(axis if axis > 0 else 16 for axis in self._dims)], self._dtype)
+    def example(self, shape: dict[str, list[int]] | None) -> NDArray[Any]:
+        """One row of ones, at the sizes that the engine is tuned for."""
+        best = shape["best"][1:] if shape else [max(axis, 1) for axis in self._dims]
+        return np.ones([1, *best], self._dtype)
 
     def problem(self, array: NDArray[Any]) -> str:
         """Why this array does not fit, or nothing."""

@@ -10,6 +10,7 @@ Ranges are this room's own (`ranges`): ONNX Runtime's entropy has one threshold 
 default, the maximum, and its FP8 scales clip beyond 4.5 standard deviations of the activation.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -205,9 +206,10 @@ def _with_plain_outputs(model: ModelProto) -> ModelProto:
     They would clip logits that are larger than any of the calibration samples', and save nothing.
     """
     makers = {name: node for node in model.graph.node for name in node.output}
+    uses = Counter(name for node in model.graph.node for name in node.input)
     for value in model.graph.output:
         pair = _pair_before(value.name, makers)
-        if pair is not None:
+        if pair is not None and all(uses[node.input[0]] == 1 for node in pair):
             product = makers[pair[0].input[0]]
             product.output[0] = value.name
             for node in pair:

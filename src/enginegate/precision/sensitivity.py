@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,13 @@ class Sensitivity(Record):
 
 
 def sensitivities(
-    source: Path, candidate: Candidate, *, data: DataSet | None, rules: Calibration, samples: int
+    source: Path,
+    candidate: Candidate,
+    *,
+    data: DataSet | None,
+    rules: Calibration,
+    samples: int,
+    budget_s: float = math.inf,
 ) -> tuple[Sensitivity, ...]:
     """Every node that the candidate's precision changes, the most costly first.
 
@@ -57,11 +64,13 @@ def sensitivities(
 
     Args:
         samples: calibration samples to measure on, the first of those that `convert` reads.
+        budget_s: nodes that are not reached in this time are not listed; the first always is.
 
     Raises:
         DataError: there is no calibration data, or it does not fit.
         BuildError: the model cannot be converted.
     """
+    ends = time.monotonic() + budget_s
     sample = calibration_sample(candidate, data, rules)
     sample.check_fits(input_specs(onnx.load(source)))
     few = sample.head(samples)
@@ -77,6 +86,8 @@ def sensitivities(
             error = relative_error(exact, outputs_of(session, few))
             known = error if math.isfinite(error) else None
             found.append(Sensitivity(node=node, error=known, samples=len(few)))
+            if time.monotonic() >= ends:
+                break
     return tuple(sorted(found, key=lambda each: (-each.cost, each.node)))
 
 

@@ -27,11 +27,29 @@ _NOUNS: Mapping[str, str] = MappingProxyType(
     {
         "kl_p99": "Its class probabilities",
         "max_abs_error": "Its largest deviation in any output value",
+        "max_rel_error": "Its largest deviation relative to the output",
         "p99_abs_error": "Its deviation from FP32 on all but 1 % of the samples",
         "p99_rel_error": "Its relative deviation from FP32 on all but 1 % of the samples",
         "sqnr": "Its signal to noise ratio against FP32",
         "cosine_p1": "Its likeness to FP32 (cosine) on all but 1 % of the samples",
         "noise_floor": "FP32's own noise",
+    }
+)
+_LEADS: Mapping[str, str] = MappingProxyType(
+    {
+        "build": "Whether it can be built",
+        "runnable": "Whether it runs here",
+        "precision_proof": "Whether it computes in the precision it is named after",
+        "samples": "Whether there are enough samples",
+        "nonfinite": "Whether it gives NaN or infinity",
+        "slice_samples": "Whether each part of the data is large enough to be judged",
+        "slice_values": "Whether a slice column is usable",
+        "constant_reference": "Whether the data shows anything",
+        "shadow_integrity": "Whether the recorded traffic belongs to this model",
+        "shadow_version": "Whether the recorded traffic belongs to this version",
+        "input_drift": "Whether today's inputs are like those it was calibrated on",
+        "p99_ms": "How long requests take under load",
+        "throughput": "How many requests it can take",
     }
 )
 _PER = 1000
@@ -203,7 +221,12 @@ def _per(fraction: float) -> str:
 
 
 def _plain(finding: Finding) -> str:
-    return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {one_line(finding.reason)}"
+    lead = _LEADS.get(finding.gate)
+    if lead is None:
+        return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {one_line(finding.reason)}"
+    data, _, _ = finding.scope.partition(":")
+    where = f" ({_DATA[data]})" if data in _DATA else ""
+    return f"{lead}{where}: {one_line(finding.reason)}"
 
 
 def _speed(benchmark: Benchmark) -> str:

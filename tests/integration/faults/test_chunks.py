@@ -1,6 +1,12 @@
 """Data of any size, a chunk at a time: the same numbers, kept on disk, run once."""
 
+import pickle
+import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +15,8 @@ from enginegate.data import DataSet
 from enginegate.errors import DataError
 from validation.asked import Asked
 from validation.chunks import compare_chunk, followed, gather, observe_chunk
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -60,6 +68,37 @@ def test_a_killed_run_goes_on_where_it_was(ready, tmp_path):
     assert after.frame().equals(before.frame())
     assert _written(folder)[second.name] == untouched
     assert third.stat().st_size > 500
+
+
+_CHILD = """
+import pickle, sys, time
+from pathlib import Path
+from validation.chunks import compare_chunk
+
+chunks, engine, folder = pickle.loads(Path(sys.argv[1]).read_bytes())
+for chunk in chunks:
+    compare_chunk(chunk, engine, folder)
+    time.sleep(60.0 if chunk.start else 0.0)
+"""
+
+
+def test_kill_nine(ready, tmp_path):
+    """A process that is killed after its second chunk leaves two; the next run adds the third."""
+    folder, engine = tmp_path / "killed", ready.engine(ready.graph, "onnxruntime-int8")
+    job = tmp_path / "job.pickle"
+    job.write_bytes(pickle.dumps((ready.chunks(1024), engine, folder)))
+    with subprocess.Popen([sys.executable, "-c", _CHILD, str(job)], cwd=ROOT) as child:
+        deadline = time.monotonic() + 60.0
+        while len(_written(folder)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        child.send_signal(signal.SIGKILL)
+    done = _written(folder)
+
+    resumed = _compared(ready, 1024, folder)
+
+    assert len(done) == 2
+    assert done.items() <= _written(folder).items()
+    assert resumed.frame().equals(_compared(ready, 4096, tmp_path / "whole").frame())
 
 
 def test_the_reference_is_run_once(ready, tmp_path):

@@ -7,7 +7,8 @@ from enginegate.candidate import Candidate
 from enginegate.data import write_data
 from enginegate.engines import build_engine, open_engine, open_reference, plan_engine
 from enginegate.evidence import Finding, Outcome, Verdict
-from enginegate.precision import emulated, judge_range
+from enginegate.policy import Calibration
+from enginegate.precision import emulated, judge_range, sensitivities
 from tasks.repair import repair
 from tests.integration.precision.conftest import LAYERS
 
@@ -117,6 +118,19 @@ def test_a_budget_that_is_too_small_is_said(workbench):
     assert found.attempt is None
     assert "1 builds, the policy's limit" in found.curve.reason
     assert len(found.curve.trials) == 2
+
+
+def test_ranking_stops_when_its_time_is_over(hostile):
+    """What was measured by then is ranked; at least one node is."""
+    order = {"data": hostile.calibration, "rules": Calibration(method="max"), "samples": 8}
+    name = Candidate.parse("onnxruntime-int8")
+
+    everything = sensitivities(hostile.path, name, **order)
+    hurried = sensitivities(hostile.path, name, **order, budget_s=0.0)
+
+    assert len(everything) == LAYERS + 1
+    assert len(hurried) == 1
+    assert hurried[0] in everything
 
 
 @pytest.mark.parametrize(

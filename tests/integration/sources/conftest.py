@@ -1,6 +1,5 @@
 """Small models in every form that the program reads, in a real MLflow registry and on disk."""
 
-import textwrap
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,71 +12,6 @@ from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.model_source import ModelSource
 from enginegate.sources import onnx_from_source
-
-CALLABLES = """
-import torch
-
-
-class Tokens(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embed, self.head = torch.nn.Embedding(64, 8), torch.nn.Linear(8, 3)
-
-    def forward(self, input_ids, attention_mask):
-        states = self.embed(input_ids) * attention_mask.unsqueeze(-1)
-        return {"logits": self.head(states.sum(1))}
-
-
-def tokens():
-    names = ("input_ids", "attention_mask")
-    examples = {name: torch.ones(2, 5, dtype=torch.long) for name in names}
-    return Tokens(), examples, {name: {1: "sequence"} for name in examples}
-
-
-def nonsense():
-    return "a module"
-
-
-def broken():
-    raise OSError("no weights here")
-
-
-class Convolution(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.body = torch.nn.Conv2d(1, 3, 5)
-
-    def forward(self, image):
-        return self.body(image).mean((2, 3))
-
-
-def bounded():
-    return Convolution(), {}, {"image": {2: torch.export.Dim("height", min=6)}}
-
-
-def unbounded():
-    return Convolution(), {}, {"image": {2: "height"}}
-
-
-class Values(torch.nn.Module):
-    def forward(self, image):
-        return torch.linalg.svdvals(image.flatten(2))
-
-
-def unsupported():
-    return Values()
-
-
-class Branching(torch.nn.Module):
-    def forward(self, image):
-        return image if image.sum() > 0 else -image
-
-
-def branching():
-    return Branching()
-"""
 
 
 @dataclass(frozen=True)
@@ -224,17 +158,75 @@ def fp32_onnx(cnn):
 
 
 @pytest.fixture(scope="session")
-def callables(tmp_path_factory):
-    """A folder with the module ``toy_models``, for ``python:`` sources."""
-    folder = tmp_path_factory.mktemp("callables")
-    (folder / "toy_models.py").write_text(textwrap.dedent(CALLABLES))
-    return folder
+def models():
+    """The folder of the module ``toy_models``, for ``python:`` sources."""
+    return Path(__file__).with_name("models")
 
 
 @pytest.fixture
-def importable(callables, monkeypatch):
+def importable(models, monkeypatch):
     """Makes ``toy_models`` importable, as a checkout's own modules are."""
-    monkeypatch.syspath_prepend(str(callables))
+    monkeypatch.syspath_prepend(str(models))
+
+
+@pytest.fixture
+def program(importable, tokens, tmp_path):  # noqa: ARG001
+    """Saves a torch.export program with dynamic batch and sequence."""
+    import torch
+    import toy_models
+
+    def save(*, largest=512):
+        batch, sequence = torch.export.Dim("batch"), torch.export.Dim("sequence", max=largest)
+        examples = tuple(torch.from_numpy(a[:3, :largest]) for a in tokens.inputs.values())
+        traced = torch.export.export(
+            toy_models.Tokens(), examples, dynamic_shapes=({0: batch, 1: sequence},) * 2
+        )
+        torch.export.save(traced, tmp_path / "model.pt2")
+        return tmp_path / "model.pt2"
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def classifier(rows):
+    """Fits a scikit-learn model of a kind."""
+    from sklearn.ensemble import RandomForestClassifier
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    def fit(kind="logistic"):
+        made = {
+            "logistic": make_pipeline(StandardScaler(), LogisticRegression()),
+            "forest": RandomForestClassifier(10, random_state=0),
+        }[kind]
+        return made.fit(rows.inputs["features"], rows.labels)
+
+    return fit
+
+
+@pytest.fixture
+def beside(fp32_onnx, tmp_path):
+    """The CNN's ONNX with all its weights in a file beside it."""
+    (tmp_path / "model").mkdir()
+    path = tmp_path / "model" / "net.onnx"
+    onnx.save(fp32_onnx, path, save_as_external_data=True, size_threshold=0)
+    return path
+
+
+@pytest.fixture
+def set_weight(beside):
+    """Overwrites the first number of the largest weight in the file beside the model."""
+
+    def overwrite(value):
+        graph = onnx.load(beside, load_external_data=False).graph
+        tensor = max(graph.initializer, key=lambda tensor: int(np.prod(tensor.dims)))
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        with (beside.parent / place["location"]).open("r+b") as file:
+            file.seek(int(place["offset"]))
+            file.write(np.float32(value).tobytes())
+
+    return overwrite
 
 
 @pytest.fixture(scope="session")

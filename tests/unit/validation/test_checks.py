@@ -79,6 +79,7 @@ def test_agreement_of_a_slice_is_never_stricter_than_overall(gates):
 def every_limit(gates):
     """The limits with every one of them set."""
     further = {
+        "max_rel_error": 0.9,
         "max_p99_abs_error": 0.5,
         "max_p99_rel_error": 0.1,
         "min_sqnr_db": 30.0,

@@ -1,0 +1,73 @@
+"""What MLflow knows of a model besides its files: its run, and its signature."""
+
+import numpy as np
+import pytest
+
+from enginegate.errors import ModelError
+
+pytestmark = pytest.mark.xdist_group("sources")
+
+
+def test_model_of_a_run(registry, export, fp32_onnx, cnn, tmp_path):
+    """A model that was logged and never registered is found by run and name."""
+    uri = registry.log_in_run("onnx", fp32_onnx, name="unregistered", save_as_external_data=False)
+
+    assert export(uri, tmp_path).value.file == cnn.value.file
+
+
+@pytest.mark.parametrize("field", ["run", "name"])
+def test_what_is_not_there_is_named(registry, export, fp32_onnx, tmp_path, field):
+    """No such run, or nothing of that name in it."""
+    uri = registry.log_in_run("onnx", fp32_onnx, name="known", save_as_external_data=False)
+    run = uri.split("/")[1] if field == "name" else "0" * 32
+
+    with pytest.raises(ModelError, match=rf"has no runs:/{run}/unknown"):
+        export(f"runs:/{run}/unknown", tmp_path)
+
+
+@pytest.mark.usefixtures("importable")
+def test_signature_leaves_axes_open(registry, export, tokens, tmp_path):
+    """A pickled module says nothing about its axes; the -1 of its signature do."""
+    import toy_models
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    whole, real = np.dtype(np.int64), np.dtype(np.float32)
+    signature = ModelSignature(
+        inputs=Schema([TensorSpec(whole, (-1, -1), name) for name in tokens.inputs]),
+        outputs=Schema([TensorSpec(real, (-1, 3), "ignored")]),
+    )
+    uri = registry.log(
+        "pytorch",
+        toy_models.Tokens(),
+        name="open-axes",
+        serialization_format="pickle",
+        signature=signature,
+    )
+
+    found = export(uri, tmp_path, data=tokens, allow_pickle=True).value
+
+    assert found.proven_lengths == {"dim1": (1, 6, 11, 12)}
+    assert [spec.name for spec in found.outputs] == ["logits"]
+
+
+def test_signature_names_the_output(registry, export, network, samples, tmp_path):
+    """The name that a program's signature gives its output is the ONNX output's name."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
+    real = np.dtype(np.float32)
+    signature = ModelSignature(
+        inputs=Schema([TensorSpec(real, (-1, 1, 8, 8), "image")]),
+        outputs=Schema([TensorSpec(real, (-1, 10), "logits")]),
+    )
+    uri = registry.log(
+        "pytorch",
+        network,
+        name="named",
+        input_example=(samples.inputs["image"][:4],),
+        serialization_format="pt2",
+        signature=signature,
+    )
+
+    assert [spec.name for spec in export(uri, tmp_path).value.outputs] == ["logits"]
