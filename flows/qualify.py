@@ -48,11 +48,12 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         for engine, found in zip(engines, judged, strict=True)
     ]
     repaired = [found.attempt for found in repairs if found and found.attempt]
+    curves = {c: found.curve for found in repairs if found for c in found.candidates}
     engines = [*engines, *repaired]
     judged += [validate(rules, engine, reference) for engine in repaired]
     measured = [benchmark(rules, engine) for engine in engines]
     card = make_scorecard(rules, source, shadow.data, [j.verdict for j in judged], measured)
-    return record(rules, card, engines, [j.results for j in judged])
+    return record(rules, card, engines, [j.results for j in judged], curves)
 
 
 def _rules(policy: Path, model_uri: str | None) -> Policy:

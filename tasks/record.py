@@ -2,7 +2,8 @@
 
 import logging
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.data import DataSet, read_data
 from enginegate.engines import serving
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
-from enginegate.ledger import Exhibit, Ledger
+from enginegate.ledger import Exhibit, Ledger, plots_available
 from enginegate.machine import gpus, processor
 from enginegate.policy import Policy
+from enginegate.precision import Curve, curve_plot
 from enginegate.report import scorecard_markdown
 from enginegate.repository import Layout
 from enginegate.sources import Kept
@@ -66,12 +68,15 @@ def record(
     card: Scorecard,
     attempts: Sequence[Kept[Engine] | Unbuilt],
     results: Sequence[dict[str, str]],
+    curves: Mapping[Candidate, Curve],
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
     workspace = Workspace.here()
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     exhibits = {
-        attempt.value.candidate: _exhibit(rules, card, attempt, found)
+        attempt.value.candidate: replace(
+            _exhibit(rules, card, attempt, found), plots=_plots(attempt.value.candidate, curves)
+        )
         for attempt, found in zip(attempts, results, strict=True)
         if not isinstance(attempt, Unbuilt)
     }
@@ -109,6 +114,12 @@ def _exhibit(
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
         pages={name: text for name, text in results.items() if name.endswith(".html")},
     )
+
+
+def _plots(candidate: Candidate, curves: Mapping[Candidate, Curve]) -> dict[str, bytes]:
+    if candidate not in curves or not plots_available():
+        return {}
+    return {"repair.png": curve_plot(curves[candidate])}
 
 
 def _joined(results: dict[str, str]) -> str:

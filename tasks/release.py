@@ -225,6 +225,7 @@ def _package(publication: Publication) -> Package:
         approved={engine.filename: engine.file, **engine.external},
         files=dict(served.files),
         backend=served.backend,
+        gpu=served.gpu,
         inputs=engine.inputs,
         outputs=engine.outputs,
         serving=measured.chosen,

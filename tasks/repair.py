@@ -38,10 +38,17 @@ class Repaired:
     Attributes:
         attempt: the repaired engine; None if no set of nodes that may be kept passes.
         curve: every set that was tried.
+        original: the candidate that failed.
     """
 
     attempt: Kept[Engine] | None
     curve: Curve
+    original: Candidate
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Whose curve this is: the candidate that failed, and the one that came of it."""
+        return (self.original, *([self.attempt.value.candidate] if self.attempt else []))
 
 
 @task(task_run_name="repair", cache_policy=NO_CACHE)
@@ -71,7 +78,7 @@ def repair(
         return None
     _log.info("%s: repair: %s", verdict.candidate, curve.reason)
     found = bench.built(curve.repaired.kept) if curve.repaired else None
-    return Repaired(found, curve)
+    return Repaired(found, curve, verdict.candidate)
 
 
 def _repairable(candidate: Candidate, verdict: Verdict, rules: Policy) -> bool:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,26 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
 
 from enginegate import __version__
-from enginegate.candidate import Engine, OnnxModel, Sha256, Unbuilt
+from enginegate.candidate import (
+    ONNX_FILE,
+    Engine,
+    EngineKind,
+    OnnxModel,
+    Precision,
+    Sha256,
+    Unbuilt,
+)
 from enginegate.canonical import Record, canonical_json, sha256_bytes
 from enginegate.data import DataSet, read_data
-from enginegate.engines import runnable_here
+from enginegate.engines import open_reference, runnable_here
 from enginegate.errors import EnginegateError, InputError
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.gates import Evaluation, Gates
 from enginegate.kept import Kept
 from enginegate.policy import Policy
+from enginegate.precision import emulated, judge_range
 from enginegate.workspace import Workspace, remembered
-from validation.agreement import Comparison
+from validation.agreement import Comparison, compare
 from validation.asked import Asked, questions
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
 from validation.expectations import judge
@@ -33,6 +43,8 @@ from validation.shadow import judge_noise
 from validation.verdict import for_errored, for_unbuilt, for_unrunnable, verdict_on
 
 _log = logging.getLogger("enginegate.validate")
+_LIKE_FP32 = frozenset({Precision.FP32, Precision.TF32})
+_EMULATED_SAMPLES = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +102,19 @@ def validate(rules: Policy, attempt: Kept[Engine] | Unbuilt, reference: Referenc
         return Judgement(verdict=for_unbuilt(attempt.candidate, attempt.why))
     engine = attempt.value
     obstacle = runnable_here(engine)
-    if obstacle is not None:
+    if obstacle is not None and not _emulable(engine):
         _log.info("%s: no device can run it here", engine.candidate)
         return Judgement(verdict=for_unrunnable(engine, obstacle))
-    key = _key(engine, reference, rules.gates_for(engine.candidate.precision))
+    judge_it = _judge if obstacle is None else partial(_emulate, why=obstacle)
+    key = _key(engine, reference, rules.gates_for(engine.candidate.precision), obstacle)
     judgement = remembered(
         Workspace.here().results / "verdicts" / f"{key}.json",
         Judgement,
-        lambda: _judge(rules, attempt, reference),
+        lambda: judge_it(rules, attempt, reference),
         worth_keeping=lambda made: made.verdict.outcome is not Outcome.ERRORED,
     )
-    _log.info("%s: %s", engine.candidate, judgement.verdict.outcome.word)
+    note = " (no device can run it here; emulated)" if obstacle else ""
+    _log.info("%s: %s%s", engine.candidate, judgement.verdict.outcome.word, note)
     return judgement
 
 
@@ -136,6 +150,41 @@ def _judge(rules: Policy, built: Kept[Engine], reference: Reference) -> Judgemen
         results={part.scope: part.result_json for part in judged}
         | {f"{part.scope}.html": part.page_html for part in judged},
     )
+
+
+def _emulable(engine: Engine) -> bool:
+    """Whether its arithmetic differs from FP32's in a way that this machine can imitate."""
+    candidate = engine.candidate
+    return candidate.kind is EngineKind.TENSORRT and candidate.precision not in _LIKE_FP32
+
+
+def _emulate(rules: Policy, built: Kept[Engine], reference: Reference, *, why: str) -> Judgement:
+    """What can be said without the device: range decides, accuracy is only shown."""
+    engine, chunk = built.value, reference.evaluation.chunks[0]
+    candidate, calibration = engine.candidate, rules.data.calibration
+    gates, rows = rules.gates_for(candidate.precision), chunk.data.head(_EMULATED_SAMPLES)
+    try:
+        with (
+            emulated(
+                chunk.onnx.folder / ONNX_FILE,
+                candidate,
+                data=read_data(calibration) if calibration else None,
+                rules=rules.calibration,
+                keep=engine.kept_nodes,
+                converted_sha256=engine.converted_sha256,
+            ) as runner,
+            open_reference(chunk.onnx.value, chunk.onnx.folder) as fp32,
+        ):
+            answers, expected = runner.run(dict(rows.inputs)), fp32.run(dict(rows.inputs))
+            found = [judge_range(runner.report(), "emulated")]
+    except EnginegateError as error:
+        _log.info("%s: could not be emulated: %s", candidate, error)
+        return Judgement(verdict=for_unrunnable(engine, why))
+    for asked in reference.asked:
+        compared = compare(expected, answers, rows, "emulated", asked=asked)
+        shown = judge(compared, gates, asked).findings
+        found += [finding.model_copy(update={"advisory": True}) for finding in shown]
+    return Judgement(verdict=for_unrunnable(engine, why, *found))
 
 
 def _observed(rules: Policy, source: Kept[OnnxModel], data: DataSet, scope: str) -> Observed:
@@ -211,7 +260,7 @@ def _chunks_key(engine: Engine, reference: Reference, part: Observed) -> Sha256:
     return sha256_bytes(canonical_json(deciding))
 
 
-def _key(engine: Engine, reference: Reference, gates: Gates) -> Sha256:
+def _key(engine: Engine, reference: Reference, gates: Gates, obstacle: str | None) -> Sha256:
     """Digest of everything a verdict depends on."""
     deciding = {
         "enginegate": __version__,
@@ -222,6 +271,7 @@ def _key(engine: Engine, reference: Reference, gates: Gates) -> Sha256:
         "notes": [note.digest for note in reference.notes],
         "asked": _digests(reference.asked),
         "gates": gates.digest,
+        "obstacle": obstacle,
     }
     return sha256_bytes(canonical_json(deciding))
 

@@ -30,8 +30,14 @@ def verdict_on(engine: Engine, judged: Sequence[Judged], *notes: Finding) -> Ver
     )
 
 
-def for_unrunnable(engine: Engine, why: str) -> Verdict:
-    """The verdict on an engine that was built, but that no device here can run: inconclusive."""
+def for_unrunnable(engine: Engine, why: str, *emulated: Finding) -> Verdict:
+    """The verdict on an engine that was built, but that no device here can run: inconclusive.
+
+    Args:
+        engine: what was built.
+        why: what is missing.
+        emulated: what an emulation showed; it can fail the candidate, never pass it.
+    """
     finding = Finding(
         gate="runnable",
         scope=_ENGINE,
@@ -42,7 +48,7 @@ def for_unrunnable(engine: Engine, why: str) -> Verdict:
     return Verdict(
         candidate=engine.candidate,
         engine_sha256=engine.file.sha256,
-        findings=(finding, precision_proof(engine)),
+        findings=(finding, precision_proof(engine), *emulated),
     )
 
 

@@ -82,7 +82,8 @@ class TensorRt(Record):
         "must be told to trust (full library only)",
     )
     timing_cache: bool = Field(
-        default=True, description="keep kernel timings, one file a version and GPU (full library only)"
+        default=True,
+        description="keep kernel timings, one file a version and GPU (full library only)",
     )
 
 

@@ -47,6 +47,7 @@ class Release(Record):
     engine_sha256: Sha256
     serving: ServingConfig
     backend: str = Field(description="Triton backend, e.g. python")
+    gpu: bool = Field(default=False, description="whether instances are placed on GPUs")
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     golden: FileDigest = Field(description="samples and answers every load is proved with")

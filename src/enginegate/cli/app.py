@@ -34,6 +34,7 @@ from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import Policy, read_policy
+from enginegate.report import explain as explained
 from enginegate.report import print_scorecard
 from enginegate.triton.ports import Ports
 from enginegate.workspace import Workspace, now
@@ -119,6 +120,12 @@ def qualify(
         raise typer.Exit(_why_not(scorecard))
     out.print(f"\nNext: enginegate approve {scorecard.digest[:12]} --reason WHY")
     out.print(f"then: enginegate promote {policy} {scorecard.digest[:12]}")
+
+
+@app.command()
+def explain(run: RunName) -> None:
+    """Say each verdict of a scorecard in words: what was checked, and by how much."""
+    out.print(explained(Workspace.here().scorecard(run)), markup=False)
 
 
 @app.command()

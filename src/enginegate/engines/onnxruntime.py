@@ -163,7 +163,7 @@ def serving(engine: Engine, path: Path) -> Served:
     parameters = {"provider": PROVIDERS[device], "intra_op_threads": "1"}
     if device == "cuda":
         files[_GPU_FILE] = here.with_name(_GPU_FILE)
-    return Served(backend="python", files=files, parameters=parameters)
+    return Served(backend="python", files=files, parameters=parameters, gpu=device == "cuda")
 
 
 def availability() -> Availability:

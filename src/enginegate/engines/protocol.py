@@ -37,11 +37,13 @@ class Served:
         backend: Triton's name of the backend, e.g. ``python``.
         files: path inside the version folder -> the file to copy there.
         parameters: string parameters of the model's configuration; defaults may be left out.
+        gpu: whether instances belong on GPUs.
     """
 
     backend: str
     files: Mapping[str, Path]
     parameters: Mapping[str, str] = field(default_factory=dict)
+    gpu: bool = False
 
 
 @dataclass(frozen=True, slots=True)

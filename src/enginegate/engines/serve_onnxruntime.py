@@ -3,8 +3,8 @@
 Copied into a model's version folder as ``model.py``, with the engine and its manifest as
 ``engine.json``, and for a GPU with ``onnxruntime_gpu.py``: then every batch is padded to a bucket,
 and all of them are warm before the instance is ready. Needs numpy and onnxruntime in the Python
-that Triton runs. Parameters of the model's configuration, both optional: provider,
-intra_op_threads.
+that Triton runs. The provider is the one that was proved when the engine was built. Parameters of
+the model's configuration, both optional: provider, intra_op_threads.
 """
 
 import ctypes
@@ -162,7 +162,8 @@ class _OnGpu:
 
 
 def _session(engine: _Engine, parameters: dict[str, str], device_id: int) -> Any:
-    wanted = parameters.get("provider", "CPUExecutionProvider")
+    known = engine.flags.get("provider", "CPUExecutionProvider")
+    wanted = parameters.get("provider", known)
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     options.intra_op_num_threads = int(parameters.get("intra_op_threads", "1"))

@@ -3,5 +3,6 @@
 from enginegate.ledger.filing import Exhibit
 from enginegate.ledger.ledger import Ledger
 from enginegate.ledger.link import Comparison
+from enginegate.ledger.plot import plots_available
 
-__all__ = ["Comparison", "Exhibit", "Ledger"]
+__all__ = ["Comparison", "Exhibit", "Ledger", "plots_available"]

@@ -45,12 +45,14 @@ class Exhibit:
         config_pbtxt: how Triton served it.
         expectations_json: the Great Expectations result its findings came from.
         pages: the same for people, by file name.
+        plots: PNG images, by file name.
     """
 
     built: tuple[Engine, Path] | None = None
     config_pbtxt: str = ""
     expectations_json: str = ""
     pages: Mapping[str, str] = field(default_factory=dict)
+    plots: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def engine(self) -> Engine | None:
@@ -150,6 +152,8 @@ class Filing:
         }
         for name, text in exhibit.pages.items():
             files[f"evidence/data_docs/{name.replace(':', '_')}"] = text.encode()
+        for name, image in exhibit.plots.items():
+            files[f"plots/{name}"] = image
         if plots_available() and benchmark and benchmark.measurements:
             files[_PLOT] = candidate_plot(benchmark, slo_p99_ms=self.slo_p99_ms)
         return files

@@ -41,6 +41,7 @@ def served_config(current: Current, releases: Mapping[int, Release]) -> Config:
         backend=release.backend,
         parameters={release_parameter(v): releases[v].digest for v in current.known},
         versions=current.served,
+        gpu=release.gpu,
     )
 
 

@@ -42,6 +42,7 @@ class Package:
     approved: dict[str, FileDigest]
     files: dict[str, Path]
     backend: str
+    gpu: bool
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     serving: ServingConfig
@@ -132,6 +133,7 @@ def _stage(package: Package, version: int, staging: Path, before: Current | None
         engine_sha256=package.engine_sha256,
         serving=package.serving,
         backend=package.backend,
+        gpu=package.gpu,
         inputs=package.inputs,
         outputs=package.outputs,
         golden=FileDigest.of(golden),

@@ -59,6 +59,7 @@ class ServedModel:
             outputs=engine.outputs,
             files=served.files,
             parameters=served.parameters,
+            gpu=served.gpu,
         )
 
     def config(self, serving: ServingConfig) -> Config:

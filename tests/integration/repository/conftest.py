@@ -90,6 +90,7 @@ def package(tmp_path):
             approved={"engine.bin": FileDigest.of(folder / "engine.bin")},
             files={name: folder / name for name in ("model.py", "engine.bin")},
             backend="python",
+            gpu=False,
             inputs=(X,),
             outputs=(Y,),
             serving=SERVING,
