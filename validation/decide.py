@@ -34,9 +34,13 @@ def choose(verdicts: Sequence[Verdict], benchmarks: Sequence[Benchmark]) -> Choi
     return Choice(
         winner=best.candidate,
         reason=(
-            f"{best.candidate} serves {best.throughput_at_slo_per_s:.0f} requests/s within the SLO "
-            f"(p99 {_p99_ms(best):.1f} ms): "
-            + (f"the most of {len(passed)} candidates that passed." if others else "alone passed.")
+            f"serves {best.throughput_at_slo_per_s:.0f} requests/s within the SLO "
+            f"(p99 {_p99_ms(best):.1f} ms); "
+            + (
+                f"of {len(passed)} candidates that passed, the highest rate, then the lowest p99."
+                if others
+                else "no other candidate passed."
+            )
         ),
     )
 

@@ -208,7 +208,7 @@ class _Demo:
         if self.answer == "ask":
             print_approval(card, self.out)
         else:
-            self.out.print(f"Scorecard {card.digest}: {card.reason}")
+            self.out.print(f"Scorecard {card.digest}: {card.winner or 'no winner'}: {card.reason}")
 
     def _decision(self, card: Scorecard) -> Decision:
         answer, approver, reason = self.answer, "demo", "the demo's own approval"

@@ -214,7 +214,9 @@ def demo(
     """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back."""
     workspace = Workspace.here()
     # The demo leaves the user's own Prefect alone.
-    os.environ.setdefault("PREFECT_HOME", str(workspace.root / "prefect"))
+    home = workspace.root / "prefect"
+    home.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("PREFECT_HOME", str(home))
     raise typer.Exit(of_checkout("examples.digits.demo").run(answer, workspace, out))
 
 
