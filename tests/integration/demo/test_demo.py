@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.rtx, pytest.mark.xdist_group("demo
 
 ROOT = Path(__file__).parents[3]
 _SMALLER = {
-    "rates_per_s": "rates_per_s = [150]",
+    "rates_per_s": "rates_per_s = [200]",
     "queue_delays_us": "queue_delays_us = [0]",
     "instances": "instances = [1]",
     "p99_ms": "p99_ms = 250",
