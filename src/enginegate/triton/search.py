@@ -1,10 +1,11 @@
 """Finds the configuration that holds the SLO at the highest rate, then proves it.
 
 First each configuration is offered rising rates, starting above the best one so far: it cannot win
-otherwise. Then the best is measured again with fresh seeds and judged by `slo.decide`; if it does
-not hold, the next best point is. One measurement decides nothing, it only says what to try next.
-The order is fixed, so the same policy asks the same questions. Not in scope: how a measurement is
-made (this file sends nothing), and the words for people (findings.py).
+otherwise. At the highest rate all are measured, and the lowest p99 wins. Then the best is measured
+again with fresh seeds and judged by `slo.decide`; if it does not hold, the next best point is. One
+measurement decides nothing, it only says what to try next. The order is fixed, so the same policy
+asks the same questions. Not in scope: how a measurement is made (this file sends nothing), and the
+words for people (findings.py).
 """
 
 import itertools
@@ -132,7 +133,7 @@ class _Run:
         """Fill ``held``: the highest rate (its place in the list) each configuration held."""
         rates = self.bounds.rates_per_s
         for config in configurations(self.bounds):
-            first = max(self.held.values(), default=-1) + 1
+            first = min(max(self.held.values(), default=-1) + 1, len(rates) - 1)
             for place in range(first, len(rates)):
                 if not self._affordable(1 + self.slo.confirmations):
                     self.out_of_budget = True

@@ -13,6 +13,8 @@ from enginegate.policy import parse_policy
 from tasks.validate import _workers, observe, validate
 from tests.fakes.lab import POLICY, make_lab
 
+pytestmark = pytest.mark.xdist_group("flows")
+
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
