@@ -72,10 +72,9 @@ class Publication:
         evidence = self.evidence
         if self.rules.with_model(evidence.model_uri).digest != evidence.policy_sha256:
             raise ApprovalError(
-                f"Scorecard {evidence.digest[:12]} of {evidence.model} was made under another "
-                "policy "
-                f"than this one of {self.rules.name}. Qualify under this policy: what was measured "
-                "stays, and the new scorecard needs its own decision."
+                f"Scorecard {evidence.digest[:12]} of {evidence.model} was made under other rules "
+                f"than this policy of {self.rules.name} has. Qualify under this one: what was "
+                "measured stays, and the new scorecard needs its own decision."
             )
 
     def is_release(self, release: Release) -> bool:
