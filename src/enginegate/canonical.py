@@ -64,7 +64,9 @@ def explain_validation(error: ValidationError) -> str:
     lines = []
     for problem in error.errors(include_url=False):
         where = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-        given = "" if problem["type"] == "missing" else f" (given: {problem['input']!r:.80})"
+        # A file that is no JSON at all may be anybody's: nothing of it belongs in a message.
+        hidden = problem["type"] in {"missing", "json_invalid"}
+        given = "" if hidden else f" (given: {problem['input']!r:.80})"
         lines.append(f"  {where}: {problem['msg']}{given}")
     return "\n".join(lines)
 

@@ -60,8 +60,13 @@ app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.app, name="shadow")
 # A pipe has no width of its own; the tables need this much.
 _PIPE_COLUMNS = 120
-out = Console(highlight=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
-err = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else _PIPE_COLUMNS)
+out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+err = Console(
+    stderr=True,
+    highlight=False,
+    emoji=False,
+    width=None if sys.stderr.isatty() else _PIPE_COLUMNS,
+)
 
 PolicyFile = Annotated[
     Path, typer.Argument(help="the model family's policy, e.g. policies/digits.toml")

@@ -18,7 +18,7 @@ app = typer.Typer(
     help="Record, import and look at samples of live traffic (docs/shadow.md).",
     no_args_is_help=True,
 )
-_out = Console(highlight=False, markup=False)
+_out = Console(highlight=False, markup=False, emoji=False)
 
 PolicyFile = Annotated[Path, typer.Argument(help="the model family's policy")]
 

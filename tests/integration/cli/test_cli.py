@@ -101,6 +101,17 @@ def test_an_unknown_scorecard_is_bad_input(enginegate):
     assert "no scorecard 'abc123'" in done.stderr
 
 
+def test_a_file_that_is_no_scorecard_is_not_shown(enginegate, tmp_path):
+    """The message says what is wrong with it; what it holds stays where it is."""
+    (tmp_path / "notes.txt").write_text("password:x:hunter2")
+
+    done = enginegate("explain", "notes.txt")
+
+    assert done.returncode == 6
+    assert "notes.txt is not a valid Scorecard" in done.stderr
+    assert "hunter2" not in done.stderr
+
+
 def test_nothing_live_is_said_plainly(enginegate, policy):
     """Status and verification of an empty repository succeed."""
     assert "nothing is live" in enginegate("status", str(policy)).stdout
