@@ -1,10 +1,13 @@
 """A person's answer, and what it makes possible.
 
 - **Decision**: who, when, why, and which scorecard digest. Anything changed needs a new one.
+- **OnRecord**: what the audit log knows of the answers to one scorecard.
 - **Promise**: what the release's scorecard said it would do live.
 - **Release**: engine + config published as one version of the live repository.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -12,9 +15,10 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
 from enginegate.canonical import Record
-from enginegate.errors import ApprovalError
-from enginegate.evidence import Outcome, Scorecard, ServingConfig
-from enginegate.policy import Approval
+from enginegate.serving import ServingConfig, ServingOptions
+
+# What clocks of several machines may differ by.
+CLOCK_TOLERANCE = timedelta(minutes=5)
 
 
 class Decision(Record):
@@ -26,6 +30,55 @@ class Decision(Record):
     approver: str = Field(min_length=2)
     reason: str = Field(min_length=5)
     decided_at: datetime
+    origin: str = Field(
+        default="", description="from where: user and host, and by which way (command, UI, Python)"
+    )
+    accepts: tuple[str, ...] = Field(
+        default=(),
+        description="inconclusive findings that this person accepts, as GATE/SCOPE; only where the "
+        "policy allows it",
+    )
+    candidate: Candidate | None = Field(
+        default=None, description="what is to be published; none: the scorecard's winner"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OnRecord:
+    """What the audit log knows of the answers to one scorecard.
+
+    Attributes:
+        places: digest of an answer -> its place in the log, which is the order they arrived in.
+        ended: place and time of the last event that took a release of this scorecard back.
+    """
+
+    places: Mapping[str, int] = field(default_factory=dict)
+    ended: tuple[int, datetime] | None = None
+
+    def follows(self, yes: Decision, no: Decision) -> bool:
+        """Whether an approval was surely given after a rejection, whatever a clock said.
+
+        By both the clock and the order of arrival; where that is not known, by a distance that
+        clocks do not differ by.
+        """
+        if yes.digest in self.places and no.digest in self.places:
+            arrived_later = self.places[yes.digest] > self.places[no.digest]
+            return arrived_later and yes.decided_at > no.decided_at
+        return yes.decided_at - no.decided_at > CLOCK_TOLERANCE
+
+    def used_up(self, approval: Decision) -> bool:
+        """Whether what it led to was taken back since: going live again needs a new answer."""
+        if self.ended is None:
+            return False
+        place, at = self.ended
+        return approval.decided_at <= at or self.places.get(approval.digest, place + 1) < place
+
+
+class Head(Record):
+    """How far a chained file had come: what shows that lines were removed from its end."""
+
+    count: PositiveInt
+    sha256: Sha256 = Field(description="digest of the last line")
 
 
 class Promise(Record):
@@ -34,6 +87,23 @@ class Promise(Record):
     p99_ms: NonNegativeFloat
     throughput_per_s: NonNegativeFloat
     slo_p99_ms: NonNegativeFloat
+    p50_ms: NonNegativeFloat | None = None
+    server_ms: NonNegativeFloat | None = Field(
+        default=None, description="mean time on the server at that load, by Triton's counters"
+    )
+
+
+class Part(Record):
+    """One Triton model of a release that is made of several."""
+
+    name: str = Field(description="as Triton knows it, e.g. digits.preprocess")
+    version: PositiveInt
+    files: dict[str, FileDigest] = Field(description="path inside the version folder -> digest")
+    config: FileDigest = Field(description="its configuration as published, kept with the release")
+    golden: FileDigest | None = Field(
+        default=None, description="samples and validated answers of this part alone"
+    )
+    golden_max_abs_error: NonNegativeFloat = 0.0
 
 
 class Release(Record):
@@ -58,47 +128,13 @@ class Release(Record):
     previous_version: PositiveInt | None
     promise: Promise
     published_at: datetime
-
-
-def check_decision(
-    decision: Decision | None, scorecard: Scorecard, rules: Approval, *, now: datetime
-) -> Decision:
-    """The decision, if it allows this very scorecard to be promoted now.
-
-    Raises:
-        ApprovalError: there is none, it is for another scorecard, says no, is by somebody the
-            policy does not name, has expired, or the scorecard has no winner that passed.
-    """
-    if scorecard.winner is None or scorecard.outcome(scorecard.winner) is not Outcome.PASSED:
-        raise ApprovalError(
-            f"Scorecard {scorecard.digest[:12]} has no candidate that passed every gate, so there "
-            f"is nothing to approve: {scorecard.reason}"
-        )
-    if decision is None:
-        raise ApprovalError(
-            f"Nobody has decided on scorecard {scorecard.digest[:12]}. Answer with:\n"
-            f"  enginegate approve {scorecard.digest[:12]} --approver NAME --reason WHY"
-        )
-    if decision.scorecard_sha256 != scorecard.digest:
-        raise ApprovalError(
-            f"The decision is for scorecard {decision.scorecard_sha256[:12]}, not for "
-            f"{scorecard.digest[:12]}. The evidence changed, so it needs a new decision."
-        )
-    if decision.answer == "reject":
-        raise ApprovalError(f"Rejected by {decision.approver}: {decision.reason}")
-    if rules.approvers and decision.approver not in rules.approvers:
-        raise ApprovalError(
-            f"{decision.approver!r} may not approve this model. The policy names: "
-            f"{', '.join(rules.approvers)}."
-        )
-    age = now - decision.decided_at
-    if (
-        not timedelta(0)
-        <= age + timedelta(minutes=5)
-        <= timedelta(hours=rules.expires_hours, minutes=5)
-    ):
-        raise ApprovalError(
-            f"The approval by {decision.approver} is {age.total_seconds() / 3600:.1f} h old; it "
-            f"stands for {rules.expires_hours:g} h. Look at the scorecard and approve again."
-        )
-    return decision
+    options: ServingOptions = ServingOptions()
+    parts: tuple[Part, ...] = Field(
+        default=(), description="the models of an ensemble, in the order they run; else empty"
+    )
+    further_decisions: tuple[Decision, ...] = Field(
+        default=(), description="of the other people that had to approve"
+    )
+    audit: Head | None = Field(
+        default=None, description="the audit log when this release was staged, approvals included"
+    )

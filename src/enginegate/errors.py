@@ -9,6 +9,7 @@
     │   └── DataError             evaluation, calibration or shadow data
     ├── BuildError                an engine could not be built
     ├── ServerError               a Triton server is missing, dead, or will not load a model
+    │   └── NotLoadedError        a server that was there did not load a model
     ├── RepositoryError           the live repository cannot be changed, or is not what it should be
     │   ├── RepositoryBusyError   another promotion holds the lock
     │   ├── TamperedError         bytes on disk differ from the digest that was approved
@@ -68,6 +69,10 @@ class BuildError(EnginegateError):
 
 class ServerError(EnginegateError):
     """A Triton server is missing, dead, or will not load a model."""
+
+
+class NotLoadedError(ServerError):
+    """A server that was there did not load a model in the configuration asked for."""
 
 
 class RepositoryError(EnginegateError):

@@ -17,12 +17,13 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PlainSerializer,
-    PositiveFloat,
     PositiveInt,
 )
 
 from enginegate.candidate import Candidate, Sha256
 from enginegate.canonical import Record
+from enginegate.measurement import Measurement, Percentile
+from enginegate.serving import ServingConfig, ServingOptions
 
 
 class Outcome(IntEnum):
@@ -102,68 +103,55 @@ class Verdict(Record):
         return next((f for f in self.findings if (f.gate, f.scope) == (gate, scope)), None)
 
 
-class ServingConfig(Record):
-    """How Triton is told to serve an engine: the axes of the search."""
+class Roofline(Record):
+    """What limits an engine on this device: arithmetic or memory traffic.
 
-    max_batch_size: PositiveInt
-    max_queue_delay_us: NonNegativeInt
-    instances: PositiveInt
+    Williams, Waterman, Patterson: Roofline, CACM 52 (4), 2009. Work is counted on the graph;
+    ceilings are measured on the device, or None where they could not be.
+    """
 
-    def __str__(self) -> str:
-        return (
-            f"batch <= {self.max_batch_size}, delay {self.max_queue_delay_us} us, "
-            f"{self.instances} instance{'s' if self.instances > 1 else ''}"
-        )
-
-
-class Load(Record):
-    """Open-loop Poisson arrivals: sent on schedule, whether or not the server keeps up."""
-
-    rate_per_s: PositiveFloat
-    duration_s: PositiveFloat
-    seed: NonNegativeInt
+    batch_size: PositiveInt
+    flops: NonNegativeFloat = Field(description="floating-point operations of one batch")
+    bytes_moved: NonNegativeFloat = Field(description="weights and activations read and written")
+    peak_flops_per_s: NonNegativeFloat | None = None
+    peak_bytes_per_s: NonNegativeFloat | None = None
+    bound: Literal["compute", "memory", "unknown"]
+    reached: NonNegativeFloat | None = Field(
+        default=None, description="share of what the roofline allows that the engine reached"
+    )
 
 
-class Percentile(Record):
-    """A latency percentile with a distribution-free interval (binomial order statistics)."""
+class Rival(Record):
+    """The candidate's chosen configuration against what is live, measured in turns (A/B/A/B)."""
 
-    quantile: float = Field(gt=0.0, lt=1.0)
-    value_ms: NonNegativeFloat
-    low_ms: NonNegativeFloat | None = Field(description="None: too few samples for a bound")
-    high_ms: NonNegativeFloat | None = Field(description="None: too few samples for a bound")
-    samples: PositiveInt
-
-
-class StageSplit(Record):
-    """Where Triton's own counters say the time went, mean milliseconds a request."""
-
-    queue_ms: NonNegativeFloat
-    compute_input_ms: NonNegativeFloat
-    compute_infer_ms: NonNegativeFloat
-    compute_output_ms: NonNegativeFloat
-    mean_batch_size: NonNegativeFloat
+    release: PositiveInt = Field(description="the live release it was compared with")
+    rate_per_s: NonNegativeFloat
+    candidate_p99_ms: tuple[NonNegativeFloat, ...] = Field(description="one for each turn")
+    champion_p99_ms: tuple[NonNegativeFloat, ...] = Field(description="one for each turn")
+    noise_ms: NonNegativeFloat = Field(description="spread of the champion against itself (A/A)")
+    champion_throughput_per_s: NonNegativeFloat = Field(description="that held the SLO; 0: none")
+    champion_rejected_per_s: NonNegativeFloat | None = Field(
+        default=None, description="lowest rate at which it was shown not to hold; None: none was"
+    )
 
 
-class Measurement(Record):
-    """One load against one configuration. Read ``invalid`` first: not empty means no verdict."""
+class Pattern(Record):
+    """The chosen configuration under a heavier mix than was recorded."""
+
+    name: str = Field(description="e.g. recorded, bursts, large together")
+    rate_per_s: NonNegativeFloat
+    percentiles: tuple[Percentile, ...]
+    failed_share: NonNegativeFloat
+
+
+class Point(Record):
+    """The best that one configuration was seen to do; Pareto points are kept for people."""
 
     config: ServingConfig
-    load: Load
-    invalid: tuple[str, ...] = Field(description="why the numbers must not be used; empty if valid")
-    sent: NonNegativeInt
-    completed: NonNegativeInt
-    failed: NonNegativeInt = Field(
-        description="errors and rejections; they count as over the limit"
-    )
-    throughput_per_s: NonNegativeFloat
-    percentiles: tuple[Percentile, ...]
-    late_p99_ms: NonNegativeFloat = Field(description="how late the generator itself sent")
-    stages: StageSplit | None
-    latencies_sha256: Sha256 = Field(description="raw latencies in the store")
-
-    def percentile(self, quantile: float) -> Percentile | None:
-        """The percentile that was asked for, or None when nothing completed."""
-        return next((p for p in self.percentiles if p.quantile == quantile), None)
+    rate_per_s: NonNegativeFloat
+    p99: Percentile | None
+    cost_per_million: NonNegativeFloat | None = None
+    confirmed: bool = False
 
 
 class Benchmark(Record):
@@ -177,11 +165,50 @@ class Benchmark(Record):
     throughput_at_slo_per_s: NonNegativeFloat = Field(description="0 when none holds the SLO")
     p99_at_slo: Percentile | None
     findings: tuple[Finding, ...]
+    options: ServingOptions = Field(
+        default=ServingOptions(), description="what it was served with besides"
+    )
+    backend: str = Field(
+        default="", description="Triton backend it was measured in; empty: the engine kind's usual"
+    )
+    rejected_rate_per_s: NonNegativeFloat | None = Field(
+        default=None, description="lowest rate at which the chosen configuration did not hold"
+    )
+    cut_short: str = Field(
+        default="",
+        description="why the search may have missed a higher rate, and what to do; empty: it ended "
+        "by itself",
+    )
+    generator_per_s: NonNegativeFloat | None = Field(
+        default=None,
+        description="highest rate that the sender was shown to keep up with, against a do-nothing "
+        "model; None: not measured",
+    )
+    reasons: dict[str, str] = Field(
+        default_factory=dict,
+        description="field of the configuration -> the measurements that chose its value",
+    )
+    pareto: tuple[Point, ...] = ()
+    rival: Rival | None = None
+    patterns: tuple[Pattern, ...] = ()
+    roofline: Roofline | None = None
+    cold_start_s: NonNegativeFloat | None = None
+    cost_per_million: NonNegativeFloat | None = Field(
+        default=None, description="requests at the SLO, at the policy's price"
+    )
+    currency: str = ""
 
     @property
     def outcome(self) -> Outcome:
         """The worst of the findings that count."""
         return worst(self.findings)
+
+    @property
+    def at_slo(self) -> Measurement | None:
+        """The valid measurement of what was chosen nearest to the throughput it was given."""
+        usable = [m for m in self.measurements if m.config == self.chosen and not m.invalid]
+        target = self.throughput_at_slo_per_s
+        return min(usable, key=lambda m: abs(m.throughput_per_s - target), default=None)
 
 
 class DataDigests(Record):
@@ -211,6 +238,7 @@ class Scorecard(Record):
     winner: Candidate | None = Field(description="None when no candidate passed every gate")
     reason: str = Field(description="why the winner won, or why there is none")
     ledger_run: str = Field(default="", description="MLflow run id of the qualification")
+    requested_by: str = Field(default="", description="who ran the qualification")
 
     def verdict(self, candidate: Candidate) -> Verdict | None:
         """The verdict on one candidate."""

@@ -1,5 +1,7 @@
 """What this machine is: processor, GPU and driver. A measurement holds for one machine."""
 
+import getpass
+import os
 import platform
 import shutil
 import subprocess
@@ -8,6 +10,15 @@ from pathlib import Path
 
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 _TIMEOUT_S = 20.0
+
+
+def user_at_host() -> str:
+    """Who runs this program, and where; a user id without a name is given as it is."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = str(os.getuid())
+    return f"{user}@{platform.node()}"
 
 
 @cache
@@ -34,3 +45,14 @@ def gpus() -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return "; ".join(line.strip() for line in asked.stdout.splitlines() if line.strip())
+
+
+def runs(pid: int) -> bool:
+    """Whether a process with this number runs on this machine, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

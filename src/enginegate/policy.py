@@ -7,7 +7,7 @@ paths are relative to the folder ``enginegate`` runs in, and may not contain ``.
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import (
     Field,
@@ -18,12 +18,12 @@ from pydantic import (
     model_validator,
 )
 
+from enginegate.benchmarking import Cost, LoadShape, Search, Slo
 from enginegate.building import Building, OnnxRuntime, Shapes, TensorRt
 from enginegate.candidate import Candidate, EngineKind, Precision
 from enginegate.canonical import Record, explain_validation
 from enginegate.errors import PolicyError
 from enginegate.gates import (
-    Confidence,
     Evaluation,
     Gates,
     Metric,
@@ -39,10 +39,9 @@ from enginegate.gates import (
     tasks_of,
 )
 from enginegate.model_source import ModelSource
-from enginegate.recording import Data, SafePath, Shadow
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")]
+from enginegate.operating import Approval, Ensemble, Name, Retention, Scan, Signing, Target, Watch
+from enginegate.recording import Data, Shadow
+from enginegate.serving import ServingOptions
 
 
 class Candidates(Record):
@@ -103,71 +102,6 @@ class Repair(Record):
     )
 
 
-class Slo(Record):
-    """What serving must deliver."""
-
-    p99_ms: PositiveFloat = Field(description="99th percentile of latency at the client")
-    min_throughput_per_s: PositiveFloat = Field(description="requests a second while p99 holds")
-    confidence: Confidence = Field(description="of 'p99 holds', by the binomial rule, e.g. 0.99")
-    confirmations: PositiveInt = Field(
-        default=3, description="fresh seeds the chosen configuration must hold the SLO with"
-    )
-
-
-class Search(Record):
-    """Configurations and loads to try, and how much may be spent."""
-
-    max_batch_sizes: tuple[PositiveInt, ...] = Field(description="max_batch_size values")
-    queue_delays_us: tuple[NonNegativeInt, ...] = Field(description="max_queue_delay values")
-    instances: tuple[PositiveInt, ...] = Field(description="instance counts")
-    rates_per_s: tuple[PositiveFloat, ...] = Field(description="offered loads, ascending")
-    measurement_s: PositiveFloat = Field(description="length of one measurement")
-    budget_s: PositiveFloat = Field(
-        description="time for one candidate; what was found then counts"
-    )
-    seed: NonNegativeInt = Field(default=0, description="seed of arrivals and input order")
-
-    @model_validator(mode="after")
-    def _not_empty(self) -> Self:
-        for field in ("max_batch_sizes", "queue_delays_us", "instances", "rates_per_s"):
-            if not getattr(self, field):
-                raise ValueError(f"{field} is empty: nothing would be measured")
-        if list(self.rates_per_s) != sorted(set(self.rates_per_s)):
-            raise ValueError("rates_per_s must ascend without repeats")
-        return self
-
-
-class Target(Record):
-    """Where a promoted release goes live."""
-
-    repository: SafePath = Field(description="the live Triton model repository")
-    endpoint: Address | None = Field(
-        default=None, description="gRPC HOST:PORT of the live Triton; none: an embedded one"
-    )
-    load_timeout_s: PositiveFloat = Field(default=120.0, description="limit on one model load")
-
-
-class Approval(Record):
-    """Who may approve, and for how long an approval stands."""
-
-    approvers: tuple[str, ...] = Field(
-        default=(), description="names that may approve; empty: anybody who gives a name"
-    )
-    expires_hours: PositiveFloat = Field(description="an approval older than this is void")
-    timeout_hours: PositiveFloat = Field(
-        default=24.0, description="how long a suspended promotion waits; no answer means no"
-    )
-
-
-class Retention(Record):
-    """What is kept."""
-
-    releases: PositiveInt = Field(default=5, description="releases kept in the live repository")
-    shadow_days: PositiveInt = Field(
-        default=30, description="age in days at which shadow samples are deleted"
-    )
-
-
 class Policy(Record):
     """One model family's rules. Unknown keys are refused, so a typo cannot loosen a gate."""
 
@@ -193,9 +127,16 @@ class Policy(Record):
     tensorrt: TensorRt = TensorRt()
     gates: dict[Literal["default", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"], Gates]
     slo: Slo
+    load: LoadShape = LoadShape()
     search: Search
+    cost: Cost = Cost()
+    serving: ServingOptions = ServingOptions()
+    ensemble: Ensemble | None = None
     target: Target
     approval: Approval
+    signing: Signing = Signing()
+    watch: Watch = Watch()
+    scan: Scan = Scan()
     retention: Retention = Retention()
 
     @model_validator(mode="before")

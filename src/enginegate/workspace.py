@@ -60,6 +60,16 @@ class Workspace:
         return self.root / "scratch"
 
     @property
+    def keys(self) -> Path:
+        """Keys that releases are signed with; readable by their owner only."""
+        return self.root / "keys"
+
+    @property
+    def outbox(self) -> Path:
+        """What MLflow could not be told yet."""
+        return self.root / "outbox"
+
+    @property
     def tracking_uri(self) -> str:
         """MLflow's address: MLFLOW_TRACKING_URI, else a database in this workspace."""
         return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.root / 'mlflow.db'}"
@@ -106,16 +116,22 @@ class Workspace:
         return tuple(sorted(read, key=lambda scorecard: scorecard.created_at))
 
     def save_decision(self, decision: Decision) -> Path:
-        """Write the latest decision on a scorecard; earlier ones are kept beside it."""
+        """Write a decision on a scorecard; earlier ones are kept beside it."""
         folder = self.root / "decisions" / decision.scorecard_sha256
         stamp = decision.decided_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        write_file(folder / f"{stamp}.json", decision.pretty_json())
-        return folder / f"{stamp}.json"
+        # Two people may answer in the same instant: neither may overwrite the other.
+        path = folder / f"{stamp}-{decision.digest[:8]}.json"
+        write_file(path, decision.pretty_json())
+        return path
+
+    def decisions(self, scorecard: Sha256) -> tuple[Decision, ...]:
+        """Every decision on a scorecard, oldest first."""
+        written = (self.root / "decisions" / scorecard).glob("*.json")
+        return tuple(Decision.read(path) for path in sorted(written))
 
     def decision(self, scorecard: Sha256) -> Decision | None:
         """The latest decision on a scorecard."""
-        written = sorted((self.root / "decisions" / scorecard).glob("*.json"))
-        return Decision.read(written[-1]) if written else None
+        return next(reversed(self.decisions(scorecard)), None)
 
     def engine(self, sha256: Sha256) -> tuple[Engine, Path]:
         """An engine of the store by the digest of its file, and its folder; the digest is checked.

@@ -47,11 +47,35 @@ def test_an_unknown_key_is_refused_with_its_place(edited):
 
 def test_every_problem_is_listed_at_once(edited):
     """Two mistakes in different tables need one run, not two."""
-    path = edited("p99_ms = 25", "p99_ms = -25")
+    path = edited("p99_ms = 40", "p99_ms = -40")
     path.write_text(path.read_text().replace("instances = [1, 2]", "instances = []", 1))
 
     with pytest.raises(PolicyError, match=r"(?s)slo\.p99_ms.*instances is empty"):
         read_policy(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        pytest.param("[0, 1000]", "[]", "queue_delays_us is empty: nothing would", id="empty"),
+        pytest.param(
+            "queue_delays_us = [0, 1000]",
+            f"queue_delays_us = {list(range(6000))}",
+            "12000 configurations; 10000 at most: shorten a list",
+            id="enormous",
+        ),
+        pytest.param(
+            "max_rate_per_s = 800",
+            "max_rate_per_s = 100",
+            "max_rate_per_s is below min_rate_per_s",
+            id="no-rate",
+        ),
+    ],
+)
+def test_a_search_space_nobody_can_search_is_refused(edited, old, new, message):
+    """Before anything is built, with what to change."""
+    with pytest.raises(PolicyError, match=message):
+        read_policy(edited(old, new))
 
 
 @pytest.mark.parametrize(

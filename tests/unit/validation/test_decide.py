@@ -4,7 +4,7 @@ import pytest
 
 from enginegate.evidence import Outcome
 from tests.fakes.evidence import FP32, INT8, benchmark, finding, verdict
-from validation.decide import choose
+from validation.decide import choose, choose_served
 
 
 def both(**int8):
@@ -48,3 +48,39 @@ def test_a_candidate_that_was_not_measured_cannot_win():
 def test_without_candidates_there_is_no_winner():
     """And the reason says so."""
     assert choose([], []).reason == "No candidate passed every gate: there was none."
+
+
+@pytest.mark.parametrize(
+    ("objective", "winner"),
+    [
+        pytest.param("throughput", FP32, id="highest-rate"),
+        pytest.param("cost", INT8, id="lowest-cost"),
+        pytest.param("latency", INT8, id="lowest-p99"),
+    ],
+)
+def test_the_objective_decides(objective, winner):
+    """What best means is the policy's to say, and the reason says it."""
+    costly = benchmark(500, candidate=FP32, p99_ms=9.0).model_copy(update={"cost_per_million": 2.0})
+    cheap = benchmark(400, candidate=INT8, p99_ms=8.0).model_copy(update={"cost_per_million": 1.0})
+
+    assert choose(both(), [costly, cheap], objective=objective).winner == winner
+
+
+def test_without_a_price_the_tail_decides_on_cost():
+    """Nothing is cheaper than anything, so the lower p99 wins; a known price beats none."""
+    slow, quick = benchmark(candidate=FP32, p99_ms=9.0), benchmark(candidate=INT8, p99_ms=8.0)
+    priced = slow.model_copy(update={"cost_per_million": 2.0})
+
+    assert choose(both(), [slow, quick], objective="cost").winner == INT8
+    assert choose(both(), [priced, quick], objective="cost").winner == FP32
+
+
+def test_without_verdicts_the_best_served_is_named_with_a_warning():
+    """Serving alone says nothing about right answers; nothing passed is said with each outcome."""
+    choice = choose_served([benchmark(500), benchmark(300, candidate=FP32)], "throughput")
+    failed = [benchmark(500, outcome=Outcome.FAILED)]
+
+    assert choice.winner == INT8
+    assert "Accuracy was not judged" in choice.reason
+    assert choose_served(failed, "throughput").reason.endswith("onnxruntime-int8 failed.")
+    assert choose_served([], "throughput").winner is None

@@ -1,0 +1,135 @@
+"""Looks at live releases, kept: what was read, how it was judged, what was done about it."""
+
+import logging
+import os
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from pydantic import Field, NonNegativeInt, PositiveInt
+
+from enginegate.candidate import Sha256
+from enginegate.canonical import Record
+from enginegate.decision import Release
+from enginegate.durable import write_file
+from enginegate.errors import InputError
+from enginegate.evidence import Finding, Outcome, worst
+from enginegate.triton.look import Reading
+from enginegate.workspace import Workspace
+
+Action: TypeAlias = Literal["none", "alert", "rollback"]
+
+# At one look in ten minutes, the last four days; older ones are in MLflow.
+_KEPT = 600
+_ROLLED_BACK = "rolled-back"
+
+_log = logging.getLogger("enginegate.watch")
+
+
+class Count(Record):
+    """What one look adds to a share that is judged over all looks together."""
+
+    what: str = Field(
+        description="e.g. error_share, error_share/SERVER, slice_agreement/light=night"
+    )
+    samples: NonNegativeInt
+    bad: NonNegativeInt
+
+
+class Look(Record):
+    """One look at one release."""
+
+    schema_version: Literal[1] = 1
+    model: str
+    version: PositiveInt
+    release_sha256: Sha256
+    number: PositiveInt = Field(description="of this release's looks, from 1")
+    at: datetime
+    intensive: bool = Field(description="whether the release was younger than its watch window")
+    reading: Reading | None = Field(description="None when nothing could be read")
+    others: dict[str, Reading] = Field(
+        default_factory=dict, description="of the fleet's further servers, by name"
+    )
+    findings: tuple[Finding, ...]
+    counts: tuple[Count, ...] = ()
+    sample: Sha256 | None = Field(default=None, description="shadow sample it was compared on")
+    action: Action = "none"
+
+    @property
+    def outcome(self) -> Outcome:
+        """The worst of the findings that count."""
+        return worst(self.findings)
+
+    @property
+    def found(self) -> tuple[Finding, ...]:
+        """The findings that count and did not pass, worst first."""
+        kept = [f for f in self.findings if not f.advisory and f.outcome is not Outcome.PASSED]
+        return tuple(sorted(kept, key=lambda finding: -finding.outcome))
+
+    def __str__(self) -> str:
+        said = "; ".join(f"{f.gate}: {f.reason}" for f in self.found)
+        name = f"look {self.number} at release {self.version} of {self.model}"
+        return f"{name}: {self.outcome.word}{f' ({said})' if said else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What a fresh sample of live requests said; empty when there is none."""
+
+    findings: tuple[Finding, ...] = ()
+    counts: tuple[Count, ...] = ()
+    sample: Sha256 | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Looks:
+    """The looks at one release, one file each; the oldest are forgotten."""
+
+    folder: Path
+
+    @classmethod
+    def at(cls, workspace: Workspace, release: Release) -> "Looks":
+        """Of a release: another one of the same number has another digest."""
+        return cls(workspace.results / "watch" / release.digest)
+
+    def read(self) -> tuple[Look, ...]:
+        """Oldest first; a damaged file is left out, and said."""
+        looks = []
+        for path in sorted(self.folder.glob("[0-9]*.json")):
+            try:
+                looks.append(Look.read(path))
+            except InputError as error:
+                _log.warning("an earlier look does not count: %s", error)
+        return tuple(looks)
+
+    def next_number(self) -> int:
+        """Never one that was given before, also when its file is damaged."""
+        return max((int(path.stem) for path in self.folder.glob("[0-9]*.json")), default=0) + 1
+
+    def add(self, look: Look) -> None:
+        """Keep a look, and forget the oldest."""
+        write_file(self.folder / f"{look.number:08d}.json", look.pretty_json())
+        for path in sorted(self.folder.glob("[0-9]*.json"))[:-_KEPT]:
+            path.unlink(missing_ok=True)
+
+    @property
+    def rolled_back(self) -> bool:
+        """Whether a watch has rolled this release back before."""
+        return (self.folder / _ROLLED_BACK).exists()
+
+    def claim_rollback(self) -> bool:
+        """Take the one automatic rollback that a release has; False when it was taken before.
+
+        It counts as taken from here on, also if this process dies: a person then decides.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            os.close(os.open(self.folder / _ROLLED_BACK, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return False
+        return True
+
+    def return_claim(self) -> None:
+        """The rollback was refused, so the release is live still and may be tried again."""
+        (self.folder / _ROLLED_BACK).unlink(missing_ok=True)

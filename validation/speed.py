@@ -1,0 +1,253 @@
+"""Whether a candidate is faster by the policy's margin: throughput at the SLO against a reference.
+
+The reference is the FP32 engine of the same runtime, or what is live. A throughput is known as
+exactly as the search tells rates apart only where a rate just above it did not hold, and the search
+ended by itself. Else it is a lower bound, below a rate that is shown not to hold where there is
+one. Only what the bounds of the ratio settle is decided.
+"""
+
+import math
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from enginegate.benchmarking import Search, Slo
+from enginegate.candidate import Candidate, Precision, Sha256
+from enginegate.evidence import Benchmark, Finding, Outcome, Rival
+from validation.throughput import (
+    ROUNDING,
+    Throughput,
+    at_top,
+    between,
+    ceiling,
+    lowest_refuted,
+    reached,
+)
+
+GATE = "speedup"
+_SCOPE = "benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What a candidate is compared with.
+
+    Attributes:
+        name: for people.
+        throughput: within the SLO; None when none is shown.
+        why: what is known when there is no throughput.
+        refuted_per_s: without a throughput, a rate that is shown not to hold.
+    """
+
+    name: str
+    throughput: Throughput | None
+    why: str = ""
+    refuted_per_s: float | None = None
+
+
+def with_speed(
+    benchmarks: Sequence[Benchmark | None],
+    slo: Slo,
+    bounds: Search,
+    *,
+    live: Sha256 | None,
+    left_out: Collection[Candidate] = (),
+) -> tuple[Benchmark | None, ...]:
+    """The benchmarks, each with the finding ``speedup`` where the policy asks for one.
+
+    Args:
+        benchmarks: of one run; None where a candidate was not measured.
+        slo: says whether, by how much, and than what a candidate must be faster.
+        bounds: say at which rate a search ends.
+        live: digest of the engine that is live; None when nothing is.
+        left_out: the policy's candidates that this run was not asked for. What would be compared
+            with one of them is not judged, and the finding says so without counting.
+    """
+    margin = slo.min_speedup
+    if margin is None:
+        return tuple(benchmarks)
+    made = [found for found in benchmarks if found is not None]
+    judged: list[Benchmark | None] = []
+    for found in benchmarks:
+        against = None if found is None else _reference(found, made, slo, bounds, live)
+        if found is None or against is None:
+            judged.append(found)
+            continue
+        if against.throughput is None and against.name in {each.name for each in left_out}:
+            finding = _left_out(margin, against.name)
+        else:
+            finding = judge_speed(reached(found, slo, bounds), against, margin, bounds)
+        judged.append(found.model_copy(update={"findings": (*found.findings, finding)}))
+    return tuple(judged)
+
+
+def judge_speed(ours: Throughput, against: Reference, margin: float, bounds: Search) -> Finding:
+    """Judge "at least ``margin`` times the reference's throughput at the SLO".
+
+    Args:
+        ours: the candidate's; 0 when nothing was confirmed.
+        against: the reference.
+        margin: the least ratio that passes.
+        bounds: of both searches.
+    """
+    if not ours.per_s:
+        return _unknown(
+            margin,
+            "no rate of its own is shown to hold the SLO",
+            "See the findings p99_ms and throughput of this candidate.",
+        )
+    if against.throughput is not None and against.throughput.per_s:
+        return _compared(ours, against.throughput, against.name, margin, bounds)
+    refuted = against.refuted_per_s
+    if refuted is not None and ours.per_s >= margin * refuted:
+        return _beyond(ours.per_s, against.name, refuted, margin)
+    return _unknown(
+        margin,
+        f"{against.name} has no throughput at the SLO to compare with"
+        + (f": {against.why}" if against.why else ""),
+        f"See why {against.name} was not measured, or did not pass; then qualify again.",
+    )
+
+
+def _beyond(ours: float, name: str, refuted: float, margin: float) -> Finding:
+    """The reference is shown not to hold the SLO at a rate, so it is slower than that."""
+    return Finding(
+        gate=GATE,
+        scope=_SCOPE,
+        outcome=Outcome.PASSED,
+        reason=f"{ours:,.0f}/s, and {name} is shown not to hold the SLO at {refuted:g}/s, nor at "
+        f"less as far as was tried: more than {ours / refuted:.3g} >= {margin:g}",
+        value=ours / refuted,
+        limit=margin,
+        relation=">=",
+    )
+
+
+def _compared(
+    ours: Throughput, theirs: Throughput, name: str, margin: float, bounds: Search
+) -> Finding:
+    ratio = ours.per_s / theirs.per_s
+    tops = [at_top(ours, bounds), at_top(theirs, bounds)]
+    if tops[0]:
+        ours = Throughput(ours.per_s, math.inf, ours.why_open or _raise_top(bounds))
+    if tops[1]:
+        theirs = Throughput(theirs.per_s, math.inf, theirs.why_open or _raise_top(bounds))
+    outcome = _outcome(ours, theirs, margin, equal=all(tops))
+    said = f"{ours.per_s:,.0f}/s over {theirs.per_s:,.0f}/s of {name} is {ratio:.3g}"
+    if all(tops):
+        said += f"; both hold the highest rate that is tried ({ceiling(bounds):g}/s), so neither "
+        said += f"is known to be faster; {margin:g} is asked for"
+    else:
+        said += f"; {ratio:.3g} {'>=' if ratio >= margin else '<'} {margin:g}"
+        said += "".join((*_bound("this candidate", ours), *_bound(name, theirs)))
+    return Finding(
+        gate=GATE,
+        scope=_SCOPE,
+        outcome=outcome,
+        reason=said,
+        value=ratio,
+        limit=margin,
+        relation=">=",
+        remedy=_remedy(outcome, ours, theirs, bounds),
+        would_pass=ratio if outcome is Outcome.FAILED else None,
+    )
+
+
+def _bound(name: str, known: Throughput) -> Iterator[str]:
+    if known.is_exact:
+        return
+    yield f". A bound: {name} may hold more"
+    if known.most_per_s < math.inf:
+        yield f", below {known.most_per_s:,.0f}/s"
+    if known.why_open:
+        yield f" ({known.why_open.partition(':')[0]})"
+
+
+def _outcome(ours: Throughput, theirs: Throughput, margin: float, *, equal: bool) -> Outcome:
+    """By the lowest and the highest ratio that the bounds leave."""
+    if equal:
+        return Outcome.PASSED if margin <= 1.0 else Outcome.INCONCLUSIVE
+    if ours.per_s / theirs.most_per_s >= margin:
+        return Outcome.PASSED
+    return Outcome.FAILED if ours.most_per_s / theirs.per_s < margin else Outcome.INCONCLUSIVE
+
+
+def _reference(
+    found: Benchmark, made: Sequence[Benchmark], slo: Slo, bounds: Search, live: Sha256 | None
+) -> Reference | None:
+    """None: nothing to be faster than, because it is the reference itself."""
+    if slo.faster_than == "champion" and live is not None:
+        if found.engine_sha256 == live:
+            return None
+        if found.rival is None:
+            return Reference("the live release", None, "not measured beside this candidate")
+        return _champion(found.rival, bounds)
+    fp32 = Candidate(kind=found.candidate.kind, precision=Precision.FP32)
+    return None if found.candidate == fp32 else _fp32(fp32, made, slo, bounds)
+
+
+def _fp32(fp32: Candidate, made: Sequence[Benchmark], slo: Slo, bounds: Search) -> Reference:
+    own = next((b for b in made if b.candidate == fp32), None)
+    if own is None:
+        return Reference(fp32.name, None, "it is no candidate, or was not measured")
+    if own.chosen is not None:
+        return Reference(fp32.name, reached(own, slo, bounds))
+    return Reference(
+        fp32.name,
+        None,
+        why=f"its own benchmark is {own.outcome.word}",
+        refuted_per_s=lowest_refuted(own, slo, bounds),
+    )
+
+
+def _champion(rival: Rival, bounds: Search) -> Reference:
+    """What is live; it was only tried up to the candidate's own rate."""
+    name, per_s = f"live release {rival.release}", rival.champion_throughput_per_s
+    refuted = rival.champion_rejected_per_s
+    if not per_s:
+        return Reference(name, None, "it held at no rate that was tried", refuted)
+    if refuted is None and per_s >= rival.rate_per_s / ROUNDING:
+        why = f"{name} holds this candidate's rate: benchmark it alone to know how much more"
+        return Reference(name, Throughput(per_s, math.inf, why))
+    most = math.inf if refuted is None else refuted
+    return Reference(name, between(per_s, refuted, bounds, most_per_s=most))
+
+
+def _raise_top(bounds: Search) -> str:
+    return (
+        f"nothing above {ceiling(bounds):g}/s is tried: raise [search] max_rate_per_s, and let "
+        "the generator reach it (more processors, nothing else on this machine)"
+    )
+
+
+def _remedy(outcome: Outcome, ours: Throughput, theirs: Throughput, bounds: Search) -> str:
+    if outcome is Outcome.FAILED:
+        return "Use a faster precision or engine, or lower [slo] min_speedup."
+    if outcome is Outcome.PASSED:
+        return ""
+    if bounds.objective == "latency":
+        return (
+            "The objective latency compares at one rate: use throughput, or leave out [slo] "
+            "min_speedup."
+        )
+    said = dict.fromkeys(known.why_open for known in (theirs, ours) if known.why_open)
+    return "; ".join(said) + "."
+
+
+def _left_out(margin: float, name: str) -> Finding:
+    return _unknown(
+        margin,
+        f"not judged: {name} is not part of this run",
+        f"Name {name} as well, or no candidate, to have it judged.",
+    ).model_copy(update={"advisory": True})
+
+
+def _unknown(margin: float, reason: str, remedy: str) -> Finding:
+    return Finding(
+        gate=GATE,
+        scope=_SCOPE,
+        outcome=Outcome.INCONCLUSIVE,
+        reason=reason,
+        limit=margin,
+        relation=">=",
+        remedy=remedy,
+    )

@@ -1,0 +1,102 @@
+"""How well a throughput within the SLO is known: exactly, or between bounds."""
+
+import math
+from dataclasses import dataclass
+
+from enginegate.benchmarking import Search, Slo
+from enginegate.evidence import Benchmark, Outcome
+from enginegate.measurement import Measurement
+
+ROUNDING = 1.001
+_BUDGET = "raise [search] budget_s, so that a rate just above it is measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What is known of a throughput within the SLO, requests/s.
+
+    Attributes:
+        per_s: it is at least that.
+        most_per_s: it is at most that; infinite when nothing above was shown not to hold.
+        why_open: why it may be more, and what to do about it.
+    """
+
+    per_s: float
+    most_per_s: float
+    why_open: str = ""
+
+    @classmethod
+    def exact(cls, per_s: float) -> "Throughput":
+        """As closely as the search tells rates apart."""
+        return cls(per_s, per_s)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is left open."""
+        return self.most_per_s <= self.per_s
+
+
+def reached(found: Benchmark, slo: Slo, bounds: Search) -> Throughput:
+    """A benchmark's throughput; a rate far above that did not hold only bounds it."""
+    per_s, rejected = found.throughput_at_slo_per_s, found.rejected_rate_per_s
+    if found.cut_short:
+        return Throughput(per_s, math.inf, found.cut_short)
+    return between(per_s, rejected, bounds, most_per_s=_refuted_above(found, slo))
+
+
+def between(
+    per_s: float, rejected: float | None, bounds: Search, *, most_per_s: float
+) -> Throughput:
+    """Exact where the rate that did not hold is within two of the search's resolutions."""
+    near = per_s * (1.0 + bounds.resolution) ** 2 * ROUNDING
+    if rejected is not None and rejected <= near:
+        return Throughput.exact(per_s)
+    why = "no rate just above it was refuted"
+    return Throughput(per_s, max(per_s, most_per_s), f"{why}: {_BUDGET}")
+
+
+def _refuted_above(found: Benchmark, slo: Slo) -> float:
+    """The lowest rate above the throughput that the chosen configuration is shown not to hold."""
+    rates = (
+        m.rate_per_s
+        for m in found.measurements
+        if m.config == found.chosen and _refutes(m, slo.p99_ms)
+    )
+    return min((rate for rate in rates if rate > found.throughput_at_slo_per_s), default=math.inf)
+
+
+def _refutes(m: Measurement, limit_ms: float) -> bool:
+    """Whether the whole interval of its p99 is above the limit, or p99 falls on failures."""
+    if m.invalid:
+        return False
+    p99 = m.percentile(0.99)
+    if p99 is None:
+        return m.failed > 0
+    return p99.low_ms is not None and p99.low_ms > limit_ms
+
+
+def lowest_refuted(own: Benchmark, slo: Slo, bounds: Search) -> float | None:
+    """The lowest rate that is tried, if every configuration measured there is shown not to hold.
+
+    That nothing was confirmed is not enough: it may only be known of higher rates.
+    """
+    lowest = ceiling(bounds) if bounds.objective == "latency" else bounds.min_rate_per_s
+    failed = any(f.gate == "p99_ms" and f.outcome is Outcome.FAILED for f in own.findings)
+    there = [
+        _refutes(m, slo.p99_ms)
+        for m in own.measurements
+        if not m.invalid and m.rate_per_s <= lowest * ROUNDING
+    ]
+    return lowest if failed and there and all(there) else None
+
+
+def at_top(known: Throughput, bounds: Search) -> bool:
+    """Whether it is the highest rate that is tried, as closely as the search tells rates apart."""
+    return known.per_s >= ceiling(bounds) * (1.0 - bounds.resolution)
+
+
+def ceiling(bounds: Search) -> float:
+    """The highest rate that a search of this objective tries."""
+    if bounds.objective == "latency" and bounds.at_rate_per_s is not None:
+        return bounds.at_rate_per_s
+    return bounds.max_rate_per_s

@@ -1,0 +1,288 @@
+"""Whether a live release does what was promised: one look's numbers + policy -> findings.
+
+Shares (errors, slow answers, answers unlike FP32) are judged over all looks together, by a rule
+that holds however often one looks (validation/repeated.py); once a look failed, counting starts
+anew, so that a fault that is over does not fail the looks after it. Gauges (mean server time,
+queue, memory) are judged look by look: the policy says by how much they may exceed. Nothing was
+promised above the promised load: what is found there is said, and counts for no later look.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from enginegate.decision import Promise, Release
+from enginegate.evidence import Finding, Outcome
+from enginegate.operating import Watch
+from enginegate.triton.look import Reading
+from enginegate.triton.slo import P99
+from enginegate.watching import Action, Count, Look
+from validation.repeated import Seen, surely
+
+# Errors, latency and agreement share the chance of a false alarm.
+_TESTS = 3
+# What a rollback would not cure, or what one reading of a gauge cannot show.
+_ALERT_ONLY = frozenset({"input_drift", "pending", "gpu_memory"})
+# What load alone can cause.
+_OF_LOAD = frozenset({"error_share", "latency", "server_time"})
+
+
+def alpha_of(rules: Watch) -> float:
+    """Chance that one of the three shares ever fails a release that is within all limits."""
+    return (1.0 - rules.confidence) / _TESTS
+
+
+def judge_reading(
+    reading: Reading, release: Release, rules: Watch, past: Sequence[Look], *, server: str = ""
+) -> tuple[tuple[Finding, ...], tuple[Count, ...]]:
+    """What one look at one server says about a release, and what it adds to the shares.
+
+    Args:
+        reading: of the live version.
+        release: what was promised.
+        rules: the policy's limits.
+        past: the looks before this one, oldest first.
+        server: one of a fleet; empty: the first, or only one.
+    """
+    probe, of = reading.probe, f"/{server}" if server else ""
+    errors = Count(
+        what=f"error_share{of}", samples=reading.answered + reading.failed, bad=reading.failed
+    )
+    slow = Count(what=f"latency{of}", samples=probe.sent, bad=probe.over)
+    findings = (
+        *_wrong_version(probe.versions, release.version),
+        *_unread(reading),
+        _errors(reading, errors, rules, past),
+        _latency(reading, slow, release.promise, rules, past),
+        _server_time(reading, release.promise, rules),
+        _queue(reading, rules),
+        _gpu_memory(reading, rules),
+    )
+    placed = tuple(found.model_copy(update={"scope": f"live{of}"}) for found in findings)
+    return placed, (errors, slow) if _promised(reading, release.promise) else ()
+
+
+def not_measured(why: str, *, server: str = "") -> Finding:
+    """A look that could not find out: errored, never fine."""
+    found = live_finding(
+        "measured",
+        Outcome.ERRORED,
+        why,
+        remedy="Bring the live server up (`enginegate verify POLICY --repair`), and look again.",
+    )
+    return found.model_copy(update={"scope": f"live/{server}" if server else "live"})
+
+
+def action_for(look: Look, rules: Watch, promise: Promise, *, can_go_back: bool) -> Action:
+    """What the policy does about a look.
+
+    Only a measured failure of the release itself rolls it back: what could not be measured, what
+    more load than was promised can cause, and what another release would suffer from as well, is
+    for a person to look at.
+
+    Args:
+        look: as it was judged.
+        rules: the policy's.
+        promise: of the release that was looked at.
+        can_go_back: whether there is an earlier release, and this one was never rolled back by a
+            watch.
+    """
+    failed = [f for f in look.found if f.outcome is Outcome.FAILED]
+    its_own = [f for f in failed if f.gate not in _ALERT_ONLY | _excused(look, promise, f.scope)]
+    if its_own and rules.on_failure == "rollback" and can_go_back:
+        return "rollback"
+    if any(f.outcome is Outcome.ERRORED for f in look.found):
+        return "alert"
+    return "alert" if failed and rules.on_failure != "nothing" else "none"
+
+
+def seen(count: Count, past: Sequence[Look]) -> list[Seen]:
+    """A share's counts, look by look, since the last look that failed on it.
+
+    Each keeps its look's number, so that forgetting the oldest looks makes the others no younger.
+    """
+    gate = count.what.partition("/")[0]
+    looks, since = list(past), 0
+    for place in range(len(looks) - 1, -1, -1):
+        failed = any(f.gate == gate and f.outcome is Outcome.FAILED for f in looks[place].findings)
+        if failed and any(c.what == count.what for c in looks[place].counts):
+            since, looks = looks[place].number, looks[place + 1 :]
+            break
+    found = [
+        Seen(look.number - since, c.samples, c.bad)
+        for look in looks
+        for c in look.counts
+        if c.what == count.what
+    ]
+    number = past[-1].number + 1 if past else 1
+    return [*found, Seen(number - since, count.samples, count.bad)]
+
+
+def live_finding(gate: str, outcome: Outcome, reason: str, **fields: Any) -> Finding:
+    """A finding about what is live."""
+    return Finding(gate=gate, scope="live", outcome=outcome, reason=reason, **fields)
+
+
+def _promised(reading: Reading, promise: Promise) -> bool:
+    """Whether no more came than was promised to be borne."""
+    return reading.arrived_per_s <= promise.throughput_per_s
+
+
+def _excused(look: Look, promise: Promise, scope: str) -> frozenset[str]:
+    """Gates that a server's load may have failed by itself."""
+    server = scope.partition("/")[2]
+    reading = look.others.get(server) if server else look.reading
+    above = reading is not None and not _promised(reading, promise)
+    return _OF_LOAD if above else frozenset()
+
+
+def _unread(reading: Reading) -> tuple[Finding, ...]:
+    """A metrics address that is known and does not answer: nobody sees the queue any more."""
+    if not reading.unread:
+        return ()
+    why = f"the metrics could not be read: {reading.unread}"
+    remedy = "Bring the metrics endpoint up, or correct [target] metrics."
+    return (live_finding("metrics", Outcome.ERRORED, why, remedy=remedy),)
+
+
+def _wrong_version(versions: tuple[str, ...], version: int) -> tuple[Finding, ...]:
+    others = sorted(set(versions) - {str(version)})
+    if not others:
+        return ()
+    return (
+        live_finding(
+            "served_version",
+            Outcome.ERRORED,
+            f"requests were answered by version {', '.join(others)}, not {version}",
+            remedy="Run `enginegate verify POLICY`: the server serves what is not live.",
+        ),
+    )
+
+
+def _errors(reading: Reading, count: Count, rules: Watch, past: Sequence[Look]) -> Finding:
+    share, limit = count.bad / max(count.samples, 1), rules.max_error_share
+    told = f"{count.bad} of {count.samples} requests failed, {share:.3g}"
+    if surely(seen(count, past), "above", limit, alpha=alpha_of(rules)):
+        outcome, reason = Outcome.FAILED, f"{told}; surely > {limit:g} over the looks so far"
+    elif reading.live < rules.min_requests:
+        outcome, reason = Outcome.INCONCLUSIVE, f"{told}; {_too_few(reading, rules)}"
+    elif share <= limit:
+        outcome, reason = Outcome.PASSED, f"{told} <= {limit:g}"
+    else:
+        outcome, reason = Outcome.INCONCLUSIVE, f"{told} > {limit:g}, which may be chance"
+    return live_finding(
+        "error_share",
+        outcome,
+        reason,
+        value=share,
+        limit=limit,
+        relation="<=",
+        unit="fraction",
+        samples=count.samples,
+        remedy="" if outcome is Outcome.PASSED else "The server's log says what failed.",
+    )
+
+
+def _latency(
+    reading: Reading, count: Count, promise: Promise, rules: Watch, past: Sequence[Look]
+) -> Finding:
+    """At the client, against the SLO; undecided for long, and only shown until then."""
+    counts, limit, probe = seen(count, past), 1.0 - P99, reading.probe
+    sent, over = sum(s.samples for s in counts), sum(s.having for s in counts)
+    if surely(counts, "above", limit, alpha=alpha_of(rules)):
+        outcome, word = Outcome.FAILED, "surely too many"
+    elif surely(counts, "below", limit, alpha=alpha_of(rules)):
+        outcome, word = Outcome.PASSED, "the SLO holds"
+    else:
+        outcome, word = Outcome.INCONCLUSIVE, "not decided yet"
+    slowest = "none was answered" if probe.slowest_ms is None else f"{probe.slowest_ms:.3g} ms"
+    return live_finding(
+        "latency",
+        outcome,
+        f"{over} of {sent} requests of ours took more than {promise.slo_p99_ms:g} ms ({word}); "
+        f"{probe.sent} in this look, slowest: {slowest}",
+        value=probe.slowest_ms,
+        limit=promise.slo_p99_ms,
+        relation="<=",
+        unit="ms",
+        samples=sent,
+        advisory=outcome is Outcome.INCONCLUSIVE,
+    )
+
+
+def _server_time(reading: Reading, promise: Promise, rules: Watch) -> Finding:
+    """Triton's counters give means only, so the mean is compared with the promised mean."""
+    promised = promise.p99_ms if promise.server_ms is None else promise.server_ms
+    limit, found = promised * rules.p99_over_promise, reading.server_ms
+    offered = f"at {reading.arrived_per_s:.3g}/s"
+    outcome, advisory = Outcome.INCONCLUSIVE, False
+    if reading.live < rules.min_requests or found is None:
+        reason = _too_few(reading, rules)
+    elif not _promised(reading, promise):
+        reason = f"{found:.3g} ms {offered}; nothing was promised above "
+        reason += f"{promise.throughput_per_s:g}/s"
+    elif not found <= limit:
+        outcome, reason = Outcome.FAILED, f"mean {found:.3g} ms > {limit:.3g} ms {offered}"
+    elif promise.server_ms is None:
+        reason, advisory = f"mean {found:.3g} ms {offered}; only a p99 was promised", True
+    else:
+        outcome, reason = Outcome.PASSED, f"mean {found:.3g} ms <= {limit:.3g} ms {offered}"
+    return live_finding(
+        "server_time",
+        outcome,
+        reason,
+        value=found,
+        limit=limit,
+        relation="<=",
+        unit="ms",
+        samples=reading.answered,
+        advisory=advisory,
+    )
+
+
+def _queue(reading: Reading, rules: Watch) -> Finding:
+    if reading.pending is None or reading.pending_before is None:
+        waited = "" if reading.queue_ms is None else f"; requests waited {reading.queue_ms:.3g} ms"
+        return _unknown("pending", f"the metrics address is not known{waited}")
+    holds = reading.pending <= rules.max_pending
+    return live_finding(
+        "pending",
+        Outcome.PASSED if holds else Outcome.FAILED,
+        f"{reading.pending} requests waiting {'<=' if holds else '>'} {rules.max_pending} "
+        f"({reading.pending_before} before); {reading.arrived_per_s:.3g}/s came, "
+        f"{reading.answered / reading.lasted_s:.3g}/s were answered",
+        value=reading.pending,
+        limit=rules.max_pending,
+        relation="<=",
+        unit="requests",
+        samples=reading.answered,
+    )
+
+
+def _gpu_memory(reading: Reading, rules: Watch) -> Finding:
+    share, limit = reading.gpu_memory_share, rules.max_gpu_memory_share
+    if share is None:
+        return _unknown("gpu_memory", "the server tells of no GPU")
+    holds = share <= limit
+    return live_finding(
+        "gpu_memory",
+        Outcome.PASSED if holds else Outcome.FAILED,
+        f"{share:.3g} of the fullest GPU {'<=' if holds else '>'} {limit:g}",
+        value=share,
+        limit=limit,
+        relation="<=",
+        unit="fraction",
+    )
+
+
+def _unknown(gate: str, why: str) -> Finding:
+    return live_finding(
+        gate,
+        Outcome.INCONCLUSIVE,
+        why,
+        advisory=True,
+        remedy="Name the server's metrics under [target] metrics.",
+    )
+
+
+def _too_few(reading: Reading, rules: Watch) -> str:
+    return f"{reading.live} live requests in this look, {rules.min_requests} are needed"
