@@ -1,12 +1,14 @@
 """Engines: planned, built once, proven, run and served."""
 
 from enginegate.engines.build import build_engine, plan_engine, read_engine
+from enginegate.engines.kinds import NATIVE
 from enginegate.engines.onnxruntime import open_onnx
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.plan_header import check_plan, plan_info
 from enginegate.engines.protocol import Availability, Runner, Served
 from enginegate.engines.run import (
     availability,
+    native_obstacle,
     open_engine,
     open_reference,
     runnable_here,
@@ -14,6 +16,7 @@ from enginegate.engines.run import (
 )
 
 __all__ = [
+    "NATIVE",
     "Availability",
     "BuildPlan",
     "Runner",
@@ -21,6 +24,7 @@ __all__ = [
     "availability",
     "build_engine",
     "check_plan",
+    "native_obstacle",
     "open_engine",
     "open_onnx",
     "open_reference",

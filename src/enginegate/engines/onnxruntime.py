@@ -117,7 +117,11 @@ def load(engine: Engine, path: Path) -> Iterator[Runner]:
     """
     device = _device(engine)
     graphs = engine.flags.get("cuda_graphs") == "on"
-    opened = sessions.open_session(path, engine.candidate.precision, device, graphs=graphs)
+
+    def open_one() -> Opened:
+        return sessions.open_session(path, engine.candidate.precision, device, graphs=graphs)
+
+    opened = open_one()
     if opened.provider != PROVIDERS[device]:
         raise EnginegateError(
             f"{engine.candidate} is for {engine.target}: {_fallback(device, opened)} Its numbers "
@@ -127,7 +131,7 @@ def load(engine: Engine, path: Path) -> Iterator[Runner]:
     if device == "cpu":
         yield SessionRunner(opened.session, specs, engine.max_batch_size)
         return
-    yield GpuRunner(warm(opened, buckets(engine), engine.profiles), specs)
+    yield GpuRunner(warm(opened, open_one, buckets(engine), engine.profiles), specs)
 
 
 def buckets(engine: Engine) -> tuple[int, ...]:
@@ -201,7 +205,7 @@ def _opened(plan: BuildPlan, path: Path, device: Device) -> Opened:
 def _captures(opened: Opened, plan: BuildPlan) -> bool:
     """Whether a graph of this model can really be captured; opening a session does not tell."""
     try:
-        warm(opened, (1,), plan.known_profiles)
+        warm(opened, lambda: opened, (1,), plan.known_profiles)
     except Exception:  # noqa: BLE001 - ONNX Runtime's errors share no base class of their own
         return False
     return True

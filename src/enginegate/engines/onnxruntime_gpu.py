@@ -9,6 +9,7 @@ this package.
 import ctypes
 import sys
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -25,6 +26,7 @@ _DEVICE = "cuda"
 _UNCAPTURED = "-1"
 _KEPT_SHAPES = 64  # least recently used ones give their buffers back
 _SETTLING_RUNS = 3  # algorithm search, then capture, then a first replay
+_PORTABLE = 1
 _TYPES = {
     "tensor(float)": np.float32,
     "tensor(float16)": np.float16,
@@ -84,14 +86,36 @@ def padded(array: NDArray[Any], rows: int) -> NDArray[Any]:
     return np.concatenate([array, np.repeat(array[-1:], rows - len(array), axis=0)])
 
 
+def pinned(shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+    """A host array that the driver copies from without a detour; an ordinary one without a driver.
+
+    The memory stays registered for as long as the process lives.
+    """
+    array = np.zeros(shape, dtype)
+    with suppress(OSError, AttributeError):
+        driver = ctypes.CDLL("libcuda.so.1")
+        register = driver.cuMemHostRegister_v2
+        register.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_uint]
+        if array.nbytes:
+            register(array.ctypes.data, array.nbytes, _PORTABLE)
+            _REGISTERED.append(array)
+    return array
+
+
+# The driver must not be told of memory that Python has given back.
+_REGISTERED: list[NDArray[Any]] = []
+
+
 class Buffers:
-    """Fixed device memory for one set of input shapes."""
+    """Fixed device memory for one set of input shapes, and host memory to fill it from."""
 
     def __init__(self, session: Any, inputs: Arrays, graph: str, device_id: int = 0) -> None:
         import onnxruntime  # noqa: PLC0415 - slow, and optional
 
         self._session, self._options = session, onnxruntime.RunOptions()
         self._device_id = device_id
+        self._host: Arrays = {}
+        self.lasting = False
         self._options.add_run_config_entry("gpu_graph_id", graph)
         make = onnxruntime.OrtValue.ortvalue_from_numpy
         self._inputs = {name: make(array, _DEVICE, device_id) for name, array in inputs.items()}
@@ -108,6 +132,22 @@ class Buffers:
         """Copy inputs to the device."""
         for name, array in inputs.items():
             self._inputs[name].update_inplace(array)
+
+    def gather(self, parts: Sequence[Arrays]) -> None:
+        """Copy the rows of several requests to the device, joined and padded on the way.
+
+        Each row is copied once on the host, into memory that the device reads directly.
+        """
+        for name, value in self._inputs.items():
+            if name not in self._host:
+                make = pinned if self.lasting else np.zeros
+                self._host[name] = make(tuple(value.shape()), parts[0][name].dtype)
+            target, end = self._host[name], 0
+            for part in parts:
+                target[end : end + len(part[name])] = part[name]
+                end += len(part[name])
+            target[end:] = target[end - 1]
+            value.update_inplace(target)
 
     def execute(self) -> None:
         """Run on what was loaded; returns when the device is done."""
@@ -135,21 +175,31 @@ class Buffers:
 
 
 class Bucketed:
-    """A session for the CUDA provider that is only ever run at its buckets' batch sizes.
+    """An engine on the CUDA provider that is only ever run at its buckets' batch sizes.
+
+    Every bucket has a session of its own. A convolution keeps one plan, for the shape it saw last:
+    another shape is planned anew every time it comes, and a graph captured before still points at
+    what the old plan used. The price is the weights once a bucket.
 
     Args:
+        open_session: opens the engine; called once a bucket, and once more for other shapes.
         buckets: batch sizes, ascending.
-        graphs: whether the session was opened with ``enable_cuda_graph``.
+        graphs: whether sessions are opened with ``enable_cuda_graph``.
     """
 
     def __init__(
-        self, session: Any, buckets: tuple[int, ...], *, graphs: bool, device_id: int = 0
+        self,
+        open_session: Callable[[], Any],
+        buckets: tuple[int, ...],
+        *,
+        graphs: bool,
+        device_id: int = 0,
     ) -> None:
         self.buckets, self._device_id = buckets, device_id
-        self._session, self._graphs = session, graphs
-        self._names = [output.name for output in session.get_outputs()]
+        self._open, self._graphs = open_session, graphs
+        self._warm: dict[Shapes, Buffers] = {}
         self._kept: OrderedDict[Shapes, Buffers] = OrderedDict()
-        self._next_graph = 1
+        self._spare: Any = None
 
     def warm_up(self, example: Arrays) -> None:
         """Settle every bucket with one row's shapes, and capture its graph if there are graphs.
@@ -157,11 +207,13 @@ class Bucketed:
         Args:
             example: at least one row of each input.
         """
+        graph = "1" if self._graphs else _UNCAPTURED
         for size in self.buckets:
             inputs = {name: padded(array[:1], size) for name, array in example.items()}
-            graph = str(self._next_graph) if self._graphs else _UNCAPTURED
-            self._next_graph += 1
-            self._kept[_shapes(inputs)] = self._made(inputs, graph)
+            made = Buffers(self._open(), inputs, graph, self._device_id)
+            # Buffers of other shapes come and go, and pinned memory is never given back.
+            made.lasting = True
+            self._warm[_shapes(inputs)] = made
 
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs of at most as many rows as the largest bucket."""
@@ -173,30 +225,53 @@ class Bucketed:
         buffers.execute()
         return {name: array[:rows] for name, array in buffers.read().items()}
 
+    def run_joined(self, parts: Sequence[Arrays]) -> Arrays:
+        """Outputs of several requests' rows together, at most as many as the largest bucket.
+
+        Args:
+            parts: inputs of each request, alike in every axis but the first.
+        """
+        rows = sum(len(next(iter(part.values()))) for part in parts)
+        size = bucket_of(rows, self.buckets)
+        key = tuple((name, (size, *array.shape[1:])) for name, array in sorted(parts[0].items()))
+        buffers = self._warm.get(key)
+        if buffers is None:
+            buffers = self.buffers({n: padded(a[:1], size) for n, a in parts[0].items()})
+        buffers.gather(parts)
+        buffers.execute()
+        return {name: array[:rows] for name, array in buffers.read().items()}
+
     def buffers(self, inputs: Arrays) -> Buffers:
         """The buffers of these shapes; new shapes run uncaptured, and push the oldest out."""
         key = _shapes(inputs)
+        if key in self._warm:
+            return self._warm[key]
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = self._made(inputs, _UNCAPTURED)
+            self._spare = self._spare or self._open()
+            found = Buffers(self._spare, inputs, _UNCAPTURED, self._device_id)
+            self._kept[key] = found
             if len(self._kept) > _KEPT_SHAPES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return found
-
-    def _made(self, inputs: Arrays, graph: str) -> Buffers:
-        return Buffers(self._session, inputs, graph, self._device_id)
 
 
 def _shapes(inputs: Arrays) -> Shapes:
     return tuple((name, array.shape) for name, array in sorted(inputs.items()))
 
 
+def cuda_folders() -> tuple[Path, ...]:
+    """Folders of the CUDA libraries in NVIDIA's wheels on Python's path; none without them."""
+    wheels = [Path(entry) / "nvidia" for entry in sys.path if entry]
+    folders = [folder for wheel in wheels for folder in sorted(wheel.glob("*/lib"))]
+    return tuple(folder for folder in folders if any(folder.glob("lib*.so.*")))
+
+
 def _cuda_libraries() -> list[Path]:
-    folders = [Path(entry) / "nvidia" for entry in sys.path if entry]
     return [
         library
         for name in _LIBRARIES
-        for folder in folders
-        for library in sorted(folder.glob(f"*/lib/lib{name}.so.*"))
+        for folder in cuda_folders()
+        for library in sorted(folder.glob(f"lib{name}.so.*"))
     ]

@@ -1,6 +1,6 @@
 """Running ONNX Runtime sessions: as they come on a CPU, over warm buckets on a GPU."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,13 +52,23 @@ class GpuRunner:
         return run_rows(inputs, self.specs, limit=limit, run_once=self.bucketed.run)
 
 
-def warm(opened: Opened, sizes: tuple[int, ...], shapes: Mapping[str, ShapeRange]) -> Bucketed:
-    """The session with every bucket settled, and captured where graphs may be.
+def warm(
+    opened: Opened,
+    again: Callable[[], Opened],
+    sizes: tuple[int, ...],
+    shapes: Mapping[str, ShapeRange],
+) -> Bucketed:
+    """Every bucket settled in a session of its own, and captured where graphs may be.
 
     Args:
+        opened: the first bucket's.
+        again: opens one more like it.
         shapes: by input; dynamic axes besides the batch are settled at their best size.
     """
-    bucketed = Bucketed(opened.session, sizes, graphs=opened.graphs)
+    ready = [opened.session]
+    bucketed = Bucketed(
+        lambda: ready.pop() if ready else again().session, sizes, graphs=opened.graphs
+    )
     examples = {spec.name: _example(spec, shapes.get(spec.name)) for spec in specs(opened.session)}
     bucketed.warm_up(examples)
     return bucketed

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginegate.candidate import ONNX_FILE, Engine, OnnxModel
+from enginegate.candidate import ONNX_FILE, Engine, EngineKind, OnnxModel
 from enginegate.engines import onnxruntime
-from enginegate.engines.kinds import KINDS
+from enginegate.engines.kinds import KINDS, NATIVE
 from enginegate.engines.protocol import Availability, Runner, Served
+from enginegate.errors import ModelError
 
 
 @contextmanager
@@ -42,16 +43,48 @@ def runnable_here(engine: Engine) -> str | None:
     return KINDS[engine.candidate.kind].obstacle(engine)
 
 
-def serving(engine: Engine, folder: Path) -> Served:
+def native_obstacle(engine: Engine) -> str | None:
+    """Why Triton's own backend would not compute what was validated, or None where it would."""
+    on_gpu = engine.target.startswith("cuda")
+    if engine.candidate.kind is not EngineKind.ONNXRUNTIME or not on_gpu:
+        return None
+    return (
+        "on a GPU it runs FP32 as TF32 unless told otherwise, and takes neither this engine's "
+        'optimisation level nor its batch buckets. Use serving.backend = "auto" or "python".'
+    )
+
+
+def serving(engine: Engine, folder: Path, *, backend: str = "") -> Served:
     """What Triton needs to serve an engine of the store.
+
+    Args:
+        engine: what is served.
+        folder: where it is.
+        backend: Triton backend; empty takes the kind's usual one.
 
     Raises:
         TamperedError: the file is not the one that was recorded.
-        ModelError: Triton cannot serve this engine.
+        ModelError: Triton cannot serve this engine, or not in that backend; `native_obstacle` says
+            so beforehand.
     """
     engine.check(folder)
     path = folder / engine.filename
-    return KINDS[engine.candidate.kind].serving(engine, path)
+    usual = KINDS[engine.candidate.kind].serving(engine, path)
+    if backend in {"", usual.backend}:
+        return usual
+    native, filename = NATIVE[engine.candidate.kind]
+    if backend != native:
+        raise ModelError(
+            f"{engine.candidate} cannot be served in Triton's {backend} backend: only in "
+            f"{' or '.join(sorted({usual.backend, native}))}. Use a server that has it."
+        )
+    obstacle = native_obstacle(engine)
+    if obstacle is not None:
+        raise ModelError(
+            f"{engine.candidate} cannot be served in Triton's {native} backend: {obstacle}"
+        )
+    beside = {name: path.with_name(name) for name in engine.external}
+    return Served(backend=native, files={filename: path, **beside}, gpu=usual.gpu)
 
 
 def availability() -> tuple[Availability, ...]:

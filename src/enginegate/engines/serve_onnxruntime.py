@@ -77,10 +77,18 @@ class TritonPythonModel:
     def _run(self, batch: list[Arrays]) -> list[Any]:
         if not batch:
             return []
-        joined = {name: np.concatenate([arrays[name] for arrays in batch]) for name in batch[0]}
-        ends = np.cumsum([len(next(iter(arrays.values()))) for arrays in batch])[:-1]
-        split = [np.split(output, ends) for output in self._session.run(self._outputs, joined)]
+        ends = np.cumsum([len(next(iter(arrays.values()))) for arrays in batch])
+        found = self._answers(batch, int(ends[-1]))
+        split = [np.split(output, ends[:-1]) for output in found]
         return [self._response(parts) for parts in zip(*split, strict=True)]
+
+    def _answers(self, batch: list[Arrays], rows: int) -> list[NDArray[Any]]:
+        """Outputs of all requests' rows together, in the order of their names."""
+        if isinstance(self._session, _OnGpu) and self._session.fits(batch, rows):
+            return self._session.run_joined(self._outputs, batch)
+        joined = {name: np.concatenate([arrays[name] for arrays in batch]) for name in batch[0]}
+        answers: list[NDArray[Any]] = self._session.run(self._outputs, joined)
+        return answers
 
     def _response(self, parts: tuple[NDArray[Any], ...]) -> Any:
         tensors = [_tensor(name, p) for name, p in zip(self._outputs, parts, strict=True)]
@@ -151,6 +159,19 @@ class _OnGpu:
         self._bucketed = bucketed
         self.warm_up = bucketed.warm_up
 
+    def fits(self, batch: list[Arrays], rows: int) -> bool:
+        """Whether all requests go in one run: few enough rows, and alike in every other axis."""
+        first = {name: array.shape[1:] for name, array in batch[0].items()}
+        alike = all(
+            array.shape[1:] == first[name] for arrays in batch for name, array in arrays.items()
+        )
+        return alike and rows <= int(self._bucketed.buckets[-1])
+
+    def run_joined(self, names: list[str], batch: list[Arrays]) -> list[NDArray[Any]]:
+        """Outputs in the order of their names, from one run; each row is copied once."""
+        found = self._bucketed.run_joined(batch)
+        return [found[name] for name in names]
+
     def run(self, names: list[str], inputs: Arrays) -> list[NDArray[Any]]:
         """Outputs in the order of their names, from runs of at most the largest bucket."""
         rows, limit = len(next(iter(inputs.values()))), self._bucketed.buckets[-1]
@@ -179,15 +200,19 @@ def _session(engine: _Engine, parameters: dict[str, str], device_id: int) -> Any
         gpu.load_cuda_libraries()
         tf32 = engine.flags.get("use_tf32") == "1"
         provider = gpu.provider(tf32=tf32, graphs=graphs, device_id=device_id)
-    session = onnxruntime.InferenceSession(engine.model, options, providers=[provider])
-    used = session.get_providers()[0]
-    if used != wanted:
-        raise triton.TritonModelException(f"asked for {wanted}, ONNX Runtime chose {used}")
-    if gpu is None:
+
+    def opened() -> Any:
+        session = onnxruntime.InferenceSession(engine.model, options, providers=[provider])
+        used = session.get_providers()[0]
+        if used != wanted:
+            raise triton.TritonModelException(f"asked for {wanted}, ONNX Runtime chose {used}")
         return session
+
+    if gpu is None:
+        return opened()
     told = tuple(int(size) for size in engine.flags.get("batch_buckets", "").split())
     buckets = gpu.buckets_up_to(int(engine.manifest["max_batch_size"]), told)
-    return _OnGpu(gpu.Bucketed(session, buckets, graphs=graphs, device_id=device_id))
+    return _OnGpu(gpu.Bucketed(opened, buckets, graphs=graphs, device_id=device_id))
 
 
 def _gpu_module(folder: Path) -> Any:

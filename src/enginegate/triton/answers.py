@@ -54,6 +54,7 @@ class Statistics:
         failures: requests that failed inside Triton.
         inferences: samples, that is requests times their batch size.
         executions: batches run.
+        success_ns: total over answered requests, from arrival to answer.
         queue_ns: total over requests; so are the compute times.
         batches: batch size -> executions of that size.
     """
@@ -67,6 +68,7 @@ class Statistics:
     compute_infer_ns: int = 0
     compute_output_ns: int = 0
     batches: dict[int, int] = field(default_factory=dict)
+    success_ns: int = 0
 
     def __sub__(self, earlier: "Statistics") -> "Statistics":
         """What happened between two readings."""
@@ -91,4 +93,5 @@ class Statistics:
             compute_infer_ns=self.compute_infer_ns + sign * other.compute_infer_ns,
             compute_output_ns=self.compute_output_ns + sign * other.compute_output_ns,
             batches={size: count for size, count in sorted(batches.items()) if count},
+            success_ns=self.success_ns + sign * other.success_ns,
         )

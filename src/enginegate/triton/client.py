@@ -5,7 +5,6 @@ that serves the connection). A success status is never evidence of what serves: 
 send a probe.
 """
 
-import asyncio
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -14,11 +13,10 @@ from enginegate.data import Tensors
 from enginegate.errors import ServerError
 from enginegate.triton.answers import IndexRow, Reply, ServerMetadata, Statistics
 from enginegate.triton.config import Config, config_json
+from enginegate.triton.vendor import channel_options, vendor
 from enginegate.triton.wire import fill_request, reply_of
 
-_INFER = "/inference.GRPCInferenceService/ModelInfer"
 _LOAD_TIMEOUT_S = 120.0
-_MISSING = "Install the client: python -m pip install 'enginegate[triton]'"
 _REMEDIES = {
     "UNAVAILABLE": "Check that the server runs at this address (its log says why it stopped) and "
     "that this model version is ready in its index.",
@@ -33,6 +31,27 @@ _REMEDIES = {
 }
 
 
+class SharedRegion(NamedTuple):
+    """Memory that a server on this machine can read; on a GPU if it has a handle.
+
+    Attributes:
+        name: for requests; also the key of system memory.
+        size: bytes.
+        handle: CUDA's handle of it.
+        device: the GPU's number.
+    """
+
+    name: str
+    size: int
+    handle: bytes | None = None
+    device: int = 0
+
+    @property
+    def kind(self) -> str:
+        """As Triton's calls are named."""
+        return "System" if self.handle is None else "Cuda"
+
+
 class TritonClient:
     """A connection to one server. Every call has a deadline; every failure is a `ServerError`.
 
@@ -41,11 +60,11 @@ class TritonClient:
 
     def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
         """Connect lazily to ``HOST:PORT``; ``timeout_s`` limits every call but load and unload."""
-        grpc, messages, stubs = _vendor()
+        grpc, messages, stubs = vendor()
         self.address = address
         self._timeout_s = timeout_s
         self._messages = messages
-        self._channel = grpc.insecure_channel(address, options=_options(address))
+        self._channel = grpc.insecure_channel(address, options=channel_options(address))
         self._stub = stubs.GRPCInferenceServiceStub(self._channel)
 
     def __enter__(self) -> Self:
@@ -81,12 +100,18 @@ class TritonClient:
         return ServerMetadata(found.name, found.version, tuple(found.extensions))
 
     def load(
-        self, model: str, config: Config | None = None, *, timeout_s: float = _LOAD_TIMEOUT_S
+        self,
+        model: str,
+        config: Config | None = None,
+        *,
+        files: Mapping[str, bytes] | None = None,
+        timeout_s: float = _LOAD_TIMEOUT_S,
     ) -> None:
         """Load or reload a model; returns when the new version answers, or raises.
 
         With a configuration the load always happens. Without one Triton answers "done" and does
         nothing when it believes that the files have not changed (it compares times, not content).
+        With files (``VERSION/NAME`` -> content) it loads those instead of any folder.
 
         Raises:
             ServerError: the model did not load; what served before still serves. After a deadline
@@ -95,6 +120,8 @@ class TritonClient:
         request = self._messages.RepositoryModelLoadRequest(model_name=model)
         if config is not None:
             request.parameters["config"].string_param = config_json(config)
+        for path, content in (files or {}).items():
+            request.parameters[f"file:{path}"].bytes_param = content
         self._send("RepositoryModelLoad", request, f"load {model}", timeout_s)
 
     def unload(self, model: str, *, timeout_s: float = _LOAD_TIMEOUT_S) -> None:
@@ -150,6 +177,34 @@ class TritonClient:
             request.settings[name].value.extend(values or ())
         self._send("TraceSetting", request, f"trace {model}", None)
 
+    def share_memory(self, region: SharedRegion) -> None:
+        """Let requests name a region of memory instead of carrying their tensors.
+
+        Raises:
+            ServerError: the server cannot open it, most often because it is on another machine.
+        """
+        fields: dict[str, Any] = {"name": region.name, "byte_size": region.size}
+        if region.handle is None:
+            fields |= {"key": region.name}
+        else:
+            fields |= {"raw_handle": region.handle, "device_id": region.device}
+        kind = f"{region.kind}SharedMemoryRegister"
+        request = getattr(self._messages, f"{kind}Request")(**fields)
+        self._send(kind, request, f"open shared memory {region.name}", None)
+
+    def shared_memory(self) -> tuple[str, ...]:
+        """Keys of the system memory that is shared with it, by anybody."""
+        found = self._call("SystemSharedMemoryStatus", "list shared memory")
+        return tuple(region.key for region in found.regions.values())
+
+    def forget_memory(self, region: SharedRegion) -> None:
+        """Take a region back; requests that still use it keep it until they are answered."""
+        self._call(
+            f"{region.kind}SharedMemoryUnregister",
+            f"forget shared memory {region.name}",
+            name=region.name,
+        )
+
     def _yes(self, method: str, answer: str, **fields: str) -> bool:
         try:
             return bool(getattr(self._call(method, "say whether it is ready", **fields), answer))
@@ -161,7 +216,7 @@ class TritonClient:
         return self._send(method, getattr(self._messages, kind)(**fields), what, None)
 
     def _send(self, method: str, request: Any, what: str, timeout_s: float | None) -> Any:
-        grpc, _, _ = _vendor()
+        grpc, _, _ = vendor()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return getattr(self._stub, method)(request, timeout=limit_s)
@@ -173,97 +228,12 @@ class TritonClient:
             ) from error
 
 
-class Answer(NamedTuple):
-    """What became of one request; ``error`` is empty when it succeeded."""
-
-    error: str
-    version: str
-    message: Any
-
-    def reply(self) -> Reply:
-        """The decoded answer of a request that succeeded."""
-        return reply_of(self.message)
-
-
-class AsyncAsker:
-    """One connection that sends requests made beforehand, for one event loop."""
-
-    def __init__(self, address: str) -> None:
-        """Open a connection; must be called inside a running event loop."""
-        _, messages, _ = _vendor()
-        import grpc.aio  # type: ignore[import-untyped]  # noqa: PLC0415
-
-        self._failure = grpc.aio.AioRpcError
-        self._channel = grpc.aio.insecure_channel(address, options=_options(address))
-        self._infer = self._channel.unary_unary(
-            _INFER, response_deserializer=messages.ModelInferResponse.FromString
-        )
-
-    async def ask(self, request: bytes, timeout_s: float) -> Answer:
-        """Send one request; a failure is an answer too, never an exception."""
-        try:
-            message = await self._infer(request, timeout=timeout_s)
-        except self._failure as error:
-            return Answer(error.code().name, "", None)
-        return Answer("", message.model_version, message)
-
-    async def connect(self, timeout_s: float) -> bool:
-        """Wait for the connection, so that the first request does not pay for it."""
-        try:
-            await asyncio.wait_for(self._channel.channel_ready(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
-
-    async def close(self) -> None:
-        """Close the connection; requests under way are cancelled."""
-        await self._channel.close()
-
-
-def prepare(model: str, inputs: Tensors, *, version: str = "", request_id: str = "") -> bytes:
-    """A request in wire form, made once and sent often."""
-    _, messages, _ = _vendor()
-    request = messages.ModelInferRequest(model_name=model, model_version=version, id=request_id)
-    fill_request(request, inputs)
-    return bytes(request.SerializeToString())
-
-
-class _Vendor(NamedTuple):
-    grpc: Any
-    messages: Any
-    stubs: Any
-
-
-def _vendor() -> _Vendor:
-    try:
-        import grpc  # noqa: PLC0415
-        from tritonclient.grpc import (  # type: ignore[import-untyped]  # noqa: PLC0415
-            service_pb2,
-            service_pb2_grpc,
-        )
-    except ImportError as error:
-        raise ServerError(f"Triton's client cannot be imported: {error}.\n{_MISSING}") from error
-    return _Vendor(grpc, service_pb2, service_pb2_grpc)
-
-
-def _options(address: str) -> list[tuple[str, int]]:
-    options = [
-        ("grpc.max_send_message_length", -1),
-        ("grpc.max_receive_message_length", -1),
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        ("grpc.min_reconnect_backoff_ms", 50),
-        ("grpc.max_reconnect_backoff_ms", 1000),
-    ]
-    if address.startswith(("127.", "localhost:", "[::1]")):
-        options.append(("grpc.enable_http_proxy", 0))
-    return options
-
-
 def _statistics(row: Any) -> Statistics:
     stats = row.inference_stats
     return Statistics(
         requests=stats.success.count,
         failures=stats.fail.count,
+        success_ns=stats.success.ns,
         inferences=row.inference_count,
         executions=row.execution_count,
         queue_ns=stats.queue.ns,

@@ -9,7 +9,8 @@ from typing import Any
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
-from enginegate.evidence import ServingConfig
+from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.triton.options import apply_options, apply_serving, warmup_sizes
 
 _TRITON_TYPES = {
     "bool": "BOOL",
@@ -25,6 +26,8 @@ _TRITON_TYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
+NATIVE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
+_PLAIN = ServingOptions()
 _NUMPY_TYPES = {triton: numpy for numpy, triton in _TRITON_TYPES.items()}
 
 
@@ -67,6 +70,10 @@ class Config:
 
     message: Any
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Messages cannot be sent to another process; their bytes can."""
+        return _from_bytes, (self.message.SerializeToString(deterministic=True),)
+
     @property
     def name(self) -> str:
         """The model's name."""
@@ -92,11 +99,20 @@ class Config:
 
     @property
     def serving(self) -> ServingConfig:
-        """Batching and instances."""
+        """Batching and instances.
+
+        The largest batch as the only preferred one is Triton's default: it reads as none.
+        """
+        batching = self.message.dynamic_batching
+        groups = self.message.instance_group
+        preferred = tuple(batching.preferred_batch_size)
         return ServingConfig(
             max_batch_size=self.message.max_batch_size or 1,
-            max_queue_delay_us=self.message.dynamic_batching.max_queue_delay_microseconds,
-            instances=sum(group.count for group in self.message.instance_group) or 1,
+            max_queue_delay_us=batching.max_queue_delay_microseconds,
+            instances=sum(group.count for group in groups) or 1,
+            preferred_batch_sizes=() if preferred == (self.message.max_batch_size,) else preferred,
+            gpus=tuple(sorted({gpu for group in groups for gpu in group.gpus})),
+            dynamic_batching=self.message.HasField("dynamic_batching"),
         )
 
     @property
@@ -121,8 +137,9 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     versions: tuple[int, ...] | None = None,
     warmup: bool = True,
     gpu: bool = False,
+    options: ServingOptions = _PLAIN,
 ) -> Config:
-    """The configuration of a model that batches dynamically.
+    """The configuration of a model that batches dynamically, unless ``serving`` says otherwise.
 
     Args:
         name: must equal the model's folder.
@@ -132,29 +149,44 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
         backend: Triton backend.
         parameters: strings the model and this program can read back.
         versions: exactly these versions are served; None leaves Triton's policy (the highest).
-        warmup: run batches of 1 and of the largest size, zeros, before a version counts as ready.
-            Other dynamic axes are warmed up at size 1.
+        warmup: run batches of zeros before a version counts as ready: of 1 and of the largest
+            size, unless the options name others. Other dynamic axes are warmed up at size 1.
         gpu: place instances on GPUs instead of the CPU.
+        options: everything else that a policy may set.
 
     Raises:
-        ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis.
+        ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis; or two settings
+            exclude each other.
     """
-    message = _messages().ModelConfig(
-        name=name, backend=backend, max_batch_size=serving.max_batch_size
-    )
-    for spec in inputs:
-        _describe(message.input.add(), spec)
-    for spec in outputs:
-        _describe(message.output.add(), spec)
-    message.dynamic_batching.max_queue_delay_microseconds = serving.max_queue_delay_us
-    group = message.instance_group.add(count=serving.instances)
-    group.kind = group.KIND_GPU if gpu else group.KIND_CPU
+    config = bare_config(name, inputs, outputs)
+    message = config.message
+    message.backend = backend
+    if backend in NATIVE_FILES:
+        message.default_model_filename = NATIVE_FILES[backend]
+    apply_serving(message, serving, gpu=gpu)
+    apply_options(message, options)
     for key, value in sorted(parameters.items()):
         message.parameters[key].string_value = value
     if versions is not None:
         message.version_policy.specific.versions.extend(sorted(versions))
     if warmup:
-        _warm_up(message, inputs, (1, serving.max_batch_size))
+        _warm_up(message, inputs, warmup_sizes(serving, options), options.warmup_count)
+    return config
+
+
+def bare_config(
+    name: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
+) -> Config:
+    """A configuration that says only which tensors go in and come out.
+
+    Raises:
+        ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis.
+    """
+    message = _messages().ModelConfig(name=name)
+    for spec in inputs:
+        _describe(message.input.add(), spec)
+    for spec in outputs:
+        _describe(message.output.add(), spec)
     return Config(message)
 
 
@@ -191,6 +223,10 @@ def read_config(text: str, origin: str) -> Config:
         ) from error
 
 
+def _from_bytes(content: bytes) -> Config:
+    return Config(_messages().ModelConfig.FromString(content))
+
+
 def _messages() -> Any:
     try:
         from tritonclient.grpc import (  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -221,9 +257,11 @@ def _spec(tensor: Any) -> TensorSpec:
     return TensorSpec(name=tensor.name, dtype=numpy_type(name), shape=(-1, *dims))
 
 
-def _warm_up(message: Any, inputs: tuple[TensorSpec, ...], sizes: tuple[int, ...]) -> None:
-    for size in sorted(set(sizes)):
-        sample = message.model_warmup.add(name=f"batch_{size}", batch_size=size, count=1)
+def _warm_up(
+    message: Any, inputs: tuple[TensorSpec, ...], sizes: tuple[int, ...], count: int
+) -> None:
+    for size in sizes:
+        sample = message.model_warmup.add(name=f"batch_{size}", batch_size=size, count=count)
         for spec in inputs:
             tensor = sample.inputs[spec.name]
             tensor.data_type = _messages().DataType.Value(f"TYPE_{triton_type(spec.dtype)}")

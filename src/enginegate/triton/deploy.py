@@ -4,31 +4,39 @@ A configuration travels with the load call, into the running server: no restart,
 rewrite. Only for a server and a repository of our own: a live repository is changed elsewhere.
 """
 
-import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
+
 from enginegate.candidate import Engine, TensorSpec
-from enginegate.durable import new_folder
+from enginegate.data import Tensors
 from enginegate.engines import Served
-from enginegate.errors import ModelError, ServerError
-from enginegate.evidence import Load, ServingConfig
+from enginegate.errors import NotLoadedError, ServerError
+from enginegate.evidence import Outcome
+from enginegate.measurement import ClosedLoad, Driver, Generator, Load
+from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.triton import perf_analyzer
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
-from enginegate.triton.measure import Sampled, allowed_lateness_ms, measure
+from enginegate.triton.measure import Beside, Sampled, measure, skipped_s
+from enginegate.triton.placing import check_files, clear, place
+from enginegate.triton.resources import watched
+from enginegate.triton.sequential import Sequential
 from enginegate.triton.server import Server
-from enginegate.triton.traffic import Traffic, run_load
+from enginegate.triton.traffic import EarlyEnd, LoadResult, Sending, Traffic, run_load
 
 _SERVING = "enginegate.serving"
 _VERSION = 1
 _POLL_S = 0.02
 _UNLOAD_S = 30.0
-_MARK = ".scratch"
 _PRESENT = {"READY", "LOADING", "UNLOADING"}
+_PLAIN = ServingOptions()
+_FEWEST = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +70,7 @@ class ServedModel:
             gpu=served.gpu,
         )
 
-    def config(self, serving: ServingConfig) -> Config:
+    def config(self, serving: ServingConfig, options: ServingOptions = _PLAIN) -> Config:
         """Its configuration under one way of serving, marked so that it can be recognised."""
         return model_config(
             name=self.name,
@@ -70,10 +78,18 @@ class ServedModel:
             outputs=self.outputs,
             serving=serving,
             backend=self.backend,
-            parameters={**self.parameters, _SERVING: serving.digest},
+            parameters={**self.parameters, _SERVING: _mark(serving, options)},
             versions=(_VERSION,),
             gpu=self.gpu,
+            options=options,
         )
+
+    def probe(self) -> Tensors:
+        """One request of zeros; axes of no fixed size are 1."""
+        return {
+            spec.name: np.zeros([max(size, 1) for size in spec.shape], spec.dtype)
+            for spec in self.inputs
+        }
 
 
 @dataclass(slots=True)
@@ -85,25 +101,38 @@ class Deployment:
     model: ServedModel
     load_timeout_s: float
     serving: ServingConfig | None = None
+    options: ServingOptions = _PLAIN
 
-    def serve(self, serving: ServingConfig) -> None:
+    def serve(self, serving: ServingConfig, options: ServingOptions = _PLAIN) -> float | None:
         """Load the model in this configuration and prove that it is in force; warms it up.
 
+        Returns:
+            Seconds from the load call to the first answer; None when it was in force already.
+
         Raises:
-            ServerError: it did not load, or something else is in force.
+            NotLoadedError: it did not load.
+            ServerError: it does not answer, or something else is in force.
         """
-        if serving == self.serving:
-            return
+        if (serving, options) == (self.serving, self.options):
+            return None
         self.serving, name = None, self.model.name
-        self.client.load(name, self.model.config(serving), timeout_s=self.load_timeout_s)
-        found = self.client.parameters(name).get(_SERVING)
-        if found != serving.digest or not self.client.model_ready(name, str(_VERSION)):
+        started_s = time.perf_counter()
+        config = self.model.config(serving, options)
+        try:
+            self.client.load(name, config, timeout_s=self.load_timeout_s)
+        except ServerError as error:
+            raise NotLoadedError(str(error)) from error
+        self.client.infer(name, self.model.probe(), timeout_s=self.load_timeout_s)
+        cold_start_s = time.perf_counter() - started_s
+        found, wanted = self.client.parameters(name).get(_SERVING), _mark(serving, options)
+        if found != wanted or not self.client.model_ready(name, str(_VERSION)):
             raise ServerError(
                 f"Triton at {self.client.address} said it loaded {name} ({serving}), but serves "
-                f"configuration {found}, not {serving.digest}.\nSomebody else changes this server; "
+                f"configuration {found}, not {wanted}.\nSomebody else changes this server; "
                 "use one of its own."
             )
-        self.serving = serving
+        self.serving, self.options = serving, options
+        return cold_start_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,33 +142,87 @@ class Bench:
     Attributes:
         traffic: made from real samples, for the model's name.
         folder: where raw latencies go.
-        slo_p99_ms: sets how late the generator may be.
+        slo_p99_ms: sets how late the generator may be, and what a run that may end early is about.
+        generator: what a do-nothing model showed of the generator; goes into every measurement.
+        price_per_hour: of one GPU, or of the machine where there is none.
+        options: what the model is served with besides the configuration.
+        sending: how requests travel.
+        driver: what sends; perf_analyzer cannot end early, and stops at the first failure.
     """
 
     deployment: Deployment
     traffic: Traffic
     folder: Path
     slo_p99_ms: float
+    generator: Generator = field(default_factory=Generator)
+    price_per_hour: float | None = None
+    options: ServingOptions = _PLAIN
+    sending: Sending = field(default_factory=Sending)
+    driver: Driver = "python"
 
-    def measure(self, serving: ServingConfig, load: Load) -> Sampled:
+    def measure(
+        self, config: ServingConfig, load: Load | ClosedLoad, *, ends: Sequential | None = None
+    ) -> Sampled:
         """Serve one configuration under one load.
+
+        Args:
+            config: loaded first, unless it is in force.
+            load: what is offered.
+            ends: the run ends as soon as this test has decided about the SLO.
 
         Raises:
             ServerError: the model does not load, or the server died.
         """
-        self.deployment.serve(serving)
-        client, name = self.deployment.client, self.deployment.model.name
-        before = client.statistics(name)
-        result = run_load(client.address, self.traffic, load)
+        deployment, name = self.deployment, self.deployment.model.name
+        cold_start_s = deployment.serve(config, self.options)
+        before = deployment.client.statistics(name)
+        with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
+            result = self._send(load, ends)
         if result.failed:
-            self.deployment.server.check_alive()
+            deployment.server.check_alive()
         return measure(
             result,
-            serving,
-            counted=client.statistics(name) - before,
+            config,
+            counted=deployment.client.statistics(name) - before,
             folder=self.folder,
-            late_limit_ms=allowed_lateness_ms(self.slo_p99_ms),
+            slo_p99_ms=self.slo_p99_ms,
+            beside=Beside(usage, self.generator, self.price_per_hour, cold_start_s),
         )
+
+    def _send(self, load: Load | ClosedLoad, ends: Sequential | None) -> LoadResult:
+        server, sending = self.deployment.server, self.sending
+        address = server.http if sending.protocol == "http" else server.grpc
+        if address is None:
+            raise ServerError(
+                f"The HTTP address of the server at {server.grpc} is not known, so it cannot be "
+                "asked over HTTP. Give it, or send over gRPC."
+            )
+        if self.driver == "perf_analyzer":
+            return perf_analyzer.run(address, self.traffic, load, protocol=sending.protocol)
+        early = None
+        if ends is not None:
+            early = EarlyEnd(self.slo_p99_ms / 1e3, skipped_s(load), _decided_by(ends))
+        return run_load(
+            address,
+            self.traffic,
+            load,
+            ends=early,
+            sending=replace(sending, control=sending.control or server.grpc),
+        )
+
+
+def _decided_by(test: Sequential) -> Callable[[int, int], bool]:
+    """Whether a run may end: the test has decided, from enough to give percentiles too."""
+
+    def decided(requests: int, over: int) -> bool:
+        return requests >= _FEWEST and test.look(requests, over) is not Outcome.INCONCLUSIVE
+
+    return decided
+
+
+def _mark(serving: ServingConfig, options: ServingOptions) -> str:
+    """What the loaded configuration carries, so that it can be recognised."""
+    return serving.digest if options == _PLAIN else f"{serving.digest}+{options.digest}"
 
 
 @contextmanager
@@ -149,8 +232,7 @@ def deployed(
     """Place a model's files in an embedded server's repository; unload and remove them at the end.
 
     Raises:
-        ModelError: a file is missing. Checked first: a Python model without its file makes the
-            load hang for ever, and the server with it.
+        ModelError: a file is missing.
         ServerError: the server is not ours to change.
     """
     if server.repository is None:
@@ -158,56 +240,16 @@ def deployed(
             f"The server at {server.grpc} was not started here, so models cannot be placed in its "
             "repository. Benchmark on an embedded server."
         )
-    _check_files(model)
+    check_files(model.name, model.backend, model.files)
     folder = server.repository / model.name
-    _clear(folder)
+    clear(folder)
     with server.client() as client:
         try:
-            _place(model, folder)
+            place(model.files, folder, version=_VERSION)
             yield Deployment(server, client, model, load_timeout_s)
         finally:
             _take_away(client, model.name)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _check_files(model: ServedModel) -> None:
-    missing = [str(path) for path in model.files.values() if not path.is_file()]
-    if missing or not model.files:
-        raise ModelError(
-            f"{model.name} cannot be served: "
-            + (f"missing {', '.join(missing)}." if missing else "it has no files.")
-            + "\nBuild the engine again."
-        )
-    if model.backend == "python" and "model.py" not in model.files:
-        raise ModelError(f"{model.name} is for the Python backend, but has no model.py.")
-
-
-def _clear(folder: Path) -> None:
-    """Remove what a killed run left; never a model that somebody else put there."""
-    if folder.is_dir() and not (folder / _MARK).is_file():
-        raise ServerError(
-            f"{folder} holds a model that was not put there for a benchmark.\n"
-            "Give the embedded server a repository of its own."
-        )
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _place(model: ServedModel, folder: Path) -> None:
-    with new_folder(folder) as staging:
-        version = staging / str(_VERSION)
-        for name, source in model.files.items():
-            target = version / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(source, target)
-        (staging / _MARK).touch()
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Engines are large and never written to, so a second name for the same bytes will do."""
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def _take_away(client: TritonClient, name: str) -> None:

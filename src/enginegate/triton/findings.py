@@ -1,37 +1,19 @@
 """What a search found, as findings: number, relation, limit, count, and what to do about it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from enginegate.evidence import Finding, Measurement, Outcome, Percentile, ServingConfig
-from enginegate.policy import Search, Slo
+from enginegate.benchmarking import Search, Slo
+from enginegate.evidence import Finding, Outcome
+from enginegate.measurement import Percentile
+from enginegate.serving import ServingConfig
+from enginegate.triton.advice import largest_stage
+from enginegate.triton.confirm import Best
 from enginegate.triton.measure import Sampled
+from enginegate.triton.reading import Reading
 from enginegate.triton.slo import P99, SloDecision, decide
 
-_SCOPE = "benchmark"
-_ADVICE = {
-    "queueing": "add instances, shorten max_queue_delay, or let batches grow",
-    "computing": "use a faster precision or engine, or smaller batches",
-    "preparing inputs": "send fewer or smaller inputs, or use shared memory",
-    "returning outputs": "return fewer or smaller outputs, or use shared memory",
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Best:
-    """The point that a search ended at.
-
-    Attributes:
-        throughput_per_s: offered rate times the share of requests that were answered.
-        p99: over all its runs together; None when that falls on a failure.
-        decision: whether the SLO is shown to hold there.
-    """
-
-    config: ServingConfig
-    rate_per_s: float
-    throughput_per_s: float
-    p99: Percentile | None
-    decision: SloDecision
-    runs: tuple[Sampled, ...]
+SCOPE = "benchmark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,58 +24,55 @@ class Found:
         best: confirmed, undecided or refuted (its decision says which); None: nothing held once.
         out_of_budget: some point was not tried for want of time.
         unusable: some point could not be measured validly.
+        rejected_per_s: lowest rate at which the best configuration was not seen to hold.
+        untried: configurations that are not shown to fail at the lowest rate.
+        lowest_per_s: that rate.
+        alone: a request that runs alone is too slow, so nothing can hold; None: not seen.
+        refused: configurations that do not load, with what the server said.
     """
 
     best: Best | None
     measured: tuple[Sampled, ...]
     out_of_budget: bool
     unusable: bool
+    rejected_per_s: float | None = None
+    untried: tuple[ServingConfig, ...] = ()
+    lowest_per_s: float = 0.0
+    alone: Reading | None = None
+    refused: Mapping[ServingConfig, str] = field(default_factory=dict)
 
     @property
     def cut_short(self) -> bool:
         """Whether a better answer may have been missed."""
         return self.out_of_budget or self.unusable
 
+    @property
+    def ruled_out(self) -> bool:
+        """Whether it is shown of every configuration that it does not hold even the lowest rate."""
+        return not self.cut_short and not self.untried
+
 
 def slo_findings(found: Found, bounds: Search, slo: Slo) -> tuple[Finding, ...]:
     """The gates ``p99_ms`` and ``throughput``."""
-    latency = _latency(found, found.best, slo) if found.best else _nothing_held(found, slo)
+    latency = _latency(found, found.best, slo) if found.best else _nothing_held(found, bounds, slo)
     return latency, _throughput(found, latency, bounds, slo)
-
-
-def largest_stage(measurement: Measurement) -> str:
-    """Where most of the server's time goes, and what to try; empty when it was not counted."""
-    stages = measurement.stages
-    if stages is None:
-        return ""
-    times_ms = {
-        "queueing": stages.queue_ms,
-        "computing": stages.compute_infer_ms,
-        "preparing inputs": stages.compute_input_ms,
-        "returning outputs": stages.compute_output_ms,
-    }
-    total_ms = sum(times_ms.values())
-    name, time_ms = max(times_ms.items(), key=lambda item: item[1])
-    if total_ms == 0.0:
-        return ""
-    return f"{name} is {time_ms / total_ms:.0%} of the mean server time: {_ADVICE[name]}"
 
 
 def _latency(found: Found, best: Best, slo: Slo) -> Finding:
     outcome = best.decision.outcome
-    if outcome is Outcome.FAILED and found.cut_short:
+    if outcome is Outcome.FAILED and not found.ruled_out:
         outcome = Outcome.INCONCLUSIVE
     return _finding(
         best.p99,
         outcome,
         slo,
         reason=f"{_number(best.p99, slo)} at {best.rate_per_s:g}/s ({best.config}): "
-        f"{_decided(best.decision, slo)}",
+        f"{_decided(best.decision, slo)}{_clusters(best)}",
         remedy="" if outcome is Outcome.PASSED else _remedy(found, best.decision, best.runs[-1]),
     )
 
 
-def _nothing_held(found: Found, slo: Slo) -> Finding:
+def _nothing_held(found: Found, bounds: Search, slo: Slo) -> Finding:
     valid = [sampled for sampled in found.measured if not sampled.measurement.invalid]
     if not valid:
         return _nothing_measured(found, slo)
@@ -102,22 +81,44 @@ def _nothing_held(found: Found, slo: Slo) -> Finding:
     decision = decide(
         len(nearest.latencies_ms), nearest.over(slo.p99_ms), confidence=slo.confidence
     )
-    refuted = decision.outcome is Outcome.FAILED and not found.cut_short
     p99 = measurement.percentile(P99)
     return _finding(
         p99,
-        Outcome.FAILED if refuted else Outcome.INCONCLUSIVE,
+        Outcome.FAILED if found.ruled_out else Outcome.INCONCLUSIVE,
         slo,
-        reason=f"no configuration held the SLO; nearest: {_number(p99, slo)} at "
-        f"{measurement.load.rate_per_s:g}/s ({measurement.config}): {_decided(decision, slo)}",
+        reason=f"no configuration held the SLO ({_tried(found, bounds)}); nearest: "
+        f"{_number(p99, slo)} at {measurement.rate_per_s:g}/s ({measurement.config}): "
+        f"{_decided(decision, slo)}",
         remedy=_remedy(found, decision, nearest),
     )
+
+
+def _tried(found: Found, bounds: Search) -> str:
+    tried = len({sampled.measurement.config for sampled in found.measured})
+    said = [f"{tried} of {bounds.configurations} were measured"]
+    if tried >= bounds.configurations:
+        said = ["all were measured"]
+    if found.alone is not None:
+        said.append(
+            f"a request alone takes {found.alone.service_ms:.4g} ms on the server "
+            f"({found.alone.config}), so no other can hold"
+        )
+    if found.untried:
+        said.append(f"{len(found.untried)} are not shown to fail at {found.lowest_per_s:g}/s")
+    if found.refused:
+        said.append(_refused(found))
+    return "; ".join(said)
+
+
+def _refused(found: Found) -> str:
+    config, message = next(iter(found.refused.items()))
+    return f"{len(found.refused)} do not load, such as {config}: {message.splitlines()[0]}"
 
 
 def _nothing_measured(found: Found, slo: Slo) -> Finding:
     if not found.measured:
         reason = "the budget is shorter than one measurement and its confirmations"
-        remedy = "raise [search] budget_s, or shorten measurement_s"
+        remedy = "raise [search] budget_s, or lower measurement_s or [slo] confirm_requests"
     else:
         reason = f"none of {len(found.measured)} measurements is valid"
         remedy = found.measured[-1].measurement.invalid[0]
@@ -136,9 +137,11 @@ def _throughput(found: Found, latency: Finding, bounds: Search, slo: Slo) -> Fin
         ruling = _Ruling(Outcome.PASSED, "") if enough else _too_slow(found, best, bounds, wanted)
         relation = ">=" if enough else "<"
         reason = f"{value:.4g}/s {relation} {wanted:.4g}/s while p99 holds ({best.config})"
+        if found.rejected_per_s:
+            reason += f"; {found.rejected_per_s:.4g}/s was not seen to hold"
     return Finding(
         gate="throughput",
-        scope=_SCOPE,
+        scope=SCOPE,
         outcome=ruling.outcome,
         reason=reason,
         value=value,
@@ -157,15 +160,15 @@ class _Ruling:
 
 
 def _too_slow(found: Found, best: Best, bounds: Search, wanted: float) -> _Ruling:
-    if bounds.rates_per_s[-1] < wanted:
-        remedy = f"add a rate of {wanted:g} or more to [search] rates_per_s"
+    if bounds.max_rate_per_s < wanted:
+        remedy = f"raise [search] max_rate_per_s to {wanted:g} or more"
         return _Ruling(Outcome.INCONCLUSIVE, remedy)
     if found.cut_short:
         return _Ruling(Outcome.INCONCLUSIVE, _why_cut_short(found))
     above = (
         sampled.measurement
         for sampled in found.measured
-        if sampled.measurement.load.rate_per_s > best.rate_per_s
+        if sampled.measurement.rate_per_s > best.rate_per_s
     )
     return _Ruling(Outcome.FAILED, next((largest_stage(m) for m in above), ""))
 
@@ -182,7 +185,7 @@ def _finding(
 ) -> Finding:
     return Finding(
         gate="p99_ms",
-        scope=_SCOPE,
+        scope=SCOPE,
         outcome=outcome,
         reason=reason,
         value=p99.value_ms if p99 else None,
@@ -215,12 +218,25 @@ def _decided(decision: SloDecision, slo: Slo) -> str:
     )
 
 
+def _clusters(best: Best) -> str:
+    if best.clustering <= 1.0:
+        return ""
+    worth = best.decision.requests / best.clustering
+    return f"; neighbours are alike, so they count as {worth:.0f} independent ones"
+
+
 def _remedy(found: Found, decision: SloDecision, nearest: Sampled) -> str:
     if found.cut_short:
         return _why_cut_short(found)
+    if decision.outcome is Outcome.FAILED and found.untried:
+        return (
+            f"what was not tried may hold, such as {found.untried[0]} at {found.lowest_per_s:g}/s: "
+            "lower [search] max_rate_per_s, shorten its lists, or raise budget_s and "
+            "max_measurements"
+        )
     if decision.outcome is Outcome.INCONCLUSIVE and decision.needed is not None:
         return (
-            f"about {decision.needed} requests would decide: raise [search] measurement_s or "
-            "[slo] confirmations"
+            f"about {decision.needed} requests would decide: raise [slo] confirm_requests, and "
+            "[search] budget_s for it"
         )
     return largest_stage(nearest.measurement)

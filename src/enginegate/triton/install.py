@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginegate.durable import new_folder
+from enginegate.engines.onnxruntime_gpu import cuda_folders
 from enginegate.errors import ServerError
 
 _WHEEL = "nvidia-pytriton"
@@ -48,7 +49,10 @@ class TritonInstall:
         if not self.libraries:
             return {"PATH": path}
         inherited = os.environ.get("LD_LIBRARY_PATH")
-        libraries = [*map(str, self.libraries), *([inherited] if inherited else [])]
+        # cuDNN opens parts of itself by name. Where the system has another release of it, parts of
+        # both in one process fail at best, so the wheels that Python uses come first.
+        found = [*map(str, cuda_folders()), *map(str, self.libraries)]
+        libraries = [*found, *([inherited] if inherited else [])]
         return {"PATH": path, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
 
 

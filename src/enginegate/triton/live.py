@@ -4,7 +4,6 @@ A server that this program started leaves its addresses in a file in the reposit
 Triton ignores it, so that every command run beside it finds it.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,8 @@ from pathlib import Path
 from enginegate.canonical import Record
 from enginegate.durable import write_file
 from enginegate.errors import InputError
-from enginegate.policy import Target
+from enginegate.machine import runs
+from enginegate.operating import Target
 from enginegate.triton.client import TritonClient
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, ServerOptions, start
@@ -28,28 +28,19 @@ class LiveAddresses(Record):
     grpc: str
     http: str | None = None
     pid: int | None = None
+    metrics: str | None = None
 
 
 def live_addresses(target: Target) -> LiveAddresses | None:
     """Where the repository's server should be; None when nobody said. It may be dead."""
     if target.endpoint is not None:
-        return LiveAddresses(grpc=target.endpoint)
+        return LiveAddresses(grpc=target.endpoint, metrics=target.metrics)
     try:
         addresses = LiveAddresses.read(target.repository / _STATE)
     except InputError:
         return None
     # A server that was killed leaves its file behind, and its port may be another server's by now.
-    return addresses if addresses.pid is None or _runs(addresses.pid) else None
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return addresses if addresses.pid is None or runs(addresses.pid) else None
 
 
 def live_client(target: Target) -> TritonClient | None:
@@ -77,7 +68,9 @@ def live_server(
     folder = workspace.logs / "live" / repository.name
     with start(install, repository, folder=folder, options=options) as server:
         state = repository / _STATE
-        addresses = LiveAddresses(grpc=server.grpc, http=server.http, pid=server.pid)
+        addresses = LiveAddresses(
+            grpc=server.grpc, http=server.http, pid=server.pid, metrics=server.metrics
+        )
         write_file(state, addresses.pretty_json())
         try:
             yield server

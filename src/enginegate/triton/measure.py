@@ -1,32 +1,37 @@
 """From what was sent and what the server counted to one `Measurement`: validity first.
 
-Not in scope: whether the numbers are good enough (slo.py, search.py).
+Not in scope: whether the numbers are good enough (slo.py, sequential.py, search.py).
 """
 
-import io
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from enginegate.canonical import sha256_bytes, sha256_file
-from enginegate.durable import write_file
-from enginegate.errors import InputError, TamperedError
-from enginegate.evidence import Measurement, Percentile, ServingConfig, StageSplit
+from enginegate.measurement import (
+    ClosedLoad,
+    Generator,
+    Load,
+    Measurement,
+    Percentile,
+    Resources,
+    StageSplit,
+)
+from enginegate.serving import ServingConfig
 from enginegate.triton.answers import Statistics
+from enginegate.triton.latencies import Requests, read_requests, save_requests
+from enginegate.triton.resources import Usage
 from enginegate.triton.traffic import LoadResult
+from enginegate.triton.validity import Limits, achieved_share, invalid, late_p99_ms, warming_up
 
-QUANTILES = (0.5, 0.9, 0.95, 0.99)
+QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
-_WARMUP_SHARE = 0.1
-_MIN_SAMPLES = 20
-_MIN_ACHIEVED = 0.99
+_SKIPPED_SHARE = 0.1
+_MOST_SKIPPED_S = 2.0
 _INTERVAL_CONFIDENCE = 0.95
-_MIN_LATE_LIMIT_MS = 5.0
-_LATE_SHARE_OF_SLO = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,7 @@ class Sampled:
     """A measurement with its raw latencies.
 
     Attributes:
-        latencies_ms: of every request after the warm-up, infinite for a failure.
+        latencies_ms: of every request after the warm-up and of every failure, which is infinite.
     """
 
     measurement: Measurement
@@ -45,13 +50,29 @@ class Sampled:
         return int((~(self.latencies_ms <= limit_ms)).sum())
 
 
-def allowed_lateness_ms(slo_p99_ms: float) -> float:
-    """How late the generator may be before a measurement is void.
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was noted beside a run, besides the server's counters.
 
-    A late request is charged to the server, so lateness can only make a good server look bad: it
-    may be a quarter of the SLO, and never needs to be below what a busy machine's timers do.
+    Attributes:
+        usage: GPU, power and processor.
+        calibration: what is known of the generator from a do-nothing model.
+        price_per_hour: of one GPU, or of the machine where there is none.
+        cold_start_s: from the load call to the first answer, if this was the first run after it.
     """
-    return max(_MIN_LATE_LIMIT_MS, _LATE_SHARE_OF_SLO * slo_p99_ms)
+
+    usage: Usage = field(default_factory=Usage)
+    calibration: Generator = field(default_factory=Generator)
+    price_per_hour: float | None = None
+    cold_start_s: float | None = None
+
+    @property
+    def just_loaded(self) -> bool:
+        """Whether the model may still have been warming up."""
+        return self.cold_start_s is not None
+
+
+_NOTHING = Beside()
 
 
 def measure(
@@ -60,46 +81,73 @@ def measure(
     *,
     counted: Statistics | None,
     folder: Path,
-    late_limit_ms: float,
+    slo_p99_ms: float,
+    beside: Beside = _NOTHING,
 ) -> Sampled:
     """Judge validity, take percentiles and stages, and keep the raw latencies.
 
-    The first tenth of the load's duration is warm-up and is left out of every number but ``sent``.
+    The warm-up (`judged`) is in no number but ``sent`` and the server's own: those are totals.
 
     Args:
         result: what was sent.
         config: what served it.
         counted: the server's counters after the run minus before; None when they are not known.
         folder: where raw latencies go, compressed, named by their digest.
-        late_limit_ms: largest 99th percentile of how late the generator was.
+        slo_p99_ms: sets how late the generator may be; nothing else depends on it.
+        beside: what else was noted.
     """
-    warm = result.due_s < _WARMUP_SHARE * result.load.duration_s
-    latencies_ms = result.latency_s[~warm] * 1e3
-    late_p99_ms = _late_p99_ms(result)
-    failed = int(np.isinf(latencies_ms).sum())
+    start_s, requests = skipped_s(result.load), judged(result)
+    latencies_ms = requests.latencies_ms
+    failed, limits = int(np.isinf(latencies_ms).sum()), Limits.of(slo_p99_ms)
+    health = _health(result, requests, beside, counted, limits=limits)
     return Sampled(
         Measurement(
             config=config,
             load=result.load,
-            invalid=_invalid(result, counted, samples=len(latencies_ms), limit_ms=late_limit_ms),
+            invalid=health.invalid,
             sent=len(result.due_s),
             completed=len(latencies_ms) - failed,
             failed=failed,
-            throughput_per_s=_throughput(result, warm),
+            throughput_per_s=health.throughput_per_s,
             percentiles=percentiles(latencies_ms),
-            late_p99_ms=late_p99_ms,
-            stages=_stages(counted),
-            latencies_sha256=_save(result, warm, folder),
+            late_p99_ms=late_p99_ms(result),
+            stages=_stages(result, counted),
+            latencies_sha256=save_requests(requests, folder),
+            errors=dict(sorted(result.errors.items())),
+            lasted_s=result.lasted_s,
+            warmup_s=start_s,
+            cold_start_s=beside.cold_start_s,
+            late=_late(result, limits.late_ms),
+            achieved_share=achieved_share(result),
+            generator=health.generator,
+            resources=health.resources,
         ),
         latencies_ms,
     )
 
 
-def percentiles(latencies_ms: NDArray[np.float64]) -> tuple[Percentile, ...]:
-    """Nearest-rank percentiles; one that falls on a failure is left out: it has no value."""
-    ordered = np.sort(latencies_ms)
-    found = [_percentile(ordered, quantile) for quantile in QUANTILES]
-    return tuple(percentile for percentile in found if percentile is not None)
+def skipped_s(load: Load | ClosedLoad) -> float:
+    """Warm-up of a load: a tenth of it, at most two seconds; a run cannot end before."""
+    return min(_SKIPPED_SHARE * load.duration_s, _MOST_SKIPPED_S)
+
+
+def judged(result: LoadResult) -> Requests:
+    """Which requests are judged: all but those of the warm-up that were answered.
+
+    The cut depends on the load alone, and a failure counts wherever it is: see warmup.py.
+    """
+    warm = (result.due_s < skipped_s(result.load)) & np.isfinite(result.latency_s)
+    return Requests(result.due_s, result.sent_s, result.latency_s, warm)
+
+
+def sampled_of(measurement: Measurement, folder: Path) -> Sampled:
+    """A measurement as `measure` returned it, from the folder that it was given.
+
+    Raises:
+        InputError: its raw latencies are missing.
+        TamperedError: they were changed.
+    """
+    return Sampled(measurement, read_latencies(folder, measurement.latencies_sha256))
 
 
 def read_latencies(folder: Path, sha256: str) -> NDArray[np.float64]:
@@ -109,14 +157,14 @@ def read_latencies(folder: Path, sha256: str) -> NDArray[np.float64]:
         InputError: there is no such file.
         TamperedError: its content is not what its name says.
     """
-    path = folder / f"{sha256}.npz"
-    if not path.is_file():
-        raise InputError(f"The raw latencies {path} are missing: measure again.")
-    if sha256_file(path) != sha256:
-        raise TamperedError(f"{path} was changed after it was written: measure again.")
-    with np.load(path, allow_pickle=False) as archive:
-        kept: NDArray[np.float64] = archive["latency_s"][~archive["warm"]] * 1e3
-    return kept
+    return read_requests(folder, sha256).latencies_ms
+
+
+def percentiles(latencies_ms: NDArray[np.float64]) -> tuple[Percentile, ...]:
+    """Nearest-rank percentiles; one that falls on a failure is left out: it has no value."""
+    ordered = np.sort(latencies_ms)
+    found = [_percentile(ordered, quantile) for quantile in QUANTILES]
+    return tuple(percentile for percentile in found if percentile is not None)
 
 
 def _percentile(ordered_ms: NDArray[np.float64], quantile: float) -> Percentile | None:
@@ -162,77 +210,86 @@ def _finite(ordered_ms: NDArray[np.float64], rank: int | None) -> float | None:
     return float(ordered_ms[rank - 1])
 
 
-def _invalid(
-    result: LoadResult, counted: Statistics | None, *, samples: int, limit_ms: float
-) -> tuple[str, ...]:
-    reasons = []
-    achieved, late_p99_ms = _achieved(result), _late_p99_ms(result)
-    if achieved < _MIN_ACHIEVED:
-        reasons.append(
-            f"the generator sent at {achieved:.1%} of the asked rate (needs {_MIN_ACHIEVED:.0%}): "
-            "lower the rate, or give it more processor"
-        )
-    if late_p99_ms > limit_ms:
-        reasons.append(
-            f"the generator was {late_p99_ms:.2g} ms late at the 99th percentile (limit "
-            f"{limit_ms:.2g} ms): lower the rate, or stop what else runs on this machine"
-        )
-    if samples < _MIN_SAMPLES:
-        reasons.append(
-            f"{samples} requests after the warm-up say nothing about a tail (needs "
-            f"{_MIN_SAMPLES}): measure longer"
-        )
-    if counted is not None and counted.requests < 0:
-        reasons.append(
-            "the server's counters went backwards, so it or the model was restarted meanwhile: "
-            "measure again"
-        )
-    return tuple(reasons)
+class _Health(NamedTuple):
+    invalid: tuple[str, ...]
+    throughput_per_s: float
+    generator: Generator
+    resources: Resources
 
 
-def _achieved(result: LoadResult) -> float:
-    """Asked over taken time between the first and the last request, 1 for a perfect generator."""
-    if len(result.due_s) < 2:  # noqa: PLR2004 - two points make a span
-        return 1.0
-    return float(np.ptp(result.due_s) / max(np.ptp(result.sent_s), 1e-9))
+def _health(
+    result: LoadResult,
+    requests: Requests,
+    beside: Beside,
+    counted: Statistics | None,
+    *,
+    limits: Limits,
+) -> _Health:
+    known = beside.calibration
+    generator = result.generator.model_copy(
+        update={
+            "null_p50_ms": known.null_p50_ms,
+            "null_p99_ms": known.null_p99_ms,
+            "trusted_per_s": known.trusted_per_s,
+        }
+    )
+    throughput_per_s = throughput(result)
+    reasons = invalid(
+        result,
+        requests,
+        generator,
+        counted,
+        throughput_per_s=throughput_per_s,
+        limits=limits,
+    )
+    if beside.just_loaded:
+        reasons += warming_up(result, skipped_s(result.load))
+    resources = beside.usage.resources(
+        completed=len(result.due_s) - result.failed,
+        throughput_per_s=throughput_per_s,
+        price_per_hour=beside.price_per_hour,
+    )
+    return _Health(reasons, throughput_per_s, generator, resources)
 
 
-def _late_p99_ms(result: LoadResult) -> float:
-    return float(np.quantile(result.late_s, 0.99)) * 1e3 if len(result.due_s) else 0.0
+def _late(result: LoadResult, limit_ms: float) -> int:
+    if isinstance(result.load, ClosedLoad):
+        return 0
+    return int((result.late_s * 1e3 > limit_ms).sum())
 
 
-def _throughput(result: LoadResult, warm: NDArray[np.bool_]) -> float:
-    """Good answers a second, from the end of the warm-up to the last answer or the load's end."""
-    answered_s = (result.due_s + result.latency_s)[~warm & np.isfinite(result.latency_s)]
-    if not len(answered_s):
+def throughput(result: LoadResult) -> float:
+    """Good answers a second that came in from the end of the warm-up to the last one.
+
+    Also those to requests of the warm-up: a queue that was long by then is served first. In an open
+    loop never more than was sent.
+    """
+    start_s = skipped_s(result.load)
+    answered_s = (result.due_s + result.latency_s)[np.isfinite(result.latency_s)]
+    answered_s = answered_s[answered_s >= start_s]
+    measured = int((result.due_s >= start_s).sum())
+    if not len(answered_s) or not measured or result.lasted_s <= start_s:
         return 0.0
-    end_s = max(result.load.duration_s, float(answered_s.max()))
-    return len(answered_s) / (end_s - _WARMUP_SHARE * result.load.duration_s)
+    served = len(answered_s) / (max(result.lasted_s, float(answered_s.max())) - start_s)
+    if isinstance(result.load, ClosedLoad):
+        return served
+    return min(served, measured / (result.lasted_s - start_s))
 
 
-def _stages(counted: Statistics | None) -> StageSplit | None:
+def _stages(result: LoadResult, counted: Statistics | None) -> StageSplit | None:
     if counted is None or counted.requests <= 0 or counted.executions <= 0:
         return None
     to_ms = 1e-6 / counted.requests
+    answered_s = result.latency_s[np.isfinite(result.latency_s)]
+    client_ms = None
+    if counted.success_ns > 0 and len(answered_s):
+        client_ms = max(0.0, float(answered_s.mean()) * 1e3 - counted.success_ns * to_ms)
     return StageSplit(
         queue_ms=counted.queue_ns * to_ms,
         compute_input_ms=counted.compute_input_ns * to_ms,
         compute_infer_ms=counted.compute_infer_ns * to_ms,
         compute_output_ms=counted.compute_output_ns * to_ms,
         mean_batch_size=counted.inferences / counted.executions,
+        batches={size: count for size, count in counted.batches.items() if count > 0},
+        client_ms=client_ms,
     )
-
-
-def _save(result: LoadResult, warm: NDArray[np.bool_], folder: Path) -> str:
-    buffer = io.BytesIO()
-    np.savez_compressed(
-        buffer,
-        allow_pickle=False,
-        due_s=result.due_s,
-        sent_s=result.sent_s,
-        latency_s=result.latency_s,
-        warm=warm,
-    )
-    sha256 = sha256_bytes(buffer.getvalue())
-    write_file(folder / f"{sha256}.npz", buffer.getvalue())
-    return sha256

@@ -1,41 +1,47 @@
-"""Finds the configuration that holds the SLO at the highest rate, then proves it.
+"""Finds the configuration that holds the SLO at the highest rate, in few measurements; proves it.
 
-First each configuration is offered rising rates, starting above the best one so far: it cannot win
-otherwise. At the highest rate all are measured, and the lowest p99 wins. Then the best is measured
-again with fresh seeds and judged by `slo.decide`; if it does not hold, the next best point is. One
-measurement decides nothing, it only says what to try next. The order is fixed, so the same policy
-asks the same questions. Not in scope: how a measurement is made (this file sends nothing), and the
-words for people (findings.py).
+The next question is chosen (hunt.py) by a queueing model fitted to the answers so far
+(queueing.py); rates are bisected to the SLO's edge (edge.py). First the configuration with the
+largest batches and the most instances is followed to its edge. Then those whose optimistic
+prediction lies above it are asked to hold slightly more than it does: one that does becomes the
+best. Three in a row that do not end this, as no prediction above does; while nothing held at all,
+every configuration is asked at the lowest rate, the smallest first. Then the best is measured again
+with fresh seeds (confirm.py, proof.py); a refuted point is stepped down from. One measurement
+decides nothing, it only says what to try next. The same policy and the same answers ask the same
+questions.
+
+Not in scope: how a measurement is made (this file sends nothing), and the words for people
+(findings.py, account.py).
 """
 
-import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
 
-import numpy as np
+from enginegate.benchmarking import Search, Slo
+from enginegate.errors import ServerError
+from enginegate.evidence import Finding, Outcome, Point, Rival
+from enginegate.measurement import Arrivals, Measurement, Percentile
+from enginegate.serving import ServingConfig
+from enginegate.triton.account import pareto, reasons
+from enginegate.triton.asides import further_findings
+from enginegate.triton.confirm import Best, Confirmer
+from enginegate.triton.edge import Known
+from enginegate.triton.findings import Found, slo_findings
+from enginegate.triton.hunt import Hunt
+from enginegate.triton.outlook import Outlook
+from enginegate.triton.probing import (
+    Budget,
+    Champion,
+    Measure,
+    Prober,
+    Progress,
+    Terms,
+    quiet,
+)
+from enginegate.triton.proof import Proof
 
-from enginegate.evidence import Finding, Load, Measurement, Outcome, Percentile, ServingConfig
-from enginegate.policy import Search, Slo
-from enginegate.triton.findings import Best, Found, slo_findings
-from enginegate.triton.measure import Sampled, percentiles
-from enginegate.triton.slo import P99, SloDecision, decide
-
-Measure: TypeAlias = Callable[[ServingConfig, Load], Sampled]
-
-_ATTEMPTS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """One measurement further."""
-
-    step: Literal["search", "confirm"]
-    done: int
-    spent_s: float
-    budget_s: float
-    measurement: Measurement
+__all__ = ["Champion", "Measure", "Progress", "SearchResult", "search"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +49,16 @@ class SearchResult:
     """What was found.
 
     Attributes:
-        measurements: all, in the order they were made.
+        measurements: all of this engine, in the order they were made.
         chosen: the configuration that was confirmed; None if none was.
         throughput_at_slo_per_s: requests a second it was confirmed at; 0 if none was.
         p99: over all its confirming measurements together.
-        findings: of the gates ``p99_ms`` and ``throughput``.
+        findings: of the gates ``p99_ms`` and ``throughput``; advisory ones of ``overload`` and,
+            with a champion, ``champion``.
+        pareto: what no other held point beats in rate, p99 and cost together.
+        rival: the confirmed point in turns with the champion.
+        rejected_rate_per_s: the lowest rate at which the chosen configuration was not seen to hold.
+        reasons: field of the configuration -> the measurements that chose its value.
     """
 
     measurements: tuple[Measurement, ...]
@@ -55,6 +66,10 @@ class SearchResult:
     throughput_at_slo_per_s: float
     p99: Percentile | None
     findings: tuple[Finding, ...]
+    pareto: tuple[Point, ...] = ()
+    rival: Rival | None = None
+    rejected_rate_per_s: float | None = None
+    reasons: dict[str, str] = field(default_factory=dict)
 
     @property
     def confirmed(self) -> bool:
@@ -62,205 +77,90 @@ class SearchResult:
         return self.chosen is not None
 
 
-def search(
+def search(  # noqa: PLR0913 - the room's one entrance, and all but three are optional
     measure: Measure,
     bounds: Search,
     slo: Slo,
     *,
+    champion: Champion | None = None,
+    floor_per_s: float = 0.0,
+    price_per_hour: float | None = None,
+    arrivals: Arrivals = "poisson",
     clock: Callable[[], float] = time.monotonic,
-    progress: Callable[[Progress], None] = lambda _: None,
+    progress: Callable[[Progress], None] = quiet,
 ) -> SearchResult:
     """Find and confirm the best configuration within the budget.
 
     Args:
-        measure: serves a configuration under a load; its errors end the search.
-        bounds: what to try, and how many seconds may be spent.
+        measure: serves a configuration under a load; its errors end the search, but for a
+            configuration that does not load.
+        bounds: what to try, and how much may be spent.
         slo: what must hold.
+        champion: what is live; confirmations then alternate with it.
+        floor_per_s: a candidate that cannot reach this is not searched to its edge.
+        price_per_hour: of the machine, or of each GPU.
+        arrivals: how requests are spaced.
         clock: seconds, monotonic.
         progress: called after each measurement.
 
     Raises:
-        ServerError: from ``measure``: the server died, or a model does not load.
+        ServerError: from ``measure``: the server died; or no configuration loads.
     """
-    run = _Run(measure, bounds, slo, clock, progress)
-    run.climb()
-    best = run.confirm()
-    found = Found(
-        best=best,
-        measured=tuple(run.sampled),
-        out_of_budget=run.out_of_budget,
-        unusable=run.unusable,
-    )
-    confirmed = best is not None and best.decision.outcome is Outcome.PASSED
+    terms = Terms(bounds, slo, arrivals, clock, progress)
+    prober = Prober(measure, terms, Budget(terms), Known(slo))
+    view, confirmer = Outlook(prober), Confirmer(prober, champion)
+    hunt = Hunt(view, confirmer, floor_per_s)
+    hunt.explore()
+    _check_some_loaded(prober)
+    best = Proof(view, confirmer, hunt).prove()
+    return _result(view, confirmer, best, price_per_hour)
+
+
+def _check_some_loaded(prober: Prober) -> None:
+    refused = prober.known.refused
+    if refused and not prober.sampled:
+        config, said = next(iter(refused.items()))
+        raise ServerError(
+            f"None of the {len(refused)} configurations that were tried loads.\nThe first "
+            f"({config}): {said}"
+        )
+
+
+def _result(
+    view: Outlook, confirmer: Confirmer, best: Best | None, price_per_hour: float | None
+) -> SearchResult:
+    """Look past what was confirmed, and put everything together."""
+    prober, bounds, slo = view.prober, view.bounds, view.slo
+    confirmed = best if best and best.decision.outcome is Outcome.PASSED else None
+    overload = confirmer.overload(confirmed) if confirmed else None
+    rival = confirmer.rival(confirmed) if confirmed else None
+    found = _found(view, confirmer, best)
     return SearchResult(
-        measurements=tuple(sampled.measurement for sampled in run.sampled),
-        chosen=best.config if best and confirmed else None,
-        throughput_at_slo_per_s=best.throughput_per_s if best and confirmed else 0.0,
-        p99=best.p99 if best and confirmed else None,
-        findings=slo_findings(found, bounds, slo),
+        measurements=tuple(sampled.measurement for sampled in prober.sampled),
+        chosen=confirmed.config if confirmed else None,
+        throughput_at_slo_per_s=confirmed.throughput_per_s if confirmed else 0.0,
+        p99=confirmed.p99 if confirmed else None,
+        findings=(
+            *slo_findings(found, bounds, slo),
+            *(further_findings(confirmed, overload, rival) if confirmed else ()),
+        ),
+        pareto=pareto(prober.known, confirmed, price_per_hour),
+        rival=rival,
+        rejected_rate_per_s=found.rejected_per_s if confirmed else None,
+        reasons=reasons(prober.known, view.predicted(), confirmed) if confirmed else {},
     )
 
 
-def configurations(bounds: Search) -> tuple[ServingConfig, ...]:
-    """Everything to try: large batches first, and instances vary fastest."""
-    sizes = sorted(set(bounds.max_batch_sizes), reverse=True)
-    axes = itertools.product(sizes, dict.fromkeys(bounds.queue_delays_us), bounds.instances)
-    return tuple(
-        ServingConfig(max_batch_size=size, max_queue_delay_us=delay_us, instances=instances)
-        for size, delay_us, instances in dict.fromkeys(axes)
+def _found(view: Outlook, confirmer: Confirmer, best: Best | None) -> Found:
+    prober = view.prober
+    return Found(
+        best=best,
+        measured=tuple(prober.sampled),
+        out_of_budget=prober.budget.out,
+        unusable=prober.cap_per_s is not None or confirmer.unusable,
+        rejected_per_s=prober.known.rejected(best.config) if best else None,
+        untried=view.untried(),
+        lowest_per_s=view.lowest_per_s,
+        alone=view.too_slow_alone(),
+        refused=prober.known.refused,
     )
-
-
-@dataclass(slots=True)
-class _Run:
-    measure: Measure
-    bounds: Search
-    slo: Slo
-    clock: Callable[[], float]
-    progress: Callable[[Progress], None]
-    sampled: list[Sampled] = field(default_factory=list)
-    held: dict[ServingConfig, int] = field(default_factory=dict)
-    out_of_budget: bool = False
-    unusable: bool = False
-    started_s: float = field(init=False)
-    seeds: Iterator[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.started_s = self.clock()
-        self.seeds = itertools.count(self.bounds.seed + 1)
-
-    def climb(self) -> None:
-        """Fill ``held``: the highest rate (its place in the list) each configuration held."""
-        rates = self.bounds.rates_per_s
-        for config in configurations(self.bounds):
-            first = min(max(self.held.values(), default=-1) + 1, len(rates) - 1)
-            for place in range(first, len(rates)):
-                if not self._affordable(1 + self.slo.confirmations):
-                    self.out_of_budget = True
-                    return
-                if not self._holds(config, rates[place]):
-                    break
-                self.held[config] = place
-
-    def confirm(self) -> Best | None:
-        """The best point that is shown to hold; else the best undecided, else the last refuted."""
-        undecided: Best | None = None
-        refuted: Best | None = None
-        for config, rate_per_s in self._points():
-            best = self._prove(config, rate_per_s)
-            if best is None and self.out_of_budget:
-                break
-            if best is None:
-                continue
-            if best.decision.outcome is Outcome.PASSED:
-                return best
-            if best.decision.outcome is Outcome.FAILED:
-                refuted = best
-                continue
-            undecided = undecided or best
-            if best.decision.over == 0:
-                # A lower rate sends even fewer requests, so it cannot decide either.
-                break
-        return undecided or refuted
-
-    def _points(self) -> list[tuple[ServingConfig, float]]:
-        """Every point that held or lies below one that did, highest rate first, then lowest p99."""
-        measured = {(s.measurement.config, s.measurement.load.rate_per_s): s for s in self.sampled}
-        points = [
-            (config, rate_per_s)
-            for config, place in self.held.items()
-            for rate_per_s in self.bounds.rates_per_s[: place + 1]
-        ]
-
-        def rank(point: tuple[ServingConfig, float]) -> tuple[float, float]:
-            known = measured.get(point)
-            p99 = known.measurement.percentile(P99) if known else None
-            return -point[1], p99.value_ms if p99 else np.inf
-
-        return sorted(points, key=rank)
-
-    def _prove(self, config: ServingConfig, rate_per_s: float) -> Best | None:
-        """Measure with fresh seeds and look; if undecided but close, as often again and look again.
-
-        None if nothing was usable. Each of the two looks has the policy's confidence by itself.
-        """
-        kept: list[Sampled] = []
-        wanted = self.slo.confirmations
-        for runs in itertools.count():
-            if runs >= wanted:
-                if wanted > self.slo.confirmations or not self._worth_more(kept):
-                    break
-                wanted *= 2
-            if not self._affordable(1):
-                self.out_of_budget = True
-                break
-            sampled = self._one("confirm", config, rate_per_s, next(self.seeds))
-            if sampled.measurement.invalid:
-                self.unusable = True
-                continue
-            kept.append(sampled)
-            if self._judge([sampled]).outcome is Outcome.FAILED:
-                break
-        return self._best(kept) if kept else None
-
-    def _worth_more(self, kept: list[Sampled]) -> bool:
-        """Whether as many measurements again would probably decide."""
-        if len(kept) < self.slo.confirmations:
-            return True
-        decision = self._judge(kept)
-        return decision.needed is not None and decision.needed <= 2 * decision.requests
-
-    def _best(self, kept: list[Sampled]) -> Best:
-        """The pooled judgement; one refuted measurement refutes all, too few cannot pass."""
-        pooled, single = self._judge(kept), self._judge(kept[-1:])
-        outcome = Outcome.FAILED if single.outcome is Outcome.FAILED else pooled.outcome
-        if outcome is Outcome.PASSED and len(kept) < self.slo.confirmations:
-            outcome = Outcome.INCONCLUSIVE
-        latencies_ms = np.concatenate([sampled.latencies_ms for sampled in kept])
-        first = kept[0].measurement
-        answered = float(np.isfinite(latencies_ms).mean())
-        return Best(
-            config=first.config,
-            rate_per_s=first.load.rate_per_s,
-            throughput_per_s=first.load.rate_per_s * answered,
-            p99=next((p for p in percentiles(latencies_ms) if p.quantile == P99), None),
-            decision=SloDecision(outcome, pooled.requests, pooled.over, pooled.needed),
-            runs=tuple(kept),
-        )
-
-    def _holds(self, config: ServingConfig, rate_per_s: float) -> bool:
-        """Whether one measurement stays within the SLO; a void one is repeated once."""
-        seed = self.bounds.seed
-        for _ in range(_ATTEMPTS):
-            sampled = self._one("search", config, rate_per_s, seed)
-            if not sampled.measurement.invalid:
-                over = sampled.over(self.slo.p99_ms)
-                return over <= (1.0 - P99) * len(sampled.latencies_ms)
-            if not self._affordable(1 + self.slo.confirmations):
-                break
-            seed = next(self.seeds)
-        self.unusable = True
-        return False
-
-    def _judge(self, kept: list[Sampled]) -> SloDecision:
-        requests = sum(len(sampled.latencies_ms) for sampled in kept)
-        over = sum(sampled.over(self.slo.p99_ms) for sampled in kept)
-        return decide(requests, over, confidence=self.slo.confidence)
-
-    def _one(
-        self, step: Literal["search", "confirm"], config: ServingConfig, rate: float, seed: int
-    ) -> Sampled:
-        load = Load(rate_per_s=rate, duration_s=self.bounds.measurement_s, seed=seed)
-        sampled = self.measure(config, load)
-        self.sampled.append(sampled)
-        spent_s = self.clock() - self.started_s
-        self.progress(
-            Progress(step, len(self.sampled), spent_s, self.bounds.budget_s, sampled.measurement)
-        )
-        return sampled
-
-    def _affordable(self, count: int) -> bool:
-        """Whether so many more measurements fit the budget, at what they have cost so far."""
-        spent_s = self.clock() - self.started_s
-        each_s = max(self.bounds.measurement_s, spent_s / max(len(self.sampled), 1))
-        return spent_s + count * each_s <= self.bounds.budget_s

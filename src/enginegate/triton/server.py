@@ -189,6 +189,8 @@ class _Run:
         return [
             str(self.install.binary),
             *(f"--{name}={value}" for name, value in flags.items()),
+            # Configurations are complete, and completing them starts every Python model once more.
+            "--disable-auto-complete-config",
             *(f"--load-model={name}" for name in load),
             *self.options.flags,
         ]

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -15,16 +14,11 @@ from typing import Self
 import numpy as np
 
 from enginegate.errors import ServerError
-from enginegate.evidence import Load
-from enginegate.triton.traffic import (
-    LoadResult,
-    OnReply,
-    Traffic,
-    Transcript,
-    drive,
-    poisson,
-    precise_loop,
-)
+from enginegate.measurement import Load
+from enginegate.triton.arrivals import poisson
+from enginegate.triton.sending import Course, Errand, drive, precise_loop
+from enginegate.triton.traffic import LoadResult, Traffic
+from enginegate.triton.transcript import OnReply, Transcript
 
 _START_S = 15.0
 _CHUNK_S = 3600.0
@@ -74,8 +68,7 @@ class SteadyTraffic:
         self._transcript = Transcript(on_reply)
         self._thread = threading.Thread(target=self._run, name="steady-traffic", daemon=True)
         self._sending = threading.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._until = asyncio.Event()
+        self._course = Course()
         self._error: BaseException | None = None
         self._started_s = 0.0
         self._ended_s = 0.0
@@ -113,7 +106,7 @@ class SteadyTraffic:
         load = Load(
             rate_per_s=self._rate_per_s, duration_s=end_s - self._started_s, seed=self._seed
         )
-        return self._transcript.result(load, cpu_share=math.nan)
+        return LoadResult.of(load, self._transcript.sent())
 
     def report(self) -> TrafficReport:
         """Counts, versions and tail so far; complete once the block has ended."""
@@ -133,16 +126,13 @@ class SteadyTraffic:
         )
 
     def _stop(self) -> None:
-        if self._loop is not None:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._until.set)
+        self._course.stop_s = 0.0
         self._thread.join()
         self._ended_s = time.perf_counter()
 
     def _run(self) -> None:
         try:
             with asyncio.Runner(loop_factory=precise_loop) as runner:
-                self._loop = runner.get_loop()
                 runner.run(self._send())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
@@ -150,9 +140,15 @@ class SteadyTraffic:
             self._sending.set()
 
     async def _send(self) -> None:
-        await drive(
-            self._address, self._traffic, self._arrivals(), self._transcript, until=self._until
+        errand = Errand(
+            address=self._address,
+            protocol="grpc",
+            requests=self._traffic.requests,
+            order_seed=self._traffic.order_seed,
+            timeout_s=self._traffic.timeout_s,
+            load=Load(rate_per_s=self._rate_per_s, duration_s=_CHUNK_S, seed=self._seed),
         )
+        await drive(errand, self._arrivals(), self._transcript, self._course)
 
     def _arrivals(self) -> Iterator[float]:
         self._sending.set()

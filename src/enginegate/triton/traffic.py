@@ -1,73 +1,147 @@
-"""Sends requests on a schedule, whether or not the server keeps up, and keeps every outcome.
+"""Offers a load to a server, whether or not it keeps up, and keeps every outcome.
 
 Latency counts from when a request was *meant* to leave, so a server that stalls is charged for the
 requests that piled up behind the stall. Not in scope: what the numbers mean (measure.py).
 """
 
-import asyncio
-import selectors
-import socket
-import time
-from collections import Counter
+import math
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.data import DataSet, Tensors
-from enginegate.errors import ServerError
-from enginegate.evidence import Load
-from enginegate.triton.answers import Reply
-from enginegate.triton.client import Answer, AsyncAsker, prepare
+from enginegate.errors import InputError
+from enginegate.measurement import ClosedLoad, Generator, Load, Protocol, SharedMemory
+from enginegate.triton.asker import prepare
+from enginegate.triton.http import http_request
+from enginegate.triton.order import batches, shuffled
+from enginegate.triton.sending import Course, Errand, send
+from enginegate.triton.shared_memory import shared
+from enginegate.triton.transcript import OnReply, Sent, Settled, Transcript
+from enginegate.triton.workers import spread
 
-OnReply = Callable[[int, Reply], None]
-
-_CONNECT_S = 10.0
-_LEAD_S = 0.02
-_SELECT_FILES = 1000
+# Half of what one Python process was shown to send with clean tails on two cores.
+_RATE_A_PROCESS = 1500.0
+_CLIENTS_A_PROCESS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is sent: requests in wire form, and the order they are drawn in.
+    """What is sent: requests in wire form, the order they are drawn in, and recorded arrivals.
 
     Attributes:
         requests: made once; sample ``i`` of whatever they were made from.
         order_seed: seed of the order, apart from the seed of the arrivals.
         timeout_s: a request without an answer by then has failed.
+        arrivals_s: recorded arrival times, seconds from the first; a replay needs them.
     """
 
     requests: tuple[bytes, ...]
     order_seed: int = 0
     timeout_s: float = 5.0
+    arrivals_s: tuple[float, ...] | None = None
 
     @classmethod
     def of(
-        cls, model: str, samples: Sequence[Tensors], *, order_seed: int = 0, timeout_s: float = 5.0
+        cls,
+        model: str,
+        samples: Sequence[Tensors],
+        *,
+        order_seed: int = 0,
+        timeout_s: float = 5.0,
+        arrivals_s: tuple[float, ...] | None = None,
     ) -> "Traffic":
-        """Requests from samples, each with its batch axis in front (size 1 for single requests)."""
+        """Requests from samples, each with its batch axis in front; their sizes may differ."""
         requests = tuple(
             prepare(model, sample, request_id=str(index)) for index, sample in enumerate(samples)
         )
-        return cls(requests, order_seed, timeout_s)
+        return cls(requests, order_seed, timeout_s, arrivals_s)
 
     @classmethod
     def from_data(
-        cls, model: str, data: DataSet, *, order_seed: int = 0, timeout_s: float = 5.0
+        cls,
+        model: str,
+        data: DataSet,
+        *,
+        order_seed: int = 0,
+        timeout_s: float = 5.0,
+        arrivals_s: tuple[float, ...] | None = None,
+        batch_sizes: tuple[int, ...] = (1,),
     ) -> "Traffic":
-        """One request for each sample of a data set, under the sample's own id."""
+        """One request for each sample of a data set, under the sample's own id; or larger ones.
+
+        Args:
+            model: its name in Triton.
+            data: every sample is used at least once.
+            order_seed: also of how sizes and samples are put together.
+            batch_sizes: samples a request, each as often as it is named: of ``(1, 1, 1, 8)``
+                every fourth request holds eight. Its id is its first sample's.
+
+        Raises:
+            InputError: a batch size below 1, or none.
+        """
         requests = tuple(
-            prepare(model, sample, request_id=str(name))
-            for name, sample in zip(data.ids, data.batches(1), strict=True)
+            prepare(
+                model,
+                {name: array[rows] for name, array in data.inputs.items()},
+                request_id=str(data.ids[rows[0]]),
+            )
+            for rows in batches(len(data), batch_sizes, order_seed)
         )
-        return cls(requests, order_seed, timeout_s)
+        return cls(requests, order_seed, timeout_s, arrivals_s)
 
     def order(self) -> Iterator[int]:
         """Sample indices without end: every sample once in each round, shuffled anew."""
-        source = np.random.default_rng(self.order_seed)
-        while True:
-            yield from source.permutation(len(self.requests)).tolist()
+        return shuffled(len(self.requests), self.order_seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """How requests travel.
+
+    Attributes:
+        protocol: with ``http``, the address of a load is the server's HTTP address.
+        shared_memory: where input tensors are; the server must be on this machine. CUDA: GPU 0.
+        processes: that send; 0: one for 1,500 requests a second or 64 clients, at most one less
+            than there are cores.
+        control: gRPC ``HOST:PORT``; needed for shared memory when requests travel over HTTP.
+    """
+
+    protocol: Protocol = "grpc"
+    shared_memory: SharedMemory = "none"
+    processes: int = 0
+    control: str = ""
+
+    def processes_for(self, load: Load | ClosedLoad) -> int:
+        """How many processes send this load."""
+        if self.processes > 0:
+            return self.processes
+        wanted = (
+            load.clients / _CLIENTS_A_PROCESS
+            if isinstance(load, ClosedLoad)
+            else load.rate_per_s / _RATE_A_PROCESS
+        )
+        return max(1, min(len(os.sched_getaffinity(0)) - 1, math.ceil(wanted)))
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyEnd:
+    """When a run may end before its time.
+
+    Attributes:
+        limit_s: the SLO's latency, seconds.
+        skip_s: requests due before this are warm-up and are not counted.
+        decided: asked about every 0.1 s, with the requests that have settled (`Settled`) and how
+            many of them were over the limit or failed: whether to end now.
+    """
+
+    limit_s: float
+    skip_s: float
+    decided: Callable[[int, int], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +150,18 @@ class LoadResult:
 
     Attributes:
         load: what was asked for.
-        due_s: when each should have left, seconds from the start, shape ``(R,)``.
+        due_s: when each should have left, seconds from the start, shape ``(R,)``. In a closed loop:
+            when its client was free to send it.
         sent_s: when it left.
         latency_s: from due to answered; infinite for a failure.
         samples: which sample was sent.
         versions: model version that answered; empty for a failure.
-        errors: gRPC status -> failures.
-        cpu_share: processor time of this process over wall time; near 1 the numbers are ours.
+        errors: status, by its gRPC name -> failures.
+        cpu_share: processor over wall time of the busiest sender; near 1 the numbers are its own.
+        lasted_s: how long was sent; less than asked when the run was decided early.
     """
 
-    load: Load
+    load: Load | ClosedLoad
     due_s: NDArray[np.float64]
     sent_s: NDArray[np.float64]
     latency_s: NDArray[np.float64]
@@ -93,6 +169,26 @@ class LoadResult:
     versions: NDArray[np.str_]
     errors: dict[str, int]
     cpu_share: float
+    lasted_s: float
+    generator: Generator = field(default_factory=Generator)
+
+    @classmethod
+    def of(cls, load: Load | ClosedLoad, sent: Sent, *, processes: int = 1) -> "LoadResult":
+        """What this program's own generator sent, from so many processes."""
+        return cls(
+            load=load,
+            due_s=sent.due_s,
+            sent_s=sent.sent_s,
+            latency_s=sent.latency_s,
+            samples=sent.samples,
+            versions=sent.versions,
+            errors=sent.errors,
+            cpu_share=sent.cpu_share,
+            lasted_s=min(load.duration_s, sent.stop_s),
+            generator=Generator(
+                processes=processes, cpu_share=float(np.nan_to_num(sent.cpu_share))
+            ),
+        )
 
     @property
     def failed(self) -> int:
@@ -104,145 +200,101 @@ class LoadResult:
         """How late the generator itself was, shape ``(R,)``."""
         return self.sent_s - self.due_s
 
+    @property
+    def achieved_share(self) -> float:
+        """Rate sent over rate asked for, between the first and the last request; 1 is perfect."""
+        if len(self.due_s) < 2:  # noqa: PLR2004 - two points make a span
+            return 1.0
+        return float(np.ptp(self.due_s) / max(np.ptp(self.sent_s), 1e-9))
+
 
 def run_load(
-    address: str, traffic: Traffic, load: Load, *, on_reply: OnReply | None = None
+    address: str,
+    traffic: Traffic,
+    load: Load | ClosedLoad,
+    *,
+    on_reply: OnReply | None = None,
+    ends: EarlyEnd | None = None,
+    sending: Sending | None = None,
 ) -> LoadResult:
-    """Offer a Poisson load and wait for the last answer. May be called from any thread.
+    """Offer a load and wait for the last answer. May be called from any thread.
 
     Args:
-        address: the server's gRPC ``HOST:PORT``.
+        address: the server's ``HOST:PORT`` for the protocol, gRPC unless said otherwise.
         traffic: what to send.
-        load: rate, duration and seed of the arrivals.
+        load: open loop or closed loop, for how long, and its seeds.
         on_reply: called with sample index and reply of every success; what it raises ends the run.
+            All requests are then sent by this process.
+        ends: when the run may end before its time.
+        sending: how requests travel.
 
     Raises:
-        ServerError: no connection could be made. Failing requests are not errors; they are kept.
+        InputError: a replay without recorded arrivals, or ``on_reply`` with several processes.
+        ServerError: no connection could be made, memory could not be shared, or a process that
+            sent requests has died. Failing requests are not errors; they are kept.
     """
-    transcript = Transcript(on_reply)
-    started, cpu = time.perf_counter(), time.process_time()
-    with asyncio.Runner(loop_factory=precise_loop) as runner:
-        runner.run(drive(address, traffic, poisson(load), transcript))
-    wall_s = time.perf_counter() - started
-    return transcript.result(load, cpu_share=(time.process_time() - cpu) / wall_s)
+    sending = sending or Sending()
+    processes = 1 if on_reply is not None else sending.processes_for(load)
+    if on_reply is not None and sending.processes > 1:
+        raise InputError(
+            f"Replies can be looked at in one process only, not in {sending.processes}. Set "
+            "processes to 1, or leave out on_reply."
+        )
+    with _travelling(address, traffic.requests, sending) as requests:
+        errand = _errand(address, traffic, load, requests, sending.protocol)
+        errand.due()  # A schedule that cannot be made is refused before anything starts.
+        settled = None if ends is None else Settled(ends.limit_s, ends.skip_s)
+        if processes > 1:
+            decided = ends.decided if ends else None
+            found = spread(errand, processes, settled=settled, decided=decided)
+        else:
+            found = send(errand, Transcript(on_reply), _Deciding(settled=settled, ends=ends))
+    return LoadResult.of(load, found, processes=processes)
 
 
-def poisson(load: Load) -> Iterator[float]:
-    """Arrival times of a Poisson process, in seconds, until the load's duration is over."""
-    source = np.random.default_rng(load.seed)
-    at = 0.0
-    while True:
-        for gap in source.exponential(1.0 / load.rate_per_s, 1024):
-            at += float(gap)
-            if at >= load.duration_s:
-                return
-            yield at
+@contextmanager
+def _travelling(
+    address: str, requests: tuple[bytes, ...], sending: Sending
+) -> Iterator[tuple[bytes, ...]]:
+    """The requests as they are written to a connection."""
+    control = address if sending.protocol == "grpc" else sending.control
+    with shared(control, requests, sending.shared_memory) as known:
+        if sending.protocol == "http":
+            yield tuple(http_request(address, request) for request in known)
+        else:
+            yield known
 
 
-def precise_loop() -> asyncio.AbstractEventLoop:
-    """An event loop that wakes up in time: epoll and poll round up to whole milliseconds.
-
-    ``select`` does not, but takes only low file numbers; without them the rounding must do.
-    """
-    with socket.socket() as probe:
-        fits = probe.fileno() < _SELECT_FILES
-    selector = selectors.SelectSelector() if fits else selectors.DefaultSelector()
-    return asyncio.SelectorEventLoop(selector)
+def _errand(
+    address: str,
+    traffic: Traffic,
+    load: Load | ClosedLoad,
+    requests: tuple[bytes, ...],
+    protocol: Protocol,
+) -> Errand:
+    order_seed = load.seed if isinstance(load, ClosedLoad) else load.order_seed
+    return Errand(
+        address=address,
+        protocol=protocol,
+        requests=requests,
+        order_seed=traffic.order_seed if order_seed is None else order_seed,
+        timeout_s=traffic.timeout_s,
+        load=load,
+        recorded_s=traffic.arrivals_s,
+    )
 
 
 @dataclass(slots=True)
-class Transcript:
-    """What was sent and came back, in columns; filled by one event loop."""
+class _Deciding(Course):
+    """Ends a run of one process when it is decided."""
 
-    on_reply: OnReply | None = None
-    due_s: list[float] = field(default_factory=list)
-    sent_s: list[float] = field(default_factory=list)
-    latency_s: list[float] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
-    versions: list[str] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
+    settled: Settled | None = None
+    ends: EarlyEnd | None = None
 
-    def open(self, due_s: float, sample: int) -> int:
-        """Note a request that is due, as failed until its answer comes; returns its row."""
-        self.due_s.append(due_s)
-        self.sent_s.append(due_s)
-        self.latency_s.append(np.inf)
-        self.samples.append(sample)
-        self.versions.append("")
-        return len(self.due_s) - 1
-
-    def close(self, row: int, answer: Answer, now_s: float) -> None:
-        """Note what came back."""
-        if answer.error:
-            self.errors[answer.error] += 1
+    def look(self, transcript: Transcript) -> None:
+        if self.settled is None or self.ends is None or math.isfinite(self.stop_s):
             return
-        self.latency_s[row] = now_s - self.due_s[row]
-        self.versions[row] = answer.version
-        if self.on_reply is not None:
-            self.on_reply(self.samples[row], answer.reply())
-
-    def result(self, load: Load, *, cpu_share: float) -> LoadResult:
-        """The columns as arrays; rows that are being opened by another thread are left out."""
-        rows = len(self.versions)
-        return LoadResult(
-            load=load,
-            due_s=np.array(self.due_s[:rows], np.float64),
-            sent_s=np.array(self.sent_s[:rows], np.float64),
-            latency_s=np.array(self.latency_s[:rows], np.float64),
-            samples=np.array(self.samples[:rows], np.int64),
-            versions=np.array(self.versions[:rows], np.str_),
-            errors=dict(self.errors),
-            cpu_share=cpu_share,
-        )
-
-
-async def drive(
-    address: str,
-    traffic: Traffic,
-    arrivals: Iterator[float],
-    transcript: Transcript,
-    *,
-    until: asyncio.Event | None = None,
-) -> None:
-    """Send at the given times, until they end or ``until`` is set; then wait for every answer."""
-    asker = AsyncAsker(address)
-    try:
-        if not await asker.connect(_CONNECT_S):
-            raise ServerError(
-                f"No connection to Triton at {address} within {_CONNECT_S:g} s, so no load was "
-                "sent. Check that the server runs and that this is its gRPC address."
-            )
-        async with asyncio.TaskGroup() as group:
-            pacer = group.create_task(_pace(group, asker, traffic, arrivals, transcript))
-            if until is not None:
-                group.create_task(_cancel_when(until, pacer))
-    except ExceptionGroup as problems:
-        raise problems.exceptions[0] from None
-    finally:
-        await asker.close()
-
-
-async def _cancel_when(event: asyncio.Event, pacer: "asyncio.Task[None]") -> None:
-    await event.wait()
-    pacer.cancel()
-
-
-async def _pace(
-    group: asyncio.TaskGroup,
-    asker: AsyncAsker,
-    traffic: Traffic,
-    arrivals: Iterator[float],
-    transcript: Transcript,
-) -> None:
-    clock, order = time.perf_counter, traffic.order()
-    start_s = clock() + _LEAD_S
-
-    async def send(row: int, request: bytes) -> None:
-        transcript.sent_s[row] = clock() - start_s
-        answer = await asker.ask(request, traffic.timeout_s)
-        transcript.close(row, answer, clock() - start_s)
-
-    for due_s in arrivals:
-        await asyncio.sleep(max(0.0, start_s + due_s - clock()))
-        sample = next(order)
-        group.create_task(send(transcript.open(due_s, sample), traffic.requests[sample]))
+        now_s = self.now_s()
+        self.settled.look(transcript, now_s)
+        if self.ends.decided(self.settled.count, self.settled.over):
+            self.stop_s = now_s

@@ -192,6 +192,16 @@ def test_session_uses_one_thread(int8, samples):
     assert during == before
 
 
+def test_a_native_backend_gets_the_engine_alone(int8):
+    """Triton's own backend needs no code of ours; one that cannot serve the kind is refused."""
+    served = serving(int8.value, int8.folder, backend="onnxruntime")
+
+    assert (served.backend, served.gpu) == ("onnxruntime", False)
+    assert dict(served.files) == {"model.onnx": int8.folder / int8.value.filename}
+    with pytest.raises(ModelError, match="only in onnxruntime or python"):
+        serving(int8.value, int8.folder, backend="tensorrt")
+
+
 def test_serving_names_files_of_the_store(int8):
     """Triton gets the model file, the engine and its manifest, all regular files."""
     served = serving(int8.value, int8.folder)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from enginegate.errors import ServerError
-from enginegate.evidence import ServingConfig
+from enginegate.serving import ServingConfig
 from enginegate.triton.client import TritonClient
 from enginegate.triton.deploy import deployed
 

@@ -5,11 +5,15 @@ import pytest
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
-from enginegate.evidence import Load, ServingConfig
+from enginegate.evidence import Outcome
+from enginegate.measurement import ClosedLoad, Generator, Load
+from enginegate.serving import ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
 from enginegate.triton.deploy import Bench, deployed
+from enginegate.triton.measure import sampled_of
+from enginegate.triton.sequential import Sequential
 from enginegate.triton.server import Server
-from enginegate.triton.traffic import Traffic
+from enginegate.triton.traffic import Sending, Traffic
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
@@ -35,6 +39,57 @@ def test_an_override_changes_what_the_running_server_does(
     assert slow.measurement.stages.mean_batch_size == 1
     assert fast.measurement.stages.mean_batch_size > 1.5
     assert fast.over(100) < slow.over(100)
+
+
+def test_a_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
+    """A run that is allowed to end does so long before its time, with its answer kept."""
+    test, load = Sequential(0.99), Load(rate_per_s=100, duration_s=6.0, seed=1)
+    with deployed(server, scale_model("hopeless", sleep_ms=40)) as deployment:
+        bench = Bench(deployment, Traffic.of("hopeless", samples), tmp_path, slo_p99_ms=20)
+
+        found = bench.measure(_serving(8, 0, 1), load, ends=test)
+
+    measurement = found.measurement
+    assert measurement.lasted_s < 4.0
+    assert test.look(len(found.latencies_ms), found.over(20)) is Outcome.FAILED
+    assert sampled_of(measurement, tmp_path).over(20) == found.over(20)
+
+
+def test_what_stands_beside_the_latencies(server, scale_model, samples, tmp_path):
+    """Cold start once, the server's and the client's time, batches, cores, cost, and who sent."""
+    with deployed(server, scale_model("noted", sleep_ms=5)) as deployment:
+        traffic, known = Traffic.of("noted", samples), Generator(trusted_per_s=2000.0)
+        bench = Bench(deployment, traffic, tmp_path, 200, generator=known, price_per_hour=1.0)
+
+        first = bench.measure(_serving(4, 0, 1), Load(rate_per_s=100, duration_s=1.0, seed=1))
+        again = bench.measure(_serving(4, 0, 1), ClosedLoad(clients=2, duration_s=0.3, seed=1))
+
+    first, again = first.measurement, again.measurement
+    assert (again.cold_start_s, first.cold_start_s > 0.005) == (None, True)
+    assert first.stages.compute_infer_ms >= 5.0
+    assert first.stages.client_ms > 0.0
+    assert sum(size * runs for size, runs in first.stages.batches.items()) == first.sent
+    assert first.resources.server_cores > 0.0
+    assert first.resources.gpu_power_w is None
+    assert first.resources.cost_per_million > 0.0
+    assert (first.generator.processes, first.generator.trusted_per_s) == (1, 2000.0)
+    assert 0 < again.throughput_per_s <= 400
+
+
+def test_options_are_served_and_refusals_counted(server, client, scale_model, samples, tmp_path):
+    """A queue limit of the options is in force, and what it refuses is a failure, over HTTP too."""
+    options, load = ServingOptions(max_queue_size=2), Load(rate_per_s=200, duration_s=0.5, seed=1)
+    with deployed(server, scale_model("limited", sleep_ms=50)) as deployment:
+        traffic, sending = Traffic.of("limited", samples), Sending(protocol="http")
+        bench = Bench(deployment, traffic, tmp_path, 500, options=options, sending=sending)
+
+        found = bench.measure(_serving(1, 0, 1), load).measurement
+        in_force = client.config("limited").message.dynamic_batching.default_queue_policy
+
+    assert in_force.max_queue_size == 2
+    assert found.failed > 0
+    assert sum(found.errors.values()) >= found.failed
+    assert found.percentile(0.99) is None
 
 
 def test_loading_the_same_configuration_again_does_nothing(scale, client):

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from enginegate.errors import ServerError
-from enginegate.evidence import Load, ServingConfig
+from enginegate.measurement import Load
+from enginegate.serving import ServingConfig
 from enginegate.triton.deploy import Bench, deployed
 from enginegate.triton.ports import Ports
 from enginegate.triton.server import ServerOptions, connect, start

@@ -8,7 +8,8 @@ import pytest
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
-from enginegate.evidence import Load, ServingConfig
+from enginegate.measurement import Load
+from enginegate.serving import ServingConfig
 from enginegate.triton.deploy import deployed
 from enginegate.triton.server import Server, connect
 from enginegate.triton.trace import TraceLimits, recorded, trace_prefix

@@ -58,7 +58,7 @@ def session():
 @pytest.fixture
 def bucketed(session, monkeypatch):
     monkeypatch.setattr(onnxruntime_gpu, "_DEVICE", "cpu")
-    return Bucketed(session, (1, 4, 8), graphs=False)
+    return Bucketed(lambda: session, (1, 4, 8), graphs=False)
 
 
 def rows(count, length=3):
@@ -99,3 +99,40 @@ def test_new_shapes_push_the_oldest_out(bucketed, monkeypatch):
         np.testing.assert_array_equal(bucketed.run(inputs)["y"], inputs["x"] * 2)
 
     assert len(bucketed._kept) == 4
+
+
+@pytest.mark.parametrize("sizes", [(1,), (2, 1), (3, 4, 1), (1, 1, 1)])
+def test_requests_are_joined_without_changing_an_answer(bucketed, sizes):
+    """Rows of several requests come back in their order, however many there were before."""
+    bucketed.warm_up({"x": np.ones((1, 3), np.float32)})
+    bucketed.run_joined([rows(8)])
+    parts = [rows(size) for size in sizes]
+
+    found = bucketed.run_joined(parts)
+
+    np.testing.assert_array_equal(found["y"], 2 * np.concatenate([part["x"] for part in parts]))
+
+
+def test_joined_requests_of_a_new_shape_get_buffers_of_their_own(bucketed):
+    """A sequence length that was never seen is answered too."""
+    parts = [rows(2, length=5), rows(1, length=5)]
+
+    found = bucketed.run_joined(parts)
+
+    np.testing.assert_array_equal(found["y"], 2 * np.concatenate([part["x"] for part in parts]))
+
+
+def test_every_bucket_has_a_session_of_its_own(session, monkeypatch):
+    """A session plans for the shape it saw last, so no bucket may share one, nor may new shapes."""
+    monkeypatch.setattr(onnxruntime_gpu, "_DEVICE", "cpu")
+    opened = []
+    bucketed = Bucketed(lambda: opened.append(session) or session, (1, 4, 8), graphs=False)
+
+    bucketed.warm_up({"x": np.ones((1, 3), np.float32)})
+    for count in (1, 2, 5, 8):
+        bucketed.run(rows(count))
+    after_buckets = len(opened)
+    for length in (4, 5, 6):
+        bucketed.run(rows(2, length))
+
+    assert (after_buckets, len(opened)) == (3, 4)

@@ -4,7 +4,7 @@ import pytest
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
-from enginegate.evidence import ServingConfig
+from enginegate.serving import ServingConfig, ServingOptions
 from enginegate.triton.config import (
     config_json,
     config_text,
@@ -17,6 +17,29 @@ from enginegate.triton.config import (
 SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=500, instances=2)
 PIXELS = TensorSpec(name="pixels", dtype="float32", shape=(-1, 1, 8, -1))
 LABEL = TensorSpec(name="label", dtype="int64", shape=(-1,))
+
+
+ALL_OPTIONS = ServingOptions(
+    priority_levels=3,
+    default_priority_level=2,
+    max_queue_size=64,
+    queue_timeout_us=20_000,
+    timeout_action="delay",
+    allow_timeout_override=True,
+    response_cache=True,
+    rate_limiter_resources={"compute": 2, "bus": 1},
+    rate_limiter_priority=4,
+    input_pinned_memory=False,
+    output_pinned_memory=False,
+    gather_kernel_buffer_threshold=16,
+    eager_batching=True,
+    cuda_graphs=True,
+    cuda_busy_wait_events=True,
+    cuda_output_copy_stream=True,
+    model_priority="max",
+    warmup_batch_sizes=(4, 2),
+    warmup_count=5,
+)
 
 
 def _config(**changes):
@@ -114,3 +137,100 @@ def test_text_that_is_no_configuration():
     """A file that was cut or edited names itself and the place."""
     with pytest.raises(ServerError, match=r"(?s)live/config\.pbtxt is not.*Publish"):
         read_config(config_text(_config())[:-10] + "{", "live/config.pbtxt")
+
+
+def test_text_with_every_option_is_golden():
+    """Everything that a policy may set, on two GPUs with preferred batches, whole."""
+    serving = SERVING.model_copy(update={"preferred_batch_sizes": (4, 2), "gpus": (0, 1)})
+    found = _config(backend="tensorrt", serving=serving, options=ALL_OPTIONS, gpu=True)
+    golden = Path(__file__).parent / "options.pbtxt"
+
+    assert config_text(found) == golden.read_text()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"preferred_batch_sizes": (2, 4)},
+        {"gpus": (0, 2)},
+        {"dynamic_batching": False, "max_queue_delay_us": 0},
+        {"preferred_batch_sizes": (8,), "instances": 5},
+    ],
+    ids=["preferred", "gpus", "no-batching", "largest-is-preferred"],
+)
+def test_every_way_of_serving_comes_back(changes):
+    """What a search varies can be read from what a server says is in force."""
+    serving = ServingConfig(**{**SERVING.model_dump(), **changes})
+
+    found = read_config(config_text(_config(serving=serving, gpu=True)), "file").serving
+
+    # Triton itself writes the largest batch where no size is preferred: the two mean the same.
+    alike = {"preferred_batch_sizes": ()} if serving.preferred_batch_sizes == (8,) else {}
+    assert found == serving.model_copy(update=alike)
+
+
+def test_answers_in_order_are_asked_for():
+    """The one option that Triton refuses beside several priorities."""
+    found = _config(options=ServingOptions(preserve_ordering=True))
+
+    assert found.message.dynamic_batching.preserve_ordering
+
+
+def test_gpus_mean_nothing_on_a_cpu():
+    """A search over GPUs can measure an engine for the CPU beside the others."""
+    serving = SERVING.model_copy(update={"gpus": (0, 1)})
+
+    assert config_text(_config(serving=serving)) == config_text(_config())
+
+
+@pytest.mark.parametrize(
+    ("backend", "filename"),
+    [("onnxruntime", "model.onnx"), ("tensorrt", "model.plan"), ("python", "")],
+)
+def test_a_native_backend_is_told_its_file(backend, filename):
+    """Triton's own backends open a named file; the Python backend finds its model.py."""
+    found = _config(backend=backend)
+
+    assert (found.backend, found.message.default_model_filename) == (backend, filename)
+
+
+UNBATCHED = {"dynamic_batching": False, "max_queue_delay_us": 0}
+
+
+@pytest.mark.parametrize(
+    ("serving", "options", "message"),
+    [
+        ({"preferred_batch_sizes": (9,)}, {}, "preferred batch of 9 is larger"),
+        ({"dynamic_batching": False}, {}, "need dynamic batching"),
+        (UNBATCHED | {"preferred_batch_sizes": (2,)}, {}, "need dynamic batching"),
+        (UNBATCHED, {"max_queue_size": 4}, "max_queue_size is set.*no dynamic batching"),
+        (UNBATCHED, {"preserve_ordering": True}, "preserve_ordering is set"),
+        ({}, {"warmup_batch_sizes": (1, 16)}, "warmup_batch_sizes has 16.*is 8"),
+    ],
+)
+def test_settings_that_exclude_each_other(serving, options, message):
+    """Triton would refuse the load, or overlook one of them: said before anything is written."""
+    with pytest.raises(ModelError, match=message):
+        _config(
+            serving=ServingConfig(**{**SERVING.model_dump(), **serving}),
+            options=ServingOptions(**options),
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"priority_levels": 2}, "need each other"),
+        ({"default_priority_level": 1}, "need each other"),
+        ({"priority_levels": 2, "default_priority_level": 3}, "is 3, and there are 2"),
+        ({"timeout_action": "delay"}, "needs queue_timeout_us"),
+        (
+            {"priority_levels": 2, "default_priority_level": 1, "preserve_ordering": True},
+            "one priority level only",
+        ),
+    ],
+)
+def test_options_that_cannot_be(options, message):
+    """A policy with such a table is refused when it is read."""
+    with pytest.raises(ValueError, match=message):
+        ServingOptions(**options)

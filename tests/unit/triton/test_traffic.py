@@ -3,10 +3,11 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.errors import ModelError, ServerError
-from enginegate.evidence import Load
+from enginegate.measurement import ClosedLoad, Load
 from enginegate.triton.answers import Statistics
-from enginegate.triton.client import prepare
-from enginegate.triton.traffic import Traffic, poisson
+from enginegate.triton.arrivals import poisson
+from enginegate.triton.asker import prepare
+from enginegate.triton.traffic import LoadResult, Sending, Traffic
 from enginegate.triton.wire import reply_of
 
 
@@ -41,6 +42,43 @@ def test_the_order_has_its_own_seed_and_uses_every_sample():
     assert first != second
     again = traffic.order()
     assert [next(again) for _ in range(7)] == first
+
+
+@pytest.mark.parametrize(
+    ("load", "cores", "processes"),
+    [
+        pytest.param(_load(rate_per_s=1500), 8, 1, id="one-suffices"),
+        pytest.param(_load(rate_per_s=1501), 8, 2, id="one-does-not"),
+        pytest.param(_load(rate_per_s=90_000), 8, 7, id="a-core-is-left-to-the-server"),
+        pytest.param(_load(rate_per_s=90_000), 1, 1, id="one-core"),
+        pytest.param(ClosedLoad(clients=65, duration_s=1, seed=0), 8, 2, id="many-clients"),
+    ],
+)
+def test_as_many_processes_as_rate_and_cores_allow(load, cores, processes, monkeypatch):
+    """Processes follow the load, up to one less than there are cores, unless a number is named."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _pid: set(range(cores)))
+
+    assert Sending().processes_for(load) == processes
+    assert Sending(processes=5).processes_for(load) == 5
+
+
+def test_the_rate_that_was_reached():
+    """Sent over asked for, whatever the absolute delay of all requests."""
+    due_s = np.arange(100) / 100
+    result = LoadResult(
+        load=_load(),
+        due_s=due_s,
+        sent_s=1.25 * due_s + 0.5,
+        latency_s=np.full(100, 0.1),
+        samples=np.zeros(100, np.int64),
+        versions=np.full(100, "1"),
+        errors={},
+        cpu_share=0.5,
+        lasted_s=1.0,
+    )
+
+    assert result.achieved_share == pytest.approx(0.8)
+    assert result.late_s[0] == 0.5
 
 
 def test_requests_from_data_carry_ids_and_one_sample():

@@ -1,0 +1,66 @@
+"""One look just past a confirmed rate, where the search stopped without a refutation close above.
+
+It stops below a configuration's capacity, because a queue does not settle near it. A comparison of
+throughputs needs to know that little more than the answer does not hold.
+"""
+
+from dataclasses import replace
+
+from enginegate.benchmarking import Search, Slo
+from enginegate.evidence import Outcome
+from enginegate.measurement import Arrivals, Load
+from enginegate.triton.measure import Sampled
+from enginegate.triton.probing import Measure
+from enginegate.triton.search import SearchResult
+from enginegate.triton.slo import decide
+from enginegate.triton.space import seed_of
+
+# In resolutions of the search: as exact as it is, and, where that much more may hold, a bound.
+_STEPS = (2, 4)
+
+
+def look_past(
+    found: SearchResult, measure: Measure, bounds: Search, slo: Slo, *, arrivals: Arrivals
+) -> SearchResult:
+    """The same, with a measurement or two slightly above the answer where none was that close.
+
+    A rate that is shown not to hold there is the one that did not hold.
+
+    Args:
+        found: what a search ended in.
+        measure: of the same engine.
+        bounds: of that search; nothing above its highest rate is offered.
+        slo: what must hold.
+        arrivals: how requests are spaced.
+
+    Raises:
+        ServerError: from ``measure``.
+    """
+    if found.chosen is None or bounds.objective == "latency":
+        return found
+    for steps in _STEPS:
+        past = found.throughput_at_slo_per_s * (1.0 + bounds.resolution) ** steps
+        known = found.rejected_rate_per_s
+        if past > bounds.max_rate_per_s or (known is not None and known <= past):
+            break
+        load = Load(
+            rate_per_s=past,
+            duration_s=bounds.measurement_s,
+            seed=seed_of(bounds.seed, found.chosen, past, "just past"),
+            arrivals=arrivals,
+            order_seed=seed_of(bounds.seed, found.chosen, past, "just past order"),
+        )
+        found = _with(found, measure(found.chosen, load), slo)
+    return found
+
+
+def _with(found: SearchResult, sampled: Sampled, slo: Slo) -> SearchResult:
+    """As the search rejects a rate: a queue that grows to the end is one cluster, yet no chance."""
+    made, over = sampled.measurement, sampled.over(slo.p99_ms)
+    shown = decide(len(sampled.latencies_ms), over, confidence=slo.confidence).outcome
+    refuted = not made.invalid and shown is Outcome.FAILED
+    return replace(
+        found,
+        measurements=(*found.measurements, made),
+        rejected_rate_per_s=made.rate_per_s if refuted else found.rejected_rate_per_s,
+    )

@@ -1,0 +1,128 @@
+"""Reads the Prometheus endpoint of a Triton server (text exposition format 0.0.4)."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
+from typing import NamedTuple
+
+from enginegate.errors import ServerError
+
+_PATH = "/metrics"
+_MOST_BYTES = 64 << 20
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)')
+_LINE = re.compile(
+    rf'^({_NAME})\s*(?:\{{((?:[^"}}]|"(?:[^"\\]|\\.)*")*)\}})?\s*(\S+)(?:\s+-?\d+)?$'
+)
+_ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+
+
+class Series(NamedTuple):
+    """One line of the exposition: a name, its labels, and the value now."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """All series of one reading, in the server's order."""
+
+    series: tuple[Series, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Metrics":
+        """Read the text format; comments, types and time stamps are dropped.
+
+        Raises:
+            ServerError: a line is no sample.
+        """
+        lines = (line.strip() for line in text.splitlines())
+        return cls(tuple(_series(line) for line in lines if line and not line.startswith("#")))
+
+    def matching(self, name: str, **labels: str) -> Iterator[Series]:
+        """The series of that name that carry these labels; they may carry others too."""
+        for series in self.series:
+            if series.name == name and labels.items() <= series.labels.items():
+                yield series
+
+    def value(self, name: str, **labels: str) -> float | None:
+        """The value of the one series that matches; None when none does.
+
+        Raises:
+            ServerError: several match, so no single value is meant.
+        """
+        found = list(self.matching(name, **labels))
+        if len(found) > 1:
+            raise ServerError(
+                f"{len(found)} series of {name} carry {labels or 'no particular label'}, so none "
+                f"is the value asked for. Name more labels: {found[0].labels} is one of them."
+            )
+        return found[0].value if found else None
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum over every series that matches, e.g. over versions; 0.0 when none does."""
+        return sum((series.value for series in self.matching(name, **labels)), 0.0)
+
+
+def read_metrics(address: str, *, timeout_s: float = 5.0) -> Metrics:
+    """Read the metrics endpoint at ``HOST:PORT`` once.
+
+    Raises:
+        ServerError: nothing answers there in time, or what answers is no metrics endpoint.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        connection = HTTPConnection(host, int(port), timeout=timeout_s)
+    except (ValueError, HTTPException) as error:
+        raise ServerError(f"{address!r} is no HOST:PORT of a metrics endpoint.") from error
+    try:
+        connection.request("GET", _PATH)
+        answer = connection.getresponse()
+        status, content = answer.status, answer.read(_MOST_BYTES)
+    except (OSError, HTTPException) as error:
+        raise ServerError(
+            f"Triton's metrics at http://{address}{_PATH} did not answer within {timeout_s:g} s "
+            f"({type(error).__name__}: {error}).\nCheck that the server runs with metrics allowed "
+            "and that this is its metrics port, not its HTTP or gRPC port."
+        ) from error
+    finally:
+        connection.close()
+    if status != 200:  # noqa: PLR2004 - HTTP's OK
+        raise ServerError(
+            f"http://{address}{_PATH} answered with HTTP status {status}.\n"
+            "Give the address of Triton's metrics port (8002 unless it was told otherwise)."
+        )
+    return Metrics.parse(content.decode(errors="replace"))
+
+
+def _series(line: str) -> Series:
+    found = _LINE.match(line)
+    if found is None:
+        raise _no_metric(line)
+    name, labels, value = found.groups()
+    try:
+        return Series(name, _labels(labels or ""), float(value))
+    except ValueError:
+        raise _no_metric(line) from None
+
+
+def _no_metric(line: str) -> ServerError:
+    return ServerError(
+        f"This is no Prometheus metric: {line[:120]!r}.\n"
+        "What answers at this address is not Triton's metrics port."
+    )
+
+
+def _labels(text: str) -> dict[str, str]:
+    labels, at = {}, 0
+    while text[at:].strip():
+        found = _LABEL.match(text, at)
+        if found is None:
+            raise ValueError(text)
+        name, value, _ = found.groups()
+        labels[name] = re.sub(r'\\[\\"n]', lambda escape: _ESCAPES[escape[0]], value)
+        at = found.end()
+    return labels

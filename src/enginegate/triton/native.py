@@ -1,0 +1,134 @@
+"""Which of Triton's own backends a server has: nobody lists them, so it is found out.
+
+An installation of ours is looked into. A server that runs somewhere is asked to load a model of
+that backend that cannot be any good: what it complains about tells.
+"""
+
+import uuid
+from contextlib import suppress
+from typing import Literal
+
+from enginegate.candidate import TensorSpec
+from enginegate.errors import ModelError, ServerError
+from enginegate.serving import ServingConfig
+from enginegate.triton.client import TritonClient
+from enginegate.triton.config import NATIVE_FILES, Config, model_config
+from enginegate.triton.install import TritonInstall
+
+# Triton 2.51: "unable to find backend library for backend 'tensorrt', try specifying runtime …"
+_ABSENT = "unable to find backend library"
+_REFUSES = "explicit model load / unload is not allowed"
+_PROBE_S = 60.0
+_GOOD = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+_TENSOR = TensorSpec(name="x", dtype="float32", shape=(-1, 1))
+Wanted = Literal["auto", "native", "python"]
+_found: dict[tuple[str, str], bool] = {}
+
+
+def installed(install: TritonInstall, backend: str) -> bool:
+    """Whether a server that can be started here has a backend."""
+    if install.backends is not None:
+        return (install.backends / backend).is_dir()
+    return (install.binary.parent.parent / "backends" / backend).is_dir()
+
+
+def offers(client: TritonClient, backend: str) -> bool:
+    """Whether a running server has a backend; asked once for each server and backend.
+
+    A model of that backend that serves already is answer enough. Otherwise a probe is loaded under
+    a name of its own, which fails either way; a Python model under the same name, loaded and
+    unloaded, then clears the failure that strict readiness would hold against the server.
+
+    Raises:
+        ModelError: there is no such backend that this program serves engines with.
+        ServerError: the server does not answer, or takes no load calls (it polls).
+    """
+    if backend not in NATIVE_FILES:
+        raise ModelError(
+            f"{backend!r} is none of Triton's own backends that engines are served with: "
+            f"{', '.join(NATIVE_FILES)}."
+        )
+    key = (f"{client.metadata().name} at {client.address}", backend)
+    if key not in _found:
+        _found[key] = _serves(client, backend) or _probe(client, backend)
+    return _found[key]
+
+
+def choose(wanted: Wanted, backend: str, *, has: bool) -> str:
+    """The backend to serve with.
+
+    Args:
+        wanted: what the policy says.
+        backend: the engine kind's own in Triton, e.g. ``onnxruntime``.
+        has: whether the server has that one.
+
+    Raises:
+        ModelError: the policy insists on a backend that the server does not have.
+    """
+    if wanted == "native" and not has:
+        raise ModelError(
+            f'The policy says serving.backend = "native", and the server has no {backend} backend. '
+            'Use a server that has it, or "auto" or "python".'
+        )
+    return backend if has and wanted != "python" else "python"
+
+
+def backend_for(
+    wanted: Wanted, backend: str, *, install: TritonInstall, live: TritonClient | None
+) -> str:
+    """The backend to measure in, and so to serve in: the live server must have it too.
+
+    Args:
+        wanted: what the policy says.
+        backend: the engine kind's own in Triton.
+        install: the server that measures.
+        live: the server that will serve; None, or one that takes no load calls, is believed to have
+            what the other has: a release that it cannot load is undone.
+
+    Raises:
+        ModelError: the policy insists on a backend that is not there.
+    """
+    has = wanted != "python" and installed(install, backend)
+    if has and live is not None:
+        with suppress(ServerError):
+            has = offers(live, backend)
+    return choose(wanted, backend, has=has)
+
+
+def _serves(client: TritonClient, backend: str) -> bool:
+    ready = {row.name for row in client.index() if row.ready}
+    return any(client.config(name).backend == backend for name in sorted(ready))
+
+
+def _probe(client: TritonClient, backend: str) -> bool:
+    name = f"enginegate-probe-{uuid.uuid4().hex[:12]}"
+    try:
+        _load(client, name, backend, {NATIVE_FILES[backend]: b"no model"})
+    except ServerError as error:
+        if _REFUSES in str(error) or not client.live():
+            raise
+        found = _ABSENT not in str(error)
+    else:
+        found = True
+    with suppress(ServerError):
+        _load(client, name, "python", {"model.py": _GOOD})
+    with suppress(ServerError):
+        client.unload(name)
+    return found
+
+
+def _load(client: TritonClient, name: str, backend: str, files: dict[str, bytes]) -> None:
+    placed = {f"1/{path}": content for path, content in files.items()}
+    client.load(name, config=_config(name, backend), files=placed, timeout_s=_PROBE_S)
+
+
+def _config(name: str, backend: str) -> Config:
+    return model_config(
+        name=name,
+        inputs=(_TENSOR,),
+        outputs=(_TENSOR.model_copy(update={"name": "y"}),),
+        serving=ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1),
+        backend=backend,
+        parameters={},
+        warmup=False,
+    )

@@ -1,0 +1,128 @@
+"""Measurements kept by content: what was measured once is not measured again.
+
+A measurement depends on what served (engine, files, server, options), on which machine, what was
+sent and how, on the configuration and on the load; not on the SLO it is judged by. So a killed
+search repeats nothing, and a moved SLO is decided from what was kept. The one exception: a run that
+was ended early because *another* limit was decided is measured again where it leaves this one open.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field
+
+from enginegate.candidate import Sha256
+from enginegate.canonical import Record, canonical_json, sha256_bytes
+from enginegate.durable import write_file
+from enginegate.errors import InputError, TamperedError
+from enginegate.evidence import Outcome
+from enginegate.measurement import Load, Measurement
+from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.triton.measure import Sampled, sampled_of
+from enginegate.triton.search import Measure
+from enginegate.triton.sequential import Sequential
+from enginegate.triton.validity import allowed_lateness_ms
+
+_WHOLE = 0.95
+
+
+class Setup(Record):
+    """Everything a measurement depends on besides the configuration and the load."""
+
+    files: dict[str, Sha256]
+    """What is served: path inside the version folder -> digest."""
+    backend: str
+    server: str
+    """Triton: version and where it came from."""
+    machine: str
+    options: ServingOptions
+    traffic: Sha256
+    sending: str
+    """Protocol, shared memory and driver."""
+    gpu: bool = False
+    """Whether instances are on GPUs."""
+    parameters: dict[str, str] = Field(default_factory=dict)
+    """What the backend is told besides; the same files may compute in another precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """Where measurements are kept.
+
+    Attributes:
+        folder: of the records, named by what they depend on.
+        latencies: of the raw latencies, named by their digest.
+    """
+
+    folder: Path
+    latencies: Path
+
+    def find(self, key: Sha256) -> Sampled | None:
+        """What was kept under a key; None when there is nothing, or it is damaged."""
+        with suppress(InputError, TamperedError):
+            return sampled_of(Measurement.read(self.folder / f"{key}.json"), self.latencies)
+        return None
+
+    def keep(self, key: Sha256, found: Sampled) -> None:
+        """Write a measurement; its raw latencies are in place already."""
+        write_file(self.folder / f"{key}.json", found.measurement.pretty_json())
+
+
+def kept(
+    measure: Measure,
+    setup: Setup,
+    shelf: Shelf,
+    *,
+    limit_ms: float,
+    reused: Callable[[], None] = lambda: None,
+) -> Measure:
+    """The same, but a valid measurement that was made before is returned instead of made.
+
+    Args:
+        measure: makes one; it writes the raw latencies to ``shelf.latencies``.
+        setup: what it depends on.
+        shelf: where measurements are kept; void ones are not.
+        limit_ms: the SLO now, which decides whether a run that was ended early says enough.
+        reused: called when nothing had to be measured.
+    """
+
+    def measured(config: ServingConfig, load: Load, *, ends: Sequential | None = None) -> Sampled:
+        key = measurement_key(setup, config, load)
+        found = shelf.find(key)
+        if found is not None and _says_enough(found, load, ends, limit_ms):
+            reused()
+            return found
+        made = measure(config, load, ends=ends)
+        if not made.measurement.invalid:
+            shelf.keep(key, made)
+        return made
+
+    return measured
+
+
+def measurement_key(setup: Setup, config: ServingConfig, load: Load) -> Sha256:
+    """Digest of everything one measurement depends on."""
+    deciding = {
+        "setup": setup.digest,
+        "config": config.digest,
+        "load": load.digest,
+    }
+    return sha256_bytes(canonical_json(deciding))
+
+
+def _says_enough(found: Sampled, load: Load, ends: Sequential | None, limit_ms: float) -> bool:
+    """Whether a run went to its end, or was ended where this limit is decided too.
+
+    The generator may be less late under a shorter limit, so that is looked at again too.
+    """
+    if found.measurement.late_p99_ms > allowed_lateness_ms(limit_ms):
+        return False
+    lasted_s = found.measurement.lasted_s
+    if lasted_s is None or lasted_s >= _WHOLE * load.duration_s:
+        return True
+    if ends is None:
+        return False
+    decided = ends.look(len(found.latencies_ms), found.over(limit_ms))
+    return decided is not Outcome.INCONCLUSIVE

@@ -1,0 +1,37 @@
+"""What a refused load is called, so that a search can go on without that configuration."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from enginegate.errors import NotLoadedError, ServerError
+from enginegate.serving import ServingConfig
+from enginegate.triton.deploy import Deployment
+
+CONFIG = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+MODEL = SimpleNamespace(name="m", config=lambda *_: None, probe=dict)
+
+
+def _fails(*_, **__):
+    raise ServerError("failed to allocate memory")
+
+
+def test_a_refused_load_is_no_dead_server():
+    """A load that is refused has an error of its own, with what the server said."""
+    deployment = Deployment(None, SimpleNamespace(load=_fails), MODEL, load_timeout_s=1.0)
+
+    with pytest.raises(NotLoadedError, match="failed to allocate memory"):
+        deployment.serve(CONFIG)
+
+    assert deployment.serving is None
+
+
+def test_a_model_that_loads_but_does_not_answer_is_another_error():
+    """What goes wrong after the load is not taken for a configuration that does not load."""
+    client = SimpleNamespace(load=lambda *_, **__: None, infer=_fails)
+    deployment = Deployment(None, client, MODEL, load_timeout_s=1.0)
+
+    with pytest.raises(ServerError) as caught:
+        deployment.serve(CONFIG)
+
+    assert not isinstance(caught.value, NotLoadedError)

@@ -1,0 +1,126 @@
+import pytest
+
+from enginegate.errors import ModelError, ServerError
+from enginegate.triton import native
+from enginegate.triton.answers import ServerMetadata
+from enginegate.triton.install import TritonInstall
+
+
+class AnsweringClient:
+    """A server without models; ``says`` is what it complains about when a probe is loaded."""
+
+    address = "elsewhere:8001"
+
+    def __init__(self, says=None, name="a"):
+        self.says, self.name, self.loaded, self.unloaded = says, name, [], []
+
+    def metadata(self):
+        return ServerMetadata(self.name, "2.51.0", ())
+
+    def index(self):
+        return ()
+
+    def live(self):
+        return True
+
+    def load(self, model, config=None, *, files=None, timeout_s):
+        assert timeout_s <= 60
+        self.loaded.append((model, config.backend, tuple(files)))
+        if self.says and config.backend != "python":
+            raise ServerError(self.says)
+
+    def unload(self, model):
+        self.unloaded.append(model)
+
+
+# Both as Triton 2.51 says them.
+ABSENT = (
+    "load failed for model 'p': version 1 is at UNAVAILABLE state: Invalid argument: unable to "
+    "find backend library for backend 'tensorrt', try specifying runtime on the model "
+    "configuration.;"
+)
+DAMAGED = "load failed for model 'p': version 1 is at UNAVAILABLE state: Internal: no such plan;"
+POLLING = "explicit model load / unload is not allowed if polling is enabled"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known():
+    native._found.clear()
+
+
+@pytest.mark.parametrize(
+    ("says", "has"), [(ABSENT, False), (DAMAGED, True), (None, True)], ids=["no", "yes", "loads"]
+)
+def test_what_a_server_says_decides(says, has):
+    """A backend that complains about the file is there; the probe is cleared away, and once."""
+    client = AnsweringClient(says)
+
+    assert (native.offers(client, "tensorrt"), native.offers(client, "tensorrt")) == (has, has)
+
+    names = {model for model, _, _ in client.loaded}
+    assert [(backend, files) for _, backend, files in client.loaded] == [
+        ("tensorrt", ("1/model.plan",)),
+        ("python", ("1/model.py",)),
+    ]
+    assert client.unloaded == list(names)
+
+
+def test_a_server_that_takes_no_load_calls_cannot_be_asked():
+    """The caller decides then; nothing is remembered as an answer."""
+    with pytest.raises(ServerError, match="not allowed"):
+        native.offers(AnsweringClient(POLLING), "onnxruntime")
+
+    assert native.offers(AnsweringClient(DAMAGED), "onnxruntime")
+
+
+def test_only_backends_of_engines_are_asked_for():
+    """A Python model without its file would hang the server's load for ever."""
+    with pytest.raises(ModelError, match="none of Triton's own backends"):
+        native.offers(AnsweringClient(), "python")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "chosen"),
+    [
+        ("auto", True, "tensorrt"),
+        ("auto", False, "python"),
+        ("native", True, "tensorrt"),
+        ("python", True, "python"),
+        ("python", False, "python"),
+    ],
+)
+def test_the_policy_and_the_server_choose(wanted, has, chosen):
+    """Native where it is there and not ruled out."""
+    assert native.choose(wanted, "tensorrt", has=has) == chosen
+
+
+def test_a_policy_that_insists_is_refused():
+    """It would otherwise be served in a way that it rules out."""
+    with pytest.raises(ModelError, match="has no tensorrt backend"):
+        native.choose("native", "tensorrt", has=False)
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["wheel", "on-path"])
+def test_an_installation_is_looked_into(tmp_path, told):
+    """Its backends are folders: where it says, else where NVIDIA's container has them."""
+    (tmp_path / "backends" / "tensorrt").mkdir(parents=True)
+    binary = tmp_path / "bin" / "tritonserver"
+    install = TritonInstall(binary, tmp_path / "backends" if told else None, (), "test")
+
+    assert native.installed(install, "tensorrt")
+    assert not native.installed(install, "onnxruntime")
+
+
+@pytest.mark.parametrize(
+    ("says", "chosen"), [(DAMAGED, "tensorrt"), (ABSENT, "python"), (POLLING, "tensorrt")]
+)
+def test_what_is_measured_must_be_servable(tmp_path, says, chosen):
+    """The live server must have the backend too; one that cannot be asked is believed to."""
+    (tmp_path / "tensorrt").mkdir()
+    install = TritonInstall(tmp_path / "tritonserver", tmp_path, (), "test")
+    live = AnsweringClient(says)
+
+    assert native.backend_for("auto", "tensorrt", install=install, live=live) == chosen
+    assert native.backend_for("auto", "tensorrt", install=install, live=None) == "tensorrt"
+    assert native.backend_for("auto", "onnxruntime", install=install, live=live) == "python"
+    assert native.backend_for("python", "tensorrt", install=install, live=live) == "python"
