@@ -1,8 +1,20 @@
 """MLflow: what was found out, filed so that people can compare it, and the registry's aliases."""
 
+from enginegate.ledger.fetching import engine_of, scorecard_of
 from enginegate.ledger.filing import Exhibit
 from enginegate.ledger.ledger import Ledger
 from enginegate.ledger.link import Comparison
+from enginegate.ledger.outbox import Outbox, decision_message, release_message
 from enginegate.ledger.plot import plots_available
 
-__all__ = ["Comparison", "Exhibit", "Ledger", "plots_available"]
+__all__ = [
+    "Comparison",
+    "Exhibit",
+    "Ledger",
+    "Outbox",
+    "decision_message",
+    "engine_of",
+    "plots_available",
+    "release_message",
+    "scorecard_of",
+]

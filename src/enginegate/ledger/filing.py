@@ -25,6 +25,7 @@ from enginegate.ledger.numbers import (
     winner_metrics,
 )
 from enginegate.ledger.plot import candidate_plot, overview_plot, plots_available
+from enginegate.ledger.serving_plots import delay_load_plot, pareto_plot, stage_plot
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -69,6 +70,7 @@ class Filing:
     exhibits: Mapping[Candidate, Exhibit]
     slo_p99_ms: float
     report: str
+    pages: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def client(self) -> "MlflowClient":
@@ -114,11 +116,17 @@ class Filing:
         self._batch(run, metrics, tags={**tags, **shared_tags(scorecard)})
         files = {"scorecard.json": scorecard.pretty_json(), "report.md": self.report.encode()}
         if plots_available() and scorecard.benchmarks:
-            files[_PLOT] = overview_plot(
-                scorecard.model, scorecard.benchmarks, slo_p99_ms=self.slo_p99_ms
-            )
-        self._attach(run, files)
+            files |= self._plots(scorecard)
+        self._attach(run, files | dict(self.pages))
         self.client.log_inputs(run, datasets=_datasets(scorecard))
+
+    def _plots(self, scorecard: Scorecard) -> dict[str, bytes]:
+        model, measured, limit_ms = scorecard.model, scorecard.benchmarks, self.slo_p99_ms
+        return {
+            _PLOT: overview_plot(model, measured, slo_p99_ms=limit_ms),
+            "plots/stages.png": stage_plot(model, measured),
+            "plots/pareto.png": pareto_plot(scorecard, slo_p99_ms=limit_ms),
+        }
 
     def _record_candidate(
         self, experiment: str, parent: str, scorecard: Scorecard, candidate: Candidate
@@ -155,7 +163,9 @@ class Filing:
         for name, image in exhibit.plots.items():
             files[f"plots/{name}"] = image
         if plots_available() and benchmark and benchmark.measurements:
-            files[_PLOT] = candidate_plot(benchmark, slo_p99_ms=self.slo_p99_ms)
+            limit_ms = self.slo_p99_ms
+            files[_PLOT] = candidate_plot(benchmark, slo_p99_ms=limit_ms)
+            files["plots/delay_load.png"] = delay_load_plot(benchmark, slo_p99_ms=limit_ms)
         return files
 
     def _file_engine(

@@ -1,23 +1,32 @@
 """The ledger: evidence in, registry versions and aliases out."""
 
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from enginegate.candidate import Candidate
-from enginegate.errors import ModelError
+from enginegate.decision import Release
+from enginegate.errors import LedgerError, ModelError
 from enginegate.evidence import Scorecard
 from enginegate.ledger.connection import Connection
 from enginegate.ledger.filing import Exhibit, Filing
 from enginegate.ledger.link import Comparison, comparison_of
+from enginegate.ledger.live import file_look
+from enginegate.watching import Look
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import RegisteredModel
 
 _LISTED = 20
+_ANSWER_S = 2.0
+_PORTS = {"http": 80, "https": 443}
+_NO_PAGES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +89,7 @@ class Ledger:
         *,
         slo_p99_ms: float,
         report: str = "",
+        pages: Mapping[str, bytes] = _NO_PAGES,
     ) -> str:
         """File a scorecard and what belongs to it; returns the parent run's id.
 
@@ -92,14 +102,24 @@ class Ledger:
             exhibits: files of each candidate; one without an entry has none.
             slo_p99_ms: drawn as a line in the plots.
             report: Markdown shown as the run's description and kept as ``report.md``.
+            pages: further files of the run, by their path in it.
 
         Raises:
             LedgerError: MLflow refused part-way; the runs still open are marked FAILED.
             TamperedError: an engine's bytes are not what its manifest says.
         """
-        filing = Filing(self.connection, scorecard, exhibits, slo_p99_ms, report)
+        filing = Filing(self.connection, scorecard, exhibits, slo_p99_ms, report, pages)
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return filing.record()
+
+    def log_look(self, look: Look, release: Release) -> str:
+        """File one look at a live release in the release's watch run; that run's id.
+
+        Raises:
+            LedgerError: MLflow cannot be reached, or refuses.
+        """
+        with self.connection.explained(f"file look {look.number} at release {release.version}"):
+            return file_look(self.connection, look, release)
 
     def comparison(self, run_id: str) -> Comparison:
         """Where the UI compares the candidates of a recorded scorecard.
@@ -152,6 +172,31 @@ class Ledger:
             )
         return None if found is None else dict(found.tags)
 
+    def versions_with(
+        self, model_name: str, *, alias: str | None = None, tag: str | None = None
+    ) -> tuple[int, ...]:
+        """Versions that an alias stands for now, or that carry a tag; ascending, each once.
+
+        Args:
+            model_name: in the registry; a model that does not exist has no versions.
+            alias: for example ``candidate``.
+            tag: ``NAME``, whatever its value, or ``NAME=VALUE``.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        found = {self.alias(model_name, alias)} - {None} if alias is not None else set()
+        if tag is not None:
+            name, wanted, value = tag.partition("=")
+            with self.connection.explained(f"list the versions of {model_name!r}"):
+                listed = self.client.search_model_versions(f"name = '{model_name}'")
+            found |= {
+                int(version.version)
+                for version in listed
+                if name in version.tags and (not wanted or version.tags[name] == value)
+            }
+        return tuple(sorted(number for number in found if number is not None))
+
     def alias(self, model_name: str, alias: str) -> int | None:
         """The version an alias stands for; None when the model or the alias does not exist.
 
@@ -161,6 +206,17 @@ class Ledger:
         model = self._model(model_name)
         version = model.aliases.get(alias) if model else None
         return None if version is None else int(version)
+
+    def aliased(self, model_name: str) -> frozenset[int]:
+        """Versions that any alias stands for now; none of a model that does not exist.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        model = self._model(model_name)
+        return (
+            frozenset(int(version) for version in model.aliases.values()) if model else frozenset()
+        )
 
     def move_alias(self, model_name: str, alias: str, version: int) -> None:
         """Let an alias stand for another version.
@@ -182,6 +238,43 @@ class Ledger:
         with self.connection.explained(f"tag version {version} of {model_name}"):
             for name, value in tags.items():
                 self.client.set_model_version_tag(model_name, str(version), name, value)
+
+    def has_run(self, run_id: str) -> bool:
+        """Whether there is such a run.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        with self.connection.explained(f"look up the run {run_id}"):
+            return self.connection.found(lambda client: client.get_run(run_id)) is not None
+
+    def tag_run(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Write facts on a run, such as who approved the scorecard that it filed.
+
+        Raises:
+            LedgerError: MLflow cannot be reached, or knows no such run.
+        """
+        with self.connection.explained(f"tag the run {run_id}"):
+            for name, value in tags.items():
+                self.client.set_tag(run_id, name, value)
+
+    def check_answers(self) -> None:
+        """Find out quickly that a tracking server is away: MLflow itself waits for minutes.
+
+        Raises:
+            LedgerError: nothing accepts a connection at its address.
+        """
+        address = urlsplit(self.tracking_uri)
+        if address.scheme not in _PORTS or address.hostname is None:
+            return
+        port = address.port or _PORTS[address.scheme]
+        try:
+            socket.create_connection((address.hostname, port), timeout=_ANSWER_S).close()
+        except OSError as error:
+            raise LedgerError(
+                f"MLflow at {self.connection.shown_uri} could not be reached: {error}. See whether "
+                "its server runs, or give another tracking URI."
+            ) from error
 
     def _model(self, name: str) -> "RegisteredModel | None":
         with self.connection.explained(f"look up the model {name!r}"):

@@ -10,9 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from enginegate.candidate import Candidate, Engine
-from enginegate.evidence import Benchmark, Finding, Measurement, Scorecard, Verdict
+from enginegate.evidence import Benchmark, Finding, Scorecard, Verdict
+from enginegate.measurement import Measurement
 
 _DECIMALS = 6
+_TAIL = 0.999
 _KIB = 1024
 
 
@@ -35,7 +37,10 @@ def params_of(candidate: Candidate, benchmark: Benchmark | None) -> dict[str, st
     if candidate.variant:
         params["variant"] = candidate.variant
     if benchmark and benchmark.chosen:
-        params |= {name: str(value) for name, value in benchmark.chosen.model_dump().items()}
+        params |= {
+            name: str(value)
+            for name, value in benchmark.chosen.model_dump(exclude_defaults=True).items()
+        }
     return params
 
 
@@ -90,16 +95,36 @@ def _benchmark_metrics(benchmark: Benchmark) -> dict[str, float]:
     if measured and (median := measured.percentile(0.5)):
         metrics["perf/p50_ms"] = median.value_ms
     if measured and measured.stages:
-        stages = measured.stages.model_dump()
+        stages = measured.stages.model_dump(exclude={"batches"}, exclude_none=True)
         metrics |= {f"perf/mean_{name.removeprefix('mean_')}": n for name, n in stages.items()}
-    return metrics
+    return metrics | dict(_serving_metrics(benchmark, measured))
+
+
+def _serving_metrics(
+    benchmark: Benchmark, measured: Measurement | None
+) -> Iterator[tuple[str, float]]:
+    """What is known of it besides; a number that was not measured is absent."""
+    tail = measured.percentile(_TAIL) if measured else None
+    speedup = next((f.value for f in benchmark.findings if f.gate == "speedup"), None)
+    known = {
+        "p999_ms": tail.value_ms if tail else None,
+        "rejected_per_s": benchmark.rejected_rate_per_s,
+        "speedup": speedup,
+        "cold_start_s": benchmark.cold_start_s,
+        "cost_per_million": benchmark.cost_per_million,
+        "joules_per_request": measured.resources.joules_per_request if measured else None,
+        "generator_null_p99_ms": measured.generator.null_p99_ms if measured else None,
+    }
+    yield from ((f"perf/{name}", number) for name, number in known.items() if number is not None)
+    for pattern in benchmark.patterns:
+        found = next((p for p in pattern.percentiles if p.quantile == _TAIL), None)
+        if found is not None:
+            yield f"perf/p999_{_legal(pattern.name)}_ms", found.value_ms
 
 
 def chosen_measurement(benchmark: Benchmark) -> Measurement | None:
-    """The valid measurement of the chosen configuration nearest to the throughput it was given."""
-    usable = [m for m in benchmark.measurements if m.config == benchmark.chosen and not m.invalid]
-    target = benchmark.throughput_at_slo_per_s
-    return min(usable, key=lambda m: abs(m.throughput_per_s - target), default=None)
+    """What a promise is read from; see `Benchmark.at_slo`."""
+    return benchmark.at_slo
 
 
 def winner_metrics(scorecard: Scorecard, engine: Engine | None) -> dict[str, float]:

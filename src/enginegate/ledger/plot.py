@@ -5,7 +5,9 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from enginegate.evidence import Benchmark, Measurement, Percentile, ServingConfig
+from enginegate.evidence import Benchmark
+from enginegate.measurement import Measurement, Percentile
+from enginegate.serving import ServingConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 _P99 = 0.99
 _SIZE_INCHES = (8.0, 5.0)
 # Okabe and Ito's colours, which people with colour-blindness can tell apart.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
 
 
 def plots_available() -> bool:
@@ -72,13 +74,13 @@ def _line(
 ) -> None:
     """A measurement that must not be used is a grey cross: shown, but joined to nothing."""
     points = [(m, p) for m in measured if (p := m.percentile(_P99))]
-    points.sort(key=lambda point: point[0].load.rate_per_s)
+    points.sort(key=lambda point: point[0].rate_per_s)
     valid = [(m.throughput_per_s, p) for m, p in points if not m.invalid]
     axes.errorbar(
         [x for x, _ in valid],
         [p.value_ms for _, p in valid],
         yerr=([_below(p) for _, p in valid], [_above(p) for _, p in valid]),
-        color=_COLOURS[number % len(_COLOURS)],
+        color=COLOURS[number % len(COLOURS)],
         linewidth=2.5 if thick else 1.0,
         marker="o",
         capsize=3,

@@ -5,19 +5,22 @@
     ROOT/                             what Triton reads
     ├── .enginegate.lock              who is changing it
     ├── .enginegate-journal.jsonl     what was under way
+    ├── .enginegate-audit.jsonl       who did what, when and why
+    ├── .enginegate-current.MODEL.json    the commit point
     └── MODEL/
         ├── config.pbtxt              which versions serve, with each release's digest
         ├── 1/ 2/ …                   the bytes of each release
         └── .enginegate/              ours: Triton ignores it
-            ├── current.json          the commit point
-            └── releases/             N.json, N.golden.npz; kept after the bytes are gone
+            └── releases/             N.json, .golden.npz, .sig.json; outlive the bytes
 
 Triton refuses to start on a dot-folder in ROOT in its NONE, POLL and ``--load-model=*`` modes, but
-ignores files there and dot-folders inside a model; hence this shape.
+ignores files there and dot-folders inside a model; hence this shape. It looks at the times inside
+a model's dot-folders though: after any change there the next load reloads every version that
+serves. So the commit point, which a rollback writes, is in ROOT.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,13 +28,17 @@ from pathlib import Path
 
 from pydantic import PositiveInt
 
+from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
-from enginegate.decision import Release
+from enginegate.decision import Head, Release
 from enginegate.durable import file_lock
 from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedError
 
 LOCK = ".enginegate.lock"
 JOURNAL = ".enginegate-journal.jsonl"
+AUDIT = ".enginegate-audit.jsonl"
+CURRENT = ".enginegate-current"
+PART_OF = ".enginegate/part-of"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -44,6 +51,8 @@ class Current(Record):
     known: tuple[PositiveInt, ...]
     """Versions whose digests stand in the configuration; the same set keeps a rollback instant."""
     changed_at: datetime
+    audit: Head | None = None
+    """How far the audit log had come after the last event about this model."""
 
     @property
     def served(self) -> tuple[int, ...]:
@@ -64,6 +73,11 @@ class Layout:
                 f"{self.model!r} cannot be a model's name: use letters, digits, '_', '.' and '-', "
                 "beginning with a letter or digit, at most 100."
             )
+        if self.root.exists() and not self.root.is_dir():
+            raise RepositoryError(
+                f"{self.root} is a file, so it is no live repository, and nothing in it can be "
+                "shown or changed. Name a folder as repository under [target] in the policy."
+            )
 
     @property
     def folder(self) -> Path:
@@ -76,9 +90,15 @@ class Layout:
         return self.folder / "config.pbtxt"
 
     @property
+    def is_ours(self) -> bool:
+        """Whether this program made the model's folder; a part's is its ensemble's."""
+        ours = (self.folder / ".enginegate" / "releases").is_dir()
+        return ours and not (self.root / self.model / PART_OF).exists()
+
+    @property
     def current_file(self) -> Path:
         """The commit point."""
-        return self.folder / ".enginegate" / "current.json"
+        return self.root / f"{CURRENT}.{self.model}.json"
 
     def version_folder(self, version: int) -> Path:
         """The served bytes of one release."""
@@ -91,6 +111,18 @@ class Layout:
     def golden_file(self, version: int) -> Path:
         """Samples and answers of one release."""
         return self.folder / ".enginegate" / "releases" / f"{version}.golden.npz"
+
+    def signature_file(self, version: int) -> Path:
+        """The signature on one release."""
+        return self.folder / ".enginegate" / "releases" / f"{version}.sig.json"
+
+    def part(self, name: str) -> "Layout":
+        """A part of this model: a model folder beside it (parts.py)."""
+        return Layout(self.root, name)
+
+    def part_file(self, version: int, part: str, suffix: str) -> Path:
+        """What is kept of one release's part besides its bytes: its configuration, for example."""
+        return self.folder / ".enginegate" / "releases" / f"{version}.{part}.{suffix}"
 
     def current(self) -> Current | None:
         """The live release; None before the first."""
@@ -112,33 +144,42 @@ class Layout:
 
     def releases(self) -> tuple[Release, ...]:
         """Every release that was ever published, oldest first, also when its bytes are gone."""
-        found = (self.folder / ".enginegate" / "releases").glob("*.json")
-        return tuple(sorted((Release.read(p) for p in found), key=lambda release: release.version))
+        files = (self.folder / ".enginegate" / "releases").glob("*.json")
+        found = [Release.read(path) for path in files if path.stem.isdigit()]
+        return tuple(sorted(found, key=lambda release: release.version))
 
     def stored_versions(self) -> tuple[int, ...]:
         """Versions whose bytes are here, as Triton sees them, also where a manifest is missing."""
         return tuple(sorted(int(p.name) for p in self.folder.glob("[1-9]*") if p.name.isdigit()))
 
     def check_files(self, release: Release) -> None:
-        """Recompute every digest of a release.
+        """Recompute every digest of a release, those of its parts included.
 
         Raises:
             TamperedError: a file is missing, differs or was added.
         """
-        folder = self.version_folder(release.version)
-        links = [path for path in (folder, *folder.rglob("*")) if path.is_symlink()]
-        if links:
-            raise TamperedError(f"{links[0]} is a link; a release holds only its own files.")
-        for name, digest in release.files.items():
-            digest.check(folder / name)
+        _check_folder(self.version_folder(release.version), release.files)
         release.golden.check(self.golden_file(release.version))
-        expected = {folder / name for name in release.files}
-        added = sorted(p for p in folder.rglob("*") if p.is_file() and p not in expected)
-        if added:
-            raise TamperedError(
-                f"{folder} holds files that were not published: "
-                f"{', '.join(str(path.relative_to(folder)) for path in added)}."
-            )
+        for part in release.parts:
+            _check_folder(self.part(part.name).version_folder(part.version), part.files)
+            part.config.check(self.part_file(release.version, part.name, "pbtxt"))
+            if part.golden is not None:
+                part.golden.check(self.part_file(release.version, part.name, "golden.npz"))
+
+
+def _check_folder(folder: Path, files: Mapping[str, FileDigest]) -> None:
+    links = [path for path in (folder, *folder.rglob("*")) if path.is_symlink()]
+    if links:
+        raise TamperedError(f"{links[0]} is a link; a release holds only its own files.")
+    for name, digest in files.items():
+        digest.check(folder / name)
+    expected = {folder / name for name in files}
+    added = sorted(p for p in folder.rglob("*") if p.is_file() and p not in expected)
+    if added:
+        raise TamperedError(
+            f"{folder} holds files that were not published: "
+            f"{', '.join(str(path.relative_to(folder)) for path in added)}."
+        )
 
 
 @contextmanager
@@ -166,5 +207,6 @@ def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
 
 
 def models(root: Path) -> tuple[str, ...]:
-    """Names of the models this program has published in a repository."""
-    return tuple(sorted(p.parent.name for p in root.glob("*/.enginegate") if p.is_dir()))
+    """Names of the models this program has published in a repository; parts are not counted."""
+    found = [path.parent for path in root.glob("*/.enginegate") if path.is_dir()]
+    return tuple(sorted(path.name for path in found if not (path / PART_OF).exists()))

@@ -1,44 +1,44 @@
 """The live repository: publish, roll back, recover. Nothing else in the program changes it.
 
-A change is committed by one rename, of ``current.json``. Killed before it, the next start restores
-the old release; killed after it, the new one stands. Every operation begins by recovering.
+A change is committed by one rename, of the model's commit point (layout.py). Killed before it, the
+next start restores the old release; killed after it, the new one stands. Every operation begins by
+recovering.
 """
 
-import logging
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from enginegate.decision import Release
 from enginegate.durable import write_file
-from enginegate.errors import (
-    EnginegateError,
-    PublishError,
-    RepositoryError,
-    ServerError,
-)
+from enginegate.errors import EnginegateError, PublishError, RepositoryError, ServerError
+from enginegate.repository.audit import AuditLog
+from enginegate.repository.composing import LiveRelease, wrong_files
+from enginegate.repository.copies import Copy, issued_number, origin_of, part_names
 from enginegate.repository.journal import Entry, Journal
 from enginegate.repository.layout import JOURNAL, Current, Layout, locked, models
-from enginegate.repository.serving import (
-    LiveModel,
-    config_is_right,
-    known_releases,
-    right_config,
-    served_config,
-)
-from enginegate.repository.staging import Package, forget_old, place, remove
+from enginegate.repository.parts import check_room
+from enginegate.repository.published import remembered
+from enginegate.repository.removing import forget_quietly
+from enginegate.repository.serving import right_config
+from enginegate.repository.signing import ReleaseSigning, admit, sign
+from enginegate.repository.staging import Package, place
 from enginegate.repository.transitions import (
     after_publish,
     after_rollback,
     check_expected,
+    check_not_lost,
+    check_still_live,
+    live_words,
     rollback_target,
+    same_kind,
 )
+from enginegate.repository.undoing import Undoing
 from enginegate.triton.client import TritonClient
 
 _LOCK_TIMEOUT_S = 30.0
-_log = logging.getLogger("enginegate.repository")
+_MEND = "Free space or fix permissions; `enginegate verify --repair` then finishes or undoes it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +50,35 @@ class LiveRepository:
         client: the live server; None when it is down, which only recovery of the folder can bear.
         load_timeout_s: limit on one load.
         keep: releases whose bytes are kept.
+        pinned: older releases that something still points to; None: that could not be found out,
+            so nothing is deleted.
+        signing: how releases are signed and checked; None: they are not.
+        way: by which way changes come here, for the audit log.
     """
 
     root: Path
     client: TritonClient | None
     load_timeout_s: float = 120.0
     keep: int = 5
+    signing: ReleaseSigning | None = None
+    way: str = "Python"
+    pinned: frozenset[int] | None = frozenset()
 
-    def publish(self, package: Package, *, expected: int | None) -> Release:
+    def publish(
+        self,
+        package: Package | Copy,
+        *,
+        expected: int | None,
+        version: int | None = None,
+        placed: Callable[[Release], None] | None = None,
+    ) -> Release:
         """Make a package the live release of its model, or leave everything as it was.
 
         Args:
-            package: what to publish.
+            package: what to publish; a copy keeps its number.
             expected: the release that was live when this promotion was prepared.
+            version: the number to publish under, where another place issues them.
+            placed: called when the bytes are here and nothing serves them yet.
 
         Raises:
             RepositoryBusyError: somebody else is changing this repository.
@@ -74,39 +90,56 @@ class LiveRepository:
             layout = Layout(self.root, package.model)
             before = layout.current()
             check_expected(layout, before, expected)
+            check_not_lost(layout, before, journal.read())
             self._live(layout)
-            version = 1 + max(
-                [journal.last_version(package.model), *(r.version for r in layout.releases())]
-            )
+            version = issued_number(layout, package, version)
+            check_room(layout, part_names(package), version)
             entry = journal.open("publish", package.model, version)
             with self._undone_on_failure(layout, journal, entry):
                 release = place(layout, package, version, before)
-                journal.add(entry, "placed", release=release.digest)
-                self._switch(layout, journal, entry, after_publish(before, version))
-            journal.add(entry, "done")
+                sign(layout, release, self.signing, new=not isinstance(package, Copy))
+                told = remembered(layout, release)
+                journal.add(entry, "placed", **told, **origin_of(package))
+                if placed is not None:
+                    placed(release)
+                after = after_publish(before, version, stays=same_kind(layout, before, release))
+                self._switch(layout, journal, entry, after)
+            why = f"{release.decision.approver}: {release.decision.reason}"
+            self._audit.close(journal, entry, done=True, why=why)
             release = layout.release(version)
-            self._forget(layout)
+            forget_quietly(layout, self.keep, self.pinned)
             return release
 
-    def rollback(self, model: str, to: int | None = None) -> Release:
+    def rollback(
+        self, model: str, to: int | None = None, *, reason: str = "", expected: int | None = None
+    ) -> Release:
         """Make an earlier release live again: by default the one that the live one replaced.
 
+        Args:
+            model: its name.
+            to: the release to go to.
+            reason: for the audit log.
+            expected: the release to leave; None: whichever is live.
+
         Raises:
-            RepositoryError: there is no such release, or its bytes are gone.
-            TamperedError: its bytes changed since it was published.
+            RepositoryError: there is no such release, its bytes are gone, or another release is
+                live than expected.
+            TamperedError: its bytes changed since it was published, or its signature does not hold.
             PublishError: it did not prove itself; the release that was live is live again.
         """
         with self._changing() as journal:
             layout = Layout(self.root, model)
             before = layout.current()
+            check_still_live(layout, before, expected)
             version = rollback_target(layout, before, to)
-            layout.check_files(layout.release(version))
+            with self._audit.refusing(model, version):
+                admit(layout, layout.release(version), self.signing)
             if before is None:
                 raise RepositoryError(f"Nothing of {model} is live.")
             entry = journal.open("rollback", model, version)
             with self._undone_on_failure(layout, journal, entry):
                 self._switch(layout, journal, entry, after_rollback(before, version))
-            journal.add(entry, "done")
+            self._audit.close(journal, entry, done=True, why=reason)
             return layout.release(version)
 
     def withdraw(self, model: str, version: int) -> str:
@@ -114,33 +147,54 @@ class LiveRepository:
 
         Returns:
             What is live now, in words.
+
+        Raises:
+            RepositoryError: another release is live by now.
         """
         previous = Layout(self.root, model).release(version).previous_version
         if previous is not None:
-            return f"Release {self.rollback(model, previous).version} is live, as before."
+            why = "its promotion failed"
+            back = self.rollback(model, previous, reason=why, expected=version)
+            return f"Release {back.version} is live, as before."
+        return self.take_away(model, version)
+
+    def take_away(self, model: str, version: int) -> str:
+        """Leave nothing live: the way back from a release before which nothing was.
+
+        Returns:
+            What is live now, in words.
+
+        Raises:
+            RepositoryError: another release is live by now.
+        """
         with self._changing() as journal:
             layout = Layout(self.root, model)
+            check_still_live(layout, layout.current(), version)
             entry = journal.open("withdraw", model, version)
-            return self._undo(layout, journal, entry, reason="its promotion failed")
+            return self._undoing(journal).undo(layout, entry, reason="its promotion failed")
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left; one sentence for each operation found."""
         with self._changing(recover=False) as journal:
-            return self._recover(journal)
+            return self._undoing(journal).recover()
 
     def repair(self) -> tuple[str, ...]:
         """Recover, put back every configuration that is not right, and load what does not serve."""
         with self._changing(recover=False) as journal:
-            said = list(self._recover(journal))
+            said = list(self._undoing(journal).recover())
             for name in models(self.root):
                 layout = Layout(self.root, name)
                 current = layout.current()
-                if current is not None and not config_is_right(layout, current):
-                    write_file(layout.config, right_config(layout, current))
-                    said.append(f"{layout.config} was put back: {_live_words(current)}.")
-                if current is not None and self.client is not None and not self.serves(name):
-                    self.bring_up(name)
+                if current is None:
+                    continue
+                for path, content in wrong_files(layout, current).items():
+                    write_file(path, content)
+                    said.append(f"{path} was put back: {live_words(current)}.")
+                    self._audit.tell("repaired", name, why=said[-1], release=current.version)
+                if self.client is not None and not self.serves(name):
+                    self._bring_up(name)
                     said.append(f"Release {current.version} of {name} was loaded and proved.")
+                    self._audit.tell("repaired", name, why=said[-1], release=current.version)
             return tuple(said)
 
     def serves(self, model: str) -> bool:
@@ -150,42 +204,63 @@ class LiveRepository:
         if current is None:
             return False
         try:
-            self._live(layout).prove(current, layout.release(current.version), wait=False)
+            self._live(layout).prove_all(current)
         except (ServerError, RepositoryError):
             return False
         return True
 
     def bring_up(self, model: str) -> Release:
-        """Load the live release on a server that has just started, and prove it."""
+        """Load the live release on a server that has just started, and prove it.
+
+        Raises:
+            RepositoryBusyError: somebody is changing this repository.
+            RepositoryError: nothing is live, or it does not prove itself.
+            TamperedError: it is not what was published.
+        """
+        with locked(self.root, timeout_s=_LOCK_TIMEOUT_S):
+            return self._bring_up(model)
+
+    def _bring_up(self, model: str) -> Release:
         layout = Layout(self.root, model)
         current = layout.current()
         if current is None:
             raise RepositoryError(f"{self.root} has no live release of {model}.")
         release = layout.release(current.version)
-        layout.check_files(release)
-        live = self._live(layout)
-        live.load(served_config(current, known_releases(layout, current)))
-        live.prove(current, release)
+        admit(layout, release, self.signing)
+        self._live(layout).restore(current)
         return release
 
     @contextmanager
     def _changing(self, *, recover: bool = True) -> Iterator[Journal]:
         with locked(self.root, timeout_s=_LOCK_TIMEOUT_S):
             journal = Journal(self.root / JOURNAL)
-            if recover:
-                self._recover(journal)
-            yield journal
+            self._audit.read()
+            try:
+                if recover:
+                    self._undoing(journal).recover()
+                yield journal
+            except OSError as error:
+                raise RepositoryError(f"{self.root} cannot be changed: {error}. {_MEND}") from error
+
+    def _undoing(self, journal: Journal) -> Undoing:
+        return Undoing(self.client, self.load_timeout_s, self._audit, journal)
+
+    @property
+    def _audit(self) -> AuditLog:
+        return AuditLog(self.root, self.way)
 
     def _switch(self, layout: Layout, journal: Journal, entry: Entry, after: Current) -> None:
         """The one function that changes what is live: configure, load, prove, commit."""
-        release = layout.release(after.version)
         live = self._live(layout)
+        if live.ready_parts(after):
+            journal.add(entry, "prepared")
         write_file(layout.config, right_config(layout, after))
         journal.add(entry, "configured")
-        live.load(served_config(after, known_releases(layout, after)))
+        live.flip(after)
         journal.add(entry, "loaded")
-        live.prove(after, release)
+        live.prove(after)
         write_file(layout.current_file, after.pretty_json())
+        live.trim_after_commit(after)
 
     @contextmanager
     def _undone_on_failure(self, layout: Layout, journal: Journal, entry: Entry) -> Iterator[None]:
@@ -194,80 +269,21 @@ class LiveRepository:
             yield
         except BaseException as error:
             step = journal.last_step(entry)
-            note = self._undo(layout, journal, entry, reason=str(error))
-            if not isinstance(error, EnginegateError):
+            try:
+                note = self._undoing(journal).undo(layout, entry, reason=str(error))
+            except OSError as refusal:
+                note = f"It could not be undone: {refusal}. {_MEND}"
+            if not isinstance(error, EnginegateError | OSError):
                 raise
             raise PublishError(
                 f"The {entry.kind} of {entry.model} release {entry.version} failed after its step "
                 f"'{step}': {error}\n{note}"
             ) from error
 
-    def _undo(self, layout: Layout, journal: Journal, entry: Entry, *, reason: str) -> str:
-        """Restore what ``current.json`` says, on disk first, then on the server.
-
-        If the server does not answer, or what is on disk is damaged, the operation stays open in
-        the journal: whoever changes the repository next tries again.
-        """
-        current = layout.current()
-        if entry.kind == "withdraw" and current is not None:
-            if current.version != entry.version:
-                journal.add(entry, "undone", reason="another release is live by now")
-                return f"{_live_words(current)}."
-            layout.current_file.unlink()
-            current = None
-        elif current is not None and current.version == entry.version:
-            journal.add(entry, "done", note="it was committed before it was interrupted")
-            return f"Release {entry.version} is live."
-        if current is not None:
-            write_file(layout.config, right_config(layout, current))
-        try:
-            self._tell_server(layout, current)
-        except (ServerError, RepositoryError) as error:
-            return f"{_live_words(current)} on disk; that it serves could not be proved: {error}"
-        if entry.kind == "publish":
-            remove(layout, entry.version)
-        if current is None:
-            shutil.rmtree(layout.folder, ignore_errors=True)
-        journal.add(entry, "done" if entry.kind == "withdraw" else "undone", reason=reason[:500])
-        return f"{_live_words(current)}, as before."
-
-    def _tell_server(self, layout: Layout, current: Current | None) -> None:
-        if self.client is None:
-            return
-        live = LiveModel(self.client, layout, self.load_timeout_s)
-        if current is not None:
-            live.load(served_config(current, known_releases(layout, current)))
-            live.prove(current, layout.release(current.version))
-        elif live.is_loaded():
-            live.unload()
-
-    def _recover(self, journal: Journal) -> tuple[str, ...]:
-        said = []
-        for entry in journal.unfinished():
-            layout = Layout(self.root, entry.model)
-            note = self._undo(layout, journal, entry, reason=f"cut short after {entry.step}")
-            said.append(
-                f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
-                "step "
-                f"'{entry.step}'. {note}"
-            )
-        return tuple(said)
-
-    def _forget(self, layout: Layout) -> None:
-        """Retention must not fail a promotion that is done."""
-        try:
-            forget_old(layout, self.keep)
-        except OSError as error:
-            _log.warning("old releases below %s could not be removed: %s", layout.folder, error)
-
-    def _live(self, layout: Layout) -> LiveModel:
+    def _live(self, layout: Layout) -> LiveRelease:
         if self.client is None:
             raise RepositoryError(
                 f"No live Triton answers for {self.root}, so nothing can be proved to serve. Start "
                 "one (`enginegate serve POLICY`), or set target.endpoint in the policy."
             )
-        return LiveModel(self.client, layout, self.load_timeout_s)
-
-
-def _live_words(current: Current | None) -> str:
-    return f"Release {current.version} is live" if current else "Nothing is live"
+        return LiveRelease(self.client, layout, self.load_timeout_s)

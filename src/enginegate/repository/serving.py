@@ -1,23 +1,33 @@
 """What Triton is told about a model's releases, and the proof that it does so.
 
-The configuration is a pure function of the commit point and the manifests, so that any state can be
-restored, and any file on disk checked, without remembering the text.
+The configuration is a pure function of the commit point and what was published, so that any state
+can be restored, and any file on disk checked, without remembering the text.
 """
 
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from enginegate.data import Tensors
 from enginegate.decision import Release
-from enginegate.errors import RepositoryError
+from enginegate.errors import RepositoryError, ServerError
 from enginegate.repository.golden import Golden
 from enginegate.repository.layout import Current, Layout
-from enginegate.triton.answers import Reply
+from enginegate.triton.answers import IndexRow, Reply
 from enginegate.triton.client import TritonClient
-from enginegate.triton.config import Config, config_text, model_config
+from enginegate.triton.config import Config, config_text, model_config, read_config
+from enginegate.triton.ensembling import served_form
 
+ENSEMBLE_FILE = "ensemble.pbtxt"
 _POLL_S = 0.02
+# What Triton answers to a load or unload in its POLL mode, and in NONE.
+_POLLING = "explicit model load / unload is not allowed"
+
+
+def digests(releases: Mapping[int, Release]) -> dict[str, str]:
+    """The configuration parameters that hold releases' digests."""
+    return {release_parameter(version): each.digest for version, each in releases.items()}
 
 
 def release_parameter(version: int) -> str:
@@ -25,39 +35,44 @@ def release_parameter(version: int) -> str:
     return f"enginegate.release.{version}"
 
 
-def served_config(current: Current, releases: Mapping[int, Release]) -> Config:
+def served_versions(current: Current, release: Release) -> tuple[int, ...]:
+    """Versions of the model itself that are ready; of an ensemble only its parts stay loaded."""
+    return (current.version,) if release.parts else current.served
+
+
+def served_config(layout: Layout, current: Current) -> Config:
     """The model's configuration while ``current`` is live.
 
     Batching and instances are those of the current release. The digests of every known release
     stand in the parameters: Triton changes a version policy in place, but reloads when a parameter
     changes, so the same set before and after makes a rollback instant.
+
+    Raises:
+        TamperedError: the published configuration of an ensemble is not what it was.
     """
-    release = releases[current.version]
+    release = layout.release(current.version)
+    parameters = digests({version: layout.release(version) for version in current.known})
+    versions = served_versions(current, release)
+    if release.parts:
+        path = layout.version_folder(current.version) / ENSEMBLE_FILE
+        release.files[ENSEMBLE_FILE].check(path)
+        return served_form(read_config(path.read_text(), str(path)), versions, parameters)
     return model_config(
         name=release.model,
         inputs=release.inputs,
         outputs=release.outputs,
         serving=release.serving,
         backend=release.backend,
-        parameters={release_parameter(v): releases[v].digest for v in current.known},
-        versions=current.served,
+        parameters=parameters,
+        versions=versions,
         gpu=release.gpu,
+        options=release.options,
     )
-
-
-def known_releases(layout: Layout, current: Current) -> dict[int, Release]:
-    """The manifests that the configuration of ``current`` is made from."""
-    return {version: layout.release(version) for version in {*current.known, current.version}}
 
 
 def right_config(layout: Layout, current: Current) -> bytes:
     """What ``config.pbtxt`` must hold while ``current`` is live."""
-    return config_text(served_config(current, known_releases(layout, current))).encode()
-
-
-def config_is_right(layout: Layout, current: Current) -> bool:
-    """Whether ``config.pbtxt`` holds exactly that."""
-    return layout.config.is_file() and layout.config.read_bytes() == right_config(layout, current)
+    return config_text(served_config(layout, current)).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +84,32 @@ class LiveModel:
     load_timeout_s: float
 
     def load(self, config: Config) -> None:
-        """Load what is on disk; the configuration travels too: Triton overlooks some changes."""
-        self.client.load(self.layout.model, config=config, timeout_s=self.load_timeout_s)
+        """Load what is on disk; the configuration travels too: Triton overlooks some changes.
+
+        A server that polls its repository takes no such call: it is waited for.
+
+        Raises:
+            RepositoryError: a polling server did not take it up in time.
+            ServerError: it did not load, or the server does not answer.
+        """
+        try:
+            self.client.load(self.layout.model, config=config, timeout_s=self.load_timeout_s)
+        except ServerError as error:
+            if _POLLING not in str(error):
+                raise
+            self._wait_for_poll(config)
 
     def is_loaded(self) -> bool:
         """Whether any version of the model is ready."""
-        return bool(self._ready())
+        return bool(self.ready())
 
     def unload(self) -> None:
-        """Take the model away (undoing a first release)."""
-        self.client.unload(self.layout.model)
+        """Take the model away; a polling server does so when its folder is gone."""
+        try:
+            self.client.unload(self.layout.model)
+        except ServerError as error:
+            if _POLLING not in str(error):
+                raise
 
     def prove(self, current: Current, release: Release, *, wait: bool = True) -> float:
         """Prove what serves: index, digest, version and golden answers. A status code proves
@@ -91,7 +122,7 @@ class LiveModel:
             RepositoryError: something else serves than ``current``.
             ServerError: the server does not answer.
         """
-        self._wait_until_ready(current, self.load_timeout_s if wait else 0.0)
+        self.prove_ready(served_versions(current, release), wait=wait)
         found = self.client.parameters(self.layout.model).get(release_parameter(current.version))
         if found != release.digest:
             raise RepositoryError(
@@ -102,26 +133,56 @@ class LiveModel:
             self._ask, version=current.version, max_abs_error=release.golden_max_abs_error
         )
 
-    def _wait_until_ready(self, current: Current, timeout_s: float) -> None:
-        """Exactly the served versions, no other: a higher one left over would take the traffic."""
-        wanted = set(current.served)
-        deadline = time.monotonic() + timeout_s
-        while self._ready() != wanted:
+    def prove_answers(self, golden: Golden, *, version: int, max_abs_error: float) -> float:
+        """The same for one version that requests reach by its number only."""
+        ask = partial(self._ask, version=str(version))
+        return golden.replay(ask, version=version, max_abs_error=max_abs_error)
+
+    def prove_ready(self, versions: tuple[int, ...], *, wait: bool) -> None:
+        """Exactly these versions, no other: a higher one left over would take the traffic."""
+        deadline = time.monotonic() + (self.load_timeout_s if wait else 0.0)
+        while self.ready() != set(versions):
             if time.monotonic() > deadline:
-                raise RepositoryError(self._not_ready(wanted))
+                raise RepositoryError(
+                    f"{self.layout.model}: versions {sorted(versions)} should be ready; the index "
+                    f"says {self._states()}"
+                )
             time.sleep(_POLL_S)
 
-    def _ready(self) -> set[int]:
-        rows = self.client.index()
-        return {row.version for row in rows if row.name == self.layout.model and row.ready}
+    def ready(self) -> set[int]:
+        """Versions that answer requests."""
+        return {row.version for row in self._rows() if row.ready}
 
-    def _not_ready(self, wanted: set[int]) -> str:
-        states = [
-            f"version {row.version} {row.state} {row.reason}".strip()
-            for row in self.client.index()
-            if row.name == self.layout.model
-        ]
-        return f"versions {sorted(wanted)} should be ready; the index says {'; '.join(states)}"
+    def _wait_for_poll(self, config: Config) -> None:
+        deadline = time.monotonic() + self.load_timeout_s
+        while not self._has(config):
+            broken = [row for row in self._rows() if row.version in (config.versions or ())]
+            broken = [row for row in broken if row.reason and row.reason != "unloaded"]
+            late = time.monotonic() > deadline
+            if late or any(row.state == "UNAVAILABLE" for row in broken):
+                why = "did not load it" if broken else f"has not by {self.load_timeout_s:g} s"
+                raise RepositoryError(
+                    f"Triton at {self.client.address} polls its repository and {why}: "
+                    f"{self._states()}. Its log says more. In its NONE mode it never does: start "
+                    "it with --model-control-mode=explicit."
+                )
+            time.sleep(_POLL_S)
 
-    def _ask(self, inputs: Tensors) -> Reply:
-        return self.client.infer(self.layout.model, inputs)
+    def _has(self, config: Config) -> bool:
+        """Whether a configuration is in force; a version that stayed may show an older policy."""
+        try:
+            found = self.client.parameters(self.layout.model)
+        except ServerError:
+            return False
+        ready = tuple(sorted(self.ready()))
+        return config.parameters.items() <= found.items() and config.versions == ready
+
+    def _rows(self) -> list[IndexRow]:
+        return [row for row in self.client.index() if row.name == self.layout.model]
+
+    def _states(self) -> str:
+        rows = self._rows()
+        return "; ".join(f"version {r.version} {r.state} {r.reason}".strip() for r in rows)
+
+    def _ask(self, inputs: Tensors, *, version: str = "") -> Reply:
+        return self.client.infer(self.layout.model, inputs, version=version)

@@ -2,21 +2,29 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
-from enginegate.decision import Decision, Promise, Release
+from enginegate.decision import Decision, Head, Promise, Release
 from enginegate.durable import sync_folder, sync_tree, write_file
 from enginegate.errors import RepositoryError
-from enginegate.evidence import ServingConfig
+from enginegate.repository.audit import AuditLog
+from enginegate.repository.copies import Copy, stage_copy
 from enginegate.repository.golden import Golden
 from enginegate.repository.layout import Current, Layout
-from enginegate.repository.serving import served_config
+from enginegate.repository.parts import (
+    PartPackage,
+    check_parts_fit,
+    move_parts_in,
+    stage_parts,
+)
+from enginegate.repository.serving import ENSEMBLE_FILE, served_config
 from enginegate.repository.transitions import after_publish
-from enginegate.triton.config import config_text
+from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.triton.config import Config, config_text
 from enginegate.workspace import now
 
 # Triton's Python backend would write bytecode beside the model it loads, and read it back later:
@@ -33,6 +41,9 @@ class Package:
         approved: digests that the engine's own files must have, by name in the version folder.
         golden: samples with the validated engine's answers.
         golden_max_abs_error: how far a live answer may be from them.
+        options: what Triton is told besides batching and instances.
+        ensemble: the model's configuration when it is made of several: then the engine is one of
+            the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
     """
 
     model: str
@@ -51,10 +62,14 @@ class Package:
     scorecard_sha256: Sha256
     decision: Decision
     promise: Promise
+    further_decisions: tuple[Decision, ...] = ()
+    options: ServingOptions = field(default_factory=ServingOptions)
+    ensemble: Config | None = None
+    parts: tuple[PartPackage, ...] = ()
 
 
-def place(layout: Layout, package: Package, version: int, before: Current | None) -> Release:
-    """Copy a package in as a version that nothing serves yet.
+def place(layout: Layout, package: Package | Copy, version: int, before: Current | None) -> Release:
+    """Copy a package, or another repository's release, in as a version that nothing serves yet.
 
     Raises:
         RepositoryError: it does not fit what is live, cannot be written, or holds something that is
@@ -62,9 +77,15 @@ def place(layout: Layout, package: Package, version: int, before: Current | None
         TamperedError: the engine's bytes are not the approved ones.
     """
     _check_same_interface(layout, package, before)
+    parts = package.parts if isinstance(package, Package) else ()
+    check_parts_fit(layout, parts, before)
     try:
         with _staging(layout, version) as staging:
-            release = _stage(package, version, staging, before)
+            if isinstance(package, Copy):
+                release = stage_copy(package, staging)
+            else:
+                head = AuditLog(layout.root).head()
+                release = _stage(package, version, staging, before, audit=head)
             _move_in(layout, release, staging)
     except OSError as error:
         raise RepositoryError(
@@ -73,27 +94,6 @@ def place(layout: Layout, package: Package, version: int, before: Current | None
         ) from error
     layout.check_files(release)
     return release
-
-
-def remove(layout: Layout, version: int) -> None:
-    """Take a release that never went live out again, with whatever staging was left of it."""
-    for parent in (layout.folder, layout.root.absolute().parent):
-        for left in parent.glob(f".{layout.model}-{version}.*"):
-            shutil.rmtree(left, ignore_errors=True)
-    if layout.folder.is_dir():
-        shutil.rmtree(layout.version_folder(version), ignore_errors=True)
-        layout.release_file(version).unlink(missing_ok=True)
-        layout.golden_file(version).unlink(missing_ok=True)
-
-
-def forget_old(layout: Layout, keep: int) -> None:
-    """Delete the bytes of releases beyond the newest ``keep``; manifests stay as history."""
-    current = layout.current()
-    kept = {*current.known, current.version} if current else set()
-    stored = [r.version for r in layout.releases() if layout.version_folder(r.version).is_dir()]
-    for version in stored[:-keep]:
-        if version not in kept:
-            shutil.rmtree(layout.version_folder(version))
 
 
 @contextmanager
@@ -113,18 +113,20 @@ def _staging(layout: Layout, version: int) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _stage(package: Package, version: int, staging: Path, before: Current | None) -> Release:
+def _stage(
+    package: Package, version: int, staging: Path, before: Current | None, *, audit: Head | None
+) -> Release:
     """Write bytes, golden samples and the manifest; the engine must be the one approved."""
     folder = staging / "bytes"
-    folder.mkdir()
-    for name, source in package.files.items():
-        _copy(source, folder / name)
-    write_file(folder / "__pycache__", _NO_BYTECODE, mode=0o444)
-    golden = staging / "golden.npz"
-    package.golden.write(golden)
-    files = {path.name: FileDigest.of(path) for path in sorted(folder.iterdir())}
+    if package.ensemble is None:
+        files = _fill(package.files, folder)
+    else:
+        write_file(folder / ENSEMBLE_FILE, config_text(package.ensemble).encode(), mode=0o444)
+        files = {ENSEMBLE_FILE: FileDigest.of(folder / ENSEMBLE_FILE)}
     for name, approved in package.approved.items():
         approved.check(folder / name)
+    golden = staging / "golden.npz"
+    package.golden.write(golden)
     release = Release(
         model=package.model,
         version=version,
@@ -144,10 +146,26 @@ def _stage(package: Package, version: int, staging: Path, before: Current | None
         previous_version=before.version if before else None,
         promise=package.promise,
         published_at=now(),
+        further_decisions=package.further_decisions,
+        audit=audit,
+        options=package.options,
+        parts=stage_parts(package.parts, version, staging, fill=_fill),
     )
     write_file(staging / "release.json", release.pretty_json())
     sync_tree(staging)
     return release
+
+
+def _fill(files: Mapping[str, Path], folder: Path) -> dict[str, FileDigest]:
+    """Copy files into a new folder and take their digests."""
+    folder.mkdir()
+    for name, source in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        _copy(source, folder / name)
+    for code in {folder, *(path for path in folder.rglob("*") if path.is_dir())}:
+        write_file(code / "__pycache__", _NO_BYTECODE, mode=0o444)
+    there = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): FileDigest.of(path) for path in there}
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -159,13 +177,15 @@ def _copy(source: Path, target: Path) -> None:
 
 def _move_in(layout: Layout, release: Release, staging: Path) -> None:
     if layout.folder.is_dir():
+        move_parts_in(layout, release, staging, records=layout)
         _move_files(layout, release.version, staging)
         return
     # A model folder without a version stops a polling Triton: the first release comes in whole.
     first = Layout(staging, "model")
     first.release_file(release.version).parent.mkdir(parents=True)
+    move_parts_in(layout, release, staging, records=first)
     _move_files(first, release.version, staging)
-    config = served_config(after_publish(None, release.version), {release.version: release})
+    config = served_config(first, after_publish(None, release.version))
     write_file(first.config, config_text(config).encode())
     sync_tree(first.folder)
     first.folder.rename(layout.folder)
@@ -175,12 +195,14 @@ def _move_in(layout: Layout, release: Release, staging: Path) -> None:
 def _move_files(layout: Layout, version: int, staging: Path) -> None:
     (staging / "golden.npz").rename(layout.golden_file(version))
     (staging / "release.json").rename(layout.release_file(version))
+    if (staging / "signature.json").is_file():
+        (staging / "signature.json").rename(layout.signature_file(version))
     (staging / "bytes").rename(layout.version_folder(version))
     sync_folder(layout.release_file(version).parent)
     sync_folder(layout.folder)
 
 
-def _check_same_interface(layout: Layout, package: Package, before: Current | None) -> None:
+def _check_same_interface(layout: Layout, package: Package | Copy, before: Current | None) -> None:
     """Triton loads a version with other inputs without complaint, and then every caller fails."""
     if before is None:
         return

@@ -1,6 +1,10 @@
 """From one live state to the next: every rule of a change in one place, without side effects."""
 
-from enginegate.errors import RepositoryError
+from collections.abc import Iterable
+
+from enginegate.decision import Release
+from enginegate.errors import RepositoryError, TamperedError
+from enginegate.repository.journal import Entry
 from enginegate.repository.layout import Current, Layout
 from enginegate.workspace import now
 
@@ -20,11 +24,53 @@ def check_expected(layout: Layout, before: Current | None, expected: int | None)
         )
 
 
-def after_publish(before: Current | None, version: int) -> Current:
-    """The new version is live; the one it replaces stays loaded, ready to come back."""
+def check_still_live(layout: Layout, before: Current | None, expected: int | None) -> None:
+    """Refuse to leave another release than the one that was judged; None: whichever is live.
+
+    Raises:
+        RepositoryError: the live release is not ``expected``.
+    """
+    live = before.version if before else None
+    if expected is not None and live != expected:
+        raise RepositoryError(
+            f"Release {live or 'none'} of {layout.model} is live, not {expected}, which was to be "
+            "left. Somebody else promoted or rolled back meanwhile, so nothing was changed: look "
+            "at `enginegate status`."
+        )
+
+
+def check_not_lost(layout: Layout, before: Current | None, entries: Iterable[Entry]) -> None:
+    """Refuse a first release where one is live whose commit point somebody removed.
+
+    Raises:
+        TamperedError: the journal knows of a live release.
+    """
+    done = [e for e in entries if e.model == layout.model and e.step == "done"]
+    if before is None and done and done[-1].kind != "withdraw":
+        raise TamperedError(
+            f"{layout.current_file} is gone, but the journal's last change made release "
+            f"{done[-1].version} live. Restore it from a backup."
+        )
+
+
+def after_publish(before: Current | None, version: int, *, stays: bool = True) -> Current:
+    """The new version is live; the one it replaces stays loaded, ready to come back.
+
+    A copy of an older release comes back under its own number: then only that one serves. So it
+    does where the old one cannot stay beside it (``stays``).
+    """
+    if before is not None and version < before.version:
+        return after_rollback(before, version)
+    if not stays:
+        before = None
     standby = before.version if before else None
     known = (standby, version) if standby else (version,)
     return Current(version=version, standby=standby, known=known, changed_at=now())
+
+
+def same_kind(layout: Layout, before: Current | None, release: Release) -> bool:
+    """Whether the live release can stand by: an engine and an ensemble share no configuration."""
+    return before is None or bool(layout.release(before.version).parts) == bool(release.parts)
 
 
 def after_rollback(before: Current, version: int) -> Current:
@@ -56,3 +102,8 @@ def rollback_target(layout: Layout, before: Current | None, to: int | None) -> i
             "Promote its scorecard again to publish them under a new number."
         )
     return target
+
+
+def live_words(current: Current | None) -> str:
+    """What is live, for people."""
+    return f"Release {current.version} is live" if current else "Nothing is live"

@@ -3,15 +3,20 @@
 from collections.abc import Callable, Iterator
 from functools import partial
 
+from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
-from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError, TamperedError
-from enginegate.repository.journal import Entry, Journal
-from enginegate.repository.layout import JOURNAL, Layout, locked, models
+from enginegate.repository.audit import AuditLog
+from enginegate.repository.composing import LiveRelease, wrong_files
+from enginegate.repository.journal import CLOSING, Entry, Journal
+from enginegate.repository.layout import AUDIT, JOURNAL, Layout, locked, models
 from enginegate.repository.live import LiveRepository
-from enginegate.repository.serving import LiveModel, config_is_right
+from enginegate.repository.parts import owned_parts
+from enginegate.repository.published import check_as_published
+from enginegate.repository.signing import ReleaseSigning
 
 _LOCK_TIMEOUT_S = 10.0
+_LOOKS = 3
 
 
 class Check(Record):
@@ -19,50 +24,76 @@ class Check(Record):
 
     subject: str
     problem: str = ""
+    note: str = ""
+    """What could not be checked, and need not be."""
 
 
-def verify(repository: LiveRepository) -> tuple[Check, ...]:
+def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     """Check everything that can be checked from the folder, and from the server if there is one.
 
-    Nothing is changed, and one problem never hides another.
+    Nothing is changed, and one problem never hides another. Nobody waits meanwhile: what somebody
+    changed while it was looked at is looked at once more.
 
     Raises:
         RepositoryBusyError: somebody is changing the repository: look again when they are done.
     """
     if not repository.root.exists():
         return ()
+    found: tuple[Check, ...] = ()
+    before = _state(repository)
+    for _ in range(_LOOKS):
+        found = tuple(_checks(repository))
+        after = _state(repository)
+        if after == before:
+            return found
+        before = after
+    changed = f"{repository.root} was changed while it was looked at; look again."
+    return (*found, Check(subject="repository", problem=changed))
+
+
+def _state(repository: LiveRepository) -> list[FileDigest | None]:
+    """How far journal and audit log have come, at a moment when nobody changes anything."""
     with locked(repository.root, timeout_s=_LOCK_TIMEOUT_S):
-        return tuple(_checks(repository))
+        paths = [repository.root / name for name in (JOURNAL, AUDIT)]
+        return [FileDigest.of(path) if path.is_file() else None for path in paths]
 
 
 def _checks(repository: LiveRepository) -> Iterator[Check]:
     journal = Journal(repository.root / JOURNAL)
-    yield _checked("journal", partial(_check_journal, journal))
+    yield checked("journal", partial(_check_journal, journal))
     try:
         entries = journal.read()
     except EnginegateError:
         entries = ()
     for name in sorted({*models(repository.root), *(entry.model for entry in entries)}):
         layout = Layout(repository.root, name)
+        audit = AuditLog(repository.root)
+        yield checked(f"{name} audit log", partial(_check_audit, audit, name, entries))
         own = [entry for entry in entries if entry.model == name]
-        yield _checked(f"{name} live release", partial(_check_current, layout, own))
+        yield checked(f"{name} live release", partial(_check_current, layout, own))
         for version in layout.stored_versions():
             check = partial(_check_release, layout, version, own)
-            yield _checked(f"{name} release {version}", check)
-        yield _checked(f"{name} config.pbtxt", partial(_check_config, layout))
+            yield checked(f"{name} release {version}", check)
+            if repository.signing is not None:
+                signed = partial(_check_signature, repository.signing, layout, version)
+                yield checked(f"{name} release {version} signature", signed)
+        if owned_parts(layout):
+            yield checked(f"{name} parts", partial(_check_parts, layout))
+        yield checked(f"{name} config.pbtxt", partial(_check_config, layout))
         if repository.client is not None:
-            live = LiveModel(repository.client, layout, repository.load_timeout_s)
-            yield _checked(f"{name} on the live server", partial(_check_served, live))
+            live = LiveRelease(repository.client, layout, repository.load_timeout_s)
+            yield checked(f"{name} on the live server", partial(_check_served, live))
 
 
-def _checked(subject: str, check: Callable[[], None]) -> Check:
+def checked(subject: str, check: Callable[[], str | None]) -> Check:
+    """Look at one thing; what it raises is the problem, what it returns a note."""
     try:
-        check()
+        note = check() or ""
     except EnginegateError as error:
         return Check(subject=subject, problem=str(error))
     except OSError as error:
         return Check(subject=subject, problem=f"it cannot be read: {error}")
-    return Check(subject=subject)
+    return Check(subject=subject, note=note)
 
 
 def _check_journal(journal: Journal) -> None:
@@ -89,26 +120,57 @@ def _check_current(layout: Layout, entries: list[Entry]) -> None:
 
 
 def _check_release(layout: Layout, version: int, entries: list[Entry]) -> None:
-    release: Release = layout.release(version)
-    placed = [e for e in entries if e.step == "placed" and e.version == version]
-    if placed and placed[-1].detail.get("release", release.digest) != release.digest:
-        raise TamperedError(
-            f"{layout.release_file(version)} is not the manifest that was published: its digest is "
-            f"{release.digest}, the journal has {placed[-1].detail['release']}."
-        )
+    release = layout.release(version)
+    check_as_published(layout, release, entries)
     layout.check_files(release)
+
+
+def _check_signature(signing: ReleaseSigning, layout: Layout, version: int) -> str:
+    return signing.check(layout, layout.release(version))
+
+
+def _check_audit(audit: AuditLog, model: str, entries: tuple[Entry, ...]) -> None:
+    """The chain holds, nothing is missing from its end, and every operation is in it."""
+    audit.check(model)
+    events = audit.read()
+    told = {event.operation for event in events}
+    begun = next((e.at for e in events if e.operation), None)
+    untold = [
+        e
+        for e in entries
+        if e.model == model and e.step in CLOSING and begun is not None and e.at >= begun
+        if e.operation not in told
+    ]
+    if untold:
+        raise TamperedError(
+            f"{audit.path} does not tell of a {untold[0].kind} of {model} release "
+            f"{untold[0].version} that the journal has. Lines were removed from it."
+        )
 
 
 def _check_config(layout: Layout) -> None:
     current = layout.current()
-    if current is not None and not config_is_right(layout, current):
+    wrong = wrong_files(layout, current) if current is not None else {}
+    if current is not None and wrong:
         raise TamperedError(
-            f"{layout.config} is not what release {current.version} was published with. Find "
-            "out who changed it, then put it back with `enginegate verify --repair`."
+            f"{', '.join(map(str, wrong))} is not what release {current.version} was published "
+            "with. Find out who changed it, then put it back with `enginegate verify --repair`."
         )
 
 
-def _check_served(live: LiveModel) -> None:
+def _check_parts(layout: Layout) -> None:
+    """Every version of a part is some release's; its bytes are checked with that release."""
+    known = {(part.name, part.version) for each in layout.releases() for part in each.parts}
+    for part in owned_parts(layout):
+        strangers = [v for v in part.stored_versions() if (part.model, v) not in known]
+        if strangers:
+            raise TamperedError(
+                f"{part.version_folder(strangers[0])} belongs to no release of {layout.model}. "
+                "Find out who put it there, then remove it."
+            )
+
+
+def _check_served(live: LiveRelease) -> None:
     current = live.layout.current()
     if current is not None:
-        live.prove(current, live.layout.release(current.version), wait=False)
+        live.prove_all(current)

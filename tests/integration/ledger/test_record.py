@@ -98,6 +98,7 @@ def test_artifacts(ledger, exhibits):
         "evidence/expectations.json",
         "serving/config.pbtxt",
         "plots/latency_throughput.png",
+        "plots/delay_load.png",
         "engine/manifest.json",
     }
     verdict = json.loads(artifact(ledger, child.info.run_id, "evidence/verdict.json"))

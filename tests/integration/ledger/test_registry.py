@@ -53,6 +53,7 @@ def test_alias_moves(ledger, registered):
     assert before is None
     assert ledger.alias("moved", "champion") == first
     assert ledger.alias("no-such-model", "champion") is None
+    assert (ledger.aliased("moved"), ledger.aliased("no-such-model")) == ({first}, frozenset())
 
 
 @pytest.mark.parametrize(("alias", "version"), [("champion", 9), ("latest", 1), ("a b", 1)])

@@ -9,7 +9,9 @@ import pytest
 
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.decision import Promise
+from enginegate.operating import Ensemble, Step
 from enginegate.repository import Golden, LiveRepository, Package
+from enginegate.repository.ensemble import as_ensemble
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 from tests.fakes.evidence import INT8, SERVING, decision, scorecard
@@ -57,6 +59,26 @@ def server(shared_server):
         while client.model_ready("digits"):
             time.sleep(0.05)
     for left in shared_server.repository.iterdir():
+        shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+@pytest.fixture(scope="session")
+def second_server(install, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("second")
+    (folder / "repository").mkdir()
+    with start(install, folder / "repository", folder=folder / "server") as running:
+        yield running
+
+
+@pytest.fixture
+def second(second_server):
+    """Another host's repository and server, empty again afterwards."""
+    with second_server.client() as client:
+        yield LiveRepository(second_server.repository, client, load_timeout_s=30.0)
+        client.unload("digits")
+        while client.model_ready("digits"):
+            time.sleep(0.05)
+    for left in second_server.repository.iterdir():
         shutil.rmtree(left) if left.is_dir() else left.unlink()
 
 
@@ -114,3 +136,66 @@ def ask(repository):
         return int(reply.model_version), float(reply.outputs["y"][0, 0])
 
     return once
+
+
+STEP = """
+import numpy as np
+import triton_python_backend_utils as pb
+
+class TritonPythonModel:
+    def execute(self, requests):
+        xs = [np.from_dlpack(pb.get_input_tensor_by_name(r, "IN")) for r in requests]
+        return [
+            pb.InferenceResponse([pb.Tensor.from_dlpack("OUT", np.ascontiguousarray(x * FACTOR))])
+            for x in xs
+        ]
+"""
+STEP_CONFIG = """
+backend: "python"
+max_batch_size: 16
+input { name: "IN" data_type: TYPE_FP32 dims: 2 }
+output { name: "OUT" data_type: TYPE_FP32 dims: 2 }
+"""
+
+
+@pytest.fixture
+def steps(tmp_path):
+    """An ensemble's rules: raw x 2 -> x, the engine, y x 10 -> score; as folders of a team."""
+    for name, factor in (("before", 2.0), ("after", 10.0)):
+        folder = tmp_path / "steps" / name
+        folder.mkdir(parents=True)
+        (folder / "config.pbtxt").write_text(STEP_CONFIG)
+        code = STEP.replace("FACTOR", f"np.float32({factor})")
+        (folder / "model.py").write_text(code)
+    return Ensemble(
+        before=(
+            Step(
+                name="double",
+                folder=tmp_path / "steps" / "before",
+                inputs={"IN": "raw"},
+                outputs={"OUT": "x"},
+            ),
+        ),
+        after=(
+            Step(
+                name="tenfold",
+                folder=tmp_path / "steps" / "after",
+                inputs={"IN": "y"},
+                outputs={"OUT": "score"},
+            ),
+        ),
+    )
+
+
+@pytest.fixture
+def ensemble(package, steps):
+    """Make an ensemble's package: it answers (2 raw + offset) x 10, or (x + offset) x 10."""
+
+    def make(offset: float, *, rules: Ensemble = steps, **changes) -> Package:
+        raw = np.arange(6, dtype=np.float32).reshape(3, 2)
+        given, x = ("raw", 2 * raw) if rules.before else ("x", raw)
+        answers = Golden({given: raw}, {"score": (x + np.float32(offset)) * 10})
+        whole = as_ensemble(package(offset), rules, lambda _: answers)
+        return replace(whole, **changes)
+
+    return make

@@ -210,8 +210,10 @@ def test_a_dead_server_leaves_the_folder_right(install, package, tmp_path):
             repository.publish(package(2.0), expected=1)
 
     offline = LiveRepository(root, None)
-    assert len(offline.recover()) == 1
-    assert problems(offline) == []
+    (said,) = offline.recover()
+    assert "Release 1 is live on disk; what a server serves is not known" in said
+    (open_still,) = problems(offline)
+    assert "was cut short after its step 'configured'" in open_still
     assert Layout(root, "digits").current().version == 1
 
 
@@ -283,9 +285,10 @@ def _edit_manifest(folder):
     ("tamper", "message"),
     [
         (
-            lambda folder: shutil.rmtree(folder / ".enginegate"),
+            lambda folder: (folder.parent / ".enginegate-current.digits.json").unlink(),
             "the journal's last change made it 1",
         ),
+        (lambda folder: shutil.rmtree(folder / ".enginegate"), "has no release 1"),
         (_swap_for_link, "is a link"),
         (_edit_manifest, "is not the manifest that was published"),
         (
@@ -293,7 +296,7 @@ def _edit_manifest(folder):
             "not a valid Release",
         ),
     ],
-    ids=["state-deleted", "link", "manifest-edited", "manifest-cut"],
+    ids=["state-deleted", "manifests-deleted", "link", "manifest-edited", "manifest-cut"],
 )
 def test_whatever_is_changed_is_reported(repository, package, tamper, message):
     """And one problem never hides that the journal is fine."""
@@ -335,7 +338,7 @@ if step == "committed":
     write = live.write_file
     def write_then_die(path, *rest, **more):
         write(path, *rest, **more)
-        if path.name == "current.json":
+        if path.name == ".enginegate-current.digits.json":
             os.kill(os.getpid(), signal.SIGKILL)
     live.write_file = write_then_die
 repository = live.LiveRepository(root, live.TritonClient(address))

@@ -1,0 +1,67 @@
+"""The answers to a scorecard: those that are kept as files, with what the audit log knows of them.
+
+A workspace may be lost or be another machine's; a no that is in the log still is one. The log also
+says in which order answers arrived, and whether what they led to was taken back.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from enginegate.decision import Decision, OnRecord
+from enginegate.evidence import Scorecard
+from enginegate.repository.audit import AuditLog, Event
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """Everything that was answered to one scorecard."""
+
+    decisions: tuple[Decision, ...]
+    record: OnRecord
+
+
+def answers_to(scorecard: Scorecard, given: Iterable[Decision], root: Path) -> Answers:
+    """Add what the audit log of a repository knows to the decisions that are kept as files.
+
+    Raises:
+        TamperedError: the log was changed.
+    """
+    events = AuditLog(root).read()
+    own = [event for event in events if event.scorecard == scorecard.digest]
+    kept = tuple(given)
+    places = {e.operation: e.sequence for e in own if e.event in {"approved", "rejected"}}
+    known = {decision.digest for decision in kept}
+    told = {
+        _rejection(event): event.sequence
+        for event in own
+        if event.event == "rejected" and event.operation not in known
+    }
+    places |= {decision.digest: place for decision, place in told.items()}
+    return Answers((*kept, *told), OnRecord(places, _ended(events, scorecard)))
+
+
+def _rejection(event: Event) -> Decision:
+    return Decision(
+        scorecard_sha256=event.scorecard or "",
+        answer="reject",
+        approver=event.who,
+        reason=event.why,
+        decided_at=event.at,
+        origin=event.origin,
+    )
+
+
+def _ended(events: Sequence[Event], scorecard: Scorecard) -> tuple[int, datetime] | None:
+    """The last event that made something else live after this scorecard had been published."""
+    published, ended = False, None
+    for event in events:
+        if event.model != scorecard.model:
+            continue
+        own = event.scorecard == scorecard.digest
+        published |= event.event == "published" and own
+        left = event.event == "withdrawn" or (event.event == "rolled back" and not own)
+        if published and left:
+            ended = (event.sequence, event.at)
+    return ended

@@ -1,0 +1,269 @@
+"""Several servers that serve the same release: one canary first, then the rest one at a time.
+
+The lead's repository says what is live; its server is the canary. A file beside its journal says
+that a roll-out is under way: whoever comes after a kill takes a canary back that had not held yet,
+and then brings every server to what the lead's repository says.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from enginegate.decision import Release
+from enginegate.durable import file_lock
+from enginegate.errors import (
+    EnginegateError,
+    PublishError,
+    RepositoryBusyError,
+    RepositoryError,
+)
+from enginegate.repository.copies import Copy
+from enginegate.repository.fleet_member import FleetMember, each_of, lines
+from enginegate.repository.layout import Layout, models
+from enginegate.repository.live import LiveRepository
+from enginegate.repository.recall import LEAD, Recall
+from enginegate.repository.rollout import Progress
+from enginegate.repository.staging import Package
+from enginegate.repository.transitions import check_expected, check_still_live, rollback_target
+from enginegate.triton.client import TritonClient
+
+_LOCK_TIMEOUT_S = 30.0
+_LOCK = ".enginegate-fleet.lock"
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A lead and the servers that follow it; changed like one live repository.
+
+    Attributes:
+        members: told in this order, after the lead.
+        canary_s: how long the lead is watched before the others are told.
+        hold: watches the lead for that long, and raises if it should not go on.
+    """
+
+    lead: LiveRepository
+    members: tuple[FleetMember, ...]
+    canary_s: float = 0.0
+    hold: Callable[[float], None] | None = None
+
+    @property
+    def root(self) -> Path:
+        """The lead's repository."""
+        return self.lead.root
+
+    @property
+    def pinned(self) -> frozenset[int] | None:
+        """Releases that retention leaves alone."""
+        return self.lead.pinned
+
+    @property
+    def client(self) -> TritonClient | None:
+        """The lead's server."""
+        return self.lead.client
+
+    def publish(
+        self,
+        package: Package | Copy,
+        *,
+        expected: int | None,
+        version: int | None = None,
+        placed: Callable[[Release], None] | None = None,
+    ) -> Release:
+        """Make a package live on the lead, watch it, then on every other server.
+
+        Raises:
+            RepositoryBusyError: a roll-out is under way.
+            RepositoryError: a server does not answer, or another release is live somewhere.
+            PublishError: a server failed; all were returned to the previous release. The message
+                names the server, and any that could not be returned.
+        """
+        with self._rolling():
+            self._check_all_answer()
+            self._recall.recover()
+            layout = Layout(self.root, package.model)
+            check_expected(layout, layout.current(), expected)
+            for member in self.members:
+                if not member.shares:
+                    member.check_expected(package.model, expected)
+            self._recall.rollouts.settle(package.model)
+            noted = partial(self._placed, expected, placed)
+            try:
+                release = self.lead.publish(
+                    package, expected=expected, version=version, placed=noted
+                )
+                self._roll_out(release, expected)
+            finally:
+                self._recall.rollouts.settle(package.model)
+            return release
+
+    def rollback(
+        self, model: str, to: int | None = None, *, reason: str = "", expected: int | None = None
+    ) -> Release:
+        """Make an earlier release live again on every server that answers.
+
+        If the lead's server is dead, another one that serves its folder stands in. A canary that
+        is being watched is ended by this, and going back from it is all that is done.
+
+        Raises:
+            RepositoryError: there is no such release, or some server could not be told: the message
+                names it; the others serve the earlier release.
+        """
+        ended = self._recall.rollouts.ask_to_end(model, leave=expected)
+        wanted = ended if to is None else to
+        patience_s = _LOCK_TIMEOUT_S + (self.lead.load_timeout_s if ended is not None else 0.0)
+        with self._rolling(patience_s):
+            self._recall.recover()
+            layout = Layout(self.root, model)
+            current = layout.current()
+            if ended is not None and current is not None and current.version == wanted:
+                return layout.release(current.version)
+            if ended is None or current is None or current.version != ended:
+                check_still_live(layout, current, expected)
+            version = rollback_target(layout, current, wanted)
+            return self._go_back(model, version, reason)
+
+    def withdraw(self, model: str, version: int) -> str:
+        """Take back a release whose promotion failed after it was published, on every server."""
+        with self._rolling():
+            layout = Layout(self.root, model)
+            check_still_live(layout, layout.current(), version)
+            previous = layout.release(version).previous_version
+            progress = Progress(model=model, before=previous, canary=version)
+            self._recall.rollouts.note(progress)
+            try:
+                return self._recall.give_back(progress, self.members)
+            finally:
+                self._recall.rollouts.settle(model)
+
+    def recover(self) -> tuple[str, ...]:
+        """Finish or undo what a killed process left, on every server."""
+        with self._rolling():
+            return self._recall.recover()
+
+    def repair(self) -> tuple[str, ...]:
+        """Repair the lead, then bring every server to what it says."""
+        with self._rolling():
+            said = [*self._recall.recover(), *self.lead.repair()]
+            for member in self.members:
+                if not member.shares:
+                    said += [f"{member.name}: {words}" for words in member.repository.repair()]
+            for model in models(self.root):
+                said += self._recall.align(model)
+            return tuple(said)
+
+    def serves(self, model: str) -> bool:
+        """Whether every server proves now that it serves the lead's release."""
+        current = Layout(self.root, model).current()
+        live = current.version if current else None
+        return self.lead.serves(model) and all(m.serves(model, live) for m in self.members)
+
+    def bring_up(self, model: str) -> Release:
+        """Load the lead's release on every server that does not serve it, and prove it.
+
+        Raises:
+            RepositoryError: a server could not be brought to it; the message names it.
+        """
+        release = self.lead.bring_up(model)
+        failed: dict[str, str] = {}
+        each_of(self.members, lambda member: member.take(release), failed)
+        if failed:
+            raise RepositoryError(
+                f"Release {release.version} of {model} does not serve everywhere:\n{lines(failed)}"
+            )
+        return release
+
+    @property
+    def _recall(self) -> Recall:
+        return Recall(self.lead, self.members)
+
+    def _placed(
+        self, before: int | None, then: Callable[[Release], None] | None, release: Release
+    ) -> None:
+        """The lead has the bytes: from here on there is something to take back."""
+        progress = Progress(model=release.model, before=before, canary=release.version)
+        self._recall.rollouts.note(progress)
+        if then is not None:
+            then(release)
+
+    def _roll_out(self, release: Release, before: int | None) -> None:
+        """The canary's window, then one server after another; any failure returns all."""
+        told: list[FleetMember] = []
+        where = f"the canary ({LEAD})"
+        progress = Progress(model=release.model, before=before, canary=release.version)
+        try:
+            if self.hold is not None:
+                self.hold(self.canary_s)
+            self._recall.rollouts.note(progress.model_copy(update={"held": True}))
+            for member in self.members:
+                where = f"server {member.name!r}"
+                told.append(member)
+                member.take(release)
+        except BaseException as error:
+            self._recall.rollouts.note(progress)
+            words = self._recall.give_back(progress, told)
+            if not isinstance(error, EnginegateError):
+                raise
+            raise PublishError(
+                f"The roll-out of {release.model} release {release.version} failed at {where}: "
+                f"{error}\n{words}"
+            ) from error
+
+    def _go_back(self, model: str, version: int, reason: str) -> Release:
+        release = Layout(self.root, model).release(version)
+        failed: dict[str, str] = {}
+        self._recall.rollouts.note(Progress(model=model, before=version, held=True))
+        try:
+            reached = self._turn_lead(model, version, reason, failed)
+            rest = [member for member in self.members if member.name not in reached]
+            reached += each_of(rest, lambda member: member.take(release), failed)
+        finally:
+            self._recall.rollouts.settle(model)
+        if failed:
+            raise RepositoryError(
+                f"Release {version} of {model} is live again on {', '.join(reached) or 'none'}, "
+                f"but not everywhere:\n{lines(failed)}\nWhen they answer again, bring them to it "
+                "with `enginegate verify --repair`."
+            )
+        return release
+
+    def _turn_lead(
+        self, model: str, version: int, reason: str, failed: dict[str, str]
+    ) -> list[str]:
+        """Roll the lead's repository back through the first server of it that answers."""
+        servers = {LEAD: self.lead, **{m.name: m.repository for m in self.members if m.shares}}
+        for name, repository in servers.items():
+            if repository.client is None or not repository.client.live():
+                failed[name] = "it does not answer"
+                continue
+            # A fault of the release itself must not be asked of every server in turn.
+            replace(self.lead, client=repository.client).rollback(model, version, reason=reason)
+            return [name]
+        return []
+
+    def _check_all_answer(self) -> None:
+        servers = {LEAD: self.lead.client, **{m.name: m.repository.client for m in self.members}}
+        dead = [name for name, client in servers.items() if client is None or not client.live()]
+        if dead:
+            raise RepositoryError(
+                f"Of the fleet of {self.root}, {', '.join(dead)} does not answer, so nothing was "
+                "begun. Start it, or take it out of target.fleet in the policy."
+            )
+
+    @contextmanager
+    def _rolling(self, patience_s: float | None = None) -> Iterator[None]:
+        """One roll-out at a time: its canary may be watched for longer than a lock is held."""
+        try:
+            limit_s = _LOCK_TIMEOUT_S if patience_s is None else patience_s
+            with file_lock(self.root / _LOCK, timeout_s=limit_s):
+                yield
+        except TimeoutError as error:
+            raise RepositoryBusyError(
+                f"A roll-out from {self.root} is under way by {error}. Try again when it has "
+                "finished."
+            ) from error
+        except OSError as error:
+            raise RepositoryError(
+                f"The live repository {self.root} cannot be changed: {error.strerror}."
+            ) from error

@@ -1,0 +1,48 @@
+"""What a turn at a model in object storage begins with, and what ends one that failed."""
+
+from enginegate.errors import RepositoryError
+from enginegate.repository.layout import Current
+from enginegate.repository.object_journal import Turn
+from enginegate.repository.object_release import ObjectReleases, Pointer
+
+
+def check_live(releases: ObjectReleases, expected: int | None) -> str | None:
+    """Read the commit point, which must say what a change was prepared for.
+
+    Returns:
+        Its tag, to commit with: that fails if anybody committed after this.
+
+    Raises:
+        RepositoryError: another release is live.
+    """
+    pointer, tag = releases.pointer()
+    live = live_version(pointer)
+    if live != expected:
+        raise RepositoryError(
+            f"Release {live or 'none'} of {releases.model} is live in {releases.store.url}, but "
+            f"this was prepared while {expected or 'none'} was. Look at `enginegate status`, then "
+            "decide again."
+        )
+    return tag
+
+
+def close(turn: Turn, releases: ObjectReleases) -> None:
+    """End an operation by what the commit point says; only what it wrote itself is removed.
+
+    Raises:
+        RepositoryBusyError: somebody closed it already.
+    """
+    entry = turn.entry
+    pointer, _ = releases.pointer()
+    if live_version(pointer) == (None if entry.kind == "withdraw" else entry.version):
+        turn.add("done")
+        return
+    own = releases.was_written_by(entry.version, entry.operation)
+    if entry.kind == "publish" and own and turn.is_ours():
+        releases.remove(entry.version)
+    turn.add("undone")
+
+
+def live_version(live: Pointer | Current | None) -> int | None:
+    """Which release a commit point names."""
+    return live.version if live else None

@@ -1,0 +1,293 @@
+"""A live repository whose truth is in object storage; servers read a local copy of it.
+
+There is no rename there, and Triton cannot be trusted to read it. So a release is staged here,
+uploaded whole under its number and read back, then published here with proof, and only then made
+current by replacing one object on condition that nobody else did. Other hosts follow.
+"""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from enginegate.decision import Release
+from enginegate.errors import EnginegateError, PublishError, RepositoryError
+from enginegate.repository.copies import last_number
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.following import bring_here, sweep_pulls
+from enginegate.repository.journal import Kind
+from enginegate.repository.layout import Current, Layout
+from enginegate.repository.live import LiveRepository
+from enginegate.repository.object_journal import ObjectJournal, Turn, is_abandoned, is_open
+from enginegate.repository.object_release import ObjectReleases, Pointer
+from enginegate.repository.object_turns import check_live, close, live_version
+from enginegate.repository.staging import Package
+from enginegate.repository.storage import ObjectStore
+from enginegate.triton.client import TritonClient
+
+_LEASE_S = 3600.0
+_log = logging.getLogger("enginegate.repository")
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectRepository:
+    """One model's releases in object storage, and the local repository that follows them.
+
+    Attributes:
+        local: this host's repository with its server, or a fleet.
+        keep: releases whose bytes are kept in storage.
+        lease_s: how long a change may take before another host may call it dead.
+    """
+
+    store: ObjectStore
+    model: str
+    local: LiveRepository | Fleet
+    keep: int = 5
+    lease_s: float = _LEASE_S
+
+    @property
+    def root(self) -> Path:
+        """The local copy."""
+        return self.local.root
+
+    @property
+    def client(self) -> TritonClient | None:
+        """This host's server; a fleet's first."""
+        return self.local.client
+
+    @property
+    def releases(self) -> ObjectReleases:
+        """What is in storage."""
+        return ObjectReleases(self.store, self.model)
+
+    @property
+    def journal(self) -> ObjectJournal:
+        """Who is changing it, and every step taken."""
+        return ObjectJournal(self.store, self.model, self.lease_s)
+
+    def publish(self, package: Package, *, expected: int | None) -> Release:
+        """Make a package the live release, here and in storage, or leave everything as it was.
+
+        Raises:
+            RepositoryBusyError: another host is changing this model.
+            RepositoryError: another release is live than expected, or storage refuses.
+            PublishError: something went wrong on the way and was undone.
+        """
+        self.store.check_conditions()
+        self.recover()
+        check_live(self.releases, expected)
+        above = (last_number(Layout(self.root, self.model)), *self.releases.versions())
+        with self._turn("publish", 1 + max(*above, *self.releases.stray(), 0)) as turn:
+            tag = check_live(self.releases, expected)
+            release = self.local.publish(
+                package,
+                expected=expected,
+                version=turn.entry.version,
+                placed=partial(self._upload, turn),
+            )
+            self._commit(turn, release, tag)
+            self._forget()
+        return release
+
+    def rollback(
+        self, model: str, to: int | None = None, *, reason: str = "", expected: int | None = None
+    ) -> Release:
+        """Make an earlier release live again: proved here first, then everywhere else by pulling.
+
+        Raises:
+            RepositoryError: there is no such release, its bytes are gone, or another release is
+                live than expected.
+            PublishError: it did not prove itself; the release that was live is live again.
+        """
+        self._check_model(model)
+        self.recover()
+        live = live_version(self.current())
+        if expected is not None:
+            check_live(self.releases, expected)
+        target = self.releases.before(live, to).version
+        with self._turn("rollback", target) as turn:
+            tag = check_live(self.releases, live)
+            release = self.releases.before(live, target)
+            bring_here(self.local, self.releases, release, reason=reason)
+            self._commit(turn, release, tag)
+        return release
+
+    def withdraw(self, model: str, version: int) -> str:
+        """Take back a release whose promotion failed after it was published.
+
+        Raises:
+            RepositoryError: another release is live by now.
+        """
+        self._check_model(model)
+        previous = self.releases.release(version).previous_version
+        if previous is not None:
+            back = self.rollback(model, previous, expected=version)
+            return f"Release {back.version} is live, as before."
+        check_live(self.releases, version)
+        with self._turn("withdraw", version) as turn:
+            tag = check_live(self.releases, version)
+            self.local.withdraw(self.model, version)
+            self._commit(turn, None, tag)
+        return "Nothing is live, as before."
+
+    def pull(self) -> Release | None:
+        """Bring this host to what is live in storage: fetch, check every digest, load, prove.
+
+        Returns:
+            The live release; None when nothing is.
+
+        Raises:
+            RepositoryBusyError: this host is just publishing there.
+            TamperedError: an object is not what was published; what served here still serves.
+            PublishError: it did not prove itself here; what served here still serves.
+        """
+        self.journal.check_not_ours()
+        sweep_pulls(self.root, self.model)
+        self.local.recover()
+        pointer = self.current()
+        release = self.releases.release_of(pointer) if pointer else None
+        if release is None:
+            self._leave(pointer)
+            return None
+        bring_here(self.local, self.releases, release)
+        return release
+
+    def recover(self) -> tuple[str, ...]:
+        """Finish or undo what a killed process left, and bring this host to what is live."""
+        sweep_pulls(self.root, self.model)
+        said = [*self.local.recover()]
+        last = self.journal.last()
+        if last is not None and is_open(last):
+            if not is_abandoned(last):
+                return tuple(said)
+            self.releases.fence()
+            close(Turn(self.journal, last), self.releases)
+            said.append(
+                f"A {last.kind} of {self.model} release {last.version} by "
+                f"{last.detail.get('holder')} was cut short after its step '{last.step}'. "
+                f"{self._words()} in {self.store.url}."
+            )
+        if self.current() is None and self._here() is not None and not self._failed_here():
+            said.append(self._seed())
+        elif self._behind() and self.local.client is not None:
+            self.pull()
+            said.append(f"{self.root} was brought to what is live in {self.store.url}.")
+        return tuple(said)
+
+    def repair(self) -> tuple[str, ...]:
+        """Recover, remove what killed uploads left, and repair this host's copy."""
+        said = [*self.recover()]
+        last = self.journal.last()
+        if last is None or not is_open(last):
+            for version in self.releases.stray():
+                self.releases.remove(version)
+                said.append(
+                    f"Objects of {self.model} release {version}, which was never live, were "
+                    f"removed from {self.store.url}."
+                )
+        return (*said, *self.local.repair())
+
+    def serves(self, model: str) -> bool:
+        """Whether this host proves now that it serves what is live in storage."""
+        return not self._behind() and self.local.serves(model)
+
+    def bring_up(self, model: str) -> Release:
+        """Load what is live on a server that has just started, and prove it."""
+        self._check_model(model)
+        self.pull()
+        return self.local.bring_up(model)
+
+    def current(self) -> Pointer | None:
+        """What is live in storage; None before the first release.
+
+        Raises:
+            TamperedError: the commit point is damaged.
+        """
+        return self.releases.pointer()[0]
+
+    def _upload(self, turn: Turn, release: Release) -> None:
+        self.releases.upload(self.root, release, turn.entry.operation)
+        turn.add("placed")
+
+    def _commit(self, turn: Turn, release: Release | None, tag: str | None) -> None:
+        """The moment a change happens, if nothing did since the turn's tag was read."""
+        turn.add("loaded")
+        self.releases.commit(release, tag)
+
+    @contextmanager
+    def _turn(self, kind: Kind, version: int) -> Iterator[Turn]:
+        """Hold the turn; whatever ends the block early (Ctrl-C too), all is as it was before."""
+        turn = self.journal.take(kind, version)
+        try:
+            yield turn
+        except BaseException as error:
+            step = turn.entry.step
+            note = self._undo(turn)
+            if not isinstance(error, EnginegateError):
+                raise
+            raise PublishError(
+                f"The {kind} of {self.model} release {version} in {self.store.url} failed after "
+                f"its step '{step}': {error}\n{note}"
+            ) from error
+        try:
+            turn.add("done")
+        except RepositoryError as error:
+            _log.warning("it is live, and the next start closes its entry: %s", error)
+
+    def _undo(self, turn: Turn) -> str:
+        """Give the turn back and follow what is live; what cannot be done now is done later."""
+        try:
+            close(turn, self.releases)
+            self.pull()
+        except EnginegateError as error:
+            return f"Not all of it could be undone; the next start tries again: {error}"
+        return f"{self._words()} in {self.store.url}."
+
+    def _leave(self, pointer: Pointer | None) -> None:
+        """Nothing is live in storage: take away here what was withdrawn there, or never got in."""
+        here = self._here()
+        if here is not None and (pointer is not None or self._failed_here()):
+            self.local.withdraw(self.model, here.version)
+
+    def _failed_here(self) -> bool:
+        """Whether what this host serves is what was just undone in storage."""
+        last, here = self.journal.last(), self._here()
+        if last is None or here is None:
+            return False
+        return (last.kind, last.step, last.version) == ("publish", "undone", here.version)
+
+    def _seed(self) -> str:
+        """What this host serves already becomes the first release in storage."""
+        layout, here = Layout(self.root, self.model), self._here()
+        if here is None:
+            raise RepositoryError(f"{self.root} has no live release of {self.model}.")
+        release = layout.release(here.version)
+        with self._turn("rollback", release.version) as turn:
+            tag = check_live(self.releases, None)
+            self.releases.upload(self.root, release)
+            self._commit(turn, release, tag)
+        return f"Release {release.version}, which {self.root} serves, is now in {self.store.url}."
+
+    def _behind(self) -> bool:
+        return live_version(self.current()) != live_version(self._here())
+
+    def _here(self) -> Current | None:
+        return Layout(self.root, self.model).current()
+
+    def _words(self) -> str:
+        pointer = self.current()
+        live = pointer is not None and pointer.version is not None
+        return f"Release {pointer.version} is live" if pointer and live else "Nothing is live"
+
+    def _check_model(self, model: str) -> None:
+        if model != self.model:
+            raise RepositoryError(f"{self.store.url} is asked for {self.model} here, not {model}.")
+
+    def _forget(self) -> None:
+        """Retention must not fail a promotion that is done."""
+        try:
+            self.releases.forget_old(self.keep, self.local.pinned)
+        except EnginegateError as error:
+            _log.warning("old releases in %s could not be removed: %s", self.store.url, error)

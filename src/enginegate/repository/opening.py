@@ -1,0 +1,27 @@
+"""This host's live repository of a policy, with its server, its keys and its audit log."""
+
+from enginegate.policy import Policy
+from enginegate.repository.live import LiveRepository
+from enginegate.repository.signing import ReleaseSigning
+from enginegate.triton.live import live_client
+from enginegate.workspace import Workspace
+
+
+def open_lead(
+    policy: Policy,
+    workspace: Workspace,
+    *,
+    way: str = "Python",
+    pinned: frozenset[int] | None = frozenset(),
+) -> LiveRepository:
+    """The policy's own live repository, with its server if one answers; not the rest of a fleet."""
+    target = policy.target
+    return LiveRepository(
+        root=target.repository,
+        client=live_client(target),
+        load_timeout_s=target.load_timeout_s,
+        keep=policy.retention.releases,
+        signing=ReleaseSigning.of(policy.signing, workspace),
+        way=way,
+        pinned=pinned,
+    )

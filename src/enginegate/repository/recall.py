@@ -1,0 +1,85 @@
+"""Bringing the servers of a fleet back together: to what was live, or to what the lead says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enginegate.errors import EnginegateError
+from enginegate.repository.fleet_member import FleetMember, each_of, lines
+from enginegate.repository.layout import Layout
+from enginegate.repository.live import LiveRepository
+from enginegate.repository.rollout import Progress, Rollouts
+from enginegate.repository.transitions import after_rollback, live_words
+
+LEAD = "the lead"
+_NOT_HELD = "its roll-out did not hold"
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """A lead and its members; whoever calls holds the fleet's lock."""
+
+    lead: LiveRepository
+    members: tuple[FleetMember, ...]
+
+    @property
+    def rollouts(self) -> Rollouts:
+        """What is under way from the lead."""
+        return Rollouts(self.lead.root)
+
+    def give_back(self, progress: Progress, told: Sequence[FleetMember]) -> str:
+        """Bring back what was live, last told first; one that fails does not stop the others."""
+        model, before, canary = progress.model, progress.before, progress.canary
+        current = Layout(self.lead.root, model).current()
+        if current is None or canary is None or current.version != canary:
+            return " ".join([f"{live_words(current)} by now.", *self.align(model)])
+        target = after_rollback(current, before) if before is not None else None
+        failed: dict[str, str] = {}
+        returned = each_of(
+            tuple(reversed(told)), lambda member: member.return_to(model, target), failed
+        )
+        try:
+            if before is None:
+                self.lead.take_away(model, canary)
+            else:
+                self.lead.rollback(model, before, reason=_NOT_HELD, expected=canary)
+            returned += [LEAD]
+        except EnginegateError as error:
+            failed[LEAD] = str(error)
+        live = f"Release {before} is live" if before is not None else "Nothing is live"
+        said = f"{live} again on: {', '.join(returned) or 'none'}."
+        return f"{said} Not returned:\n{lines(failed)}" if failed else said
+
+    def recover(self) -> tuple[str, ...]:
+        """Finish or undo what a killed process left, on every server."""
+        said = [*self.lead.recover()]
+        for member in self.members:
+            if not member.shares:
+                said += self._recovered(member)
+        for progress in self.rollouts.unfinished():
+            if self.rollouts.is_settled(progress):
+                said += self.align(progress.model)
+            else:
+                words = self.give_back(progress, self.members)
+                said.append(f"A roll-out of {progress.model} was cut short on the canary. {words}")
+            self.rollouts.settle(progress.model)
+        return tuple(said)
+
+    def _recovered(self, member: FleetMember) -> list[str]:
+        """One member's trouble must not keep the others from going back."""
+        try:
+            return [f"{member.name}: {words}" for words in member.repository.recover()]
+        except EnginegateError as error:
+            return [f"{member.name} could not be recovered: {error}"]
+
+    def align(self, model: str) -> list[str]:
+        """Bring every server to what the lead's repository says."""
+        layout = Layout(self.lead.root, model)
+        current = layout.current()
+        if current is None:
+            return []
+        release = layout.release(current.version)
+        behind = [m for m in self.members if not m.serves(model, current.version)]
+        failed: dict[str, str] = {}
+        reached = each_of(behind, lambda member: member.take(release), failed)
+        said = [f"{name} was brought to release {current.version} of {model}." for name in reached]
+        return said + [f"{name} could not be: {why}" for name, why in failed.items()]

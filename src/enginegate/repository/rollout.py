@@ -1,0 +1,95 @@
+"""How far a roll-out to a fleet has come: a file for each model beside the lead's journal.
+
+A second file asks a roll-out to end, so that nobody has to wait for a canary's window to go back.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import PositiveInt
+
+from enginegate.canonical import Record
+from enginegate.durable import write_file
+from enginegate.errors import RepositoryError
+from enginegate.repository.layout import Layout
+
+_PROGRESS = ".enginegate-fleet."
+_END = ".enginegate-fleet-end."
+
+
+class Progress(Record):
+    """A roll-out that is under way."""
+
+    model: str
+    before: PositiveInt | None = None
+    canary: PositiveInt | None = None
+    """What was made live on the lead, or is about to be; nothing else is ever taken back."""
+    held: bool = False
+    """Whether the canary's window has held; before that the release goes back after a kill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollouts:
+    """The roll-outs from one lead's repository."""
+
+    root: Path
+
+    def note(self, progress: Progress) -> None:
+        """Remember how far one has come."""
+        write_file(self._file(progress.model), progress.pretty_json())
+
+    def of(self, model: str) -> Progress | None:
+        """The one of a model that is under way, or was cut short."""
+        path = self._file(model)
+        return Progress.read(path) if path.is_file() else None
+
+    def unfinished(self) -> Iterator[Progress]:
+        """Every one that is under way, or was cut short."""
+        for path in sorted(self.root.glob(f"{_PROGRESS}*.json")):
+            yield Progress.read(path)
+
+    def is_settled(self, progress: Progress) -> bool:
+        """Whether what the lead's repository says may stand."""
+        current = Layout(self.root, progress.model).current()
+        return progress.held or current is None or current.version != progress.canary
+
+    def settle(self, model: str) -> None:
+        """Forget one, unless its canary is live, has not held and could not go back."""
+        progress = self.of(model)
+        if progress is not None and self.is_settled(progress):
+            self._file(model).unlink()
+        self._end(model).unlink(missing_ok=True)
+
+    def ask_to_end(self, model: str, *, leave: int | None) -> int | None:
+        """Ask a roll-out whose canary has not held yet to go back now.
+
+        Args:
+            model: which.
+            leave: only if this is its canary; None: whichever is.
+
+        Returns:
+            What will be live again; None where there is no such roll-out, or nothing was live.
+        """
+        progress = self.of(model)
+        if progress is None or progress.canary is None or self.is_settled(progress):
+            return None
+        if leave is not None and leave != progress.canary:
+            return None
+        write_file(self._end(model), b"")
+        return progress.before
+
+    def check_goes_on(self, model: str) -> None:
+        """Look whether somebody asked a roll-out to end.
+
+        Raises:
+            RepositoryError: somebody did.
+        """
+        if self._end(model).exists():
+            raise RepositoryError("a rollback was asked for while it was watched")
+
+    def _file(self, model: str) -> Path:
+        return self.root / f"{_PROGRESS}{model}.json"
+
+    def _end(self, model: str) -> Path:
+        return self.root / f"{_END}{model}"

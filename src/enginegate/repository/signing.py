@@ -1,0 +1,280 @@
+"""Signatures on releases, by OpenSSF model-signing with a key: the only door of that library.
+
+One signature covers a release's manifest, its golden samples and every file it serves, so an edited
+manifest shows as surely as an edited engine. What is trusted is a public key that lies outside the
+repository: the policy's, else this workspace's. A key beside a release would prove nothing, because
+whoever can change the release can change the key.
+"""
+
+import importlib.util
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from enginegate.decision import Release
+from enginegate.durable import file_lock, write_file
+from enginegate.errors import InputError, RepositoryError, TamperedError
+from enginegate.operating import Signing
+from enginegate.repository.layout import Layout
+from enginegate.repository.published import check_as_published
+from enginegate.workspace import Workspace
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+_LOCK_TIMEOUT_S = 30.0
+_ANY_OTHER = stat.S_IRWXG | stat.S_IRWXO
+_INSTALL = "pip install 'enginegate[signing]'"
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSigning:
+    """How releases of one model family are signed and checked.
+
+    Attributes:
+        required: refuse a release without a signature that verifies.
+        private_key: PEM to sign with; None: the workspace's own, made on first use.
+        public_key: PEM that is trusted; None: the one that belongs to the private key.
+        keys: the workspace's folder of keys.
+    """
+
+    required: bool
+    private_key: Path | None
+    public_key: Path | None
+    keys: Path
+
+    @classmethod
+    def of(cls, rules: Signing, workspace: Workspace) -> "ReleaseSigning":
+        """As a policy says, with the keys of a workspace."""
+        return cls(rules.required, rules.private_key, rules.public_key, workspace.keys)
+
+    def sign(self, layout: Layout, release: Release) -> None:
+        """Sign a release that was just placed, and check the signature with the trusted key.
+
+        Nothing is done where model-signing is missing and no signature is required.
+
+        Raises:
+            RepositoryError: a signature is required and cannot be made.
+            InputError: a key cannot be read.
+            TamperedError: the private key is not the one whose public half is trusted.
+        """
+        if not self._usable():
+            return
+        from model_signing import signing  # noqa: PLC0415
+
+        key = self.private_key or self._own_key()
+        config = signing.Config()  # type: ignore[no-untyped-call]
+        with _key_errors(key):
+            config.use_elliptic_key_signer(private_key=key)
+        config.set_hashing_config(_listed(layout, release))
+        target = layout.signature_file(release.version)
+        with tempfile.TemporaryDirectory(prefix="enginegate-signing-") as folder:
+            written = Path(folder, "signature.json")
+            config.sign(layout.root, written)
+            write_file(target, written.read_bytes())
+        self.check(layout, release)
+
+    def check(self, layout: Layout, release: Release) -> str:
+        """Check a release's signature, offline.
+
+        Returns:
+            What could not be checked, where no signature is required; empty when it verifies.
+
+        Raises:
+            RepositoryError: a signature is required, and there is none or it cannot be checked.
+            TamperedError: a file is not what was signed, or another key than the trusted one
+                signed it.
+        """
+        signature = layout.signature_file(release.version)
+        if not signature.is_file():
+            return self._lenient(f"release {release.version} of {layout.model} is not signed")
+        if not self._usable():
+            return f"its signature was not checked: {_INSTALL}"
+        with self._trusted() as public_key:
+            if public_key is None:
+                return self._lenient(
+                    "its signature cannot be checked here: this workspace has no key, and the "
+                    "policy names none ([signing] public_key)"
+                )
+            return self._verified(layout, release, public_key)
+
+    def _verified(self, layout: Layout, release: Release, public_key: Path) -> str:
+        from model_signing import verifying  # noqa: PLC0415
+
+        config = verifying.Config()  # type: ignore[no-untyped-call]
+        with _key_errors(self.public_key or public_key):
+            config.use_elliptic_key_verifier(public_key=public_key)
+        config.set_hashing_config(_listed(layout, release))
+        signature = layout.signature_file(release.version)
+        # Damage shows as whatever its parser, its verifier or the file system raises.
+        try:
+            config.verify(layout.root, signature)
+        except Exception as error:
+            if "Key mismatch" in str(error) and not self.required and self.public_key is None:
+                return "it was signed with another key than this workspace's"
+            raise TamperedError(_mismatch(signature, str(error), public_key)) from error
+        return ""
+
+    def _lenient(self, note: str) -> str:
+        if self.required:
+            raise RepositoryError(
+                f"The policy requires signatures, but {note}. Promote its scorecard again to "
+                "publish and sign it, or go to a release that is signed."
+            )
+        return note
+
+    def _usable(self) -> bool:
+        """Whether model-signing is here.
+
+        Raises:
+            RepositoryError: it is not, and signatures are required.
+        """
+        if all(importlib.util.find_spec(name) for name in ("model_signing", "OpenSSL")):
+            return True
+        if self.required:
+            raise RepositoryError(
+                "The policy requires signatures ([signing] required), and model-signing is not "
+                f"installed here. Install it: {_INSTALL}"
+            )
+        return False
+
+    @contextmanager
+    def _trusted(self) -> Iterator[Path | None]:
+        """The public key to verify with; derived where only the private one is named."""
+        if self.public_key is not None or self.private_key is None:
+            own = self.keys / "release.pub"
+            yield self.public_key or (own if own.is_file() else None)
+            return
+        with tempfile.TemporaryDirectory(prefix="enginegate-signing-") as folder:
+            derived = Path(folder, "release.pub")
+            derived.write_bytes(_public_pem(_read_private(self.private_key)))
+            yield derived
+
+    def _own_key(self) -> Path:
+        """The workspace's key; made on first use, readable by its owner only."""
+        private, public = self.keys / "release.pem", self.keys / "release.pub"
+        if private.is_file() and public.is_file():
+            if private.stat().st_mode & _ANY_OTHER:
+                raise InputError(
+                    f"Others may read the private key {private}. Make it yours alone: chmod 600 "
+                    f"{private}"
+                )
+            return private
+        self.keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with file_lock(self.keys / ".lock", timeout_s=_LOCK_TIMEOUT_S):
+            if not private.is_file():
+                write_file(private, _new_private_pem(), mode=0o600)
+            write_file(public, _public_pem(_read_private(private)))
+        return private
+
+
+def sign(layout: Layout, release: Release, signing: ReleaseSigning | None, *, new: bool) -> None:
+    """Sign a release that is new, and check the signature that a copy came with."""
+    if signing is not None and new:
+        signing.sign(layout, release)
+    elif signing is not None:
+        signing.check(layout, release)
+
+
+def admit(layout: Layout, release: Release, signing: ReleaseSigning | None) -> None:
+    """Check every digest, the signature and the journal of a release that is to serve again.
+
+    Raises:
+        TamperedError: its bytes changed since it was published, or its signature does not hold.
+        RepositoryError: a signature is required, and there is none.
+    """
+    layout.check_files(release)
+    if signing is not None:
+        signing.check(layout, release)
+    check_as_published(layout, release)
+
+
+def _listed(layout: Layout, release: Release) -> Any:
+    """model-signing's hashing, of exactly the files that belong to the release.
+
+    The set is ours, never the signature's: else the signature of one release would do for another.
+    """
+    from model_signing import hashing  # noqa: PLC0415
+
+    files = _files(layout, release)
+
+    class Listed(hashing.Config):
+        def hash(self, model_path: Any, *, files_to_hash: Any = None) -> Any:
+            del files_to_hash
+            return super().hash(model_path, files_to_hash=files)
+
+    listed = Listed()  # type: ignore[no-untyped-call]
+    return listed.set_ignored_paths(paths=[], ignore_git_paths=False)
+
+
+def _files(layout: Layout, release: Release) -> list[Path]:
+    """Manifest, golden samples and served bytes, those of an ensemble's parts included."""
+    version = release.version
+    files = [layout.release_file(version), layout.golden_file(version)]
+    files += [layout.version_folder(version) / name for name in release.files]
+    for part in release.parts:
+        folder = layout.part(part.name).version_folder(part.version)
+        files += [folder / name for name in part.files]
+        files.append(layout.part_file(version, part.name, "pbtxt"))
+        if part.golden is not None:
+            files.append(layout.part_file(version, part.name, "golden.npz"))
+    return files
+
+
+def _mismatch(signature: Path, reason: str, public_key: Path) -> str:
+    if "Key mismatch" in reason:
+        said = f"it was made with another key than {public_key}"
+    else:
+        said = reason or "it is not a signature by the trusted key"
+    return (
+        f"The signature {signature} does not hold: {said}. Find out who changed the release; until "
+        "then go to one that verifies."
+    )
+
+
+@contextmanager
+def _key_errors(key: Path) -> Iterator[None]:
+    """A message about a key names its file and never what is in it."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"The key {key} cannot be read: {error.strerror}.") from error
+    except (ValueError, TypeError) as error:
+        raise InputError(
+            f"{key} is not an unencrypted PEM key on the curve P-256, P-384 or P-521. Make one:\n"
+            "  openssl ecparam -name prime256v1 -genkey -noout -out release.pem"
+        ) from error
+
+
+def _read_private(path: Path) -> "EllipticCurvePrivateKey":
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
+
+    with _key_errors(path):
+        key = load_pem_private_key(path.read_bytes(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise TypeError
+        return key
+
+
+def _new_private_pem() -> bytes:
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    return ec.generate_private_key(ec.SECP256R1()).private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+
+
+def _public_pem(key: "EllipticCurvePrivateKey") -> bytes:
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+
+    return key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )

@@ -1,0 +1,102 @@
+"""Finishing or undoing an operation that came to no end, by what the commit point says."""
+
+from dataclasses import dataclass
+
+from enginegate.durable import write_file
+from enginegate.errors import RepositoryError, ServerError
+from enginegate.repository.audit import AuditLog
+from enginegate.repository.composing import finish, go_to
+from enginegate.repository.journal import Entry, Journal, Step
+from enginegate.repository.layout import Current, Layout, models
+from enginegate.repository.removing import remove, remove_all, sweep
+from enginegate.repository.serving import right_config
+from enginegate.repository.transitions import live_words
+from enginegate.triton.client import TritonClient
+
+_TOLD: tuple[Step, ...] = ("prepared", "configured", "loaded")
+_UNKNOWN = (
+    "what a server serves is not known, because none answers: what was cut short stays noted, and "
+    "whoever starts next with one ends it"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Undoing:
+    """How operations of one repository are ended; whoever calls holds its lock.
+
+    Attributes:
+        client: the live server; None: none answers.
+    """
+
+    client: TritonClient | None
+    load_timeout_s: float
+    audit: AuditLog
+    journal: Journal
+
+    def recover(self) -> tuple[str, ...]:
+        """Finish or undo whatever was cut short; one sentence for each operation."""
+        said = []
+        for entry in self.journal.unfinished():
+            layout = Layout(self.audit.root, entry.model)
+            note = self.undo(layout, entry, reason=f"cut short after {entry.step}")
+            said.append(
+                f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
+                f"step '{entry.step}'. {note}"
+            )
+        known = {*models(self.audit.root), *(entry.model for entry in self.journal.read())}
+        for name in known:
+            sweep(Layout(self.audit.root, name))
+        return tuple(said)
+
+    def undo(self, layout: Layout, entry: Entry, *, reason: str) -> str:
+        """Restore what the commit point says, on disk first, then on the server.
+
+        If the server does not answer, or what is on disk is damaged, the operation stays open in
+        the journal: whoever changes the repository next tries again.
+
+        Returns:
+            What is live now, in words.
+        """
+        current = layout.current()
+        if entry.kind == "withdraw" and current is not None:
+            if current.version != entry.version:
+                self._close(entry, done=False, why="another release is live by now")
+                return f"{live_words(current)}."
+            layout.current_file.unlink()
+            current = None
+        elif current is not None and current.version == entry.version:
+            finish(self.client, layout, current, self.load_timeout_s)
+            self._close(entry, done=True, why=f"committed before it was interrupted: {reason}")
+            return f"Release {entry.version} is live."
+        doubt = self._restore(layout, entry, current)
+        if doubt:
+            return f"{live_words(current)} on disk; {doubt}"
+        if entry.kind == "publish":
+            remove(layout, entry.version, known=self.journal.was_published(entry))
+        if current is None and entry.kind != "rollback":
+            remove_all(layout, entry.version)
+        self._close(entry, done=entry.kind == "withdraw", why=reason)
+        return f"{live_words(current)}, as before."
+
+    def _restore(self, layout: Layout, entry: Entry, current: Current | None) -> str:
+        """Folder and server as the commit point says; why that is in doubt, if it is."""
+        if current is not None:
+            write_file(layout.config, right_config(layout, current))
+        elif entry.kind == "rollback":
+            return ""  # somebody removed the commit point: nothing to go by
+        try:
+            go_to(self.client, layout, current, self.load_timeout_s)
+        except (ServerError, RepositoryError) as error:
+            return f"that it serves could not be proved: {error}"
+        return _UNKNOWN if self.client is None and self._was_told(entry, layout) else ""
+
+    def _was_told(self, entry: Entry, layout: Layout) -> bool:
+        """Whether a server may serve something of this operation; parts go before any note."""
+        last = self.journal.last_step(entry)
+        if last in _TOLD or entry.kind == "withdraw":
+            return True
+        placed = layout.release_file(entry.version).is_file()
+        return placed and bool(layout.release(entry.version).parts)
+
+    def _close(self, entry: Entry, *, done: bool, why: str) -> None:
+        self.audit.close(self.journal, entry, done=done, why=why)

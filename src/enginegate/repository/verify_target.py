@@ -1,0 +1,109 @@
+"""Is everything a release went to as it was published? Every server, and object storage."""
+
+from collections.abc import Iterator
+from functools import partial
+
+from enginegate.errors import RepositoryError, TamperedError
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.layout import Layout, models
+from enginegate.repository.live import LiveRepository
+from enginegate.repository.object_journal import is_abandoned, is_open
+from enginegate.repository.objects import ObjectRepository
+from enginegate.repository.verify import Check, checked, verify_folder
+
+
+def verify(
+    target: LiveRepository | Fleet | ObjectRepository, *, read_back: bool = True
+) -> tuple[Check, ...]:
+    """Check folders, servers and objects; nothing is changed, no problem hides another.
+
+    Args:
+        target: what to check.
+        read_back: read every object in storage whole; else only what says which release is live.
+
+    Raises:
+        RepositoryBusyError: somebody is changing a repository: look again when they are done.
+    """
+    if isinstance(target, LiveRepository):
+        return verify_folder(target)
+    if isinstance(target, Fleet):
+        return tuple(_fleet(target))
+    return (*verify(target.local), *_objects(target, read_back=read_back))
+
+
+def _fleet(fleet: Fleet) -> Iterator[Check]:
+    yield from verify_folder(fleet.lead)
+    for member in fleet.members:
+        if not member.shares:
+            for check in verify_folder(member.repository):
+                yield check.model_copy(update={"subject": f"{member.name}: {check.subject}"})
+        for model in models(fleet.root):
+            subject = f"{member.name}: {model} as on the lead"
+            yield checked(subject, partial(_as_on_lead, member, fleet, model))
+
+
+def _as_on_lead(member: FleetMember, fleet: Fleet, model: str) -> None:
+    current = Layout(fleet.root, model).current()
+    live = current.version if current else None
+    if live is not None and not member.serves(model, live):
+        client = member.repository.client
+        state = "does not serve it" if client is not None and client.live() else "does not answer"
+        raise RepositoryError(
+            f"Release {live} of {model} is live; server {member.name!r} {state}. Bring it to the "
+            "lead's with `enginegate verify --repair`."
+        )
+
+
+def _objects(target: ObjectRepository, *, read_back: bool) -> Iterator[Check]:
+    where = f"{target.model} in {target.store.url}"
+    yield checked(f"{where}: journal", partial(_check_journal, target))
+    yield checked(f"{where}: live release", partial(_check_pointer, target))
+    yield checked(f"{where}: what killed uploads left", partial(_check_stray, target))
+    for version in target.releases.versions() if read_back else ():
+        if target.releases.has_bytes(version):
+            check = partial(target.releases.check, version)
+            yield checked(f"{where}: release {version}", check)
+
+
+def _check_journal(target: ObjectRepository) -> None:
+    entries = target.journal.read()
+    if entries and is_open(entries[-1]) and is_abandoned(entries[-1]):
+        last = entries[-1]
+        raise RepositoryError(
+            f"A {last.kind} of {last.model} release {last.version} by {last.detail.get('holder')} "
+            f"was cut short after its step '{last.step}'. Finish or undo it with `enginegate "
+            "verify --repair`."
+        )
+
+
+def _check_pointer(target: ObjectRepository) -> None:
+    """What is live must be what the journal says, with that manifest, and be so here too."""
+    done = [entry for entry in target.journal.read() if entry.step == "done"]
+    last = done[-1].version if done and done[-1].kind != "withdraw" else None
+    pointer = target.current()
+    live = pointer.version if pointer else None
+    if live != last:
+        raise TamperedError(
+            f"current.json says that release {live or 'none'} is live; the journal's last change "
+            f"made it {last or 'none'}. Somebody changed the bucket."
+        )
+    if pointer is not None and live is not None:
+        target.releases.release_of(pointer)
+    current = Layout(target.root, target.model).current()
+    here = current.version if current else None
+    if here != live:
+        raise RepositoryError(
+            f"Release {live or 'none'} is live; {target.root} has {here or 'none'}. Follow it with "
+            "`enginegate pull`."
+        )
+
+
+def _check_stray(target: ObjectRepository) -> None:
+    last = target.journal.last()
+    stray = target.releases.stray()
+    if stray and not (last is not None and is_open(last)):
+        raise RepositoryError(
+            f"There are objects of {', '.join(map(str, stray))}, which never became releases. "
+            "Remove them with `enginegate verify --repair`."
+        )

@@ -1,0 +1,194 @@
+"""A release that goes to several real Tritons: one first, then the rest, or back on all."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from enginegate.errors import PublishError, RepositoryBusyError, RepositoryError
+from enginegate.repository import LiveRepository
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.verify_target import verify
+from enginegate.triton.client import TritonClient
+from enginegate.triton.server import start
+
+pytestmark = pytest.mark.triton
+
+# Fails where a file named "broken" lies in the server's repository.
+BREAKABLE = """
+        if (folder.parent.parent / "broken").exists():
+            raise RuntimeError("this host cannot run it")
+"""
+
+
+@pytest.fixture
+def twin(install, server, repository, tmp_path):
+    """Another server of the lead's repository."""
+    folder = tmp_path / "twin"
+    with start(install, server.repository, folder=folder) as running, running.client() as client:
+        yield FleetMember("twin", replace(repository, client=client), repository)
+
+
+@pytest.fixture
+def own(repository, second):
+    """A server with a repository of its own."""
+    return FleetMember("own", second, repository)
+
+
+@pytest.fixture
+def gone(repository):
+    """A server that is not there."""
+    with TritonClient("127.0.0.1:9", timeout_s=1.0) as client:
+        yield FleetMember("gone", replace(repository, client=client), repository)
+
+
+def answers(*repositories: LiveRepository) -> set[tuple[int, float]]:
+    """Which versions answer, and what they add."""
+    x = np.zeros((1, 2), np.float32)
+    replies = [each.client.infer("digits", {"x": x}) for each in repositories]
+    return {(int(reply.model_version), float(reply.outputs["y"][0, 0])) for reply in replies}
+
+
+def problems(fleet):
+    return [check.problem for check in verify(fleet) if check.problem]
+
+
+def test_one_server_after_another_or_none(repository, twin, own, package, tmp_path):
+    """The canary is watched before the rest is told; one that fails returns all that were."""
+    everywhere = (repository, twin.repository, own.repository)
+    told = []
+
+    def hold(seconds):
+        others = [twin.repository.client, own.repository.client]
+        told.append((seconds, answers(repository), [c.model_ready("digits") for c in others]))
+
+    fleet = Fleet(repository, (twin, own), canary_s=7.0, hold=hold)
+    fleet.publish(package(1.0), expected=None)
+    assert told == [(7.0, {(1, 1.0)}, [False, False])]
+    assert answers(*everywhere) == {(1, 1.0)}
+    assert problems(fleet) == []
+
+    wrong = package(2.0)
+    model = tmp_path / "built" / "2.0" / "model.py"
+    lines = model.read_text().partition("        self.offset")
+    model.write_text(lines[0] + BREAKABLE + lines[1] + lines[2])
+    (own.repository.root / "broken").touch()
+    with pytest.raises(
+        PublishError,
+        match=r"(?s)release 2 failed at server 'own'.*this host cannot run it.*"
+        "Release 1 is live again on: own, twin, the lead",
+    ):
+        fleet.publish(wrong, expected=1)
+
+    assert answers(*everywhere) == {(1, 1.0)}
+    assert fleet.serves("digits")
+    assert problems(fleet) == []
+
+
+def test_a_canary_that_does_not_hold_goes_back(repository, own, package):
+    """No other server is ever told."""
+
+    def fail(_seconds):
+        raise RepositoryError("7 of 100 requests failed on it")
+
+    fleet = Fleet(repository, (own,), canary_s=1.0, hold=fail)
+
+    with pytest.raises(PublishError, match=r"(?s)at the canary.*7 of 100.*Nothing is live again"):
+        fleet.publish(package(1.0), expected=None)
+
+    assert not repository.client.model_ready("digits")
+    assert not own.repository.root.joinpath("digits").exists()
+
+
+def test_a_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, package):
+    """Publishing is refused before anything is done; going back reaches whoever answers."""
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    twin.take(repository.bring_up("digits"))
+    dead_lead = replace(repository, client=gone.repository.client)
+
+    with pytest.raises(RepositoryError, match="gone does not answer, so nothing was begun"):
+        Fleet(repository, (twin, gone)).publish(package(3.0), expected=2)
+    with pytest.raises(RepositoryError, match=r"(?s)Release 1 .* on twin.*the lead: .*gone: "):
+        Fleet(dead_lead, (twin, gone)).rollback("digits")
+
+    assert answers(twin.repository) == {(1, 1.0)}
+    assert answers(repository) == {(2, 2.0)}
+    fleet = Fleet(repository, (twin,))
+    assert any("Release 1 of digits was loaded" in sentence for sentence in fleet.repair())
+    assert answers(repository, twin.repository) == {(1, 1.0)}
+    assert problems(fleet) == []
+
+
+_KILLED = """
+import os, pickle, signal, sys
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.live import LiveRepository
+from enginegate.triton.client import TritonClient
+
+with open(sys.argv[1], "rb") as file:
+    (root, address), (own_root, own_address), package = pickle.load(file)
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+hold = die if sys.argv[2] == "on-the-canary" else None
+FleetMember.take = die
+lead = LiveRepository(root, TritonClient(address))
+own = LiveRepository(own_root, TritonClient(own_address))
+Fleet(lead, (FleetMember("own", own, lead),), 1.0, hold).publish(package, expected=None)
+"""
+
+
+@pytest.mark.parametrize("moment", ["on-the-canary", "after-it-held"])
+def test_a_killed_roll_out_ends_the_same_everywhere(repository, own, package, tmp_path, moment):
+    """A canary that had not held goes back; after it had, the others follow."""
+    job = tmp_path / "job"
+    hosts = [(each.root, each.client.address) for each in (repository, own.repository)]
+    job.write_bytes(pickle.dumps((*hosts, package(1.0))))
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(job), moment], check=False, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+
+    fleet = Fleet(repository, (own,))
+    said = fleet.recover()
+
+    assert len(said) == 1
+    assert problems(fleet) == []
+    if moment == "on-the-canary":
+        assert "was cut short on the canary" in said[0]
+        assert not repository.client.model_ready("digits")
+    else:
+        assert said == ("own was brought to release 1 of digits.",)
+        assert answers(repository, own.repository) == {(1, 1.0)}
+
+
+def test_one_roll_out_at_a_time(repository, own, package, monkeypatch):
+    """A canary may be watched for long; the second is refused with the holder named."""
+    monkeypatch.setattr("enginegate.repository.fleet._LOCK_TIMEOUT_S", 0.1)
+    fleet = Fleet(repository, (own,))
+
+    with fleet._rolling(), pytest.raises(RepositoryBusyError, match=f"pid {os.getpid()}"):
+        fleet.publish(package(1.0), expected=None)
+
+
+def test_a_member_that_is_elsewhere_is_named(repository, own, package):
+    """Its repository must be where the evidence was made before anything begins."""
+    repository.publish(package(1.0), expected=None)
+    fleet = Fleet(repository, (own,))
+
+    with pytest.raises(RepositoryError, match=r"Server 'own' has release none .*while 1 was"):
+        fleet.publish(package(2.0), expected=1)
+    with pytest.raises(RepositoryError, match=r"Release 1 of digits is live, but .* while none"):
+        fleet.publish(package(2.0), expected=None)
+
+    assert fleet.recover() == ()
+    assert answers(repository) == {(1, 1.0)}

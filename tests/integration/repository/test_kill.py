@@ -1,0 +1,72 @@
+"""Promotions and rollbacks are killed under load; what is left is whole, and clients never notice.
+
+The long form is ``benchmarks/kill_promotions.py``.
+"""
+
+from typing import get_args
+
+import pytest
+
+from benchmarks.lab.campaign import Campaign
+from benchmarks.lab.dying import Death
+from benchmarks.lab.nursery import Nursery
+from benchmarks.lab.plan import short
+from benchmarks.lab.tagged import CHAIN, ENGINE, QUICK
+from enginegate.repository import Layout
+from enginegate.repository.journal import Step
+from enginegate.triton.server import ServerOptions, start
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("kills")]
+RATE_PER_S = 40.0
+
+
+@pytest.fixture(scope="module")
+def campaign(install, tmp_path_factory):
+    """A live repository with two releases of an engine and of an ensemble."""
+    tmp_path = tmp_path_factory.mktemp("kills")
+    (tmp_path / "repository").mkdir()
+    options = ServerOptions(flags=QUICK)
+    with (
+        start(install, tmp_path / "repository", folder=tmp_path, options=options) as server,
+        Nursery(tmp_path / "nursery") as nursery,
+    ):
+        made = Campaign(server, nursery, tmp_path)
+        made.begin(ENGINE)
+        made.begin(CHAIN)
+        yield made
+
+
+def test_thirty_kills_under_load(campaign):
+    """After each, one release is current, verifies and serves; no client saw a fault or a lie."""
+    with campaign.called(ENGINE, CHAIN, rate_per_s=RATE_PER_S) as clients:
+        acts = {(what, ENGINE): campaign.acts(what, ENGINE) for what in ("publish", "rollback")}
+        plan = short(acts)
+        found = [campaign.kill(k.what, k.model, k.death, twice=k.twice) for k in plan]
+
+    assert [kill for kill in found if kill.problems] == []
+    assert sum(kill.cut for kill in found) >= 30
+    dead_at = {k.death.step for k, kill in zip(plan, found, strict=True) if kill.cut}
+    assert dead_at >= set(get_args(Step))
+    assert {kill.after == kill.target for kill in found} == {True, False}
+    for client in clients:
+        assert (client.failed, client.errors, client.wrong) == (0, {}, [])
+        assert client.sent > 100
+
+
+def test_a_lie_or_a_torn_version_would_be_seen(campaign):
+    """The same eyes on a release whose bytes were changed after it was published."""
+    layout = Layout(campaign.root, ENGINE)
+    current = layout.current()
+    with campaign.called(ENGINE, rate_per_s=RATE_PER_S) as (client,):
+        campaign.tags[ENGINE, current.version] += 1
+        engine = layout.version_folder(current.version) / "engine.bin"
+        engine.chmod(0o644)
+        engine.write_text("7")
+        (campaign.root.parent / f".{ENGINE}-9.left").mkdir()
+        killed = campaign.kill("rollback", ENGINE, Death("step", step="intent"))
+
+    said = "\n".join(killed.problems)
+    assert "engine.bin is not the file that was recorded" in said
+    assert f".{ENGINE}-9.left was left" in said
+    assert f"an answer of version {current.version} carries" in said
+    assert len(client.wrong) > 0

@@ -1,0 +1,150 @@
+"""What a roll-out takes back, to which release, and how somebody can end it early."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from enginegate.errors import PublishError, RepositoryError
+from enginegate.repository import Layout, LiveRepository
+from enginegate.repository.copies import Copy
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.journal import Journal
+from enginegate.repository.layout import JOURNAL
+from enginegate.repository.rollout import Progress, Rollouts
+from tests.fakes.live_triton import FakeTriton
+
+
+@pytest.fixture
+def own(repository, tmp_path):
+    """A server with a repository of its own."""
+    root = tmp_path / "own" / "live"
+    root.mkdir(parents=True)
+    return FleetMember("own", replace(repository, root=root, client=FakeTriton(root)), repository)
+
+
+@pytest.fixture
+def elsewhere(tmp_path, package):
+    """Four releases of another repository."""
+    root = tmp_path / "elsewhere" / "live"
+    root.mkdir(parents=True)
+    there = LiveRepository(root, FakeTriton(root), load_timeout_s=1.0)
+    made = [there.publish(package(float(n)), expected=n - 1 or None) for n in (1, 2, 3, 4)]
+    return [Copy(release, root) for release in made]
+
+
+def live(*repositories):
+    found = [Layout(each.root, "digits").current() for each in repositories]
+    return [current.version if current else None for current in found]
+
+
+def fail(_seconds):
+    raise RepositoryError("7 of 100 requests failed on it")
+
+
+def test_a_canary_goes_back_to_what_was_live_before_it(repository, own, elsewhere):
+    """Not to what its manifest says it replaced where it was first published."""
+    fleet = Fleet(repository, (own,), hold=fail)
+
+    with pytest.raises(PublishError, match="Nothing is live again on: the lead"):
+        fleet.publish(elsewhere[1], expected=None)
+    assert live(repository, own.repository) == [None, None]
+
+    replace(fleet, hold=None).publish(elsewhere[0], expected=None)
+    with pytest.raises(PublishError, match="Release 1 is live again on: the lead"):
+        fleet.publish(elsewhere[3], expected=1)
+    assert live(repository, own.repository) == [1, 1]
+    assert fleet.recover() == ()
+
+
+def test_only_the_canary_is_taken_back(repository, own, package):
+    """Cut short on the canary, and by now something else is live on the lead: that stays."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    fleet.publish(package(2.0), expected=1)
+    repository.publish(package(3.0), expected=2)
+    Rollouts(fleet.root).note(Progress(model="digits", before=2, canary=3))
+    repository.rollback("digits", 1)
+
+    fleet.recover()
+
+    assert live(repository, own.repository) == [1, 1]
+    assert list(Rollouts(fleet.root).unfinished()) == []
+
+
+def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package):
+    """It does not wait for the window, and goes back to what the canary replaced, no further."""
+    fleet = Fleet(repository, (own,), canary_s=60.0)
+    fleet.publish(package(1.0), expected=None)
+    fleet.publish(package(2.0), expected=1)
+    watched, ended = threading.Event(), []
+
+    def watch(_seconds):
+        watched.set()
+        for _ in range(2000):
+            Rollouts(fleet.root).check_goes_on("digits")
+            threading.Event().wait(0.01)
+
+    def promote():
+        try:
+            replace(fleet, hold=watch).publish(package(3.0), expected=2)
+        except PublishError as error:
+            ended.append(str(error))
+
+    promotion = threading.Thread(target=promote)
+    promotion.start()
+    assert watched.wait(10.0)
+    release = fleet.rollback("digits", reason="the pager rang", expected=3)
+    promotion.join()
+
+    assert release.version == 2
+    assert "a rollback was asked for" in ended[0]
+    assert "Release 2 is live again on: the lead" in ended[0]
+    assert live(repository, own.repository) == [2, 2]
+    fleet.publish(package(4.0), expected=2)
+    assert live(repository, own.repository) == [4, 4]
+
+
+def test_a_rollback_of_another_release_ends_no_canary(repository, own, package):
+    """Whoever judged release 2 has no say over 3."""
+    fleet = Fleet(repository, (own,))
+    for number in (1, 2, 3):
+        fleet.publish(package(float(number)), expected=number - 1 or None)
+    Rollouts(fleet.root).note(Progress(model="digits", before=2, canary=3))
+
+    assert Rollouts(fleet.root).ask_to_end("digits", leave=2) is None
+
+    Rollouts(fleet.root).check_goes_on("digits")
+
+
+def test_a_rollback_recovers_what_was_cut_short_first(repository, own, package):
+    """Of this model it is the way back itself; another model's roll-out is not forgotten."""
+    fleet = Fleet(repository, (own,))
+    for name in ("digits", "faces"):
+        fleet.publish(package(1.0, model=name), expected=None)
+        fleet.publish(package(2.0, model=name), expected=1)
+    for name in ("digits", "faces"):
+        repository.publish(package(3.0, model=name), expected=2)
+        Rollouts(fleet.root).note(Progress(model=name, before=2, canary=3))
+
+    assert fleet.rollback("digits").version == 2
+
+    assert live(repository, own.repository) == [2, 2]
+    assert Layout(repository.root, "faces").current().version == 2
+    assert list(Rollouts(fleet.root).unfinished()) == []
+
+
+def test_the_release_to_leave_is_named(repository, own, package):
+    """On a fleet as on one server; nothing was told to anybody."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    fleet.publish(package(2.0), expected=1)
+
+    with pytest.raises(RepositoryError, match="Release 2 of digits is live, not 1"):
+        fleet.rollback("digits", expected=1)
+    with pytest.raises(RepositoryError, match="Release 2 of digits is live, not 1"):
+        fleet.withdraw("digits", 1)
+
+    assert live(repository, own.repository) == [2, 2]
+    assert Journal(fleet.root / JOURNAL).unfinished() == ()
