@@ -6,6 +6,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateName,
 )
+from prefect.exceptions import NotPausedError
 from prefect.flow_runs import resume_flow_run
 
 from enginegate.decision import Decision
@@ -30,7 +31,11 @@ def answer_suspended(decision: Decision) -> tuple[str, ...]:
                     "decision": decision.answer,
                     "approver": decision.approver,
                     "reason": decision.reason,
+                    "accept_inconclusive": str(decision.candidate or ""),
                 }
-                resume_flow_run(run.id, run_input=form)
+                try:
+                    resume_flow_run(run.id, run_input=form)
+                except NotPausedError:
+                    continue  # somebody answered it in this very moment
                 answered.append(str(run.name))
     return tuple(answered)

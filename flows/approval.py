@@ -1,17 +1,32 @@
-"""Asking a person: a typed form on a suspended run, bound to one scorecard."""
+"""Asking people: a typed form on a suspended run, bound to one scorecard, until enough said yes.
 
+A resumed run starts from the top in a new process, maybe on another machine. So nothing is carried
+over but what the workspace and Prefect hold: every answer becomes a decision in the workspace,
+named after the question it answers, and a question whose decision is there is not asked again.
+"""
+
+from contextlib import suppress
+from datetime import datetime
+from itertools import count
 from typing import Literal
 
+from prefect.artifacts import create_link_artifact, create_markdown_artifact
+from prefect.client.orchestration import get_client
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
-from enginegate.decision import Decision
-from enginegate.errors import ApprovalError
+from enginegate.approving import Standing, check_approvable, inconclusive, standing_of
+from enginegate.candidate import Candidate
+from enginegate.decision import CLOCK_TOLERANCE, Decision
+from enginegate.errors import ApprovalError, LedgerError, ModelError
 from enginegate.evidence import Scorecard
+from enginegate.ledger import Ledger
 from enginegate.policy import Policy
 from enginegate.report import approval_markdown
+from enginegate.repository import record_decision
+from enginegate.repository.decided import Answers, answers_to
 from enginegate.workspace import Workspace, now
 
 
@@ -23,39 +38,176 @@ class Answer(RunInput):
     )
     approver: str = Field(description="your name or e-mail", min_length=2)
     reason: str = Field(description="why; kept with the release", min_length=5)
+    accept_inconclusive: str = Field(
+        default="",
+        description="only where nothing passed and the policy allows it: the inconclusive "
+        "candidate to publish after all, e.g. onnxruntime-int8",
+    )
 
 
-def decision_on(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> Decision | None:
-    """The decision already written for this scorecard, else the answer to a suspended run.
+def decisions_on(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> Answers:
+    """The answers to this scorecard; a suspended run asks until they suffice or one says no.
 
     Only a deployed run can be suspended: its process ends and any worker continues it. Elsewhere
-    the answer must exist before the flow starts (`enginegate approve`).
+    the answers must exist before the flow starts (`enginegate approve`).
+
+    Raises:
+        ApprovalError: there is nothing to approve, nobody answered, or an answer is no answer.
     """
-    written = workspace.decision(scorecard.digest)
-    if written is not None or deployment.id is None:
-        return written
-    return _ask(scorecard, policy, workspace)
+    if deployment.id is not None:
+        check_approvable(scorecard, policy.approval)
+        _collect(scorecard, policy, workspace)
+    _record(scorecard, policy, workspace)
+    return _answers(scorecard, policy, workspace)
 
 
-def _ask(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> Decision:
-    form = Answer.with_initial_data(description=approval_markdown(scorecard))
-    # run_count grows with every retry, so a retry asks again: a fixed key would hand the form's
-    # defaults to a forced retry, and an old answer to an unforced one.
+def _answers(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> Answers:
+    given = workspace.decisions(scorecard.digest)
+    return answers_to(scorecard, given, policy.target.repository)
+
+
+def _record(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None:
+    """Put decisions in the audit log that are not there; its order then says which came first.
+
+    Several that were written meanwhile arrive together: a no comes after every approval that a
+    wrong clock could have put behind it.
+    """
+
+    def place(decision: Decision) -> datetime:
+        no = decision.answer == "reject"
+        return decision.decided_at + CLOCK_TOLERANCE if no else decision.decided_at
+
+    for decision in sorted(workspace.decisions(scorecard.digest), key=place):
+        record_decision(policy.target.repository, decision, policy.name)
+
+
+def _collect(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None:
+    answered = _answered_questions()
+    for number in count():
+        _record(scorecard, policy, workspace)
+        given = _answers(scorecard, policy, workspace)
+        if any(decision.origin == _origin(number) for decision in given.decisions):
+            continue
+        standing = standing_of(
+            given.decisions, scorecard, policy.approval, now=now(), record=given.record
+        )
+        # An answer that Prefect holds counts before those that were written meanwhile suffice.
+        if _key(scorecard, number) not in answered and (standing.rejection or not standing.missing):
+            return
+        if _key(scorecard, number) not in answered:
+            _show(scorecard, workspace)
+        _ask(scorecard, policy, workspace, standing, number)
+
+
+def _ask(
+    scorecard: Scorecard, policy: Policy, workspace: Workspace, standing: Standing, number: int
+) -> None:
+    """Suspend with the form; in the process that continues, keep the answer as a decision."""
     answer = suspend_flow_run(
-        wait_for_input=form,
+        wait_for_input=Answer.with_initial_data(description=_form_text(scorecard, standing)),
         timeout=int(policy.approval.timeout_hours * 3600),
-        key=f"approval-{scorecard.digest[:12]}-{flow_run.run_count}",
+        key=_key(scorecard, number),
     )
     if answer is None:
         raise ApprovalError(
             f"Nobody answered for scorecard {scorecard.digest[:12]}; that means no."
         )
-    decision = Decision(
+    decision = _decision(answer, scorecard, number)
+    if not _is_written(decision, workspace):
+        workspace.save_decision(decision)
+
+
+def _decision(answer: Answer, scorecard: Scorecard, number: int) -> Decision:
+    candidate = _candidate(answer, scorecard)
+    return Decision(
         scorecard_sha256=scorecard.digest,
         answer=answer.decision,
         approver=answer.approver,
         reason=answer.reason,
-        decided_at=now(),
+        decided_at=_answered_at(_key(scorecard, number)),
+        origin=_origin(number),
+        accepts=inconclusive(candidate, scorecard) if candidate else (),
+        candidate=candidate,
     )
-    workspace.save_decision(decision)
-    return decision
+
+
+def _candidate(answer: Answer, scorecard: Scorecard) -> Candidate | None:
+    """What an approval names; whatever else stands in the form, a no is a no.
+
+    Raises:
+        ApprovalError: it names something that is not on the scorecard.
+    """
+    name = answer.accept_inconclusive.strip()
+    if answer.decision == "reject" or not name:
+        return None
+    there = ", ".join(str(verdict.candidate) for verdict in scorecard.verdicts)
+    with suppress(ModelError):
+        candidate = Candidate.parse(name)
+        if scorecard.verdict(candidate) is not None:
+            return candidate
+    raise ApprovalError(
+        f"{answer.approver} approved {name!r}, which is no candidate of scorecard "
+        f"{scorecard.digest[:12]} (it has {there}), so nothing was approved. Start the promotion "
+        "again, and leave that field empty to approve the winner."
+    )
+
+
+def _answered_at(key: str) -> datetime:
+    """When the form was filled in; the worker that continues may come much later."""
+    with get_client(sync_client=True) as client:
+        found = client.filter_flow_run_input(
+            flow_run_id=flow_run.id,
+            key_prefix=f"suspended-{key}-response",
+            limit=1,
+            exclude_keys=set(),
+        )
+    return (found[0].created if found else None) or now()
+
+
+def _is_written(decision: Decision, workspace: Workspace) -> bool:
+    """Whether this answer was the command's: it writes the decision, then fills in the form.
+
+    An old yes that comes up again must not outlive a later no by the same person.
+    """
+    given = workspace.decisions(decision.scorecard_sha256)
+    own = [(d.answer, d.reason) for d in given if d.approver == decision.approver]
+    relevant = own if decision.answer == "approve" else own[-1:]
+    return (decision.answer, decision.reason) in relevant
+
+
+def _key(scorecard: Scorecard, number: int) -> str:
+    """One question's name.
+
+    run_count grows with every retry, so a retry asks again: a fixed key would hand the form's
+    defaults to a forced retry, and an old answer to an unforced one.
+    """
+    return f"approval-{scorecard.digest[:12]}-{flow_run.run_count}-{number}"
+
+
+def _origin(number: int) -> str:
+    """Prefect has no users, so the form knows a name and nothing about who typed it."""
+    return f"Prefect form {number} of run {flow_run.name} ({flow_run.id}, {flow_run.run_count})"
+
+
+def _answered_questions() -> set[str]:
+    with get_client(sync_client=True) as client:
+        policy = client.read_flow_run(flow_run.id).empirical_policy
+    return set(policy.pause_keys or ())
+
+
+def _form_text(scorecard: Scorecard, standing: Standing) -> str:
+    people = ", ".join(d.approver for d in standing.approvals) or "nobody"
+    said = f"Approved so far by {people}; {standing.missing} more needed."
+    return "\n\n".join([approval_markdown(scorecard), said, *standing.objections])
+
+
+def _show(scorecard: Scorecard, workspace: Workspace) -> None:
+    """The scorecard as artifacts of the run: the table, and where MLflow compares candidates."""
+    key = f"scorecard-{scorecard.digest[:12]}"
+    create_markdown_artifact(markdown=approval_markdown(scorecard), key=key)
+    with suppress(LedgerError):
+        ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+        ledger.check_answers()
+        if scorecard.ledger_run:
+            link = ledger.comparison(scorecard.ledger_run).runs_url
+            create_link_artifact(link=link, link_text="compare in MLflow", key=f"{key}-mlflow")

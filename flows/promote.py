@@ -5,12 +5,22 @@ from pathlib import Path
 from prefect import flow
 from prefect.transactions import transaction
 
-from enginegate.decision import Release, check_decision
-from enginegate.errors import PublishError
+from enginegate.approving import check_decision
+from enginegate.decision import Release
+from enginegate.errors import ApprovalError, PublishError
+from enginegate.ledger import scorecard_of
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace, now
-from flows.approval import decision_on
-from tasks.release import PUBLISHED, UNDO, Publication, already_live, move_champion, publish
+from flows.approval import decisions_on
+from tasks.release import (
+    PUBLISHED,
+    UNDO,
+    Publication,
+    already_live,
+    move_champion,
+    publish,
+    refuse,
+)
 
 
 @flow(name="promote", persist_result=False, validate_parameters=False)
@@ -27,14 +37,25 @@ def promote(policy: Path, scorecard: str) -> Release:
         PublishError: the release did not prove itself; what was live is live.
     """
     rules, workspace = read_policy(Path(policy)), Workspace.here()
-    publication = Publication(rules, workspace.scorecard(scorecard))
-    live = already_live(publication)
+    publication = Publication(rules, scorecard_of(workspace, scorecard))
+    given = workspace.decisions(publication.evidence.digest)
+    live = already_live(publication.approved_by(given))
     if live is not None:
-        move_champion(live)
+        move_champion(rules, live)
         return live
-    decision = decision_on(publication.evidence, rules, workspace)
-    approved = check_decision(decision, publication.evidence, rules.approval, now=now())
-    return _publish(publication.approved_by(approved))
+    try:
+        answers = decisions_on(publication.evidence, rules, workspace)
+        approvals = check_decision(
+            answers.decisions,
+            publication.evidence,
+            rules.approval,
+            now=now(),
+            record=answers.record,
+        )
+    except ApprovalError as error:
+        refuse(publication, str(error))
+        raise
+    return _publish(publication.approved_by(approvals))
 
 
 def _publish(publication: Publication) -> Release:
@@ -42,7 +63,7 @@ def _publish(publication: Publication) -> Release:
         change.set(UNDO, publication)
         release = publish(publication)
         change.set(PUBLISHED, release)
-        move_champion(release)
+        move_champion(publication.rules, release)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")
     return release

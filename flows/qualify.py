@@ -11,6 +11,7 @@ from enginegate.policy import Policy, read_policy
 from tasks.benchmark import benchmark
 from tasks.build import build
 from tasks.export import export, resolve
+from tasks.pick_up import pick_up
 from tasks.record import make_scorecard, record
 from tasks.repair import repair
 from tasks.shadow import record_shadow
@@ -29,13 +30,16 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     """Collect all the evidence on every candidate of one model version.
 
     Everything is remembered by content: a second run with the same model, data, policy and versions
-    builds and measures nothing, and a killed run continues where it was.
+    builds and measures nothing, and a killed run continues where it was. What a killed promotion
+    left in the live repository is finished or undone first.
 
     Args:
         policy: the model family's policy file.
         model_uri: another registry version than the policy's ``model.uri``.
     """
-    rules = resolve(_rules(Path(policy), model_uri))
+    wanted = _rules(Path(policy), model_uri)
+    pick_up(wanted)
+    rules = resolve(wanted)
     source = export(rules)
     engines = build.map(rules.candidates.all(), unmapped(rules), unmapped(source)).result()
     shadow = record_shadow(rules, source)

@@ -10,14 +10,15 @@ from tasks.release import follow_with_champion, go_back
 
 
 @flow(name="rollback", persist_result=False, validate_parameters=False)
-def rollback(policy: Path, to: int | None = None) -> Release:
+def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     """Make an earlier release live again, proved like a promotion.
 
     Args:
         policy: the model family's policy file.
         to: release number; by default the one that the live release replaced.
+        reason: why; kept in the audit log.
     """
     rules = read_policy(Path(policy))
-    release = go_back(rules, to)
-    follow_with_champion(release)
+    release = go_back(rules, to, reason)
+    follow_with_champion(rules, release)
     return release

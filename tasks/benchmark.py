@@ -1,85 +1,189 @@
 """Candidates under Triton's dynamic batching, against the SLO."""
 
 import logging
-import platform
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
-from enginegate.candidate import Engine, Sha256, Unbuilt
+from enginegate.candidate import ONNX_FILE, Engine, EngineKind, OnnxModel, Sha256, Unbuilt
 from enginegate.canonical import canonical_json, sha256_bytes
-from enginegate.data import DataSet, read_data
 from enginegate.durable import file_lock
-from enginegate.engines import runnable_here, serving
+from enginegate.engines import NATIVE, native_obstacle, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
-from enginegate.evidence import Benchmark, Finding, Outcome
-from enginegate.machine import gpus, processor
+from enginegate.evidence import Benchmark, Finding, Outcome, Roofline
+from enginegate.kept import Kept
+from enginegate.machine import gpus
 from enginegate.policy import Policy
-from enginegate.sources import Kept
-from enginegate.triton.deploy import Bench, ServedModel, deployed
-from enginegate.triton.install import TritonInstall, find_triton
-from enginegate.triton.search import Progress, search
-from enginegate.triton.server import Server, start
-from enginegate.triton.traffic import Traffic
+from enginegate.repository import Layout
+from enginegate.shadow.offered import offered
+from enginegate.triton.deploy import ServedModel
+from enginegate.triton.install import find_triton
+from enginegate.triton.limits import roofline_of
+from enginegate.triton.live import live_client
+from enginegate.triton.native import backend_for
+from enginegate.triton.probing import Progress
+from enginegate.triton.stage import Stage, benchmarked, machine, server_name
+from enginegate.triton.subjects import LiveSubject, Places, Subject
 from enginegate.workspace import Workspace, remembered
 
 _log = logging.getLogger("enginegate.benchmark")
 _WAIT_FOR_MACHINE_S = 3600.0
+_WORDS = {
+    "search": "trying",
+    "overload": "just past it",
+    "confirm": "confirming",
+    "champion": "what is live",
+}
 
 
 @task(task_run_name="benchmark", cache_policy=NO_CACHE)
 def benchmark(rules: Policy, attempt: Kept[Engine] | Unbuilt) -> Benchmark | None:
     """What Triton delivers for one engine; None when no device here can run it.
 
-    The same engine, SLO, search and server are measured once on one machine.
+    The same engine, SLO, search and server are measured once on one machine; and under another SLO
+    only what is missing.
     """
     if isinstance(attempt, Unbuilt) or runnable_here(attempt.value) is not None:
         return None
-    install = find_triton(Workspace.here().root / "triton")
-    traffic = read_data((rules.shadow and rules.shadow.traffic) or rules.data.evaluation)
+    stage, live = _stage(rules, attempt.value), _live(rules, attempt.value)
+    try:
+        backend = _backend(stage, attempt.value)
+    except EnginegateError as error:
+        return _errored(attempt.value, stage, str(error))
+    key = _key(stage, attempt.value, live, backend)
     found = remembered(
-        Workspace.here().results
-        / "benchmarks"
-        / f"{_key(rules, attempt.value, install, traffic)}.json",
+        Workspace.here().results / "benchmarks" / f"{key}.json",
         Benchmark,
-        lambda: _measure(rules, attempt, install, traffic),
+        lambda: _measure(stage, attempt, live, backend),
         worth_keeping=lambda made: made.outcome in {Outcome.PASSED, Outcome.FAILED},
     )
     _log.info("%s: %s", found.candidate, _described(found))
     return found
 
 
-def _measure(
-    rules: Policy, built: Kept[Engine], install: TritonInstall, traffic: DataSet
-) -> Benchmark:
-    engine, workspace = built.value, Workspace.here()
-    model = ServedModel.of(rules.name, engine, serving(engine, built.folder))
-    try:
-        with _machine(workspace), _bench_server(workspace, install) as server:
-            with deployed(server, model, load_timeout_s=rules.target.load_timeout_s) as deployment:
-                bench = Bench(
-                    deployment,
-                    Traffic.from_data(model.name, traffic, order_seed=rules.search.seed),
-                    workspace.results / "latencies",
-                    rules.slo.p99_ms,
-                )
-                found = search(bench.measure, rules.search, rules.slo, progress=_progress(engine))
-            host = f"Triton {server.version} on {processor()}"
-    except EnginegateError as error:
-        return _errored(engine, install, str(error))
-    return Benchmark(
-        candidate=engine.candidate,
-        engine_sha256=engine.file.sha256,
-        server=host,
-        measurements=found.measurements,
-        chosen=found.chosen,
-        throughput_at_slo_per_s=found.throughput_at_slo_per_s,
-        p99_at_slo=found.p99,
-        findings=found.findings,
+def _stage(rules: Policy, engine: Engine) -> Stage:
+    workspace = Workspace.here()
+    traffic = offered(rules, engine.inputs, workspace.shadow)
+    return Stage(
+        rules,
+        find_triton(workspace.root / "triton"),
+        Places(
+            repository=workspace.scratch / "benchmark" / "repository",
+            logs=workspace.logs / "benchmark",
+            results=workspace.results,
+        ),
+        traffic.data,
+        traffic.sha256,
+        batch_sizes=traffic.batch_sizes,
+        arrivals_s=traffic.arrivals_s,
+        said=lambda what: _log.warning("%s: %s", engine.candidate, what),
     )
+
+
+def _measure(
+    stage: Stage, built: Kept[Engine], live: LiveSubject | None, backend: str
+) -> Benchmark:
+    engine, rules = built.value, stage.rules
+    try:
+        model = ServedModel.of(rules.name, engine, serving(engine, built.folder, backend=backend))
+        subject = Subject.of(model, engine, rules.serving.uncached)
+        with _machine(Workspace.here()):
+            made = benchmarked(
+                stage,
+                engine,
+                subject,
+                live=live,
+                roofline=lambda found: _roofline(stage, built, found),
+                progress=_progress(engine),
+            )
+        return made.model_copy(update={"backend": backend})
+    except EnginegateError as error:
+        return _errored(engine, stage, str(error))
+
+
+def _backend(stage: Stage, engine: Engine) -> str:
+    """Triton's own backend for this kind where both servers have it, else the Python backend.
+
+    Where it would not compute what was validated, only a policy that insists gets it, and so the
+    reason why not.
+
+    Raises:
+        ModelError: the policy insists on a backend that is not there.
+    """
+    wanted = stage.rules.serving.backend
+    if wanted != "native" and native_obstacle(engine) is not None:
+        wanted = "python"
+    with ExitStack() as stack:
+        live = live_client(stage.rules.target)
+        if live is not None:
+            stack.enter_context(live)
+        native, _ = NATIVE[engine.candidate.kind]
+        return backend_for(wanted, native, install=stage.install, live=live)
+
+
+def _roofline(stage: Stage, built: Kept[Engine], found: Benchmark) -> Roofline | None:
+    """What limits it; a graph that cannot be counted leaves that open."""
+    graph, results = _graph(built), Workspace.here().results
+    if graph is None:
+        return None
+    try:
+        return roofline_of(
+            found,
+            built.value,
+            graph,
+            shapes={name: array.shape for name, array in stage.traffic.inputs.items()},
+            machine=machine(),
+            kept_in=results / "ceilings",
+        )
+    except EnginegateError as error:
+        _log.warning("%s: its roofline is not known: %s", found.candidate, error)
+        return None
+
+
+def _graph(built: Kept[Engine]) -> Path | None:
+    """The engine's own graph, or that of the model it was compiled from."""
+    if built.value.candidate.kind is EngineKind.ONNXRUNTIME:
+        return built.folder / built.value.filename
+    for manifest in Workspace.here().onnx.glob("[!.]*/manifest.json"):
+        if OnnxModel.read(manifest).file.sha256 == built.value.onnx_sha256:
+            return manifest.with_name(ONNX_FILE)
+    return None
+
+
+def _live(rules: Policy, engine: Engine) -> LiveSubject | None:
+    """What is live, when the policy compares with it, it is another engine, and it can be served.
+
+    Its own bytes are served, from the live repository, after their digests were checked.
+    """
+    layout = Layout(rules.target.repository, rules.name)
+    if rules.slo.faster_than != "champion" or (current := layout.current()) is None:
+        return None
+    release = layout.release(current.version)
+    if release.engine_sha256 == engine.file.sha256:
+        return None
+    folder = layout.version_folder(release.version)
+    try:
+        layout.check_files(release)
+        if release.parts or (release.gpu and not gpus()):
+            raise ServerError("it is an ensemble, or needs a GPU that is not here")
+    except EnginegateError as error:
+        _log.warning("live release %d is not measured: %s", release.version, error)
+        return None
+    model = ServedModel(
+        name=f"{rules.name}.live",
+        backend=release.backend,
+        inputs=release.inputs,
+        outputs=release.outputs,
+        files={name: folder / name for name in release.files},
+        gpu=release.gpu,
+    )
+    digests = {name: digest.sha256 for name, digest in release.files.items()}
+    subject = Subject(model, digests, release.options.uncached)
+    return LiveSubject(subject, release.serving, release.version)
 
 
 @contextmanager
@@ -96,39 +200,32 @@ def _machine(workspace: Workspace) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _bench_server(workspace: Workspace, install: TritonInstall) -> Iterator[Server]:
-    repository = workspace.scratch / "benchmark" / "repository"
-    repository.mkdir(parents=True, exist_ok=True)
-    with start(install, repository, folder=workspace.logs / "benchmark") as server:
-        yield server
-
-
 def _progress(engine: Engine) -> Callable[[Progress], None]:
     def say(at: Progress) -> None:
         measured = at.measurement
         p99 = measured.percentile(0.99)
         _log.info(
-            "%s: %s %.0f/s, %s: p99 %s%s (%.0f of %.0f s)",
+            "%s: %s %.0f/s, %s: p99 %s%s (%.0f of %.0f s%s)",
             engine.candidate,
-            "confirming" if at.step == "confirm" else "trying",
-            measured.load.rate_per_s,
+            _WORDS[at.step],
+            measured.rate_per_s,
             measured.config,
             f"{p99.value_ms:.1f} ms" if p99 else "unknown",
             f", not valid: {measured.invalid[0]}" if measured.invalid else "",
             at.spent_s,
             at.budget_s,
+            f"; about {at.left} more, {at.left_s:.0f} s" if at.left else "",
         )
 
     return say
 
 
-def _errored(engine: Engine, install: TritonInstall, why: str) -> Benchmark:
+def _errored(engine: Engine, stage: Stage, why: str) -> Benchmark:
     """A benchmark that broke is evidence too, and is not remembered as a measurement."""
     return Benchmark(
         candidate=engine.candidate,
         engine_sha256=engine.file.sha256,
-        server=f"Triton from {install.origin}",
+        server=server_name(stage.install),
         measurements=(),
         chosen=None,
         throughput_at_slo_per_s=0.0,
@@ -139,24 +236,42 @@ def _errored(engine: Engine, install: TritonInstall, why: str) -> Benchmark:
                 scope="serving",
                 outcome=Outcome.ERRORED,
                 reason=f"could not be measured: {why}",
-                remedy="Mend what the message names, then qualify again.",
+                remedy="Mend what the message names, then run it again: what was measured is kept.",
             ),
         ),
     )
 
 
-def _key(rules: Policy, engine: Engine, install: TritonInstall, traffic: DataSet) -> Sha256:
+def _key(stage: Stage, engine: Engine, live: LiveSubject | None, backend: str) -> Sha256:
     """Digest of everything a benchmark depends on, the machine included."""
+    rules = stage.rules
     deciding = {
         "enginegate": __version__,
         "engine": engine.digest,
         "slo": rules.slo.digest,
         "search": rules.search.digest,
-        "traffic": traffic.sha256,
-        "server": [install.origin, install.binary.stat().st_size],
-        "machine": [platform.node(), processor(), gpus()],
+        "load": rules.load.digest,
+        "cost": rules.cost.digest,
+        "serving": rules.serving.digest,
+        "backend": backend,
+        "traffic": stage.traffic_sha256,
+        "server": [stage.install.origin, stage.install.binary.stat().st_size],
+        "machine": machine(),
+        "live": _identity(live) if live else None,
     }
     return sha256_bytes(canonical_json(deciding))
+
+
+def _identity(live: LiveSubject) -> dict[str, object]:
+    """What is live: another repository may have other bytes under the same number."""
+    subject = live.subject
+    return {
+        "release": live.release,
+        "config": live.config.digest,
+        "files": dict(subject.files),
+        "options": subject.options.digest,
+        "backend": subject.model.backend,
+    }
 
 
 def _described(found: Benchmark) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.context import FlowRunContext
 
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
 from enginegate.canonical import canonical_json, sha256_bytes
@@ -16,16 +17,17 @@ from enginegate.data import DataSet, read_data
 from enginegate.engines import serving
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.ledger import Exhibit, Ledger, plots_available
-from enginegate.machine import gpus, processor
+from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy import Policy
 from enginegate.precision import Curve, curve_plot
-from enginegate.report import scorecard_markdown
+from enginegate.report import accuracies, scorecard_markdown, serving_page, serving_report
 from enginegate.repository import Layout
 from enginegate.sources import Kept
-from enginegate.triton.config import config_text
+from enginegate.triton.config_comments import annotated_config
 from enginegate.triton.deploy import ServedModel
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
+from validation.speed import with_speed
 
 _log = logging.getLogger("enginegate.record")
 _PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "torch")
@@ -40,9 +42,12 @@ def make_scorecard(
     benchmarks: Sequence[Benchmark | None],
 ) -> Scorecard:
     """Put the evidence together and name the winner; the same evidence is the same scorecard."""
-    measured = tuple(found for found in benchmarks if found is not None)
-    choice = choose(verdicts, measured)
-    current = Layout(rules.target.repository, rules.name).current()
+    layout = Layout(rules.target.repository, rules.name)
+    current = layout.current()
+    live = layout.release(current.version).engine_sha256 if current else None
+    judged = with_speed(benchmarks, rules.slo, rules.search, live=live)
+    measured = tuple(found for found in judged if found is not None)
+    choice = choose(verdicts, measured, objective=rules.search.objective)
     card = Scorecard(
         model=rules.name,
         model_uri=rules.model.uri,
@@ -56,8 +61,10 @@ def make_scorecard(
         replaces=current.version if current else None,
         winner=choice.winner,
         reason=choice.reason,
+        requested_by=_requester(),
     )
-    evidence = sha256_bytes(canonical_json(card.model_dump(mode="json", exclude={"created_at"})))
+    asked = {"created_at", "requested_by"}
+    evidence = sha256_bytes(canonical_json(card.model_dump(mode="json", exclude=asked)))
     path = Workspace.here().results / "scorecards" / f"{evidence}.json"
     return remembered(path, Scorecard, lambda: card, worth_keeping=lambda _: True)
 
@@ -85,6 +92,7 @@ def record(
         exhibits,
         slo_p99_ms=rules.slo.p99_ms,
         report=scorecard_markdown(card, sizes_of(attempts)),
+        pages=_pages(rules, card),
     )
     filed = card.model_copy(update={"ledger_run": run})
     path = workspace.save_scorecard(filed)
@@ -105,8 +113,11 @@ def _exhibit(
     config = ""
     if measured is not None and measured.chosen is not None:
         served = serving(built.value, built.folder)
-        config = config_text(
-            ServedModel.of(rules.name, built.value, served).config(measured.chosen)
+        model = ServedModel.of(rules.name, built.value, served)
+        config = annotated_config(
+            model.config(measured.chosen, measured.options),
+            measured.reasons,
+            origin=f"{measured.candidate} of {card.model_uri}, measured on {measured.server}.",
         )
     return Exhibit(
         built=(built.value, built.folder),
@@ -114,6 +125,17 @@ def _exhibit(
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
         pages={name: text for name, text in results.items() if name.endswith(".html")},
     )
+
+
+def _pages(rules: Policy, card: Scorecard) -> dict[str, bytes]:
+    """Serving as a page for people and as JSON for programs."""
+    if not card.benchmarks:
+        return {}
+    report = serving_report(card, rules.slo)
+    return {
+        "serving.html": serving_page(report, accuracies(card)).encode(),
+        "serving.json": report.pretty_json(),
+    }
 
 
 def _plots(candidate: Candidate, curves: Mapping[Candidate, Curve]) -> dict[str, bytes]:
@@ -126,6 +148,13 @@ def _joined(results: dict[str, str]) -> str:
     """One JSON object of several texts that are JSON already."""
     parts = (f'"{scope}": {text}' for scope, text in sorted(results.items()))
     return "{" + ", ".join(parts) + "}" if results else ""
+
+
+def _requester() -> str:
+    """Whom Prefect knows as the run's creator (an automation, a schedule), else this user."""
+    context = FlowRunContext.get()
+    creator = context.flow_run.created_by if context and context.flow_run else None
+    return (creator.display_value if creator else None) or user_at_host()
 
 
 def _data_digests(rules: Policy, shadow: DataSet | None) -> DataDigests:

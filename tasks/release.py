@@ -1,27 +1,42 @@
 """Publishing a release, taking it back, and telling the ledger."""
 
 import logging
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.transactions import Transaction
 
-from enginegate.candidate import Precision
+from enginegate.candidate import Candidate, Precision
 from enginegate.data import Tensors, read_data
 from enginegate.decision import Decision, Promise, Release
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
-from enginegate.ledger import Ledger
+from enginegate.ledger import Ledger, Outbox, engine_of, release_message
+from enginegate.ledger.numbers import chosen_measurement
+from enginegate.machine import user_at_host
 from enginegate.policy import Policy
-from enginegate.repository import Golden, Layout, LiveRepository, Package
-from enginegate.triton.live import live_client
+from enginegate.repository import (
+    AuditLog,
+    Deed,
+    Golden,
+    Layout,
+    LiveTarget,
+    Package,
+    open_repository,
+    origin,
+    record_deed,
+)
+from enginegate.repository.ensemble import Composed, as_ensemble, composes
+from enginegate.repository.rehearsal import rehearsed
 from enginegate.workspace import Workspace
 
 UNDO = "publication"
 PUBLISHED = "release"
-CHAMPION = "champion"
 _GOLDEN_SAMPLES = 16
 # The live server answers one sample at a time what was validated in a batch, and another batch size
 # may round differently: by a few steps of the type, relative to the largest output.
@@ -33,6 +48,7 @@ _GOLDEN_STEPS = {
     Precision.INT8: 2e-2,
     Precision.FP8: 1e-1,
 }
+_REGISTERED = re.compile(r"models:/([^/@]+)/([0-9]+)")
 _log = logging.getLogger("enginegate.release")
 
 
@@ -42,23 +58,25 @@ class Publication:
 
     rules: Policy
     evidence: Scorecard
-    decision: Decision | None = None
+    approvals: tuple[Decision, ...] = ()
 
     @property
-    def repository(self) -> LiveRepository:
-        """The live repository, with its server if one answers."""
-        target = self.rules.target
-        return LiveRepository(
-            root=target.repository,
-            client=live_client(target),
-            load_timeout_s=target.load_timeout_s,
-            keep=self.rules.retention.releases,
-        )
+    def repository(self) -> LiveTarget:
+        """Everything the release goes to, with every server that answers."""
+        pinned = _pinned(self.rules)
+        return open_repository(self.rules, Workspace.here(), way="promote", pinned=pinned)
+
+    @property
+    def candidate(self) -> Candidate | None:
+        """What the approvals name, else the winner."""
+        yes = [d for d in self.approvals if d.answer == "approve"]
+        return (yes[-1].candidate if yes else None) or self.evidence.winner
 
     @property
     def verdict(self) -> Verdict:
-        """The winner's verdict."""
-        verdict = self.evidence.verdict(self.evidence.winner) if self.evidence.winner else None
+        """The verdict on what is to be published."""
+        candidate = self.candidate
+        verdict = self.evidence.verdict(candidate) if candidate else None
         if verdict is None or verdict.engine_sha256 is None:
             raise ApprovalError(f"There is nothing to publish: {self.evidence.reason}")
         return verdict
@@ -79,14 +97,23 @@ class Publication:
 
     def is_release(self, release: Release) -> bool:
         """Whether a release serves the very bytes, in the very way, that would be published."""
-        measured = self.evidence.benchmark(self.verdict.candidate)
-        wanted = (self.verdict.engine_sha256, self.evidence.model_uri)
-        same_bytes = (release.engine_sha256, release.model_uri) == wanted
-        return same_bytes and measured is not None and release.serving == measured.chosen
+        candidate = self.candidate
+        verdict = self.evidence.verdict(candidate) if candidate else None
+        measured = self.evidence.benchmark(candidate) if candidate else None
+        if verdict is None or measured is None:
+            return False
+        wanted = (verdict.engine_sha256, self.evidence.model_uri, measured.chosen)
+        found = (release.engine_sha256, release.model_uri, release.serving)
+        layout = Layout(self.rules.target.repository, self.rules.name)
+        return (
+            found == wanted
+            and release.options == self.rules.serving
+            and composes(layout, release, self.rules.ensemble)
+        )
 
-    def approved_by(self, decision: Decision) -> "Publication":
-        """The same, with a decision that was checked."""
-        return replace(self, decision=decision)
+    def approved_by(self, approvals: tuple[Decision, ...]) -> "Publication":
+        """The same, with approvals that were checked."""
+        return replace(self, approvals=approvals)
 
 
 @task(task_run_name="already-live", cache_policy=NO_CACHE)
@@ -125,9 +152,9 @@ def already_live(publication: Publication) -> Release | None:
 @task(task_run_name="publish", cache_policy=NO_CACHE)
 def publish(publication: Publication) -> Release:
     """Publish the approved engine; undone by itself if it does not prove itself."""
-    release = publication.repository.publish(
-        _package(publication), expected=publication.evidence.replaces
-    )
+    rules, package = publication.rules, _package(publication)
+    with Outbox(Workspace.here()).expecting(rules.target.repository, rules.name):
+        release = publication.repository.publish(package, expected=publication.evidence.replaces)
     _log.info("release %d of %s is live: %s", release.version, release.model, release.candidate)
     return release
 
@@ -151,72 +178,68 @@ def take_back(change: Transaction) -> None:
     _log.warning("the promotion was undone. %s", words)
 
 
+@task(task_run_name="refuse", cache_policy=NO_CACHE)
+def refuse(publication: Publication, why: str) -> None:
+    """Put a promotion that nobody validly approved in the audit log."""
+    deed = Deed(
+        event="refused",
+        model=publication.rules.name,
+        who=user_at_host(),
+        why=why,
+        origin=origin("promote"),
+        scorecard=publication.evidence.digest,
+    )
+    record_deed(publication.rules.target.repository, deed)
+
+
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
-def move_champion(release: Release) -> None:
+def move_champion(rules: Policy, release: Release) -> None:
     """Let the registry's alias ``champion`` stand for the version that is live."""
-    _champion(release)
+    message = release_message(release, AuditLog(rules.target.repository).head())
+    if message is not None:
+        outbox = Outbox(Workspace.here())
+        outbox.tell(message)
+        outbox.told(rules.name)
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
-def go_back(rules: Policy, to: int | None) -> Release:
+def go_back(rules: Policy, to: int | None, reason: str = "") -> Release:
     """Make an earlier release live again."""
-    target = rules.target
-    repository = LiveRepository(
-        root=target.repository,
-        client=live_client(target),
-        load_timeout_s=target.load_timeout_s,
-        keep=rules.retention.releases,
-    )
-    release = repository.rollback(rules.name, to)
+    repository = open_repository(rules, Workspace.here(), way="Prefect")
+    with Outbox(Workspace.here()).expecting(rules.target.repository, rules.name):
+        release = repository.rollback(rules.name, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
 
 
 @task(task_run_name="follow-with-champion", cache_policy=NO_CACHE)
-def follow_with_champion(release: Release) -> None:
-    """Move the alias after a rollback, which stands even if MLflow cannot be told."""
-    try:
-        _champion(release)
-    except LedgerError as error:
+def follow_with_champion(rules: Policy, release: Release) -> None:
+    """Move the alias after a rollback, which stands even if MLflow cannot be told yet."""
+    message = release_message(release, AuditLog(rules.target.repository).head())
+    outbox = Outbox(Workspace.here())
+    refusal = outbox.tell_or_keep(message) if message else ""
+    outbox.told(rules.name)
+    if refusal:
         _log.error(
-            "Release %d is live, but MLflow could not be told: %s\nRun the same rollback later, or "
-            "set the alias %r to %s yourself.",
+            "Release %d is live, but MLflow could not be told yet: %s\nThe next promotion, "
+            "rollback or watch tells it.",
             release.version,
-            error,
-            CHAMPION,
-            release.model_uri,
+            refusal,
         )
-
-
-def _champion(release: Release) -> None:
-    if not release.model_uri.startswith("models:/"):
-        _log.info(
-            "%s is not in the model registry, so no alias %r stands for it",
-            release.model_uri,
-            CHAMPION,
-        )
-        return
-    workspace = Workspace.here()
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    name, version = release.model_uri.removeprefix("models:/").split("/")
-    facts = {"enginegate.release": str(release.version), "enginegate.engine": release.engine_sha256}
-    ledger.tag_version(name, int(version), facts)
-    ledger.move_alias(name, CHAMPION, int(version))
-    _log.info("%s@%s is version %s", name, CHAMPION, version)
 
 
 def _package(publication: Publication) -> Package:
-    evidence, decision = publication.evidence, publication.decision
+    evidence, approvals = publication.evidence, publication.approvals
     measured = evidence.benchmark(publication.verdict.candidate)
-    if decision is None or measured is None or measured.chosen is None:
+    if not approvals or measured is None or measured.chosen is None:
         raise ApprovalError(f"Scorecard {evidence.digest[:12]} was not approved, or not measured.")
-    engine, folder = Workspace.here().engine(publication.verdict.engine_sha256 or "")
-    served = serving(engine, folder)
+    engine, folder = engine_of(Workspace.here(), evidence, publication.verdict.engine_sha256 or "")
+    served = serving(engine, folder, backend=measured.backend)
     samples = read_data(publication.rules.data.evaluation).head(_GOLDEN_SAMPLES)
     with open_engine(engine, folder) as runner:
         inputs: Tensors = dict(samples.inputs)
         golden = Golden(inputs, runner.run(inputs))
-    return Package(
+    package = Package(
         model=publication.rules.name,
         model_uri=evidence.model_uri,
         candidate=engine.candidate,
@@ -231,15 +254,44 @@ def _package(publication: Publication) -> Package:
         golden=golden,
         golden_max_abs_error=golden.largest * _GOLDEN_STEPS[engine.candidate.precision],
         scorecard_sha256=evidence.digest,
-        decision=decision,
+        decision=approvals[-1],
+        further_decisions=approvals[:-1],
         promise=_promise(measured, publication.rules),
+        options=publication.rules.serving,
     )
+    steps = publication.rules.ensemble
+    return package if steps is None else as_ensemble(package, steps, _answers(publication.rules))
+
+
+def _answers(rules: Policy) -> Callable[[Composed], Golden]:
+    """What finds an ensemble's answers: its parts on a server that is started for it."""
+    return partial(rehearsed, rules, Workspace.here(), samples=_GOLDEN_SAMPLES)
+
+
+def _pinned(rules: Policy) -> frozenset[int] | None:
+    """Releases whose model version an alias stands for; None when MLflow cannot say."""
+    workspace = Workspace.here()
+    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    releases = Layout(rules.target.repository, rules.name).releases()
+    sources = [(each.version, _REGISTERED.fullmatch(each.model_uri)) for each in releases]
+    found = [(version, match[1], int(match[2])) for version, match in sources if match]
+    try:
+        ledger.check_answers()
+        aliased = {name: ledger.aliased(name) for name in {name for _, name, _ in found}}
+    except LedgerError as error:
+        _log.warning("MLflow cannot say what aliases stand for, so no old release goes: %s", error)
+        return None
+    return frozenset(version for version, name, number in found if number in aliased[name])
 
 
 def _promise(measured: Benchmark, rules: Policy) -> Promise:
-    p99 = measured.p99_at_slo
+    p99, run = measured.p99_at_slo, chosen_measurement(measured)
+    median = run.percentile(0.5) if run else None
+    stages = run.stages if run else None
     return Promise(
         p99_ms=p99.value_ms if p99 else 0.0,
         throughput_per_s=measured.throughput_at_slo_per_s,
         slo_p99_ms=rules.slo.p99_ms,
+        p50_ms=median.value_ms if median else None,
+        server_ms=stages.server_ms if stages else None,
     )

@@ -16,10 +16,12 @@ from enginegate.canonical import Record, canonical_json, sha256_bytes
 from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError, ServerError
-from enginegate.evidence import Finding, Load, ServingConfig
+from enginegate.evidence import Finding
 from enginegate.kept import Kept
+from enginegate.measurement import Load
 from enginegate.policy import Policy
 from enginegate.recording import Shadow
+from enginegate.serving import ServingConfig
 from enginegate.shadow import (
     Sample,
     Target,

@@ -1,16 +1,36 @@
-"""Looking after recorded traffic and the live repository."""
+"""Looking after recorded traffic, the live repository, and what the live release does."""
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
 
+from enginegate.decision import Release
+from enginegate.errors import EnginegateError, LedgerError, RepositoryBusyError, ServerError
+from enginegate.evidence import Finding, Outcome
+from enginegate.ledger import Ledger, Outbox
 from enginegate.policy import Policy
-from enginegate.repository import LiveRepository, verify
+from enginegate.repository import (
+    Current,
+    Golden,
+    Layout,
+    ObjectRepository,
+    open_repository,
+    verify,
+)
 from enginegate.shadow import expire, recover
-from enginegate.triton.live import live_client
+from enginegate.triton.live import LiveAddresses, live_addresses
+from enginegate.triton.look import Prober, Reading, read_look
+from enginegate.watching import Action, Count, Look, Looks, Sampled
 from enginegate.workspace import Workspace, now
+from validation.watch import action_for, judge_reading, live_finding, not_measured
 
+FAILED_EVENT = "enginegate.watch.failed"
+_STATE_TAG = "enginegate.watch"
+_WAY = "watch"
 _log = logging.getLogger("enginegate.watch")
 
 
@@ -26,11 +46,206 @@ def expire_shadow(rules: Policy) -> tuple[str, ...]:
     return tuple(done)
 
 
+@task(task_run_name="tell-ledger", cache_policy=NO_CACHE)
+def tell_ledger() -> tuple[str, ...]:
+    """Tell MLflow what it could not be told when it happened; what it refuses waits longer."""
+    try:
+        return Outbox(Workspace.here()).deliver()
+    except LedgerError as error:
+        _log.warning("MLflow was not told what waits for it: %s", error)
+        return ()
+
+
+@task(task_run_name="follow-storage", cache_policy=NO_CACHE)
+def follow_storage(rules: Policy) -> tuple[str, ...]:
+    """Bring this host to what is live in object storage; `verify_live` says if it is not."""
+    repository = open_repository(rules, Workspace.here(), way=_WAY)
+    if not isinstance(repository, ObjectRepository):
+        return ()
+    try:
+        release = repository.pull()
+    except EnginegateError as error:
+        _log.error("object storage could not be followed: %s", error)
+        return ()
+    live = f"release {release.version} is" if release else "nothing is"
+    return (f"{live} live here, as in {repository.store.url}.",)
+
+
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
 def verify_live(rules: Policy) -> tuple[str, ...]:
     """What is wrong with the live repository and its server; nothing is changed."""
-    repository = LiveRepository(rules.target.repository, live_client(rules.target))
-    found = [check for check in verify(repository) if check.problem]
+    repository = open_repository(rules, Workspace.here(), way=_WAY)
+    try:
+        found = [check for check in verify(repository, read_back=False) if check.problem]
+    except RepositoryBusyError as error:
+        _log.info("not verified this time: %s", error)
+        return ()
     for check in found:
         _log.error("%s: %s", check.subject, check.problem)
     return tuple(f"{check.subject}: {check.problem}" for check in found)
+
+
+@task(task_run_name="live-release", cache_policy=NO_CACHE)
+def live_release(rules: Policy) -> Release | None:
+    """What is live now; None before the first promotion."""
+    current = _current(rules)
+    layout = Layout(rules.target.repository, rules.name)
+    return layout.release(current.version) if current else None
+
+
+@task(task_run_name="look-at-{release.version}", cache_policy=NO_CACHE)
+def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
+    """Watch every live server for one look, and judge what it did; what breaks is errored."""
+    looks = Looks.at(Workspace.here(), release)
+    past, number = looks.read(), looks.next_number()
+    views = _views(rules, release, number, past)
+    readings = {view.server: view.reading for view in views if view.reading is not None}
+    findings = [f for view in views for f in view.findings]
+    counts = [count for view in views for count in view.counts]
+    live = _current(rules)
+    if live is None or live.version != release.version:
+        # A change of what is live is no fault of what was.
+        why = "another release became live while it was looked at"
+        findings, counts = [live_finding("measured", Outcome.INCONCLUSIVE, why)], []
+    look = Look(
+        model=release.model,
+        version=release.version,
+        release_sha256=release.digest,
+        number=number,
+        at=now(),
+        intensive=_age_s(live, release) < rules.watch.window_s,
+        reading=readings.pop("", None),
+        others=readings,
+        findings=(*findings, *beside.findings),
+        counts=(*counts, *beside.counts),
+        sample=beside.sample,
+    )
+    can_go_back = release.previous_version is not None and not looks.rolled_back
+    action = action_for(look, rules.watch, release.promise, can_go_back=can_go_back)
+    _log.info("%s", look)
+    return look.model_copy(update={"action": action})
+
+
+@task(task_run_name="roll-back-{release.version}", cache_policy=NO_CACHE)
+def roll_back_failed(rules: Policy, release: Release, look: Look) -> Release | None:
+    """Make the release live again that a failed one replaced, once for each failed release.
+
+    Returns:
+        What is live again; None when it was not rolled back: another release is live by now, this
+        one was rolled back before, or the repository refused. The log says why.
+    """
+    workspace, name = Workspace.here(), rules.name
+    looks = Looks.at(workspace, release)
+    if not is_live(rules, release) or not looks.claim_rollback():
+        _log.warning("release %d was rolled back before, or is not live any more", release.version)
+        return None
+    repository = open_repository(rules, workspace, way=_WAY)
+    try:
+        # Whoever changes what is live after the look is right: only what failed it is left.
+        with Outbox(workspace).expecting(rules.target.repository, name):
+            return repository.rollback(
+                name, release.previous_version, reason=str(look), expected=release.version
+            )
+    except EnginegateError as error:
+        looks.return_claim()
+        if not is_live(rules, release):
+            _log.warning("not rolled back, as another release is live by now: %s", error)
+            return None
+        _log.error(
+            "release %d failed its watch and could not be rolled back: %s", release.version, error
+        )
+        return None
+
+
+@task(task_run_name="keep-look", cache_policy=NO_CACHE)
+def keep_look(release: Release, look: Look) -> None:
+    """Keep a look in the workspace and in MLflow; it counts even if MLflow cannot be told."""
+    workspace = Workspace.here()
+    Looks.at(workspace, release).add(look)
+    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    try:
+        ledger.log_look(look, release)
+        if release.model_uri.startswith("models:/"):
+            name, version = release.model_uri.removeprefix("models:/").split("/")
+            state = f"{look.outcome.word}: release {look.version}, {look.at:%Y-%m-%d %H:%M:%S %Z}"
+            ledger.tag_version(name, int(version), {_STATE_TAG: state})
+    except LedgerError as error:
+        _log.warning("look %d counts, but is not in MLflow: %s", look.number, error)
+
+
+@task(task_run_name="alert", cache_policy=NO_CACHE)
+def alert(model: str, why: str, *, version: int | None = None, action: Action = "alert") -> None:
+    """Tell Prefect, where automations turn it into a message (docs/watching.md)."""
+    _log.error("%s", why)
+    name = f"{model} release {version}" if version else model
+    emit_event(
+        FAILED_EVENT,
+        resource={
+            "prefect.resource.id": f"enginegate.live.{model}",
+            "prefect.resource.name": name,
+        },
+        payload={"model": model, "release": version, "action": action, "why": why},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """One server in one look."""
+
+    server: str
+    reading: Reading | None
+    findings: tuple[Finding, ...]
+    counts: tuple[Count, ...] = ()
+
+
+def _views(
+    rules: Policy, release: Release, number: int, past: tuple[Look, ...]
+) -> tuple[_View, ...]:
+    """Every server at the same time; the first has no name."""
+    servers = {"": live_addresses(rules.target)}
+    servers |= {each.name: LiveAddresses(grpc=each.endpoint) for each in rules.target.fleet}
+
+    def view(server: str) -> _View:
+        try:
+            reading = _read(rules, release, number, servers[server])
+        except EnginegateError as error:
+            return _View(server, None, (not_measured(str(error), server=server),))
+        return _View(
+            server, reading, *judge_reading(reading, release, rules.watch, past, server=server)
+        )
+
+    with ThreadPoolExecutor(max_workers=len(servers)) as readers:
+        return tuple(readers.map(view, servers))
+
+
+def _read(rules: Policy, release: Release, number: int, server: LiveAddresses | None) -> Reading:
+    layout = Layout(rules.target.repository, rules.name)
+    if server is None:
+        raise ServerError(
+            f"release {release.version} of {release.model} is live in {layout.root}, and no server "
+            "of it is known or runs"
+        )
+    golden = Golden.read(layout.golden_file(release.version)).inputs
+    rows = len(next(iter(golden.values())))
+    prober = Prober(
+        samples=tuple({n: a[i : i + 1] for n, a in golden.items()} for i in range(rows)),
+        slo_s=release.promise.slo_p99_ms / 1e3,
+        seed=number,
+    )
+    return read_look(server, rules.name, release.version, look_s=rules.watch.look_s, prober=prober)
+
+
+def is_live(rules: Policy, release: Release) -> bool:
+    """Whether a release is what is live here."""
+    current = _current(rules)
+    return current is not None and current.version == release.version
+
+
+def _current(rules: Policy) -> Current | None:
+    return Layout(rules.target.repository, rules.name).current()
+
+
+def _age_s(live: Current | None, release: Release) -> float:
+    """How long the release has been live; a rollback makes it live anew."""
+    since = live.changed_at if live else release.published_at
+    return (now() - since).total_seconds()

@@ -4,16 +4,9 @@ from datetime import UTC, datetime
 
 from enginegate.candidate import Candidate, EngineKind, Precision
 from enginegate.decision import Decision
-from enginegate.evidence import (
-    Benchmark,
-    DataDigests,
-    Finding,
-    Outcome,
-    Percentile,
-    Scorecard,
-    ServingConfig,
-    Verdict,
-)
+from enginegate.evidence import Benchmark, DataDigests, Finding, Outcome, Scorecard, Verdict
+from enginegate.measurement import Percentile
+from enginegate.serving import ServingConfig
 
 WHEN = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 INT8 = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.INT8)

@@ -52,12 +52,14 @@ p99_ms = 250
 min_throughput_per_s = 50
 confidence = 0.9
 confirmations = 1
+confirm_requests = 250
 
 [search]
 max_batch_sizes = [4]
 queue_delays_us = [0]
 instances = [1]
-rates_per_s = [150]
+min_rate_per_s = 150
+max_rate_per_s = 150
 measurement_s = 2
 budget_s = 30
 

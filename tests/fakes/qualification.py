@@ -1,18 +1,9 @@
 """One literal qualification with every kind of ending: passed, failed, inconclusive, not built."""
 
 from enginegate.candidate import Candidate, EngineKind, Precision
-from enginegate.evidence import (
-    Benchmark,
-    Finding,
-    Load,
-    Measurement,
-    Outcome,
-    Percentile,
-    Scorecard,
-    ServingConfig,
-    StageSplit,
-    Verdict,
-)
+from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
+from enginegate.measurement import Load, Measurement, Percentile, StageSplit
+from enginegate.serving import ServingConfig
 from tests.fakes.evidence import FP32, INT8, scorecard, sha
 
 WAITING = ServingConfig(max_batch_size=8, max_queue_delay_us=1000, instances=2)

@@ -14,30 +14,31 @@ Exit codes:
 """
 
 import getpass
-import logging
 import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from pydantic import ValidationError
-from rich.console import Console
-from rich.logging import RichHandler
 
-from enginegate.canonical import explain_validation
+from enginegate.cli import approve as _approve
+from enginegate.cli import audit as _audit
+from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import live as _live
+from enginegate.cli import rollback as _rollback
 from enginegate.cli import shadow as _shadow
+from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
-from enginegate.decision import Decision
-from enginegate.errors import ApprovalError, EnginegateError, ExitCode, InputError
+from enginegate.cli.policies import policies_of, print_policy
+from enginegate.cli.terminal import INTERRUPTED, err, interruptible, log_to_terminal, out
+from enginegate.errors import EnginegateError, ExitCode
 from enginegate.evidence import Outcome, Scorecard
-from enginegate.policy import Policy, read_policy
+from enginegate.policy import read_policy
 from enginegate.report import explain as explained
 from enginegate.report import print_scorecard
 from enginegate.triton.ports import Ports
-from enginegate.workspace import Workspace, now
+from enginegate.workspace import Workspace
 
 _EPILOG = "\n".join(line for line in (__doc__ or "").splitlines()[2:])
 
@@ -58,20 +59,15 @@ app = typer.Typer(
 policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.app, name="shadow")
-# A pipe has no width of its own; the tables need this much.
-_PIPE_COLUMNS = 120
-out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
-err = Console(
-    stderr=True,
-    highlight=False,
-    emoji=False,
-    width=None if sys.stderr.isatty() else _PIPE_COLUMNS,
-)
-
+_watch.register(app)
+_benchmark.register(app)
 PolicyFile = Annotated[
     Path, typer.Argument(help="the model family's policy, e.g. policies/digits.toml")
 ]
 RunName = Annotated[str, typer.Argument(metavar="SCORECARD", help="digest, or its beginning")]
+RulesFile = Annotated[
+    Path | None, typer.Option("--policy", help="default: the one of policies/ that it was made by")
+]
 Approver = Annotated[str, typer.Option(help="who decides", default_factory=getpass.getuser)]
 
 
@@ -85,7 +81,7 @@ _EXIT_CODES = {
 
 def main() -> None:
     """Run the command; expected failures become one message and their exit code."""
-    _log_to_terminal()
+    log_to_terminal()
     try:
         app()
     except EnginegateError as error:
@@ -94,20 +90,37 @@ def main() -> None:
         sys.exit(error.exit_code)
     except SystemExit as stop:
         if stop.code == ExitCode.INTERRUPTED:
-            err.print("\nInterrupted. What was finished is kept; run it again to continue.")
+            err.print(INTERRUPTED)
         raise
 
 
 @app.command()
-def doctor() -> None:
+def doctor(
+    server: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="gRPC address: try out on this Triton, under load and with a model of our own, "
+            "what promotions rely on",
+        ),
+    ] = None,
+    repository: Annotated[
+        Path | None, typer.Option(help="with --server: a folder that it reads models from")
+    ] = None,
+) -> None:
     """Show what is here (Triton, TensorRT, GPU, …), what is missing, and how to get it."""
-    out.print(_doctor.table())
+    if server is None:
+        out.print(_doctor.table())
+        return
+    outcome = _doctor.print_contract(server, repository, out)
+    if outcome is not Outcome.PASSED:
+        raise typer.Exit(_EXIT_CODES[outcome])
 
 
 @policy_app.command("check")
 def policy_check(policy: PolicyFile) -> None:
     """Check a policy file and show what it asks for; every problem is listed with its place."""
-    _explain(read_policy(policy))
+    print_policy(read_policy(policy), out)
     out.print(f"\n{policy} is valid. Next: enginegate qualify {policy}")
 
 
@@ -119,7 +132,9 @@ def qualify(
     ] = None,
 ) -> None:
     """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
-    scorecard: Scorecard = of_checkout("flows.qualify").qualify(policy, model)
+    flow = of_checkout("flows.qualify")
+    with interruptible(out):
+        scorecard: Scorecard = flow.qualify(policy, model)
     print_scorecard(scorecard, out)
     if scorecard.winner is None:
         raise typer.Exit(_why_not(scorecard))
@@ -138,12 +153,19 @@ def approve(
     run: RunName,
     reason: Annotated[str, typer.Option(help="why; kept with the release")],
     approver: Approver,
+    candidate: Annotated[
+        str, typer.Option(help="another than the winner, as KIND-PRECISION", show_default=False)
+    ] = "",
+    *,
+    accept_inconclusive: Annotated[
+        bool, typer.Option("--accept-inconclusive", help="accept what is inconclusive about it")
+    ] = False,
+    policy: RulesFile = None,
 ) -> None:
     """Approve the winner of a scorecard. Binds to that digest, and expires."""
-    scorecard = Workspace.here().scorecard(run)
-    if scorecard.winner is None:
-        raise ApprovalError(f"There is nothing to approve: {scorecard.reason}")
-    _decide(scorecard, "approve", approver, reason)
+    workspace = Workspace.here()
+    given = _approve.Answer("approve", approver, reason, candidate, accept_inconclusive)
+    _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
 
 
 @app.command()
@@ -151,9 +173,12 @@ def reject(
     run: RunName,
     reason: Annotated[str, typer.Option(help="why; kept in the workspace")],
     approver: Approver,
+    policy: RulesFile = None,
 ) -> None:
     """Reject a scorecard: it cannot be promoted unless somebody approves it later."""
-    _decide(Workspace.here().scorecard(run), "reject", approver, reason)
+    workspace = Workspace.here()
+    given = _approve.Answer("reject", approver, reason)
+    _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
 
 
 @app.command()
@@ -168,10 +193,21 @@ def promote(policy: PolicyFile, run: RunName) -> None:
 def rollback(
     policy: PolicyFile,
     to: Annotated[int | None, typer.Option(help="release number; default: the one before")] = None,
+    reason: Annotated[str, typer.Option(help="why; kept in the audit log")] = "",
 ) -> None:
-    """Make an earlier release live again, proved like a promotion."""
-    release = of_checkout("flows.rollback").rollback(policy, to)
-    out.print(f"Release {release.version} of {release.model} is live again: {release.candidate}.")
+    """Make an earlier release live again, proved like a promotion. Needs folder and server only."""
+    _rollback.roll_back(policy, to, reason, out)
+
+
+@app.command()
+def audit(
+    policy: PolicyFile,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="one event a line")] = False,
+) -> None:
+    """Show who did what, when and why; verify that nothing was changed or removed."""
+    if not _audit.print_audit(read_policy(policy), out, as_json=as_json):
+        raise typer.Exit(ExitCode.GATES_FAILED)
 
 
 @app.command()
@@ -179,7 +215,7 @@ def status(
     policies: Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")] = None,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
-    for path in _policies(policies):
+    for path in policies_of(policies):
         _live.print_status(read_policy(path), Workspace.here(), out)
 
 
@@ -193,7 +229,7 @@ def verify(
 ) -> None:
     """Recompute every digest of the live repository, and prove what its server serves."""
     good = [
-        _live.print_verification(read_policy(p), out, repair=repair) for p in _policies(policies)
+        _live.print_verification(read_policy(p), out, repair=repair) for p in policies_of(policies)
     ]
     if not all(good):
         raise typer.Exit(ExitCode.GATES_FAILED)
@@ -222,47 +258,10 @@ def demo(
     home = workspace.root / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home))
-    raise typer.Exit(of_checkout("examples.digits.demo").run(answer, workspace, out))
-
-
-def _decide(
-    scorecard: Scorecard, answer: Literal["approve", "reject"], approver: str, reason: str
-) -> None:
-    try:
-        decision = Decision(
-            scorecard_sha256=scorecard.digest,
-            answer=answer,
-            approver=approver,
-            reason=reason,
-            decided_at=now(),
-        )
-    except ValidationError as error:
-        raise InputError(f"This is no decision:\n{explain_validation(error)}") from error
-    Workspace.here().save_decision(decision)
-    word = "Approved" if answer == "approve" else "Rejected"
-    said = f"{word} by {approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri})."
-    out.print(said, markup=False)
-    resumed = _live.answer_suspended(decision)
-    for name in resumed:
-        out.print(f"The suspended run {name} continues.")
-    if answer == "approve" and not resumed:
-        out.print(f"Next: enginegate promote POLICY {scorecard.digest[:12]}")
-
-
-def _explain(policy: Policy) -> None:
-    names = ", ".join(str(candidate) for candidate in policy.candidates.all())
-    search = policy.search
-    configurations = (
-        len(search.max_batch_sizes) * len(search.queue_delays_us) * len(search.instances)
-    )
-    out.print(f"model       {policy.model.uri} -> {policy.name} in {policy.target.repository}")
-    out.print(f"candidates  {names}")
-    out.print(
-        f"SLO         p99 <= {policy.slo.p99_ms:g} ms at {policy.slo.min_throughput_per_s:g} "
-        f"requests/s or more, with {policy.slo.confidence:.0%} confidence"
-    )
-    out.print(f"search      {configurations} configurations, {search.budget_s:g} s a candidate")
-    out.print(f"digest      {policy.digest}")
+    path = of_checkout("examples.digits.demo")
+    with interruptible(out):
+        code = path.run(answer, workspace, out)
+    raise typer.Exit(code)
 
 
 def _why_not(scorecard: Scorecard) -> ExitCode:
@@ -270,28 +269,5 @@ def _why_not(scorecard: Scorecard) -> ExitCode:
     return _EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
 
 
-def _policies(given: list[Path] | None) -> list[Path]:
-    found = given or sorted(Path("policies").glob("*.toml"))
-    if not found:
-        raise InputError(
-            f"{Path.cwd()} has no policies/*.toml. Name a policy, or change into your checkout."
-        )
-    return found
-
-
 def _kind(error: EnginegateError) -> str:
     return error.exit_code.name.replace("_", " ").capitalize()
-
-
-def _log_to_terminal() -> None:
-    handler: logging.Handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    if err.is_terminal:
-        handler = RichHandler(
-            console=err, show_path=False, show_level=False, log_time_format="%H:%M:%S"
-        )
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
-    logger = logging.getLogger("enginegate")
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False

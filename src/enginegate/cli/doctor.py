@@ -3,15 +3,20 @@
 import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from enginegate.engines import availability
 from enginegate.errors import ServerError
+from enginegate.evidence import Outcome
 from enginegate.machine import gpus
+from enginegate.triton.contract import ContractCheck, check_contract
 from enginegate.triton.install import find_triton
+from enginegate.triton.server import connect
 from enginegate.workspace import Workspace
 
 
@@ -45,6 +50,46 @@ def table() -> Table:
             part.cost if missing else "",
             escape(part.remedy) if missing else "",
         )
+    return shown
+
+
+def print_contract(address: str, repository: Path | None, out: Console) -> Outcome:
+    """Try out what promotions rely on, on a running server, and show what it kept.
+
+    Returns:
+        The worst of the checks.
+
+    Raises:
+        ServerError: nothing answers there, or it stopped answering.
+    """
+    server = connect(address)
+    out.print(f"Triton {server.version} at {address}; this takes about half a minute.")
+    checks = check_contract(address, repository=repository)
+    out.print(contract_table(checks))
+    worst = max(check.outcome for check in checks)
+    if worst is Outcome.PASSED:
+        out.print("Releases can be promoted and rolled back on this server under load.")
+    elif worst is Outcome.FAILED:
+        out.print(
+            "[bold red]Do not promote on this server under load[/]: take it out of rotation first, "
+            "or use another version of Triton."
+        )
+    if repository is None and worst is not Outcome.INCONCLUSIVE:
+        out.print(
+            "Files travelled in the load call. With --repository PATH, the folder that this server "
+            "reads, they are loaded as a promotion does it."
+        )
+    return worst
+
+
+def contract_table(checks: tuple[ContractCheck, ...]) -> Table:
+    """One row for each promise."""
+    shown = Table("promise", "kept", "evidence")
+    colours = {Outcome.PASSED: "green", Outcome.FAILED: "bold red"}
+    for check in checks:
+        colour = colours.get(check.outcome, "yellow")
+        outcome = f"[{colour}]{check.outcome.name.lower()}[/]"
+        shown.add_row(escape(check.promise), outcome, escape(check.reason))
     return shown
 
 

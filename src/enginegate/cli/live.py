@@ -2,6 +2,8 @@
 
 import os
 import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,9 +12,20 @@ from rich.table import Table
 
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Decision, Release
-from enginegate.errors import ServerError
+from enginegate.errors import EnginegateError, ServerError
 from enginegate.policy import Policy
-from enginegate.repository import Layout, LiveRepository, models, verify
+from enginegate.repository import (
+    Fleet,
+    Layout,
+    LiveRepository,
+    LiveTarget,
+    ObjectRepository,
+    models,
+    open_lead,
+    open_repository,
+    open_storage,
+    verify,
+)
 from enginegate.triton.live import live_addresses, live_client, live_server
 from enginegate.triton.ports import Ports
 from enginegate.triton.server import Server, ServerOptions
@@ -22,14 +35,9 @@ _LOOK_S = 1.0
 _MISSES = 5
 
 
-def repository_of(policy: Policy) -> LiveRepository:
-    """The policy's live repository, with its server if one answers."""
-    return LiveRepository(
-        root=policy.target.repository,
-        client=live_client(policy.target),
-        load_timeout_s=policy.target.load_timeout_s,
-        keep=policy.retention.releases,
-    )
+def repository_of(policy: Policy) -> LiveTarget:
+    """Everything a release of the policy goes to, with every server that answers."""
+    return open_repository(policy, Workspace.here(), way="command")
 
 
 def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
@@ -45,6 +53,8 @@ def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
         out.print(f"  engine sha256 {live.engine_sha256}")
         out.print(f"  release digest {live.digest}")
         out.print(_history(layout.releases(), current.version, layout))
+    for sentence in _further(policy, current.version if current else None):
+        out.print(f"  {sentence}", markup=False)
     for card in workspace.scorecards():
         if card.model == policy.name and card.winner and not workspace.decision(card.digest):
             out.print(f"  waits for a decision: {card.digest[:12]} ({card.model_uri})")
@@ -58,10 +68,11 @@ def print_verification(policy: Policy, out: Console, *, repair: bool) -> bool:
             out.print(sentence)
     checks = verify(repository)
     for check in checks:
-        mark = "[bold red]problem[/]" if check.problem else "[green]ok[/]"
+        fine = "[yellow]note[/]" if check.note else "[green]ok[/]"
+        mark = "[bold red]problem[/]" if check.problem else fine
         out.print(f"{mark}  {check.subject}")
-        if check.problem:
-            out.print(f"  {check.problem}", markup=False)
+        if check.problem or check.note:
+            out.print(f"  {check.problem or check.note}", markup=False)
     if repository.client is None:
         out.print("No live server answers, so only the folder was checked.")
     return not any(check.problem for check in checks)
@@ -72,14 +83,29 @@ def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> N
     root = policy.target.repository
     with live_server(root, workspace, ServerOptions(ports=ports)) as server:
         with server.client() as client:
-            repository = LiveRepository(root, client, policy.target.load_timeout_s)
+            repository = replace(open_lead(policy, workspace, way="serve"), client=client)
+            _follow(policy, repository, out)
             for sentence in repository.recover():
                 out.print(sentence)
             for name in models(root):
+                if Layout(root, name).current() is None:
+                    out.print(f"Nothing of {name} is live.")
+                    continue
                 release = repository.bring_up(name)
                 out.print(f"Release {release.version} of {name} is loaded and proved.")
         out.print(f"Serving {root}: http://{server.http}, gRPC {server.grpc}. Ctrl-C stops it.")
         _watch(server)
+
+
+def _follow(policy: Policy, repository: LiveRepository, out: Console) -> None:
+    """Come to what is live in object storage; if that cannot be, what is here is served."""
+    storage = open_storage(policy, repository)
+    try:
+        if storage is not None:
+            storage.pull()
+    except EnginegateError as error:
+        out.print("Object storage could not be followed; what is here is served:", markup=False)
+        out.print(f"  {error}", markup=False)
 
 
 def _watch(server: Server) -> None:
@@ -110,6 +136,37 @@ def _server_words(policy: Policy) -> str:
         return "no server is known; `enginegate serve` starts one"
     answers = live_client(policy.target) is not None
     return f"server {addresses.grpc} {'answers' if answers else 'does not answer'}"
+
+
+def _further(policy: Policy, live: int | None) -> Iterator[str]:
+    """One line for object storage, and for each further server."""
+    target = repository_of(policy)
+    if isinstance(target, ObjectRepository):
+        yield _stored_words(target)
+        target = target.local
+    for member in target.members if isinstance(target, Fleet) else ():
+        where = "" if member.shares else f", {member.repository.root}"
+        if member.repository.client is None:
+            said = "does not answer"
+        elif live is None:
+            said = "answers"
+        else:
+            same = member.serves(policy.name, live)
+            said = f"serves release {live}" if same else f"answers, but does not serve {live}"
+        yield f"server {member.name}{where}: {said}"
+
+
+def _stored_words(storage: ObjectRepository) -> str:
+    try:
+        pointer = storage.current()
+    except EnginegateError as error:
+        return f"object storage {storage.store.url}: {error}"
+    if pointer is None or pointer.version is None:
+        return f"object storage {storage.store.url}: nothing is live"
+    return (
+        f"object storage {storage.store.url}: release {pointer.version}, since "
+        f"{pointer.changed_at:%Y-%m-%d %H:%M:%S}"
+    )
 
 
 def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Table:

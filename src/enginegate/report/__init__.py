@@ -3,21 +3,31 @@
 from enginegate.report.content import NO_SIZES, Obstacle, Row, Sizes, obstacles, row_of, sentences
 from enginegate.report.explain import explain
 from enginegate.report.markdown import approval_markdown, scorecard_markdown
+from enginegate.report.serving import ServingReport, accuracies, serving_report
+from enginegate.report.serving_page import serving_page
+from enginegate.report.serving_terminal import print_measured, print_serving, serving_text
 from enginegate.report.terminal import print_approval, print_scorecard, print_table, scorecard_text
 
 __all__ = [
     "NO_SIZES",
     "Obstacle",
     "Row",
+    "ServingReport",
     "Sizes",
+    "accuracies",
     "approval_markdown",
     "explain",
     "obstacles",
     "print_approval",
+    "print_measured",
     "print_scorecard",
+    "print_serving",
     "print_table",
     "row_of",
     "scorecard_markdown",
     "scorecard_text",
     "sentences",
+    "serving_page",
+    "serving_report",
+    "serving_text",
 ]

@@ -78,7 +78,7 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) 
     return Row(
         candidate=f"{candidate.name} (winner)" if candidate == scorecard.winner else candidate.name,
         outcome=scorecard.outcome(candidate).word,
-        accuracy=_accuracy(verdict),
+        accuracy=accuracy_text(verdict),
         worst_slice=_worst_slice(verdict),
         throughput=f"{benchmark.throughput_at_slo_per_s:,.0f}" if benchmark else _MISSING,
         p99=_p99(benchmark),
@@ -156,7 +156,8 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
     yield f"It would replace {replaced}."
 
 
-def _accuracy(verdict: Verdict | None) -> str:
+def accuracy_text(verdict: Verdict | None) -> str:
+    """What the task lost against FP32, as a change with its interval; n/a where not judged."""
     loss = _task_loss(verdict)
     return _MISSING if loss is None else _change(loss)
 

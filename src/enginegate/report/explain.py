@@ -6,6 +6,7 @@ from types import MappingProxyType
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
 from enginegate.report.content import one_line, short_digest
+from enginegate.report.serving import pattern_sentences, roofline_sentence
 
 _MEANINGS = MappingProxyType(
     {
@@ -50,6 +51,8 @@ _LEADS: Mapping[str, str] = MappingProxyType(
         "input_drift": "Whether today's inputs are like those it was calibrated on",
         "p99_ms": "How long requests take under load",
         "throughput": "How many requests it can take",
+        "speedup": "Whether it is faster by the policy's margin",
+        "overload": "What becomes of throughput just past that",
     }
 )
 _PER = 1000
@@ -90,6 +93,7 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
         yield "  It was not benchmarked, so nothing is known about its speed."
     if benchmark is not None:
         yield f"  {_speed(benchmark)}"
+        yield from (f"  {sentence}" for sentence in _serving(benchmark))
     shown = [finding for finding in findings if finding.advisory]
     if shown:
         yield "  Shown only, decides nothing:"
@@ -227,6 +231,13 @@ def _plain(finding: Finding) -> str:
     data, _, _ = finding.scope.partition(":")
     where = f" ({_DATA[data]})" if data in _DATA else ""
     return f"{lead}{where}: {one_line(finding.reason)}"
+
+
+def _serving(benchmark: Benchmark) -> Iterator[str]:
+    """What else is known of how it serves."""
+    if benchmark.roofline is not None:
+        yield roofline_sentence(benchmark.roofline)
+    yield from pattern_sentences(benchmark.patterns)
 
 
 def _speed(benchmark: Benchmark) -> str:

@@ -44,6 +44,7 @@ def test_help_teaches_verbs_and_exit_codes(enginegate):
     for verb in (
         "doctor",
         "qualify",
+        "benchmark",
         "approve",
         "reject",
         "promote",
@@ -151,3 +152,28 @@ def test_a_missing_triton_is_named_with_the_way_to_get_it(enginegate, policy, tm
 
     assert done.returncode == 5
     assert "requirements/tritonserver.txt" in done.stderr or "nvidia-pytriton" in done.stderr
+
+
+@pytest.mark.parametrize("verb", ["audit", "status", "verify"])
+def test_a_file_as_repository_is_no_empty_repository(enginegate, policy, tmp_path, verb):
+    """Nothing can be said about it, so nothing is called fine."""
+    there = tmp_path / "not-a-folder"
+    there.touch()
+    text = policy.read_text()
+    policy.write_text(text.replace('".enginegate/live/digits"', f'"{there}"'))
+
+    done = enginegate(verb, str(policy))
+
+    assert done.returncode == 5, done.stdout
+    assert "not-a-folder" in done.stderr.replace("\n", "")
+
+
+def test_a_file_to_write_into_is_refused_before_anything_is_measured(enginegate, policy, tmp_path):
+    """Not after the search, with a traceback."""
+    there = tmp_path / "report"
+    there.touch()
+
+    done = enginegate("benchmark", str(policy), "--out", str(there))
+
+    assert done.returncode == 6, done.stderr
+    assert "report is a file" in done.stderr.replace("\n", " ")

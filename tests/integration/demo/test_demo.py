@@ -13,11 +13,13 @@ pytestmark = [pytest.mark.triton, pytest.mark.rtx, pytest.mark.xdist_group("demo
 
 ROOT = Path(__file__).parents[3]
 _SMALLER = {
-    "rates_per_s": "rates_per_s = [200]",
+    "min_rate_per_s": "min_rate_per_s = 200",
+    "max_rate_per_s": "max_rate_per_s = 200",
     "queue_delays_us": "queue_delays_us = [0]",
     "instances": "instances = [1]",
     "p99_ms": "p99_ms = 250",
     "confirmations": "confirmations = 1",
+    "confirm_requests": "confirm_requests = 300",
     "tensorrt": 'tensorrt = ["fp16", "int8"]',
 }
 

@@ -1,25 +1,32 @@
 """The promote and rollback flows on a live Triton, with and without a person."""
 
+import io
 import shutil
 import uuid
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.exceptions import Pause
 from prefect.flow_engine import run_flow
 from prefect.flow_runs import resume_flow_run
 from prefect.states import Pending
+from rich.console import Console
 
+from enginegate.cli.rollback import roll_back
 from enginegate.errors import ApprovalError, LedgerError, RepositoryError
-from enginegate.ledger import Ledger
+from enginegate.evidence import Outcome
+from enginegate.ledger import Ledger, Outbox
 from enginegate.policy import read_policy
-from enginegate.repository import Layout
+from enginegate.repository import AuditLog, Layout, open_repository, verify
 from enginegate.triton.live import live_client
 from flows.answer import answer_suspended
+from flows.approval import Answer, _candidate
 from flows.promote import promote
 from flows.qualify import qualify
 from flows.rollback import rollback
-from tests.fakes.evidence import decision
+from tasks.release import Publication
+from tests.fakes.evidence import FP32, benchmark, decision, finding, scorecard, verdict
 from tests.fakes.family import samples
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
@@ -71,8 +78,40 @@ def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, secon
     second = promote(live, approved(qualify(live, second_uri)).digest)
     assert (second.version, serving(live), champion(family)) == (2, 2, 2)
 
-    back = rollback(live)
+    back = rollback(live, reason="complaints")
     assert (back.version, serving(live), champion(family)) == (1, 1, 1)
+    assert Publication(read_policy(live), card).repository.pinned == {1}
+
+    assert_on_record(live, family)
+    assert list(family.workspace.outbox.glob("*.change")) == []
+    with pytest.raises(ApprovalError, match="was rolled back or withdrawn"):
+        promote(live, again_of(second, family).digest)
+    assert serving(live) == 1
+
+
+def again_of(release, family):
+    return family.workspace.scorecard(release.scorecard_sha256)
+
+
+def assert_on_record(live, family):
+    """Who approved, what went live and why it went back: signed, chained, and in the registry."""
+    repository = open_repository(read_policy(live), family.workspace)
+    assert not [check for check in verify(repository) if check.problem or check.note]
+    log = AuditLog(repository.root)
+    assert [(e.event, e.release) for e in log.read()] == [
+        ("approved", None),
+        ("published", 1),
+        ("approved", None),
+        ("published", 2),
+        ("rolled back", 1),
+    ]
+    assert (log.read()[0].who, log.read()[-1].why) == ("ada", "complaints")
+    tags = Ledger(family.workspace.tracking_uri, family.workspace.artifacts).version_tags("tiny", 1)
+    assert (tags["enginegate.approved_by"], tags["enginegate.approved_why"]) == (
+        "ada",
+        "margins are wide",
+    )
+    assert tags["enginegate.audit"] == f"5:{log.head().sha256}"
 
 
 def test_a_scorecard_made_under_other_rules_is_refused(live, card, approved, family, tmp_path):
@@ -116,31 +155,43 @@ def test_stale_evidence_is_refused(live, card, approved, family):
     assert serving(live) is None
 
 
-def test_if_the_ledger_fails_the_release_is_taken_back(live, card, approved, monkeypatch):
-    """The transaction leaves nothing live that the registry does not call champion."""
+def test_if_the_ledger_fails_the_release_is_taken_back(live, card, approved, monkeypatch, family):
+    """The transaction leaves nothing live that the registry does not call champion.
+
+    Before it was told, a note said that it would have to be: a kill there loses nothing.
+    """
+
+    noted = []
 
     def refuse(*_, **__):
+        noted.extend(family.workspace.outbox.glob("*.change"))
         raise LedgerError("the registry is down")
 
     monkeypatch.setattr(Ledger, "move_alias", refuse)
     with pytest.raises(LedgerError, match="the registry is down"):
         promote(live, approved(card).digest)
 
+    assert len(noted) == 1
     assert serving(live) is None
     assert Layout(read_policy(live).target.repository, "tiny").current() is None
 
 
-def test_a_rollback_stands_even_if_the_ledger_fails(live, card, approved, second_uri, monkeypatch):
-    """Going back must not depend on MLflow."""
+def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, second_uri, family):
+    """The command goes back with the folder and the server alone; MLflow hears of it later."""
     promote(live, approved(card).digest)
     promote(live, approved(qualify(live, second_uri)).digest)
+    said = Console(file=io.StringIO(), width=200)
 
-    def refuse(*_, **__):
-        raise LedgerError("the registry is down")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        roll_back(live, None, "complaints", said)
+    assert (serving(live), champion(family)) == (1, 2)
+    assert "MLflow could not be told yet" in said.file.getvalue()
 
-    monkeypatch.setattr(Ledger, "move_alias", refuse)
-    assert rollback(live).version == 1
-    assert serving(live) == 1
+    assert len(Outbox(family.workspace).deliver()) == 1
+    assert champion(family) == 1
+    assert Outbox(family.workspace).waiting() == ()
 
 
 class Deployed:
@@ -170,9 +221,26 @@ class Deployed:
             return client.read_flow_run(self.id).state.name
 
 
-@pytest.mark.usefixtures("approved")
-def test_a_deployed_promotion_waits_for_a_person(live, card):
-    """It suspends with a form, holds nothing while it waits, and goes on with the answer."""
+@pytest.fixture
+def lost(family, tmp_path):
+    """The machine that qualified is gone: neither scorecards nor engines are here."""
+    names = ("scorecards", "store/engines")
+
+    def lose():
+        for name in names:
+            (family.workspace.root / name).rename(tmp_path / name.replace("/", "-"))
+
+    yield lose
+    for name in names:
+        shutil.rmtree(family.workspace.root / name, ignore_errors=True)
+        (tmp_path / name.replace("/", "-")).rename(family.workspace.root / name)
+
+
+def test_a_deployed_promotion_waits_for_two_people(live, approved, family, lost):
+    """It holds nothing while it waits, asks until enough said yes, and goes on elsewhere."""
+    text = live.read_text().replace("expires_hours = 1", "expires_hours = 1\nrequired = 2")
+    live.write_text(text)
+    card = qualify(live)
     run = Deployed(live, card.digest)
     with pytest.raises(Pause):
         run.step()
@@ -182,14 +250,27 @@ def test_a_deployed_promotion_waits_for_a_person(live, card):
     resume_flow_run(
         run.id, run_input={"decision": "approve", "approver": "ada", "reason": "looks right"}
     )
+    with pytest.raises(Pause):
+        run.step()
+    approved(card, approver="grace", reason="agreed")
+    assert answer_suspended(family.workspace.decision(card.digest))
+    lost()
     release = run.step()
 
     assert (release.version, serving(live)) == (1, 1)
-    assert release.decision.approver == "ada"
+    assert [d.approver for d in (*release.further_decisions, release.decision)] == ["ada", "grace"]
+    assert "Prefect form 0 of run" in release.further_decisions[0].origin
+    assert artifacts_of(run) == {"markdown"}
 
 
-def test_the_form_needs_a_name_and_a_reason(live, card):
-    """An empty form is refused by the server, so silence never approves."""
+def artifacts_of(run):
+    with get_client(sync_client=True) as client:
+        mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
+        return {artifact.type for artifact in client.read_artifacts(artifact_filter=mine)}
+
+
+def test_the_form_needs_a_name_and_a_reason_and_its_no_is_heard(live, card, approved):
+    """Silence never approves; nor does somebody's yes that comes while Prefect holds a no."""
     run = Deployed(live, card.digest)
     with pytest.raises(Pause):
         run.step()
@@ -197,6 +278,58 @@ def test_the_form_needs_a_name_and_a_reason(live, card):
     with pytest.raises(RuntimeError, match="approver"):
         resume_flow_run(run.id, run_input={"decision": "approve"})
     assert run.state == "Suspended"
+
+    no = {
+        "decision": "reject",
+        "approver": "grace",
+        "reason": "too early",
+        "accept_inconclusive": "none of them!",
+    }
+    resume_flow_run(run.id, run_input=no)
+    approved(card)
+    with pytest.raises(ApprovalError, match="Rejected by grace: too early"):
+        run.step()
+    log = AuditLog(read_policy(live).target.repository).read()
+    assert [event.event for event in log] == ["approved", "rejected", "refused"]
+
+
+def test_a_no_after_the_forms_yes_counts_however_late_the_worker_comes(live, card, approved):
+    """The form was answered when it was sent, not when a worker reads it; the no came after."""
+    run = Deployed(live, card.digest)
+    with pytest.raises(Pause):
+        run.step()
+    yes = {"decision": "approve", "approver": "grace", "reason": "looks right"}
+    resume_flow_run(run.id, run_input=yes)
+
+    approved(card, answer="reject", reason="wait for more")
+
+    with pytest.raises(ApprovalError, match="Rejected by ada: wait for more"):
+        run.step()
+
+
+@pytest.mark.parametrize("name", ["the best one", "tensorrt-fp8"])
+def test_an_approval_of_what_is_not_there_is_refused(name):
+    """With what there is; nothing is approved in its place."""
+    answer = Answer(
+        decision="approve", approver="ada", reason="looks right", accept_inconclusive=name
+    )
+
+    with pytest.raises(ApprovalError, match=f"{name}.*it has onnxruntime-int8"):
+        _candidate(answer, scorecard())
+
+
+def test_what_is_published_is_what_the_approval_names(family):
+    """The winner, unless people accepted another candidate by name."""
+    card = scorecard(
+        verdicts=(verdict(), verdict(finding(Outcome.INCONCLUSIVE), candidate=FP32)),
+        benchmarks=(benchmark(), benchmark(candidate=FP32)),
+    )
+    publication = Publication(read_policy(family.policy), card)
+
+    named = publication.approved_by((decision(card, candidate=FP32),))
+
+    assert publication.approved_by((decision(card),)).verdict.candidate == card.winner
+    assert named.verdict.candidate == FP32
 
 
 def test_approving_on_the_command_line_resumes_the_run(live, card, approved, family):

@@ -1,6 +1,7 @@
 """The qualify flow on real parts: registry, ONNX Runtime, TensorRT-RTX, Triton, MLflow."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,6 +68,10 @@ def test_mlflow_has_a_run_for_each_candidate(qualified, family):
         == (qualified.winner.kind, qualified.winner.precision)
     )
     assert winner.data.metrics["perf/p99_ms"] > 0
+    filed = {entry.path for entry in ledger.client.list_artifacts(qualified.ledger_run)}
+    assert {"serving.html", "serving.json", "plots"} <= filed
+    served = ledger.client.download_artifacts(winner.info.run_id, "serving/config.pbtxt")
+    assert "# 4 is the only value" in Path(served).read_text()
 
 
 def test_a_second_run_finds_everything(qualified, family):

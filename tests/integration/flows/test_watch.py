@@ -1,49 +1,520 @@
-"""The scheduled flow that looks after recorded traffic and the live repository."""
+"""The scheduled flow that watches what is live, recorded traffic and the live repository."""
 
-import shutil
+import re
+import threading
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
+from prefect.events import AutomationCore
+from prefect.events.clients import AssertingEventsClient
+from prefect.events.worker import EventsWorker
 
-from enginegate.errors import RepositoryError
+from enginegate.decision import Promise
+from enginegate.engines import open_engine, serving
+from enginegate.errors import RepositoryError, ServerError
+from enginegate.evidence import Outcome
+from enginegate.ledger import Ledger
+from enginegate.measurement import Load
+from enginegate.policy import read_policy
 from enginegate.recording import Shadow
-from enginegate.shadow import import_sample
-from enginegate.workspace import now
-from flows.promote import promote
-from flows.watch import watch
-from tests.fakes.evidence import decision
+from enginegate.repository import (
+    AuditLog,
+    Golden,
+    Layout,
+    LiveRepository,
+    Package,
+    open_repository,
+)
+from enginegate.repository.journal import Journal
+from enginegate.repository.layout import JOURNAL, locked
+from enginegate.shadow import import_sample, latest_sample
+from enginegate.triton.live import live_addresses, live_server
+from enginegate.triton.traffic import Traffic, run_load
+from enginegate.watching import Look, Looks
+from enginegate.workspace import Workspace, now
+from flows.qualify import qualify
+from flows.rollback import rollback
+from flows.scan import scan
+from flows.watch import _acted, watch
+from tasks.build import build
+from tasks.export import export
+from tasks.live_sample import compare_live
+from tasks.pick_up import pick_up
+from tasks.watch import FAILED_EVENT, roll_back_failed, tell_ledger
+from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
+from tests.fakes.family import classifier, register, samples
+from validation.watch import live_finding
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
+_WATCH = """
+[watch]
+look_s = 0.3
+p99_over_promise = 1000
+min_requests = 5
+window_s = 600
+"""
 
-def test_old_samples_are_deleted_and_young_ones_stay(live, tmp_path, monkeypatch):
-    """The policy's age counts, whoever recorded them."""
+
+@pytest.fixture(scope="module")
+def policy(family, tmp_path_factory):
+    """The family's, with short looks and a live repository of its own."""
+    root = tmp_path_factory.mktemp("watched")
+    path = family.edited(root / "policy.toml", (f"{family.root}/live", f"{root}/live"))
+    path.write_text(path.read_text() + _WATCH)
+    return path
+
+
+@pytest.fixture(scope="module")
+def released(policy, family):
+    """Two releases of the FP32 engine, of two registered versions, the second one live."""
+    rules, serving_as = read_policy(policy), SERVING.model_copy(update={"max_batch_size": 4})
+    source = export.fn(rules)
+    engine = build.fn(FP32, rules, source)
+    served = serving(engine.value, engine.folder)
+    inputs = dict(samples(8, 6).inputs)
+    with open_engine(engine.value, engine.folder) as runner:
+        golden = Golden(inputs, runner.run(inputs))
+    with live_server(rules.target.repository, family.workspace) as server, server.client() as asker:
+        repository = LiveRepository(rules.target.repository, asker)
+        for before, uri in [
+            (None, "models:/tiny/1"),
+            (1, register(family.workspace, classifier())),
+        ]:
+            card = scorecard(model="tiny", model_uri=uri, onnx_sha256=source.value.file.sha256)
+            family.workspace.save_scorecard(card)
+            package = Package(
+                model="tiny",
+                model_uri=uri,
+                candidate=FP32,
+                engine_sha256=engine.value.file.sha256,
+                approved={engine.value.filename: engine.value.file},
+                files=dict(served.files),
+                backend=served.backend,
+                gpu=served.gpu,
+                inputs=engine.value.inputs,
+                outputs=engine.value.outputs,
+                serving=serving_as,
+                golden=golden,
+                golden_max_abs_error=1e-3,
+                scorecard_sha256=card.digest,
+                decision=decision(card),
+                promise=Promise(p99_ms=9, throughput_per_s=400, slo_p99_ms=250, server_ms=2),
+            )
+            repository.publish(package, expected=before)
+        yield policy
+
+
+@pytest.fixture
+def alerts(prefect_server, monkeypatch):
+    """What Prefect would have been told, caught by its own client for tests."""
+    del prefect_server  # it only has to run
+    worker = EventsWorker.instance(AssertingEventsClient)
+    monkeypatch.setattr(EventsWorker, "instance", lambda *_: worker)
+
+    def told():
+        worker.wait_until_empty()
+        sent = worker._client.events
+        return [event.payload for event in sent if event.event == "enginegate.watch.failed"]
+
+    yield told
+    worker.drain()
+
+
+def edited(path, target, *edits):
+    """A copy of a policy with replacements."""
+    text = path.read_text()
+    for old, new in edits:
+        assert old in text, old
+        text = text.replace(old, new, 1)
+    target.write_text(text)
+    return target
+
+
+def release_of(path):
+    layout = Layout(read_policy(path).target.repository, "tiny")
+    return layout.release(layout.current().version)
+
+
+@contextmanager
+def visitors(path):
+    """Users' requests, eighty a second, until the block ends."""
+    address = live_addresses(read_policy(path).target).grpc
+    traffic = Traffic.from_data("tiny", samples(50, 9))
+    done = threading.Event()
+
+    def visit():
+        seed = 0
+        while not done.is_set():
+            run_load(address, traffic, Load(rate_per_s=80, duration_s=0.4, seed=seed))
+            seed += 1
+
+    thread = threading.Thread(target=visit)
+    thread.start()
+    yield
+    done.set()
+    thread.join()
+
+
+def gates(look):
+    return {finding.gate: finding for finding in look.findings}
+
+
+def test_old_samples_are_deleted_and_young_ones_stay(policy, tmp_path, monkeypatch):
+    """The policy's age counts, whoever recorded them; nothing is live, so nothing is looked at."""
     monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / "workspace"))
     source = tmp_path / "sample.npz"
     np.savez(source, **{"input.x": np.zeros((3, 16), np.float32)})
     home = tmp_path / "workspace" / "shadow"
     sample, _ = import_sample(source, "tiny", Shadow(), home=home)
+    empty = edited(policy, tmp_path / "empty.toml", ('/live"', '/nothing"'))
 
-    assert watch(live) == ()
+    assert watch(empty).done == ()
     assert sample.is_dir()
     later = now() + timedelta(days=40)
     monkeypatch.setattr("tasks.watch.now", lambda: later)
-    done = watch(live)
+    done = watch(empty)
 
-    assert any(sample.name in sentence for sentence in done)
+    assert any(sample.name in sentence for sentence in done.done)
+    assert done.looks == ()
     assert not sample.exists()
 
 
-def test_a_changed_release_fails_the_watch(live, card, family):
-    """One byte is enough, and the run says which file."""
-    family.workspace.save_decision(decision(card, decided_at=now()))
-    promote(live, card.digest)
-    shutil.rmtree(family.workspace.root / "decisions")
-    assert watch(live) == ()
-    engine = live.parent / "live" / "tiny" / "1" / "model.onnx"
-    engine.chmod(0o644)
-    engine.write_bytes(engine.read_bytes() + b"x")
+def test_a_healthy_release_passes_while_it_is_young_and_after(released, tmp_path, family, alerts):
+    """Looks in a row in its window, then one a run; kept, and in MLflow beside the promise.
 
-    with pytest.raises(RepositoryError, match=r"1/model\.onnx"):
-        watch(live)
+    Every server of a fleet is looked at: here a second name of the same one.
+    """
+    steady = edited(released, tmp_path / "steady.toml", ("window_s = 600", "window_s = 0"))
+    same = live_addresses(read_policy(released).target).grpc
+    steady.write_text(f'{steady.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "{same}"\n')
+    with visitors(released):
+        young = watch(released, 2.0).looks
+        old = watch(steady, 2.0).looks
+
+    assert len(young) > 1
+    assert all(look.intensive and look.outcome is Outcome.PASSED for look in young), young
+    assert [(look.number, look.intensive) for look in old] == [(len(young) + 1, False)]
+    assert gates(young[0])["pending"].outcome is Outcome.PASSED
+    assert list(old[0].others) == ["b"]
+    assert {finding.scope for finding in old[0].findings} == {"live", "live/b"}
+    assert old[0].outcome is Outcome.PASSED
+    assert Looks.at(family.workspace, release_of(released)).read() == (*young, *old)
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    run = ledger.log_look(old[0], release_of(released))
+    for name in ("live/server_ms", "live/promised_server_ms"):
+        steps = {point.step for point in ledger.client.get_metric_history(run, name)}
+        assert steps == {look.number for look in (*young, *old)}
+    version = int(release_of(released).model_uri.rpartition("/")[2])
+    tags = ledger.version_tags("tiny", version)
+    assert tags["enginegate.watch"].startswith("passed: release 2")
+    assert alerts() == []
+
+
+def test_no_traffic_is_inconclusive_and_does_nothing(released, tmp_path, alerts):
+    """It is said, and even a policy that rolls back leaves the release where it is."""
+    rules = edited(released, tmp_path / "p.toml", ("look_s", 'on_failure = "rollback"\nlook_s'))
+
+    (look,) = watch(rules, 0.0).looks
+
+    assert (look.outcome, look.action) == (Outcome.INCONCLUSIVE, "none")
+    assert "5 are needed" in str(look)
+    assert release_of(released).version == 2
+    assert alerts() == []
+
+
+def test_a_fresh_sample_is_compared_once(released, tmp_path, monkeypatch):
+    """Live answers are compared with FP32's, by slice too, and inputs with calibration."""
+    monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(tmp_path / "shadow"))
+    source, data = tmp_path / "sample.npz", samples(120, 4)
+    np.savez(source, **{"input.x": data.inputs["x"], "slice.light": data.slices["light"]})
+    import_sample(source, "tiny", Shadow(), home=tmp_path / "shadow")
+
+    first, second = (watch(released, 0.0).looks[0] for _ in range(2))
+
+    found = gates(first)
+    assert found["agreement"].outcome is Outcome.PASSED
+    assert found["agreement"].samples == 120
+    assert found["slice_agreement"].outcome is Outcome.PASSED
+    assert found["input_drift"].samples == 120
+    assert first.sample is not None
+    assert second.sample is None
+    assert "agreement" not in gates(second)
+
+
+def test_live_requests_are_recorded_where_the_policy_lets_them(released, tmp_path, monkeypatch):
+    """Without traffic of its own the policy means live traffic; what users were answered counts."""
+    monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(tmp_path))
+    root = read_policy(released).data.evaluation.parent
+    mock = (f'traffic = "{root}/traffic.npz"\nrate_per_s = 200\n', "")
+    rules = edited(released, tmp_path / "p.toml", mock, ("trace_rate = 2", "trace_rate = 1"))
+    with visitors(released):
+        (look,) = watch(rules, 0.0).looks
+
+    agreement = gates(look)["agreement"]
+    assert look.sample is not None
+    assert agreement.samples > 0
+    assert agreement.value == 1.0
+
+
+def test_answers_unlike_fp32_alert(released, tmp_path, monkeypatch, alerts):
+    """What this release answered when it was recorded counts, not what it would answer now."""
+    monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(tmp_path / "shadow"))
+    source, x = tmp_path / "sample.parquet", samples(120, 5).inputs["x"]
+    wrong = np.zeros((120, 4), np.float32)
+    columns = {
+        "input.x": pa.FixedSizeListArray.from_arrays(x.reshape(-1), 16),
+        "output.logits": pa.FixedSizeListArray.from_arrays(wrong.reshape(-1), 4),
+        "model_version": np.full(120, 2),
+    }
+    pq.write_table(pa.table(columns), source)
+    import_sample(source, "tiny", Shadow(), home=tmp_path / "shadow")
+
+    (look,) = watch(released, 0.0).looks
+
+    assert gates(look)["agreement"].outcome is Outcome.FAILED
+    assert look.action == "alert"
+    (alert,) = alerts()
+    assert (alert["release"], alert["action"]) == (2, "alert")
+    assert "answers agree with FP32's" in alert["why"]
+
+
+def test_without_a_server_the_watch_is_errored(released, tmp_path, alerts):
+    """It alerts, the run fails, the look is kept, and nothing is rolled back."""
+    repository = read_policy(released).target.repository
+    rules = edited(
+        released,
+        tmp_path / "p.toml",
+        ("look_s", 'on_failure = "rollback"\nlook_s'),
+        (f'"{repository}"', f'"{repository}"\nendpoint = "127.0.0.1:1"'),
+    )
+
+    with pytest.raises(ServerError, match=r"look \d+ at release 2 of tiny: errored"):
+        watch(rules, 0.0)
+
+    kept = Looks.at(Workspace.here(), release_of(released)).read()[-1]
+    assert (kept.outcome, kept.action) == (Outcome.ERRORED, "alert")
+    assert release_of(released).version == 2
+    (alert,) = alerts()
+    assert "127.0.0.1:1" in alert["why"]
+
+
+def test_a_dead_server_of_a_fleet_is_errored_too(released, tmp_path, alerts):
+    """The others are measured all the same."""
+    rules = edited(released, tmp_path / "p.toml")
+    rules.write_text(
+        f'{rules.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "127.0.0.1:1"\n'
+    )
+
+    with pytest.raises(RepositoryError, match="server 'b' does not answer"):
+        watch(rules, 0.0)
+
+    kept = Looks.at(Workspace.here(), release_of(released)).read()[-1]
+    assert [(f.gate, f.scope) for f in kept.found if f.outcome is Outcome.ERRORED] == [
+        ("measured", "live/b")
+    ]
+    assert kept.reading is not None
+    assert len(alerts()) == 1
+
+
+@pytest.mark.parametrize("fault", ["no FP32", "damaged"])
+def test_a_sample_that_cannot_be_compared_is_errored(released, tmp_path, monkeypatch, fault):
+    """Nobody watches agreement then, so it is not fine."""
+    home, release = tmp_path / "shadow", release_of(released)
+    monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(home))
+    source = tmp_path / "sample.npz"
+    np.savez(source, **{"input.x": samples(20, 4).inputs["x"]})
+    sample, _ = import_sample(source, "tiny", Shadow(), home=home)
+    if fault == "no FP32":
+        card = scorecard(model="tiny", onnx_sha256=sha("9"))
+        Workspace.here().save_scorecard(card)
+        release = release.model_copy(update={"scorecard_sha256": card.digest})
+    else:
+        data = next(path for path in sample.rglob("*") if path.suffix != ".json" and path.is_file())
+        data.chmod(0o600)
+        data.write_bytes(b"something else")
+
+    (found,) = compare_live.fn(read_policy(released), release).findings
+
+    assert (found.outcome, found.advisory) == (Outcome.ERRORED, False)
+
+
+def test_without_anything_to_compare_it_is_advisory(released, tmp_path, monkeypatch):
+    """Nobody visits while live traffic is recorded: said, and no fault."""
+    monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(tmp_path))
+    root = read_policy(released).data.evaluation.parent
+    mock = (f'traffic = "{root}/traffic.npz"\nrate_per_s = 200\n', "")
+    rules = read_policy(edited(released, tmp_path / "p.toml", mock))
+
+    (found,) = compare_live.fn(rules, release_of(released)).findings
+
+    assert (found.outcome, found.advisory) == (Outcome.INCONCLUSIVE, True)
+
+
+def slow_look(release):
+    """One that the policy answers with a rollback."""
+    return Look(
+        model="tiny",
+        version=release.version,
+        release_sha256=release.digest,
+        number=1,
+        at=now(),
+        intensive=True,
+        reading=None,
+        findings=(live_finding("server_time", Outcome.FAILED, "slow"),),
+        action="rollback",
+    )
+
+
+def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, alerts):
+    """Whatever happens to MLflow or to this process then, people were told."""
+    rules, live = read_policy(released), release_of(released)
+
+    def killed(*_):
+        raise InterruptedError
+
+    monkeypatch.setattr("flows.watch.roll_back_failed", lambda *_: live)
+    monkeypatch.setattr("flows.watch.follow_with_champion", killed)
+    with pytest.raises(InterruptedError):
+        _acted(rules, live, slow_look(live))
+
+    assert [alert["action"] for alert in alerts()] == ["rollback"]
+
+
+def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, alerts):
+    """Somebody promotes while the watch decides: theirs stays, which is said and no alert."""
+    rules, failed = read_policy(released), release_of(released)
+    real = open_repository(rules, Workspace.here())
+    asked = []
+
+    class Faster:
+        """Another operator's rollback comes first."""
+
+        def rollback(self, model, to, **options):
+            asked.append(options.get("expected"))
+            real.rollback("tiny", 1, reason="somebody else")
+            return real.rollback(model, to, **options)
+
+    monkeypatch.setattr("tasks.watch.open_repository", lambda *_, **__: Faster())
+    monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
+    try:
+        acted = _acted(rules, failed, slow_look(failed))
+        assert release_of(released).version == 1
+    finally:
+        real.rollback("tiny", failed.version, reason="as it was")
+
+    assert (asked, acted.action) == ([failed.version], "none")
+    assert alerts() == []
+
+
+def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts, monkeypatch):
+    """The reason is in the audit log, `champion` follows, and it happens once a release."""
+    rules = edited(
+        released,
+        tmp_path / "p.toml",
+        ("p99_over_promise = 1000", 'p99_over_promise = 1e-6\non_failure = "rollback"'),
+    )
+    root = read_policy(rules).target.repository
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    with visitors(released):
+        (look,) = watch(rules).looks
+
+        assert (look.outcome, look.action) == (Outcome.FAILED, "rollback")
+        assert release_of(released).version == 1
+        assert ledger.alias("tiny", "champion") == 1
+        last = AuditLog(root).read()[-1]
+        assert (last.event, last.release) == ("rolled back", 1)
+        assert "look" in last.why
+        assert "server_time" in last.why
+        assert "watch" in last.origin
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
+        (first,) = watch(rules).looks
+        rollback(rules, 2)
+        (again,) = watch(rules).looks
+
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    assert any("champion" in sentence for sentence in tell_ledger.fn())
+    assert (first.version, first.outcome, first.action) == (1, Outcome.FAILED, "alert")
+    assert (again.version, again.outcome, again.action) == (2, Outcome.FAILED, "alert")
+    assert release_of(released).version == 2
+    assert [(a["release"], a["action"]) for a in alerts()] == [
+        (2, "rollback"),
+        (1, "alert"),
+        (2, "alert"),
+    ]
+
+
+def test_a_changed_release_fails_the_watch(released, alerts):
+    """One byte is enough; the run says which file, alerts, and no look makes up for it."""
+    folder = read_policy(released).target.repository / "tiny" / "2"
+    engine = next(folder.glob("model.onnx"))
+    content, mode = engine.read_bytes(), engine.stat().st_mode
+    engine.chmod(0o644)
+    engine.write_bytes(content + b"x")
+    try:
+        with pytest.raises(RepositoryError, match=r"2/model\.onnx"):
+            watch(released, 0.0)
+    finally:
+        engine.write_bytes(content)
+        engine.chmod(mode)
+
+    assert "model.onnx" in alerts()[-1]["why"]
+
+
+def test_what_a_killed_change_left_is_picked_up(policy, tmp_path, monkeypatch):
+    """Undone by the next flow; a busy or a missing repository is no reason to fail."""
+    root = tmp_path / "nothing"
+    rules = read_policy(edited(policy, tmp_path / "p.toml", ('/live"', '/nothing"')))
+    target = rules.target.model_copy(update={"repository": root})
+    rules = rules.model_copy(update={"target": target})
+
+    assert pick_up.fn(rules) == ()
+    assert not root.exists()
+    root.mkdir()
+    Journal(root / JOURNAL).open("publish", "tiny", 7)
+    monkeypatch.setattr("enginegate.repository.live._LOCK_TIMEOUT_S", 0.0)
+    with locked(root, timeout_s=0.0):
+        assert pick_up.fn(rules) == ()
+    (said,) = pick_up.fn(rules)
+
+    assert "publish of tiny release 7 was cut short" in said
+    assert pick_up.fn(rules) == ()
+
+
+@pytest.mark.parametrize("flow", [qualify, watch, scan], ids=lambda flow: flow.name)
+def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, flow):
+    """Before anything else: here it gets no further."""
+    del prefect_server  # it only has to run
+
+    def begun(_rules):
+        raise InterruptedError(flow.name)
+
+    monkeypatch.setattr(f"flows.{flow.name}.pick_up", begun)
+    with pytest.raises(InterruptedError, match=flow.name):
+        flow(policy)
+
+
+def test_the_automations_of_the_page_are_prefects():
+    """What docs/watching.md tells people to create is what Prefect takes."""
+    page = (Path(__file__).parents[3] / "docs" / "watching.md").read_text()
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+
+    made = [AutomationCore.model_validate(yaml.safe_load(block)) for block in blocks]
+
+    assert len(made) == 3
+    assert made[0].trigger.expect == {FAILED_EVENT}
+
+
+def _only_here(home):
+    """The session's workspace is shared, so a test's samples are kept in a folder of its own."""
+
+    def find(_, model):
+        return latest_sample(home, model)
+
+    return find

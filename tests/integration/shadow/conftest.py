@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from enginegate.candidate import TensorSpec
-from enginegate.evidence import ServingConfig
+from enginegate.serving import ServingConfig
 from enginegate.triton.deploy import ServedModel, deployed
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from enginegate.errors import DataError
-from enginegate.evidence import Load
+from enginegate.measurement import Load
 from enginegate.recording import Shadow
 from enginegate.shadow import expire, latest_sample, notes_in, read_sample, record_live
+from enginegate.triton.arrivals import poisson
 from enginegate.triton.server import connect
-from enginegate.triton.traffic import Traffic, poisson, run_load
+from enginegate.triton.traffic import Traffic, run_load
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("shadow")]
 

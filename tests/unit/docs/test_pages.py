@@ -11,8 +11,10 @@ import pytest
 from enginegate.candidate import Precision
 from enginegate.gates import STANDARD
 from enginegate.policy import read_policy
+from enginegate.triton.slo import fewest_requests
 from validation.checks import RULES
 from validation.expectations import OURS
+from validation.speed import GATE
 from validation.statistics import Pairs, Share, loss_interval, quantile_interval, share_interval
 
 ROOT = Path(__file__).parents[3]
@@ -103,3 +105,25 @@ def test_every_gate_is_on_its_page():
 
     assert [name for name in RULES if f"`{name}`" not in page] == []
     assert [name for name in OURS if f"`{name}`" not in page] == []
+
+
+def test_request_counts_on_the_serving_page():
+    """How many requests show that a p99 holds, with so many over the limit."""
+    rows = [line.split("|")[1:-1] for line in _serving_page().splitlines() if "|" in line]
+    over = next(row[1:] for row in rows if row[0].strip() == "over the limit")
+
+    for confidence in (0.95, 0.99):
+        shown = next(row[1:] for row in rows if row[0].strip() == f"requests at {confidence}")
+        counts = [int(cell.replace(",", "")) for cell in shown]
+        assert counts == [fewest_requests(int(k), confidence=confidence) for k in over]
+
+
+def test_gates_and_files_on_the_serving_page():
+    """Every gate of a benchmark and everything that is written is explained."""
+    named = (GATE, "p99_ms", "throughput", "serving.html", "serving.json", "config.pbtxt")
+
+    assert [name for name in named if f"`{name}`" not in _serving_page()] == []
+
+
+def _serving_page() -> str:
+    return (ROOT / "docs" / "serving.md").read_text()

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from enginegate.evidence import Finding, Outcome
+from enginegate.evidence import Finding, Outcome, Pattern
 from enginegate.ledger.numbers import (
     candidate_note,
     chosen_measurement,
@@ -13,6 +13,7 @@ from enginegate.ledger.numbers import (
     shared_tags,
     winner_metrics,
 )
+from enginegate.measurement import Percentile
 from tests.fakes.evidence import FP32, INT8, scorecard, sha, verdict
 from tests.fakes.qualification import WAITING, plan, qualification
 
@@ -46,6 +47,40 @@ def test_metrics_of_a_measured_candidate():
         "perf/throughput_at_slo_per_s": 400.0,
         "slice_evaluation/slice_accuracy_loss_digit_8_pct": 2.247191,
         "slice_evaluation/slice_accuracy_loss_stroke_thin_pct": 0.0,
+    }
+
+
+def test_what_else_is_known_of_serving():
+    """Cost, cold start, speed-up and the tail under heavier mixes, each with its unit."""
+    tail = Percentile(quantile=0.999, value_ms=14.5, low_ms=None, high_ms=None, samples=3000)
+    pattern = Pattern(name="large together", rate_per_s=400, percentiles=(tail,), failed_share=0)
+    known = CARD.benchmark(INT8).model_copy(
+        update={
+            "rejected_rate_per_s": 430.0,
+            "cold_start_s": 1.25,
+            "cost_per_million": 0.14,
+            "patterns": (pattern,),
+            "findings": (
+                Finding(
+                    gate="speedup",
+                    scope="benchmark",
+                    outcome=Outcome.PASSED,
+                    reason="",
+                    value=1.5,
+                ),
+            ),
+        }
+    )
+    before = metrics_of(CARD, INT8, None)
+
+    after = metrics_of(CARD.model_copy(update={"benchmarks": (known,)}), INT8, None)
+
+    assert {name: n for name, n in after.items() if before.get(name) != n} == {
+        "perf/rejected_per_s": 430.0,
+        "perf/cold_start_s": 1.25,
+        "perf/cost_per_million": 0.14,
+        "perf/speedup": 1.5,
+        "perf/p999_large_together_ms": 14.5,
     }
 
 

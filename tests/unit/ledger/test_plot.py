@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
+from enginegate.evidence import Point
 from enginegate.ledger.plot import candidate_plot, overview_plot, plots_available
+from enginegate.ledger.serving_plots import delay_load_plot, pareto_plot, stage_plot
 from tests.fakes.evidence import FP32, INT8, benchmark
 from tests.fakes.qualification import plan, qualification
 
@@ -34,6 +36,41 @@ def test_same_evidence_same_picture():
 
     assert len(pictures) == 1
     assert pictures != {overview_plot("digits", [CARD.benchmark(FP32)], slo_p99_ms=25.0)}
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        pytest.param(CARD.benchmark(INT8), id="chosen-and-invalid"),
+        pytest.param(CARD.benchmark(plan("bf16")), id="none-chosen"),
+        pytest.param(benchmark(), id="nothing-measured"),
+    ],
+)
+def test_serving_plots(drawn):
+    """Delay and load, stages and Pareto are drawn of whatever was found, in the same size."""
+    card = CARD.model_copy(update={"benchmarks": (drawn,)})
+    pictures = (
+        delay_load_plot(drawn, slo_p99_ms=25.0),
+        stage_plot("digits", [drawn]),
+        pareto_plot(card, slo_p99_ms=25.0),
+    )
+
+    assert all(picture.startswith(b"\x89PNG") for picture in pictures)
+    assert {struct.unpack(">II", picture[16:24]) for picture in pictures} == {(880, 550)}
+
+
+def test_pareto_shows_cost_where_it_is_known():
+    """The same points lie elsewhere once they have a price."""
+    free = CARD.benchmark(INT8)
+    point = Point(config=free.chosen, rate_per_s=400, p99=free.p99_at_slo, cost_per_million=0.14)
+    priced = free.model_copy(update={"cost_per_million": 0.14, "pareto": (point,)})
+
+    pictures = {
+        pareto_plot(CARD.model_copy(update={"benchmarks": (found,)}), slo_p99_ms=25.0)
+        for found in (free, priced)
+    }
+
+    assert len(pictures) == 2
 
 
 def test_plots_are_optional(monkeypatch):

@@ -1,0 +1,53 @@
+"""Scheduled: new versions in the registry -> qualify, once each."""
+
+from pathlib import Path
+
+from prefect import flow
+
+from enginegate.errors import EnginegateError
+from enginegate.policy import read_policy
+from flows.qualify import qualify
+from tasks.pick_up import pick_up
+from tasks.scan import Start, new_versions, start_elsewhere
+
+
+@flow(name="scan", persist_result=False, validate_parameters=False)
+def scan(policy: Path, deployment: str | None = None) -> tuple[str, ...]:
+    """Start `qualify` for each version that carries the policy's alias or tag and is new.
+
+    Args:
+        policy: the model family's policy file.
+        deployment: who qualifies, e.g. ``qualify/digits``, without waiting; none: this process.
+
+    Returns:
+        The versions that were started.
+
+    Raises:
+        EnginegateError: some could not be started; the next scan tries those again, three times at
+            most, and the message lists them.
+    """
+    rules = read_policy(Path(policy))
+    pick_up(rules)
+    problems, started = [], []
+    for start in new_versions(rules):
+        try:
+            _start(Path(policy), start, deployment)
+        except EnginegateError as error:
+            problems.append(f"{start.uri}: {error}")
+        else:
+            started.append(start.uri)
+    if problems:
+        raise EnginegateError("\n".join(problems))
+    return tuple(started)
+
+
+def _start(policy: Path, start: Start, deployment: str | None) -> None:
+    try:
+        if deployment is None:
+            qualify(policy, start.uri)
+        else:
+            start_elsewhere(policy, start, deployment)
+    except BaseException:
+        start.failed()
+        raise
+    start.started()

@@ -1,0 +1,178 @@
+"""Deciding on a scorecard on the terminal: approve, reject, accept what is inconclusive."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+from rich.console import Console
+
+from enginegate.approving import (
+    check_approvable,
+    inconclusive,
+    may_not_reject,
+    objection,
+    standing_of,
+)
+from enginegate.candidate import Candidate
+from enginegate.canonical import explain_validation
+from enginegate.cli.live import answer_suspended
+from enginegate.decision import Decision
+from enginegate.errors import ApprovalError, EnginegateError, InputError
+from enginegate.evidence import Outcome, Scorecard
+from enginegate.ledger import Outbox, decision_message
+from enginegate.policy import Policy, read_policy
+from enginegate.repository import origin, record_decision
+from enginegate.repository.decided import answers_to
+from enginegate.workspace import Workspace, now
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a person typed.
+
+    Attributes:
+        candidate: KIND-PRECISION; empty: the winner.
+        accept_inconclusive: accept everything that is inconclusive about it.
+    """
+
+    answer: Literal["approve", "reject"]
+    approver: str
+    reason: str
+    candidate: str = ""
+    accept_inconclusive: bool = False
+
+
+def decide(
+    scorecard: Scorecard, answer: Answer, policy: Path | None, workspace: Workspace, out: Console
+) -> None:
+    """Write the decision, and tell the audit log, MLflow and suspended promotions.
+
+    Raises:
+        ApprovalError: it would not count, by the policy that the scorecard was made under.
+        InputError: it is no decision, or names a candidate that the scorecard does not have.
+    """
+    rules = _rules(scorecard, policy)
+    decision = _decision(scorecard, answer)
+    _check(decision, scorecard, rules)
+    workspace.save_decision(decision)
+    word = "Approved" if answer.answer == "approve" else "Rejected"
+    out.print(
+        f"{word} by {answer.approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri}).",
+        markup=False,
+    )
+    if rules is None:
+        out.print("Its policy is not in policies/, so the audit log hears of it at the promotion.")
+    else:
+        record_decision(rules.target.repository, decision, rules.name)
+    if scorecard.ledger_run:
+        refusal = Outbox(workspace).tell_or_keep(decision_message(decision, scorecard.ledger_run))
+        if refusal:
+            out.print(f"MLflow is told later: {refusal.splitlines()[0]}", markup=False)
+    _next(decision, scorecard, rules, workspace, out)
+
+
+def _decision(scorecard: Scorecard, answer: Answer) -> Decision:
+    candidate = Candidate.parse(answer.candidate) if answer.candidate else None
+    if candidate is not None and scorecard.verdict(candidate) is None:
+        raise InputError(f"Scorecard {scorecard.digest[:12]} has no candidate {candidate}.")
+    if answer.accept_inconclusive and candidate is None:
+        raise InputError(
+            "Say which candidate is accepted: --accept-inconclusive --candidate KIND-PRECISION."
+        )
+    accepts = inconclusive(candidate, scorecard) if candidate else ()
+    if candidate and scorecard.outcome(candidate) is Outcome.INCONCLUSIVE:
+        _check_accepted(candidate, accepts, accepted=answer.accept_inconclusive)
+    try:
+        return Decision(
+            scorecard_sha256=scorecard.digest,
+            answer=answer.answer,
+            approver=answer.approver,
+            reason=answer.reason,
+            decided_at=now(),
+            origin=origin("command"),
+            accepts=accepts,
+            candidate=candidate,
+        )
+    except ValidationError as error:
+        raise InputError(f"This is no decision:\n{explain_validation(error)}") from error
+
+
+def _check_accepted(candidate: Candidate, accepts: tuple[str, ...], *, accepted: bool) -> None:
+    if not accepted:
+        raise ApprovalError(
+            f"{candidate} is inconclusive: {', '.join(accepts) or 'it was not benchmarked'}.\n"
+            "To publish it all the same, if the policy allows that, add --accept-inconclusive."
+        )
+
+
+def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> None:
+    """Refuse now what the promotion would refuse, or overlook, later."""
+    if decision.answer == "reject":
+        why = may_not_reject(decision.approver, rules.approval) if rules else ""
+        if why:
+            raise ApprovalError(f"This rejection would not count: {why}")
+        return
+    if rules is None:
+        if decision.candidate is None and scorecard.winner is None:
+            raise ApprovalError(f"There is nothing to approve: {scorecard.reason}")
+        return
+    check_approvable(scorecard, rules.approval)
+    reason = objection(decision, scorecard, rules.approval, now=now())
+    if reason:
+        raise ApprovalError(f"This approval would not count: {reason}")
+
+
+def _next(
+    decision: Decision,
+    scorecard: Scorecard,
+    rules: Policy | None,
+    workspace: Workspace,
+    out: Console,
+) -> None:
+    resumed = answer_suspended(decision)
+    for name in resumed:
+        out.print(f"The suspended run {name} continues.")
+    if decision.answer == "reject":
+        return
+    if rules is not None:
+        given = answers_to(
+            scorecard, workspace.decisions(scorecard.digest), rules.target.repository
+        )
+        standing = standing_of(
+            given.decisions, scorecard, rules.approval, now=now(), record=given.record
+        )
+        if standing.missing:
+            out.print(f"Still missing: {standing.missing} approval(s) by other people.")
+            for sentence in (standing.rejection, *standing.objections):
+                out.print(sentence, markup=False)
+            return
+    if not resumed:
+        out.print(f"Next: enginegate promote POLICY {scorecard.digest[:12]}")
+
+
+def _rules(scorecard: Scorecard, given: Path | None) -> Policy | None:
+    """The policy that a scorecard was made under: the one given, else one of ``policies/``.
+
+    Raises:
+        ApprovalError: the given one is another.
+    """
+    for path in [given] if given else sorted(Path("policies").glob("*.toml")):
+        policy = _read(path, required=given is not None)
+        if policy and policy.with_model(scorecard.model_uri).digest == scorecard.policy_sha256:
+            return policy
+    if given is not None:
+        raise ApprovalError(
+            f"Scorecard {scorecard.digest[:12]} was made under other rules than {given} has now. "
+            "Qualify under it, and decide on the new scorecard."
+        )
+    return None
+
+
+def _read(path: Path, *, required: bool) -> Policy | None:
+    try:
+        return read_policy(path)
+    except EnginegateError:
+        if required:
+            raise
+        return None

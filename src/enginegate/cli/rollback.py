@@ -1,0 +1,53 @@
+"""Going back on the terminal: with nothing but the folder and the server, if need be."""
+
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from enginegate.cli.checkout import of_checkout
+from enginegate.decision import Release
+from enginegate.ledger import Outbox, release_message
+from enginegate.policy import read_policy
+from enginegate.repository import AuditLog, open_repository
+from enginegate.workspace import Workspace
+
+_ANSWER_S = 2.0
+
+
+def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
+    """Make an earlier release live, as a flow where Prefect's server answers, else right here."""
+    if prefect_answers() and Path("flows/rollback.py").is_file():
+        release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
+        _say(release, out)
+        return
+    rules, workspace = read_policy(policy), Workspace.here()
+    repository, outbox = open_repository(rules, workspace, way="command"), Outbox(workspace)
+    with outbox.expecting(rules.target.repository, rules.name):
+        release = repository.rollback(rules.name, to, reason=reason)
+    _say(release, out)
+    message = release_message(release, AuditLog(rules.target.repository).head())
+    refusal = outbox.tell_or_keep(message) if message else ""
+    outbox.told(rules.name)
+    if refusal:
+        out.print("MLflow could not be told yet; the next promotion, rollback or watch tells it:")
+        out.print(f"  {refusal}", markup=False)
+
+
+def prefect_answers() -> bool:
+    """Whether a Prefect server is named and answers within two seconds."""
+    url = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    if urlsplit(url).scheme not in {"http", "https"}:
+        return False
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=_ANSWER_S) as answer:  # noqa: S310 - checked above
+            return bool(answer.status == 200)  # noqa: PLR2004
+    except (OSError, urllib.error.URLError, ValueError):
+        return False
+
+
+def _say(release: Release, out: Console) -> None:
+    out.print(f"Release {release.version} of {release.model} is live again: {release.candidate}.")

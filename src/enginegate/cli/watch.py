@@ -1,0 +1,67 @@
+"""Watching what is live, and scanning the registry, on the command line."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from enginegate.cli.checkout import of_checkout
+from enginegate.cli.pull import pull
+from enginegate.errors import ExitCode
+from enginegate.evidence import Outcome
+from enginegate.watching import Look
+
+_out = Console(highlight=False, markup=False, emoji=False)
+
+PolicyFile = Annotated[Path, typer.Argument(help="the model family's policy")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verbs."""
+    app.command()(watch)
+    app.command()(scan)
+    app.command()(pull)
+
+
+def watch(
+    policy: PolicyFile,
+    *,
+    once: Annotated[bool, typer.Option("--once", help="one look, also at a young release")] = False,
+) -> None:
+    """Compare what is live with what was promised; does what watch.on_failure says."""
+    flow = of_checkout("flows.watch")
+    seen = flow.watch(policy, 0.0) if once else flow.watch(policy)
+    for sentence in seen.done:
+        _out.print(sentence)
+    for look in seen.looks:
+        _show(look)
+    if not seen.looks:
+        _out.print("Nothing is live.")
+    if any(look.outcome is Outcome.FAILED for look in seen.looks):
+        raise typer.Exit(ExitCode.GATES_FAILED)
+
+
+def scan(
+    policy: PolicyFile,
+    deployment: Annotated[
+        str | None, typer.Option(help="who qualifies, e.g. qualify/digits; default: this process")
+    ] = None,
+) -> None:
+    """Qualify each version of the registry that carries the policy's alias or tag, once."""
+    started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
+    for uri in started:
+        _out.print(f"Started: {uri}")
+    if not started:
+        _out.print("No new version.")
+
+
+def _show(look: Look) -> None:
+    kind = "intensive" if look.intensive else "steady"
+    _out.print(
+        f"Look {look.number} ({kind}) at release {look.version} of {look.model}: "
+        f"{look.outcome.word}; action: {look.action}"
+    )
+    for finding in look.findings:
+        word = f"{finding.outcome.word}{', advisory' if finding.advisory else ''}"
+        _out.print(f"  {finding.gate} ({word}): {finding.reason}")

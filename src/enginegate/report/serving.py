@@ -1,0 +1,289 @@
+"""What the benchmarks of a qualification say, before it is laid out. Nothing is decided here.
+
+Validity comes first: of each configuration so many measurements may be used, and only from those
+its best is taken. n/a means that a number was not measured.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from enginegate.benchmarking import Slo
+from enginegate.candidate import Candidate
+from enginegate.canonical import Record
+from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
+from enginegate.measurement import Measurement, Percentile
+from enginegate.report.content import accuracy_text, one_line
+from enginegate.serving import ServingConfig
+from enginegate.triton.advice import buckets, explain_p99
+
+SERVING_COLUMNS = (
+    "configuration",
+    "valid",
+    "held, req/s",
+    "p99 there, ms",
+    "requests",
+    "mean batch",
+    "largest part",
+)
+P99 = 0.99
+_TAIL = 0.999
+_MISSING = "n/a"
+
+
+class ServingReport(Record):
+    """Everything a benchmark run found, as JSON for other programs."""
+
+    schema_version: Literal[1] = 1
+    model: str
+    model_uri: str
+    slo: Slo
+    candidates: tuple[Benchmark, ...]
+    winner: Candidate | None
+    reason: str
+
+    @property
+    def best(self) -> Benchmark | None:
+        """The winner's benchmark."""
+        return next((b for b in self.candidates if b.candidate == self.winner), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ServingRow:
+    """One configuration's line, as text, in the order of `SERVING_COLUMNS`."""
+
+    configuration: str
+    valid: str
+    held: str
+    p99: str
+    requests: str
+    batch: str
+    largest: str
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The texts in order."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+def serving_report(card: Scorecard, slo: Slo) -> ServingReport:
+    """What a scorecard says about serving."""
+    return ServingReport(
+        model=card.model,
+        model_uri=card.model_uri,
+        slo=slo,
+        candidates=card.benchmarks,
+        winner=card.winner,
+        reason=card.reason,
+    )
+
+
+def accuracies(card: Scorecard) -> dict[Candidate, str]:
+    """Each candidate's change of accuracy against FP32, in words, where it was judged."""
+    found = ((verdict.candidate, accuracy_text(verdict)) for verdict in card.verdicts)
+    return {candidate: f"accuracy {text}" for candidate, text in found if text != _MISSING}
+
+
+def serving_rows(benchmark: Benchmark, slo_p99_ms: float) -> tuple[ServingRow, ...]:
+    """One row for each configuration, the best first; the chosen one is marked."""
+    groups = by_configuration(benchmark)
+    bests = {config: best_of(measured, slo_p99_ms) for config, measured in groups.items()}
+    order = sorted(groups, key=lambda config: _rank(benchmark, config, bests[config], slo_p99_ms))
+    return tuple(_row(benchmark, c, groups[c], bests[c], slo_p99_ms) for c in order)
+
+
+def by_configuration(benchmark: Benchmark) -> dict[ServingConfig, list[Measurement]]:
+    """Measurements of each configuration, in the order they were made."""
+    groups: dict[ServingConfig, list[Measurement]] = {}
+    for measured in benchmark.measurements:
+        groups.setdefault(measured.config, []).append(measured)
+    return groups
+
+
+def best_of(measured: Sequence[Measurement], slo_p99_ms: float) -> Measurement | None:
+    """The highest rate at which p99 was within the limit; else the lowest p99; of valid ones."""
+    valid = [(m, p) for m in measured if not m.invalid and (p := m.percentile(P99))]
+    held = [m for m, p in valid if p.value_ms <= slo_p99_ms]
+    if held:
+        return max(held, key=lambda m: (m.rate_per_s, m.completed))
+    return min(valid, key=lambda pair: pair[1].value_ms, default=(None, None))[0]
+
+
+def serving_sentences(benchmark: Benchmark, slo: Slo) -> tuple[str, ...]:
+    """One candidate in words: validity, result, what eats the time, who measured, what it costs."""
+    void = [m for m in benchmark.measurements if m.invalid]
+    count = len(benchmark.measurements)
+    said = [f"{count - len(void)} of {count} measurements are valid, on {benchmark.server}."]
+    if void:
+        said.append(f"The last that is void: {one_line(void[-1].invalid[0])}.")
+    said += _result(benchmark)
+    nearest = benchmark.at_slo or best_of(benchmark.measurements, slo.p99_ms)
+    if nearest is not None:
+        said += [explain_p99(nearest, slo), generator_sentence(nearest)]
+    said += [_keeping_up(benchmark), *_standing(benchmark)]
+    said += pattern_sentences(benchmark.patterns)
+    return tuple(sentence for sentence in said if sentence)
+
+
+def generator_sentence(measured: Measurement) -> str:
+    """Who sent the load, and what sending alone costs."""
+    sender = measured.generator
+    processes = "process" if sender.processes == 1 else "processes"
+    who = f"{sender.driver} ({sender.processes} {processes}, the busiest {sender.cpu_share:.0%} of"
+    said = [f"Sent by {who} a processor), late by {measured.late_p99_ms:.2g} ms at p99"]
+    if sender.null_p50_ms is not None and sender.null_p99_ms is not None:
+        said.append(
+            f"a model that does nothing answers it in {sender.null_p50_ms:.2g} ms (p50) and "
+            f"{sender.null_p99_ms:.2g} ms (p99)"
+        )
+    if sender.trusted_per_s is not None:
+        said.append(f"it was shown to keep up with {sender.trusted_per_s:,.0f}/s")
+    return "; ".join(said) + "."
+
+
+def pattern_sentences(patterns: Sequence[Pattern]) -> Iterator[str]:
+    """How the tail moves under each heavier mix, against the recorded one."""
+    recorded = next((p for p in patterns if p.name == "recorded"), None)
+    for pattern in patterns:
+        if pattern is not recorded:
+            yield (
+                f"Under a heavier mix ({pattern.name}, {pattern.rate_per_s:,.0f}/s): "
+                + ", ".join(_moved(pattern, recorded, quantile) for quantile in (0.5, P99, _TAIL))
+                + f"; {pattern.failed_share:.2%} failed. Shown only, decides nothing."
+            )
+
+
+def roofline_sentence(roofline: Roofline) -> str:
+    """Whether arithmetic or memory traffic limits the engine."""
+    if roofline.bound == "unknown":
+        return "Whether it is bound by arithmetic or by memory could not be told here."
+    what = "arithmetic" if roofline.bound == "compute" else "memory traffic"
+    intensity = roofline.flops / roofline.bytes_moved if roofline.bytes_moved else 0.0
+    said = (
+        f"At a batch of {roofline.batch_size} it is {roofline.bound}-bound: {intensity:.3g} "
+        f"operations for each byte, so {what} is its limit on this device"
+    )
+    if roofline.reached is not None:
+        said += f", of which it reaches {roofline.reached:.0%}"
+    return f"{said}."
+
+
+def percentile_text(p: Percentile | None) -> str:
+    """A percentile with its interval, for people."""
+    if p is None:
+        return _MISSING
+    if p.low_ms is None or p.high_ms is None:
+        return f"{p.value_ms:.2f}"
+    return f"{p.value_ms:.2f} ({p.low_ms:.2f} to {p.high_ms:.2f})"
+
+
+def _result(benchmark: Benchmark) -> Iterator[str]:
+    if benchmark.chosen is None:
+        blocking = [f for f in benchmark.findings if not f.advisory and f.outcome]
+        yield from (
+            f"{f.gate}: {f.outcome.word}: {one_line(f.reason)}"
+            + (f" -> {one_line(f.remedy)}" if f.remedy else "")
+            for f in blocking
+        )
+        return
+    p99 = benchmark.p99_at_slo
+    over = f" over {p99.samples:,} requests" if p99 else ""
+    said = (
+        f"Chosen: {benchmark.chosen}. Confirmed at {benchmark.throughput_at_slo_per_s:,.0f} "
+        f"requests/s with a p99 of {percentile_text(p99)} ms{over}"
+    )
+    if benchmark.rejected_rate_per_s is not None:
+        said += f"; {benchmark.rejected_rate_per_s:,.0f}/s did not hold"
+    yield f"{said}."
+    if benchmark.cut_short:
+        yield f"It may hold more: {one_line(benchmark.cut_short)}."
+    for finding in benchmark.findings:
+        if finding.gate == "speedup" or finding.outcome:
+            yield f"{finding.gate}: {finding.outcome.word}: {one_line(finding.reason)}."
+
+
+def _keeping_up(benchmark: Benchmark) -> str:
+    """That the sender was not shown to make the rate that was confirmed; it voids nothing."""
+    shown, rate = benchmark.generator_per_s, benchmark.throughput_at_slo_per_s
+    if shown is None or rate <= shown:
+        return ""
+    return (
+        f"Against a do-nothing model the sender was shown to keep up with {shown:,.0f}/s only; "
+        "above that, how late each measurement's own requests were speaks for it."
+    )
+
+
+def _standing(benchmark: Benchmark) -> Iterator[str]:
+    """Cost, cold start, roofline, and the comparison with what is live."""
+    if benchmark.cost_per_million is not None:
+        yield (
+            f"A million requests cost {benchmark.cost_per_million:.3g} {benchmark.currency} there."
+        )
+    if benchmark.cold_start_s is not None:
+        yield f"From the load call to the first answer: {benchmark.cold_start_s:.2f} s."
+    if benchmark.roofline is not None:
+        yield roofline_sentence(benchmark.roofline)
+    rival = benchmark.rival
+    if rival is not None:
+        yield (
+            f"In turns with live release {rival.release} at {rival.rate_per_s:,.0f}/s: p99 "
+            f"{_mean(rival.candidate_p99_ms)} ms against {_mean(rival.champion_p99_ms)} ms, which "
+            f"differs from itself by {rival.noise_ms:.2g} ms."
+        )
+
+
+def _mean(values_ms: Sequence[float]) -> str:
+    return f"{sum(values_ms) / len(values_ms):.3g}" if values_ms else _MISSING
+
+
+def _moved(pattern: Pattern, recorded: Pattern | None, quantile: float) -> str:
+    name = f"p{100 * quantile:g}"
+    now, before = _find(pattern, quantile), _find(recorded, quantile)
+    if now is None:
+        return f"{name} falls on failed requests"
+    said = f"{name} {now.value_ms:.3g} ms"
+    if before is not None and before.value_ms:
+        said += f" ({now.value_ms / before.value_ms - 1.0:+.0%})"
+    return f"{said} of {now.samples:,}"
+
+
+def _find(pattern: Pattern | None, quantile: float) -> Percentile | None:
+    found = pattern.percentiles if pattern else ()
+    return next((p for p in found if p.quantile == quantile), None)
+
+
+def _rank(
+    benchmark: Benchmark, config: ServingConfig, best: Measurement | None, slo_p99_ms: float
+) -> tuple[bool, bool, float, float]:
+    p99 = best.percentile(P99) if best else None
+    if best is None or p99 is None:
+        return config != benchmark.chosen, True, 0.0, 0.0
+    held = p99.value_ms <= slo_p99_ms
+    return config != benchmark.chosen, not held, -best.rate_per_s if held else 0.0, p99.value_ms
+
+
+def _row(
+    benchmark: Benchmark,
+    config: ServingConfig,
+    measured: Sequence[Measurement],
+    best: Measurement | None,
+    slo_p99_ms: float,
+) -> ServingRow:
+    valid = sum(not m.invalid for m in measured)
+    p99 = best.percentile(P99) if best else None
+    held = best is not None and p99 is not None and p99.value_ms <= slo_p99_ms
+    return ServingRow(
+        configuration=f"{config} (chosen)" if config == benchmark.chosen else str(config),
+        valid=f"{valid} of {len(measured)}",
+        held=f"{best.rate_per_s:,.0f}" if best and held else "none",
+        p99=percentile_text(p99)
+        + ("" if held or best is None else f" at {best.rate_per_s:,.0f}/s"),
+        requests=f"{best.completed + best.failed:,}" if best else "0",
+        batch=f"{best.stages.mean_batch_size:.1f}" if best and best.stages else _MISSING,
+        largest=_largest(best),
+    )
+
+
+def _largest(best: Measurement | None) -> str:
+    found = buckets(best.stages) if best and best.stages else ()
+    return f"{found[0].name} {found[0].share:.0%}" if found else _MISSING

@@ -1,0 +1,101 @@
+"""A Triton in memory that serves a folder, for faults that a real one cannot be made to have.
+
+Its models add the number in their ``engine.bin``, as those of the integration tests do.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from enginegate.candidate import FileDigest, TensorSpec
+from enginegate.decision import Promise
+from enginegate.errors import ServerError
+from enginegate.repository import Golden, Package
+from enginegate.triton.answers import IndexRow, Reply, Statistics
+from enginegate.triton.config import Config
+from tests.fakes.evidence import INT8, SERVING, decision, scorecard
+
+X = TensorSpec(name="x", dtype="float32", shape=(-1, 2))
+Y = TensorSpec(name="y", dtype="float32", shape=(-1, 2))
+
+
+@dataclass
+class FakeTriton:
+    """Loads what it is told to; ``refuses`` are versions that do not load."""
+
+    root: Path
+    loaded: dict[str, Config] = field(default_factory=dict)
+    foreign: set[str] = field(default_factory=set)
+    refuses: set[int] = field(default_factory=set)
+    dead: bool = False
+    address: str = "fake:1"
+
+    def live(self) -> bool:
+        return not self.dead
+
+    def load(self, model: str, config: Config, *, timeout_s: float = 0.0) -> None:  # noqa: ARG002
+        self._check(model)
+        if self.refuses & set(config.versions or ()):
+            raise ServerError("it does not load")
+        self.loaded[model] = config
+
+    def unload(self, model: str) -> None:
+        self._check(model)
+        self.loaded.pop(model, None)
+        self.foreign.discard(model)
+
+    def model_ready(self, model: str, version: str = "") -> bool:  # noqa: ARG002
+        return not self.dead and (model in self.loaded or model in self.foreign)
+
+    def index(self) -> tuple[IndexRow, ...]:
+        self._check("")
+        ours = [(name, v) for name, config in self.loaded.items() for v in config.versions or ()]
+        rows = [*ours, *((name, 1) for name in self.foreign)]
+        return tuple(IndexRow(name, version, "READY", "") for name, version in rows)
+
+    def parameters(self, model: str, version: str = "") -> dict[str, str]:  # noqa: ARG002
+        self._check(model)
+        return dict(self.loaded[model].parameters)
+
+    def infer(self, model: str, inputs: Mapping[str, np.ndarray], *, version: str = "") -> Reply:
+        self._check(model)
+        which = int(version) if version else max(self.loaded[model].versions or ())
+        offset = np.float32((self.root / model / str(which) / "engine.bin").read_text())
+        return Reply({"y": inputs["x"] + offset}, str(which))
+
+    def statistics(self, model: str, version: str = "") -> Statistics:  # noqa: ARG002
+        self._check(model)
+        return Statistics()
+
+    def _check(self, model: str) -> None:
+        if self.dead:
+            raise ServerError(f"{self.address} does not answer about {model}")
+
+
+def package_in(folder: Path, offset: float, **changes: object) -> Package:
+    """What a release is made of, below ``folder``; the model adds ``offset``."""
+    built = folder / "built" / str(offset)
+    built.mkdir(parents=True, exist_ok=True)
+    (built / "engine.bin").write_text(str(offset))
+    x, card = np.arange(8, dtype=np.float32).reshape(4, 2), scorecard()
+    made = Package(
+        model="digits",
+        model_uri="models:/digits/1",
+        candidate=INT8,
+        engine_sha256=FileDigest.of(built / "engine.bin").sha256,
+        approved={"engine.bin": FileDigest.of(built / "engine.bin")},
+        files={"engine.bin": built / "engine.bin"},
+        backend="python",
+        gpu=False,
+        inputs=(X,),
+        outputs=(Y,),
+        serving=SERVING,
+        golden=Golden({"x": x}, {"y": x + np.float32(offset)}),
+        golden_max_abs_error=1e-4,
+        scorecard_sha256=card.digest,
+        decision=decision(card),
+        promise=Promise(p99_ms=9.0, throughput_per_s=400.0, slo_p99_ms=25.0),
+    )
+    return replace(made, **changes)

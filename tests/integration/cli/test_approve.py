@@ -1,0 +1,176 @@
+"""Deciding on the terminal: what is written, what is refused, and what the audit log says."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from enginegate.cli.approve import Answer, decide
+from enginegate.cli.audit import print_audit
+from enginegate.errors import ApprovalError, InputError
+from enginegate.evidence import Outcome
+from enginegate.policy import read_policy
+from enginegate.repository import AuditLog
+from enginegate.workspace import Workspace
+from tests.fakes.evidence import FP32, benchmark, finding, scorecard, verdict
+from tests.fakes.family import _POLICY as POLICY
+
+
+class Desk:
+    """Somebody at a terminal, in a checkout with one policy."""
+
+    def __init__(self, folder, approval):
+        self.policy = folder / "policies" / "tiny.toml"
+        self.policy.parent.mkdir()
+        self.policy.write_text(POLICY.format(root=folder) + approval)
+        self.rules = read_policy(self.policy)
+        self.workspace = Workspace(folder / "workspace")
+        self.out = Console(file=io.StringIO(), width=300)
+
+    def card(self, **changes):
+        """A scorecard made under that policy."""
+        fields = {"model": "tiny", "model_uri": "models:/tiny/1"}
+        return scorecard(policy_sha256=self.rules.digest, **(fields | changes))
+
+    def say(self, card, answer="approve", approver="ada", **options):
+        given = Answer(answer, approver, "margins are wide", **options)
+        decide(card, given, None, self.workspace, self.out)
+
+    @property
+    def said(self):
+        return self.out.file.getvalue()
+
+    @property
+    def log(self):
+        return AuditLog(self.rules.target.repository)
+
+
+@pytest.fixture
+def desk(tmp_path, monkeypatch):
+    """Make one; the argument is what its policy says besides about approvals."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    return lambda approval="": Desk(tmp_path, approval)
+
+
+def test_an_approval_is_kept_and_told(desk):
+    """In the workspace with where it came from, and in the audit log; the next command is named."""
+    ada = desk()
+    card = ada.card()
+
+    ada.say(card)
+
+    decision = ada.workspace.decision(card.digest)
+    assert (decision.answer, decision.candidate) == ("approve", None)
+    assert decision.origin.endswith(", command")
+    (event,) = ada.log.read()
+    assert (event.event, event.who, event.scorecard) == ("approved", "ada", card.digest)
+    assert f"enginegate promote POLICY {card.digest[:12]}" in ada.said
+
+
+def test_the_first_of_two_is_told_that_one_is_missing(desk):
+    """And the second that it can be promoted."""
+    both = desk("required = 2\n")
+    card = both.card()
+
+    both.say(card)
+    assert "Still missing: 1 approval" in both.said
+    both.say(card, approver="grace")
+
+    assert "enginegate promote" in both.said
+    assert len(both.workspace.decisions(card.digest)) == 2
+
+
+def test_a_rejection_is_told_too(desk):
+    """Somebody may approve it later; the log keeps both."""
+    ada = desk()
+    card = ada.card()
+
+    ada.say(card, "reject")
+    ada.say(card, approver="grace")
+
+    assert [event.event for event in ada.log.read()] == ["rejected", "approved"]
+
+
+def test_a_stranger_cannot_reject_and_is_told(desk):
+    """Silence would let them believe that it was stopped; a person the policy names is known."""
+    here = desk('approvers = ["ada"]\n')
+    card = here.card()
+
+    with pytest.raises(ApprovalError, match=r"would not count: 'mallory'.*names: ada"):
+        here.say(card, "reject", approver="mallory")
+    assert here.workspace.decisions(card.digest) == ()
+    here.say(card, "reject", approver="ada@host")
+    here.say(card)
+
+    assert "Still missing: 1" not in here.said
+    assert [event.event for event in here.log.read()] == ["rejected", "approved"]
+
+
+@pytest.mark.parametrize(
+    ("approval", "approver", "changes", "message"),
+    [
+        ('approvers = ["grace"]\n', "ada", {}, "may not approve"),
+        ("requester_may_approve = false\n", "ada", {"requested_by": "ada@h"}, "somebody else"),
+        ("", "ada", {"winner": None, "verdicts": ()}, "nothing to approve"),
+    ],
+    ids=["not-named", "own-request", "no-winner"],
+)
+def test_what_the_promotion_would_refuse_is_refused_at_once(
+    desk, approval, approver, changes, message
+):
+    """Nothing is written."""
+    here = desk(approval)
+    card = here.card(**changes)
+
+    with pytest.raises(ApprovalError, match=message):
+        here.say(card, approver=approver)
+
+    assert here.workspace.decisions(card.digest) == ()
+    assert here.log.read() == ()
+
+
+def unsure(desk):
+    """FP32 is inconclusive, and nothing won."""
+    judged = (verdict(finding(Outcome.INCONCLUSIVE), candidate=FP32),)
+    measured = (benchmark(candidate=FP32),)
+    return desk.card(verdicts=judged, benchmarks=measured, winner=None, reason="too few samples")
+
+
+def test_what_is_inconclusive_is_accepted_by_name(desk):
+    """The findings are listed until the person says so; the decision then holds them."""
+    ada = desk("accept_inconclusive = true\n")
+    card = unsure(ada)
+
+    with pytest.raises(ApprovalError, match=r"samples/evaluation.*(?s:.*)--accept-inconclusive"):
+        ada.say(card, candidate="onnxruntime-fp32")
+    with pytest.raises(InputError, match="Say which candidate"):
+        ada.say(card, accept_inconclusive=True)
+    ada.say(card, candidate="onnxruntime-fp32", accept_inconclusive=True)
+
+    decision = ada.workspace.decision(card.digest)
+    assert (decision.candidate, decision.accepts) == (FP32, ("samples/evaluation",))
+
+
+def test_what_is_inconclusive_cannot_be_accepted_against_the_policy(desk):
+    """Not even by name."""
+    ada = desk()
+
+    with pytest.raises(ApprovalError, match="nothing to approve"):
+        ada.say(unsure(ada), candidate="onnxruntime-fp32", accept_inconclusive=True)
+
+
+def test_the_audit_log_is_shown_and_verified(desk):
+    """As a table or as JSON lines; a changed line is an error that names it."""
+    ada = desk()
+    ada.say(ada.card())
+    ada.say(ada.card(), approver="grace")
+
+    assert print_audit(ada.rules, ada.out, as_json=False)
+    assert print_audit(ada.rules, ada.out, as_json=True)
+    assert "The chain holds: 2 lines" in ada.said
+    assert '"who":"grace"' in ada.said
+
+    ada.log.path.write_bytes(ada.log.path.read_bytes().replace(b'"ada"', b'"eve"'))
+    assert not print_audit(ada.rules, ada.out, as_json=False)
+    assert "jsonl, line 2: the chain is broken" in ada.said

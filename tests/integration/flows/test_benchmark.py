@@ -1,0 +1,87 @@
+"""The serving half of a qualification, alone."""
+
+from pathlib import Path
+
+import pytest
+
+from enginegate.evidence import Outcome
+from enginegate.policy import read_policy
+from enginegate.triton.config import read_config
+from enginegate.workspace import now
+from flows.benchmark import benchmark_candidates
+from flows.promote import promote
+from tests.fakes.evidence import FP32, INT8, decision
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
+
+
+def measured(family):
+    """When each valid measurement was made; void ones are not kept."""
+    folder = family.workspace.results / "measurements"
+    return {path.name: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+
+
+def check_reused(before, after, benchmarks):
+    """No valid measurement was made again; only what was void may be there anew.
+
+    A void one is not kept, so it is measured again, and the search may go on elsewhere from it.
+    """
+    assert {name: after[name] for name in before} == before
+    if not any(m.invalid for found in benchmarks for m in found.measurements):
+        assert after.keys() == before.keys()
+
+
+def test_what_qualify_measured_is_not_measured_again(qualified, family):
+    """The same candidates: the same benchmarks, from the store, and the winner's configuration."""
+    rules = read_policy(family.policy)
+    before = measured(family)
+
+    found = benchmark_candidates(rules, rules.candidates.all())
+
+    report = found.report
+    check_reused(before, measured(family), qualified.benchmarks)
+    decided = [b for b in qualified.benchmarks if b.outcome in {Outcome.PASSED, Outcome.FAILED}]
+    assert decided
+    assert [b for b in report.candidates if b in decided] == decided
+    assert report.winner is not None
+    assert "Accuracy was not judged" in report.reason
+    assert list(map(str, found.unmeasured)) == ["tensorrt-fp16"]
+    config = read_config(found.config_pbtxt, "test")
+    assert config.serving == report.best.chosen
+    assert "# 4 is the only value" in found.config_pbtxt
+
+
+def test_a_moved_slo_is_decided_from_what_was_measured(qualified, family, tmp_path):
+    """Another limit on the same latencies: another verdict, and not one request sent."""
+    policy = family.edited(tmp_path / "moved.toml", ("p99_ms = 250", "p99_ms = 240"))
+    rules = read_policy(policy)
+    before = measured(family)
+
+    found = benchmark_candidates(rules, (qualified.winner,))
+
+    (benchmark,) = found.report.candidates
+    assert benchmark.outcome is Outcome.PASSED
+    assert next(f.limit for f in benchmark.findings if f.gate == "p99_ms") == 240
+    check_reused(before, measured(family), qualified.benchmarks)
+
+
+def test_the_live_release_is_measured_in_turns(live, card, family, tmp_path):
+    """Its own bytes, beside each candidate but the one it is; and the gate compares with it."""
+    family.workspace.save_decision(decision(card, decided_at=now()))
+    release = promote(live, card.digest)
+    policy = tmp_path / "champion.toml"
+    against = 'confidence = 0.9\nfaster_than = "champion"\nmin_speedup = 0.5\nconfirmations'
+    policy.write_text(live.read_text().replace("confidence = 0.9\nconfirmations", against))
+    rules = read_policy(policy)
+
+    found = benchmark_candidates(rules, (FP32, INT8))
+
+    for benchmark in found.report.candidates:
+        gates = [finding.gate for finding in benchmark.findings]
+        if benchmark.candidate == release.candidate:
+            assert benchmark.rival is None
+            assert "speedup" not in gates
+        else:
+            assert benchmark.rival.release == release.version
+            assert len(benchmark.rival.champion_p99_ms) == len(benchmark.rival.candidate_p99_ms)
+            assert "speedup" in gates

@@ -1,0 +1,284 @@
+"""Benchmarks as people see them: table, sentences, page and JSON."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from enginegate.benchmarking import Slo
+from enginegate.candidate import Candidate
+from enginegate.evidence import Outcome, Pattern, Point, Rival, Roofline
+from enginegate.measurement import Generator, Percentile
+from enginegate.report import (
+    ServingReport,
+    accuracies,
+    explain,
+    serving_page,
+    serving_report,
+    serving_text,
+)
+from enginegate.report.serving import (
+    generator_sentence,
+    percentile_text,
+    serving_rows,
+    serving_sentences,
+)
+from tests.fakes.evidence import INT8, benchmark, finding, scorecard
+from tests.fakes.qualification import DIRECT, WAITING, plan, qualification
+
+CARD = qualification()
+SLO = Slo(p99_ms=25, min_throughput_per_s=100, confidence=0.99)
+REPORT = serving_report(CARD, SLO)
+
+
+def percentile(quantile, value_ms):
+    return Percentile(quantile=quantile, value_ms=value_ms, low_ms=None, high_ms=None, samples=3000)
+
+
+def rich(**changes):
+    """The INT8 benchmark with everything that can be known."""
+    fields = {
+        "rejected_rate_per_s": 430.0,
+        "cut_short": "the budget ended the search: raise [search] budget_s",
+        "generator_per_s": 390.0,
+        "cost_per_million": 0.1389,
+        "currency": "USD",
+        "cold_start_s": 1.25,
+        "roofline": Roofline(
+            batch_size=2, flops=4e6, bytes_moved=1e6, bound="memory", reached=0.31
+        ),
+        "rival": Rival(
+            release=7,
+            rate_per_s=400,
+            candidate_p99_ms=(6.0, 7.0),
+            champion_p99_ms=(9.0, 9.5),
+            noise_ms=0.5,
+            champion_throughput_per_s=300,
+        ),
+        "patterns": (
+            Pattern(
+                name="recorded",
+                rate_per_s=400,
+                percentiles=(percentile(0.5, 2.0), percentile(0.99, 6.0), percentile(0.999, 8.0)),
+                failed_share=0.0,
+            ),
+            Pattern(
+                name="bursts",
+                rate_per_s=400,
+                percentiles=(percentile(0.5, 3.0), percentile(0.99, 12.0)),
+                failed_share=0.0125,
+            ),
+        ),
+        "pareto": (
+            Point(
+                config=WAITING,
+                rate_per_s=400,
+                p99=percentile(0.99, 6.25),
+                cost_per_million=0.1389,
+                confirmed=True,
+            ),
+        ),
+    }
+    return CARD.benchmark(INT8).model_copy(update=fields | changes)
+
+
+def test_terminal(is_golden):
+    """Validity first, each configuration's best, the winner, and who sent."""
+    assert is_golden(serving_text(REPORT), "report_serving.txt")
+
+
+def test_narrow_terminal_loses_nothing():
+    """In 80 columns nothing is cut off."""
+    text = serving_text(REPORT, width=80)
+
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_the_chosen_configuration_comes_first():
+    """Then those that held, by rate; a configuration without a valid measurement has no number."""
+    first, second = serving_rows(CARD.benchmark(INT8), 25.0)
+
+    assert first.configuration == f"{WAITING} (chosen)"
+    assert (first.valid, first.held) == ("3 of 3", "400")
+    assert (second.configuration, second.valid) == (str(DIRECT), "0 of 1")
+    assert (second.held, second.p99) == ("none", "n/a")
+
+
+def test_nothing_held_shows_the_nearest():
+    """The lowest p99 and its rate, so that people see how far away it is."""
+    (row,) = serving_rows(CARD.benchmark(plan("bf16")), 25.0)
+
+    assert row.held == "none"
+    assert row.p99 == "31.00 (27.90 to 37.20) at 100/s"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "3 of 4 measurements are valid, on Triton 2.51.0, CPU.",
+        "The last that is void: the generator was late.",
+        "430/s did not hold.",
+        "A million requests cost 0.139 USD there.",
+        "From the load call to the first answer: 1.25 s.",
+        "it is memory-bound: 4 operations for each byte",
+        "of which it reaches 31%.",
+        "In turns with live release 7 at 400/s: p99 6.5 ms against 9.25 ms",
+        "which differs from itself by 0.5 ms.",
+        "Under a heavier mix (bursts, 400/s): p50 3 ms (+50%) of 3,000, p99 12 ms (+100%)",
+        "p99.9 falls on failed requests; 1.25% failed. Shown only, decides nothing.",
+        "It may hold more: the budget ended the search: raise [search] budget_s.",
+        "the sender was shown to keep up with 390/s only",
+    ],
+)
+def test_sentences(said):
+    """Everything that is known of a candidate is said, each number with its unit."""
+    assert said in " ".join(serving_sentences(rich(), SLO))
+
+
+def test_a_sender_that_made_the_rate_is_no_note():
+    """Only a confirmed rate above what it was shown to make needs one."""
+    said = " ".join(serving_sentences(rich(generator_per_s=1000.0), SLO))
+
+    assert "Against a do-nothing model" not in said
+
+
+def test_a_failed_candidate_says_why_and_what_to_do():
+    """The findings that are in the way stand where the result would be."""
+    failed = rich(
+        chosen=None,
+        findings=(finding(Outcome.FAILED, gate="p99_ms", remedy="add instances"),),
+    )
+
+    assert "p99_ms: failed: 900 >= 200 -> add instances" in serving_sentences(failed, SLO)
+
+
+def test_the_generators_own_cost_is_told():
+    """What a do-nothing model takes, and up to which rate the sender was shown to keep up."""
+    measured = CARD.benchmark(INT8).measurements[0]
+    known = Generator(
+        processes=2, cpu_share=0.4, null_p50_ms=0.8, null_p99_ms=2, trusted_per_s=2500
+    )
+
+    said = generator_sentence(measured.model_copy(update={"generator": known}))
+
+    assert "python (2 processes, the busiest 40% of a processor)" in said
+    assert "does nothing answers it in 0.8 ms (p50) and 2 ms (p99)" in said
+    assert "keep up with 2,500/s" in said
+
+
+def test_explain_tells_of_roofline_and_patterns():
+    """A release manager reads them too."""
+    text = explain(scorecard(benchmarks=(rich(),)))
+
+    assert "it is memory-bound" in text
+    assert "Under a heavier mix (bursts" in text
+
+
+def test_json_has_a_schema_version_and_reads_back():
+    """Other programs can rely on it."""
+    text = REPORT.pretty_json()
+
+    assert json.loads(text)["schema_version"] == 1
+    assert ServingReport.model_validate_json(text) == REPORT
+
+
+class Page(HTMLParser):
+    """Collects what a browser would load or run, and whether tags close."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.scripts, self.marks, self.titles = [], 0, {}, 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        assert not {"src", "href", "onload", "onclick", "onerror"} & set(given)
+        self.scripts += tag == "script"
+        if "data-m" in given:
+            self.marks.setdefault(given["data-m"], []).append(tag)
+        if tag not in {"meta", "input"}:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        given = dict(attrs)
+        if "data-m" in given:
+            self.marks.setdefault(given["data-m"], []).append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+def test_page_is_one_file_that_loads_nothing():
+    """No source, no link, one script; a policy forbids the network as well."""
+    text = serving_page(REPORT)
+    page = Page(text)
+
+    assert page.open == []
+    assert page.scripts == 1
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://", text)
+
+
+def test_every_measurement_is_drawn_and_listed():
+    """Its points and its line in the table carry the same name, which links them."""
+    page = Page(serving_page(REPORT))
+
+    expected = {
+        f"{b}-{m}"
+        for b, found in enumerate(REPORT.candidates)
+        for m in range(len(found.measurements))
+    }
+    assert set(page.marks) == expected
+    assert all(sorted(tags) == ["circle", "circle", "tr"] for tags in page.marks.values())
+
+
+def test_the_table_has_every_percentile_with_its_count():
+    """From how many requests they are stands before them."""
+    text = serving_page(REPORT)
+    (first,) = re.findall(r'<tr class="s0" data-m="0-0">(.*?)</tr>', text)
+    columns = re.findall(r"<th>(.*?)</th>", text)
+    cells = dict(zip(columns, re.findall(r"<td>(.*?)</td>", first), strict=True))
+    measured = REPORT.candidates[0].measurements[0]
+
+    assert int(cells["requests"].replace(",", "")) == measured.percentiles[0].samples
+    for quantile in (0.5, 0.9, 0.95, 0.99, 0.999):
+        assert cells[f"p{100 * quantile:g}, ms"] == percentile_text(measured.percentile(quantile))
+
+
+def test_page_keeps_hostile_text_as_text():
+    """A server's or a model's words cannot become markup or end the script."""
+    hostile = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
+    measured = CARD.benchmark(INT8).measurements[0].model_copy(update={"invalid": (hostile,)})
+    report = REPORT.model_copy(
+        update={
+            "model": hostile,
+            "reason": hostile,
+            "candidates": (rich(server=hostile, currency="<b>$", measurements=(measured,)),),
+        }
+    )
+
+    page = Page(serving_page(report, {INT8: hostile}))
+
+    assert page.scripts == 1
+
+
+def test_a_page_of_nothing_is_still_a_page():
+    """No candidate, or none that was measured."""
+    empty = REPORT.model_copy(update={"candidates": (), "winner": None})
+    unmeasured = REPORT.model_copy(update={"candidates": (benchmark(),)})
+
+    assert Page(serving_page(empty)).marks == {}
+    assert Page(serving_page(unmeasured)).marks == {}
+
+
+def test_accuracy_stands_beside_a_confirmed_point():
+    """Cost and p99 are worth nothing without it; what was not judged is not claimed."""
+    known = accuracies(CARD)
+
+    text = serving_page(REPORT.model_copy(update={"candidates": (rich(),)}), known)
+
+    assert known[INT8] == "accuracy -0.22 (-0.72 to +0.18)"
+    assert Candidate.parse("tensorrt-fp16") not in known
+    assert f">{known[INT8]}</text>" in text
