@@ -38,7 +38,7 @@ from enginegate.kept import Kept
 from enginegate.policy import Calibration
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-_CALIBRATION = Calibration(method="max", batch_size=16, max_samples=32)
+CALIBRATION = Calibration(method="max", batch_size=16, max_samples=32)
 _LIBRARIES = (
     *("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcudnn.so.9"),
     *("libcufft.so.12", "libcurand.so.10", "libnvrtc.so.13"),
@@ -117,7 +117,7 @@ def onnxruntime_points(
 ) -> tuple[dict[str, Any], list[Point]]:
     """Build one engine, and run it at every batch: what it is, and how fast."""
     name = f"onnxruntime-{precision}"
-    plan = planned(subject.onnx, name, subject.data, building=_building(), calibration=_CALIBRATION)
+    plan = planned(subject.onnx, name, subject.data, building=_building(), calibration=CALIBRATION)
     try:
         built = build_engine(plan, scratch / "engines")
         engine = built.value

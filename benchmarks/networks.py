@@ -199,7 +199,8 @@ def _pieces(word: str, index: dict[str, int]) -> Iterator[int]:
 
 
 def _specs(values: Any) -> tuple[TensorSpec, ...]:
-    types = {onnx.TensorProto.FLOAT: "float32", onnx.TensorProto.INT64: "int64"}
+    kinds = onnx.TensorProto
+    types = {kinds.FLOAT: "float32", kinds.INT64: "int64", kinds.UINT8: "uint8"}
     return tuple(
         TensorSpec(
             name=value.name,

@@ -1,0 +1,168 @@
+"""Kills promotions and rollbacks on a real Triton, under load, and counts what was left broken.
+
+Each operation runs in a process of its own that dies by SIGKILL: after each step of the journal,
+before each durable act (fsync, rename, unlink, ...), in the middle of an append, in the middle of
+recovery, and at random instants. A fresh process recovers and verifies; then folder and server are
+looked at again from here. Clients of an engine and of an ensemble never stop, and each answer is
+checked against the version that it names.
+
+``python benchmarks/kill_promotions.py`` prints a table and writes results/kill_promotions.json;
+``--kills 60`` measures less.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.lab.campaign import Campaign, Killed  # noqa: E402
+from benchmarks.lab.figures import at_most, clients_row, counted, keep, machine  # noqa: E402
+from benchmarks.lab.job import What  # noqa: E402
+from benchmarks.lab.nursery import Nursery  # noqa: E402
+from benchmarks.lab.plan import Kill, long  # noqa: E402
+from benchmarks.lab.tagged import CHAIN, ENGINE, QUICK  # noqa: E402
+from enginegate.errors import ServerError  # noqa: E402
+from enginegate.triton.callers import Callers  # noqa: E402
+from enginegate.triton.install import find_triton  # noqa: E402
+from enginegate.triton.server import ServerOptions, start  # noqa: E402
+
+KILLS, RATE_PER_S = 600, 40.0
+_EVERY = 20
+_OPERATIONS: tuple[What, ...] = ("publish", "rollback", "publish-wrong")
+
+
+def measure(kills: int, rate_per_s: float) -> dict[str, Any]:
+    """Kill so many operations.
+
+    Raises:
+        ServerError: Triton died; nothing that was killed may bring it down.
+    """
+    with tempfile.TemporaryDirectory(prefix="kill-promotions-") as name:
+        folder = Path(name)
+        (folder / "repository").mkdir()
+        install = find_triton(folder / "triton")
+        options = ServerOptions(flags=QUICK)
+        with (
+            start(install, folder / "repository", folder=folder, options=options) as server,
+            Nursery(folder / "nursery") as nursery,
+        ):
+            campaign = Campaign(server, nursery, folder)
+            for model in (ENGINE, CHAIN):
+                campaign.begin(model)
+            began_s = time.perf_counter()
+            with campaign.called(ENGINE, CHAIN, rate_per_s=rate_per_s) as clients:
+                acts = {
+                    (what, model): campaign.acts(what, model)
+                    for model in (ENGINE, CHAIN)
+                    for what in _OPERATIONS
+                }
+                plan = long(kills, acts)
+                found = list(_killed(campaign, plan))
+            lasted_s = time.perf_counter() - began_s
+    return _figures(plan, found, clients, lasted_s, server.version)
+
+
+def _killed(campaign: Campaign, plan: list[Kill]) -> Iterator[Killed]:
+    began_s, bad = time.perf_counter(), 0
+    for number, each in enumerate(plan, start=1):
+        try:
+            killed = campaign.kill(each.what, each.model, each.death, twice=each.twice)
+        except ServerError:
+            print(f"During {each.what} of {each.model}, killed {each.death}:")
+            campaign.server.check_alive()  # If Triton itself died, this shows the end of its log.
+            raise
+        bad += bool(killed.problems)
+        for problem in killed.problems:
+            print(f"  {killed.model} {killed.what} {killed.death}: {problem}")
+        if number % _EVERY == 0 or number == len(plan):
+            left_s = (time.perf_counter() - began_s) / number * (len(plan) - number)
+            print(f"{number} of {len(plan)}, {bad} broken, {left_s:.0f} s left", flush=True)
+        yield killed
+
+
+def _figures(
+    plan: list[Kill],
+    found: list[Killed],
+    clients: tuple[Callers, ...],
+    lasted_s: float,
+    version: str,
+) -> dict[str, Any]:
+    cut = [kill for kill in found if kill.cut]
+    return {
+        "machine": machine(),
+        "triton": version,
+        "lasted_s": round(lasted_s, 1),
+        "kills": len(cut),
+        "ended_before_the_kill": len(found) - len(cut),
+        "broken": sum(bool(kill.problems) for kill in found),
+        "broken_at_most": at_most(len(cut)),
+        "rows": _rows(plan, found),
+        "clients": {name: clients_row(c) for name, c in zip((ENGINE, CHAIN), clients, strict=True)},
+        "broken_kills": [asdict(kill) for kill in found if kill.problems],
+    }
+
+
+def _rows(plan: list[Kill], found: list[Killed]) -> list[dict[str, Any]]:
+    """Kills by model, operation and way of dying."""
+    groups: dict[tuple[str, str, str], Counter[str]] = {}
+    slowest: Counter[tuple[str, str, str]] = Counter()
+    for each, killed in zip(plan, found, strict=True):
+        if not killed.cut:
+            continue
+        way = "step, then in recovery" if each.twice else each.death.at
+        key = (killed.model, killed.what, way)
+        count = groups.setdefault(key, Counter())
+        count["kills"] += 1
+        count["new" if killed.after == killed.target else "old"] += 1
+        count["recovered"] += killed.recovered
+        count["broken"] += bool(killed.problems)
+        slowest[key] = max(slowest[key], round(killed.recovery_s * 1e3))
+    return [
+        {
+            "model": key[0],
+            "operation": key[1],
+            "died": key[2],
+            **{name: groups[key][name] for name in ("kills", "recovered", "old", "new", "broken")},
+            "slowest_recovery_ms": slowest[key],
+        }
+        for key in sorted(groups)
+    ]
+
+
+def show(figures: dict[str, Any]) -> None:
+    """Print the table and what it supports."""
+    names = list(figures["rows"][0])
+    print("\n| " + " | ".join(name.replace("_", " ") for name in names) + " |")
+    print("|" + "|".join("---" if place < 3 else "---:" for place in range(len(names))) + "|")  # noqa: PLR2004
+    for row in figures["rows"]:
+        print("| " + " | ".join(str(row[name]) for name in names) + " |")
+    print(f"\nTriton {figures['triton']}, {figures['lasted_s']:.0f} s.")
+    print(f"- left broken: {counted(figures['broken'], figures['kills'], 'kills')}")
+    for name, seen in figures["clients"].items():
+        print(f"- {name}, failed: {counted(seen['failed'], seen['requests'], 'requests')}")
+        print(f"- {name}, wrong: {counted(seen['wrong'], seen['requests'], 'answers')}")
+
+
+def main() -> int:
+    """Measure, print, keep; status 1 if anything was left broken, failed or wrong."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--kills", type=int, default=KILLS)
+    parser.add_argument("--rate", type=float, default=RATE_PER_S, help="requests a second, each")
+    given = parser.parse_args()
+    figures = measure(given.kills, given.rate)
+    show(figures)
+    print(f"\n{keep('kill_promotions', figures)}")
+    seen = figures["clients"].values()
+    return int(bool(figures["broken"] or any(c["failed"] or c["wrong"] for c in seen)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

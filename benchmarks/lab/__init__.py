@@ -1,0 +1,1 @@
+"""What the measurements of the live repository share: models that say who they are, and kills."""
