@@ -17,15 +17,17 @@ from typing import Literal
 from rich.console import Console
 from rich.prompt import Prompt
 
+from enginegate.approving import check_decision
 from enginegate.candidate import Candidate
 from enginegate.data import DataSet, read_data
-from enginegate.decision import Decision, Release, check_decision
+from enginegate.decision import Decision, Release
 from enginegate.errors import ApprovalError, ExitCode, InputError, ServerError
 from enginegate.evidence import Scorecard
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard, print_table
 from enginegate.repository import Layout, LiveRepository
+from enginegate.repository.decided import answers_to
 from enginegate.triton.live import live_server
 from enginegate.triton.server import Server
 from enginegate.triton.steady import SteadyTraffic
@@ -112,8 +114,11 @@ class _Demo:
         self.out.print(f"{decision.approver}: {decision.answer} ({decision.reason})", markup=False)
 
     def _stands(self, decision: Decision, card: Scorecard) -> bool:
+        given = answers_to(card, (decision,), self.policy.target.repository)
         try:
-            check_decision(decision, card, self.policy.approval, now=now())
+            check_decision(
+                given.decisions, card, self.policy.approval, now=now(), record=given.record
+            )
         except ApprovalError:
             return False
         return True
