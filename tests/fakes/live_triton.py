@@ -55,9 +55,9 @@ class FakeTriton:
         rows = [*ours, *((name, 1) for name in self.foreign)]
         return tuple(IndexRow(name, version, "READY", "") for name, version in rows)
 
-    def parameters(self, model: str, version: str = "") -> dict[str, str]:  # noqa: ARG002
+    def config(self, model: str, version: str = "") -> Config:  # noqa: ARG002
         self._check(model)
-        return dict(self.loaded[model].parameters)
+        return self.loaded[model]
 
     def infer(self, model: str, inputs: Mapping[str, np.ndarray], *, version: str = "") -> Reply:
         self._check(model)

@@ -19,7 +19,7 @@ from enginegate.repository.layout import Current, Layout
 from enginegate.repository.parts import owned_parts, part_config
 from enginegate.repository.serving import (
     LiveModel,
-    digests,
+    known_digests,
     right_config,
     served_config,
 )
@@ -50,9 +50,9 @@ def part_configs(
             versions.setdefault(part.name, set()).add(version)
     for name in versions:
         versions[name] |= also.get(name, set())
-    parameters = digests({version: layout.release(version) for version in current.known})
+    digests = known_digests(layout, current)
     return {
-        name: served_form(_shared(layout, name, served), tuple(served), parameters)
+        name: served_form(_shared(layout, name, served), tuple(served), digests)
         for name, served in versions.items()
     }
 

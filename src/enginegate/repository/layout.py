@@ -10,13 +10,14 @@
     └── MODEL/
         ├── config.pbtxt              which versions serve, with each release's digest
         ├── 1/ 2/ …                   the bytes of each release
-        └── .enginegate/              ours: Triton ignores it
+        └── 00/                       ours
             └── releases/             N.json, .golden.npz, .sig.json; outlive the bytes
 
-Triton refuses to start on a dot-folder in ROOT in its NONE, POLL and ``--load-model=*`` modes, but
-ignores files there and dot-folders inside a model; hence this shape. It looks at the times inside
-a model's dot-folders though: after any change there the next load reloads every version that
-serves. So the commit point, which a rollback writes, is in ROOT.
+Triton refuses to start on a folder in ROOT that is no model in its NONE, POLL and
+``--load-model=*`` modes, but ignores files there. Inside a model it looks at the times of
+everything: after a change the next load reloads every version that serves, unless what changed is
+``config.pbtxt`` or has a name of digits, like a version. A name that begins with a zero is no
+version. Hence ``00``: what is written there costs the versions that serve nothing.
 """
 
 import re
@@ -38,7 +39,8 @@ LOCK = ".enginegate.lock"
 JOURNAL = ".enginegate-journal.jsonl"
 AUDIT = ".enginegate-audit.jsonl"
 CURRENT = ".enginegate-current"
-PART_OF = ".enginegate/part-of"
+RECORDS = "00"
+PART_OF = f"{RECORDS}/part-of"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -92,7 +94,7 @@ class Layout:
     @property
     def is_ours(self) -> bool:
         """Whether this program made the model's folder; a part's is its ensemble's."""
-        ours = (self.folder / ".enginegate" / "releases").is_dir()
+        ours = (self.folder / RECORDS / "releases").is_dir()
         return ours and not (self.root / self.model / PART_OF).exists()
 
     @property
@@ -106,15 +108,15 @@ class Layout:
 
     def release_file(self, version: int) -> Path:
         """The manifest of one release."""
-        return self.folder / ".enginegate" / "releases" / f"{version}.json"
+        return self.folder / RECORDS / "releases" / f"{version}.json"
 
     def golden_file(self, version: int) -> Path:
         """Samples and answers of one release."""
-        return self.folder / ".enginegate" / "releases" / f"{version}.golden.npz"
+        return self.folder / RECORDS / "releases" / f"{version}.golden.npz"
 
     def signature_file(self, version: int) -> Path:
         """The signature on one release."""
-        return self.folder / ".enginegate" / "releases" / f"{version}.sig.json"
+        return self.folder / RECORDS / "releases" / f"{version}.sig.json"
 
     def part(self, name: str) -> "Layout":
         """A part of this model: a model folder beside it (parts.py)."""
@@ -122,7 +124,7 @@ class Layout:
 
     def part_file(self, version: int, part: str, suffix: str) -> Path:
         """What is kept of one release's part besides its bytes: its configuration, for example."""
-        return self.folder / ".enginegate" / "releases" / f"{version}.{part}.{suffix}"
+        return self.folder / RECORDS / "releases" / f"{version}.{part}.{suffix}"
 
     def current(self) -> Current | None:
         """The live release; None before the first."""
@@ -144,7 +146,7 @@ class Layout:
 
     def releases(self) -> tuple[Release, ...]:
         """Every release that was ever published, oldest first, also when its bytes are gone."""
-        files = (self.folder / ".enginegate" / "releases").glob("*.json")
+        files = (self.folder / RECORDS / "releases").glob("*.json")
         found = [Release.read(path) for path in files if path.stem.isdigit()]
         return tuple(sorted(found, key=lambda release: release.version))
 
@@ -208,5 +210,5 @@ def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
 
 def models(root: Path) -> tuple[str, ...]:
     """Names of the models this program has published in a repository; parts are not counted."""
-    found = [path.parent for path in root.glob("*/.enginegate") if path.is_dir()]
+    found = [path.parent for path in root.glob(f"*/{RECORDS}") if path.is_dir()]
     return tuple(sorted(path.name for path in found if not (path / PART_OF).exists()))

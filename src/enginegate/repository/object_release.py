@@ -24,11 +24,11 @@ from enginegate.canonical import Record
 from enginegate.decision import Release
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.copies import Copy, check_same, release_files
-from enginegate.repository.layout import Layout
+from enginegate.repository.layout import RECORDS, Layout
 from enginegate.repository.storage import ObjectStore
 from enginegate.workspace import now
 
-_PRIVATE = "/.enginegate/"
+_PRIVATE = f"/{RECORDS}/"
 _OF_VERSION = re.compile(r"[^/]+/(?:releases/)?([1-9][0-9]*)[./]")
 
 

@@ -4,7 +4,7 @@ Each part is a model folder beside the ensemble's, with the release's own number
 
     ROOT/
     ├── MODEL/           the ensemble: 1/ 2/ …, each holding ensemble.pbtxt
-    ├── MODEL.engine/    config.pbtxt, 1/ 2/ …, .enginegate/part-of
+    ├── MODEL.engine/    config.pbtxt, 1/ 2/ …, 00/part-of
     └── MODEL.STEP/      likewise
 
 A part has no commit point of its own: the ensemble's speaks for all of them.
@@ -21,7 +21,6 @@ from enginegate.durable import sync_folder, write_file
 from enginegate.errors import RepositoryError
 from enginegate.repository.golden import Golden
 from enginegate.repository.layout import PART_OF, Current, Layout
-from enginegate.repository.serving import digests
 from enginegate.triton.config import Config, config_text, read_config
 from enginegate.triton.ensembling import served_form
 
@@ -117,7 +116,7 @@ def move_parts_in(layout: Layout, release: Release, staging: Path, *, records: L
         write_file(first.folder / PART_OF, layout.model.encode())
         (source / "bytes").rename(first.version_folder(version))
         config = served_form(
-            part_config(records, version, part), (version,), digests({version: release})
+            part_config(records, version, part), (version,), {version: release.digest}
         )
         write_file(first.config, config_text(config).encode())
         first.folder.rename(place.folder)

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from enginegate.durable import sync_folder
-from enginegate.repository.layout import Layout
+from enginegate.repository.layout import RECORDS, Layout
 from enginegate.repository.parts import owned_parts, remove_part_bytes
 
 _FORGOTTEN = ".forgotten"
@@ -44,7 +44,7 @@ def sweep(layout: Layout) -> None:
         left.unlink(missing_ok=True)
     own = (layout.folder,) if layout.is_ours else ()
     for folder in (*own, *(part.folder for part in owned_parts(layout))):
-        for place in (folder, folder / ".enginegate", folder / ".enginegate" / "releases"):
+        for place in (folder, folder / RECORDS, folder / RECORDS / "releases"):
             for left in place.glob(".*.tmp"):
                 left.unlink(missing_ok=True)
     for left in layout.folder.glob(f"*{_FORGOTTEN}") if own else ():

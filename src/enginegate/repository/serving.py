@@ -5,7 +5,6 @@ can be restored, and any file on disk checked, without remembering the text.
 """
 
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -18,6 +17,7 @@ from enginegate.triton.answers import IndexRow, Reply
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text, model_config, read_config
 from enginegate.triton.ensembling import served_form
+from enginegate.triton.marks import mark, marks
 
 ENSEMBLE_FILE = "ensemble.pbtxt"
 _POLL_S = 0.02
@@ -25,14 +25,9 @@ _POLL_S = 0.02
 _POLLING = "explicit model load / unload is not allowed"
 
 
-def digests(releases: Mapping[int, Release]) -> dict[str, str]:
-    """The configuration parameters that hold releases' digests."""
-    return {release_parameter(version): each.digest for version, each in releases.items()}
-
-
-def release_parameter(version: int) -> str:
-    """The configuration parameter that holds a release's digest."""
-    return f"enginegate.release.{version}"
+def known_digests(layout: Layout, current: Current) -> dict[int, str]:
+    """The digests that configurations carry while ``current`` is live, by version."""
+    return {version: layout.release(version).digest for version in current.known}
 
 
 def served_versions(current: Current, release: Release) -> tuple[int, ...]:
@@ -43,31 +38,32 @@ def served_versions(current: Current, release: Release) -> tuple[int, ...]:
 def served_config(layout: Layout, current: Current) -> Config:
     """The model's configuration while ``current`` is live.
 
-    Batching and instances are those of the current release. The digests of every known release
-    stand in the parameters: Triton changes a version policy in place, but reloads when a parameter
-    changes, so the same set before and after makes a rollback instant.
+    Batching and instances are those of the current release. It carries the digests of every known
+    release: the same set before and after a rollback, so that only the version policy changes.
 
     Raises:
         TamperedError: the published configuration of an ensemble is not what it was.
     """
     release = layout.release(current.version)
-    parameters = digests({version: layout.release(version) for version in current.known})
+    digests = known_digests(layout, current)
     versions = served_versions(current, release)
     if release.parts:
         path = layout.version_folder(current.version) / ENSEMBLE_FILE
         release.files[ENSEMBLE_FILE].check(path)
-        return served_form(read_config(path.read_text(), str(path)), versions, parameters)
-    return model_config(
+        return served_form(read_config(path.read_text(), str(path)), versions, digests)
+    config = model_config(
         name=release.model,
         inputs=release.inputs,
         outputs=release.outputs,
         serving=release.serving,
         backend=release.backend,
-        parameters=parameters,
+        parameters={},
         versions=versions,
         gpu=release.gpu,
         options=release.options,
     )
+    mark(config, digests)
+    return config
 
 
 def right_config(layout: Layout, current: Current) -> bytes:
@@ -123,7 +119,7 @@ class LiveModel:
             ServerError: the server does not answer.
         """
         self.prove_ready(served_versions(current, release), wait=wait)
-        found = self.client.parameters(self.layout.model).get(release_parameter(current.version))
+        found = marks(self.client.config(self.layout.model)).get(current.version)
         if found != release.digest:
             raise RepositoryError(
                 f"the server's configuration names release digest {found}, not {release.digest}"
@@ -171,11 +167,11 @@ class LiveModel:
     def _has(self, config: Config) -> bool:
         """Whether a configuration is in force; a version that stayed may show an older policy."""
         try:
-            found = self.client.parameters(self.layout.model)
+            found = marks(self.client.config(self.layout.model))
         except ServerError:
             return False
         ready = tuple(sorted(self.ready()))
-        return config.parameters.items() <= found.items() and config.versions == ready
+        return marks(config) == found and config.versions == ready
 
     def _rows(self) -> list[IndexRow]:
         return [row for row in self.client.index() if row.name == self.layout.model]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from enginegate.candidate import TensorSpec
 from enginegate.triton.config import Config, bare_config
+from enginegate.triton.marks import mark
 
 _PLATFORM = "ensemble"
 
@@ -59,12 +60,14 @@ def part_form(config: Config, name: str) -> Config:
     return copy
 
 
-def served_form(config: Config, versions: tuple[int, ...], parameters: Mapping[str, str]) -> Config:
-    """The same with its versions: an ensemble's steps are pinned to the highest of them."""
+def served_form(config: Config, versions: tuple[int, ...], digests: Mapping[int, str]) -> Config:
+    """The same with its versions, and the digests of releases by version.
+
+    An ensemble's steps are pinned to the highest of the versions.
+    """
     copy = _copy(config)
     copy.message.version_policy.specific.versions.extend(sorted(versions))
-    for key, value in sorted(parameters.items()):
-        copy.message.parameters[key].string_value = value
+    mark(copy, digests)
     for step in copy.message.ensemble_scheduling.step:
         step.model_version = max(versions)
     return copy

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,8 +23,17 @@ from enginegate.errors import (
 from enginegate.repository import Golden, Layout, LiveRepository, verify
 from enginegate.repository.journal import Journal
 from enginegate.triton.server import start
+from tests.fakes.evidence import SERVING
 
 pytestmark = pytest.mark.triton
+
+
+def processes(server, version):
+    """What the server runs for one version: each instance of a Python model is a process."""
+    tasks = Path("/proc", str(server.pid), "task").iterdir()
+    children = {pid for task in tasks for pid in (task / "children").read_text().split()}
+    ours = f"{server.repository}/digits/{version}/".encode()
+    return {pid for pid in children if ours in Path("/proc", pid, "cmdline").read_bytes()}
 
 
 def problems(repository):
@@ -44,6 +54,21 @@ def test_a_release_goes_live_and_comes_back(repository, package, ask):
 
     forward = repository.rollback("digits", to=2)
     assert (forward.version, ask()) == (2, (2, 2.0))
+
+
+def test_publishing_leaves_what_serves_in_place(server, repository, package, ask):
+    """The version that stands by is not loaded again, whatever was published or gone back to."""
+    repository.publish(package(1.0), expected=None)
+    began = processes(server, 1)
+
+    repository.publish(package(2.0), expected=1)
+    beside = processes(server, 1)
+    repository.rollback("digits")
+    repository.publish(package(3.0), expected=1)
+
+    assert len(began) == SERVING.instances
+    assert began == beside == processes(server, 1)
+    assert ask() == (3, 3.0)
 
 
 def test_a_number_is_never_issued_twice(repository, package, ask):
@@ -277,7 +302,7 @@ def _swap_for_link(folder):
 
 
 def _edit_manifest(folder):
-    path = folder / ".enginegate" / "releases" / "1.json"
+    path = folder / "00" / "releases" / "1.json"
     path.write_bytes(path.read_bytes().replace(b"models:/digits/1", b"models:/digits/7"))
 
 
@@ -288,11 +313,11 @@ def _edit_manifest(folder):
             lambda folder: (folder.parent / ".enginegate-current.digits.json").unlink(),
             "the journal's last change made it 1",
         ),
-        (lambda folder: shutil.rmtree(folder / ".enginegate"), "has no release 1"),
+        (lambda folder: shutil.rmtree(folder / "00"), "has no release 1"),
         (_swap_for_link, "is a link"),
         (_edit_manifest, "is not the manifest that was published"),
         (
-            lambda f: (f / ".enginegate" / "releases" / "1.json").write_text("{"),
+            lambda f: (f / "00" / "releases" / "1.json").write_text("{"),
             "not a valid Release",
         ),
     ],

@@ -65,9 +65,9 @@ ensemble_scheduling {
   }
 }
 parameters {
-  key: "digest"
+  key: "enginegate.releases"
   value {
-    string_value: "d"
+    string_value: "release-7-d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1d1"
   }
 }
 """
@@ -111,7 +111,7 @@ def test_the_ensemble_is_golden(step, engine):
     """Inputs, outputs and the largest batch follow from the parts; every step is pinned."""
     composed = compose("m", Ensemble(before=(step(),)), engine)
 
-    assert config_text(served_form(composed.config, (7,), {"digest": "d"})) == GOLDEN
+    assert config_text(served_form(composed.config, (7,), {7: "d1" * 32})) == GOLDEN
     assert [part.name for part in composed.parts] == ["m.pre", "m.engine"]
     assert list(composed.parts[0].files) == ["model.py"]
 

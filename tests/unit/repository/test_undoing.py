@@ -57,8 +57,8 @@ def test_a_model_that_is_somebody_elses_is_left_alone(repository, server, packag
     theirs.parent.mkdir(parents=True)
     theirs.write_text("7")
     if name != "digits":
-        (repository.root / name / ".enginegate").mkdir()
-        (repository.root / name / ".enginegate" / "part-of").write_text("digits")
+        (repository.root / name / "00").mkdir()
+        (repository.root / name / "00" / "part-of").write_text("digits")
     server.foreign.add(name)
 
     with pytest.raises(RepositoryError, match="is another model's"):
