@@ -6,15 +6,20 @@ samples, commit), half roll back to the one before. They run in a process of the
 warmed up before it takes traffic. Calm of equal length before and after each swap is what the time
 during it is compared with.
 
-``python benchmarks/live_swap.py`` prints a table and writes results/live_swap.json and .png;
+Twice: a model that works for 20 ms a batch, and one that does next to nothing, whose latency is
+that of the machine. Beside them a control that changes nothing on the server: some Python process
+starts and imports NumPy, which is what a new version of a Python model costs the machine.
+
+``python benchmarks/live_swap.py`` prints a table and writes results/live_swap.json, and a picture of each run;
 ``--swaps 10`` measures less.
 """
 
 import argparse
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,38 +38,39 @@ from benchmarks.lab.figures import (  # noqa: E402
     percentile_ms,
 )
 from benchmarks.lab.nursery import Nursery  # noqa: E402
-from benchmarks.lab.tagged import ENGINE, QUICK  # noqa: E402
+from benchmarks.lab.tagged import ENGINE  # noqa: E402
 from benchmarks.lab.windows import PHASES, Seen, Swap, lasted_ms, rows, seen  # noqa: E402
 from enginegate.triton.callers import Callers  # noqa: E402
 from enginegate.triton.install import find_triton  # noqa: E402
-from enginegate.triton.server import ServerOptions, start  # noqa: E402
+from enginegate.triton.server import start  # noqa: E402
 
 SWAPS, RATE_PER_S, CALM_S = 100, 100.0, 0.7
+WORK_MS = (20.0, 0.0)
 TARGET = 1.5
 _EVERY = 10
+_CONTROL = (sys.executable, "-c", "import numpy")
 
 
 def measure(
-    swaps: int, rate_per_s: float, calm_s: float, *, quick: bool
+    work_ms: float, swaps: int, rate_per_s: float, calm_s: float
 ) -> tuple[dict[str, Any], list[Seen]]:
     """Swap so often under load."""
     with tempfile.TemporaryDirectory(prefix="live-swap-") as name:
         folder = Path(name)
         (folder / "repository").mkdir()
         install = find_triton(folder / "triton")
-        options = ServerOptions(flags=QUICK if quick else ())
         with (
-            start(install, folder / "repository", folder=folder, options=options) as server,
+            start(install, folder / "repository", folder=folder) as server,
             Nursery(folder / "nursery") as nursery,
         ):
-            campaign = Campaign(server, nursery, folder)
+            campaign = Campaign(server, nursery, folder, work_ms=work_ms)
             campaign.begin(ENGINE)
             with campaign.called(ENGINE, rate_per_s=rate_per_s) as (clients,):
                 time.sleep(calm_s)
                 done = list(_swaps(campaign, swaps, calm_s))
             version = server.version
     found = seen(clients, done)
-    return _figures(found, clients, rate_per_s, version), found
+    return {"work_ms": work_ms, "triton": version, **_figures(found, clients, rate_per_s)}, found
 
 
 def _swaps(campaign: Campaign, count: int, calm_s: float) -> Iterator[Swap]:
@@ -72,35 +78,41 @@ def _swaps(campaign: Campaign, count: int, calm_s: float) -> Iterator[Swap]:
     for number in range(count):
         # The package is made, and the next process is chosen, before the clock starts.
         swap = campaign.prepared("rollback" if number % 2 else "publish", ENGINE)
-        time.sleep(calm_s)
-        began_s = time.perf_counter()
-        swap()
-        ended_s = time.perf_counter()
-        time.sleep(calm_s)
-        yield Swap("rollback" if number % 2 else "promotion", began_s, ended_s, calm_s)
+        yield _timed("rollback" if number % 2 else "promotion", swap, calm_s)
+        if number % 2:
+            yield _timed("control", _control, calm_s)
         if (number + 1) % _EVERY == 0:
             left_s = (time.perf_counter() - began_run_s) / (number + 1) * (count - number - 1)
             print(f"{number + 1} of {count} swaps, {left_s:.0f} s left", flush=True)
 
 
-def _figures(
-    found: list[Seen], clients: Callers, rate_per_s: float, version: str
-) -> dict[str, Any]:
+def _timed(what: str, act: Callable[[], None], calm_s: float) -> Swap:
+    time.sleep(calm_s)
+    began_s = time.perf_counter()
+    act()
+    ended_s = time.perf_counter()
+    time.sleep(calm_s)
+    return Swap(what, began_s, ended_s, calm_s)
+
+
+def _control() -> None:
+    subprocess.run(_CONTROL, check=True)  # noqa: S603
+
+
+def _figures(found: list[Seen], clients: Callers, rate_per_s: float) -> dict[str, Any]:
     late_s = clients.result.late_s if clients.result else np.zeros(0)
     return {
-        "machine": machine(),
-        "triton": version,
         "rate_per_s": rate_per_s,
         "swaps": lasted_ms(found),
         "clients": clients_row(clients),
         "generator_late_p99_ms": percentile_ms(late_s, 0.99),
-        "target_p99_over_before": TARGET,
         "rows": rows(found),
     }
 
 
 def show(figures: dict[str, Any]) -> None:
     """Print the table and what it supports."""
+    print(f"\nThe model works for {figures['work_ms']:g} ms a batch.")
     print(
         "\n| swap | phase | requests | p50 ms | p99 ms | max ms | p99 over before (95 %) |"
         "\n|---|---|---:|---:|---:|---:|---:|"
@@ -120,7 +132,7 @@ def show(figures: dict[str, Any]) -> None:
     clients = figures["clients"]
     print(f"- failed: {counted(clients['failed'], clients['requests'], 'requests')}")
     print(f"- wrong: {counted(clients['wrong'], clients['requests'], 'answers')}")
-    total = int(sum(took["count"] for took in figures["swaps"].values()))
+    total = int(sum(t["count"] for what, t in figures["swaps"].items() if what != "control"))
     if not clients["failed"] and not clients["wrong"]:
         print(f"- swaps that cost a request: {counted(0, total, 'swaps')}")
     print(
@@ -167,16 +179,17 @@ def main() -> int:
     parser.add_argument("--swaps", type=int, default=SWAPS)
     parser.add_argument("--rate", type=float, default=RATE_PER_S, help="requests a second")
     parser.add_argument("--calm", type=float, default=CALM_S, help="seconds before and after each")
-    parser.add_argument(
-        "--quick", action="store_true", help="a server that does not complete configurations"
-    )
+    parser.add_argument("--work", type=float, nargs="*", default=WORK_MS, help="ms a batch")
     given = parser.parse_args()
-    figures, found = measure(given.swaps, given.rate, given.calm, quick=given.quick)
-    show(figures)
-    print(f"\n{keep('live_swap', figures)}")
-    plot(found, RESULTS / "live_swap.png")
-    clients = figures["clients"]
-    return int(bool(clients["failed"] or clients["wrong"]))
+    runs = []
+    for work_ms in given.work:
+        figures, found = measure(work_ms, given.swaps, given.rate, given.calm)
+        show(figures)
+        plot(found, RESULTS / f"live_swap_{work_ms:g}ms.png")
+        runs.append(figures)
+    kept = {"machine": machine(), "target_p99_over_before": TARGET, "runs": runs}
+    print(f"\n{keep('live_swap', kept)}")
+    return int(any(run["clients"]["failed"] or run["clients"]["wrong"] for run in runs))
 
 
 if __name__ == "__main__":

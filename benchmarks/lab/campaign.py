@@ -58,6 +58,8 @@ class Campaign:
     Attributes:
         folder: for packages and accounts, outside the repository.
         tags: what each release's answers must carry, by model and number.
+        attempts: packages made.
+        work_ms: how long each run of an engine takes besides.
     """
 
     server: Server
@@ -65,6 +67,7 @@ class Campaign:
     folder: Path
     tags: dict[tuple[str, int], int] = field(default_factory=dict)
     attempts: int = 0
+    work_ms: float = 0.0
 
     @property
     def root(self) -> Path:
@@ -179,7 +182,8 @@ class Campaign:
         tag = number * _TAGS_A_NUMBER + self.attempts % _TAGS_A_NUMBER
         self.tags[model, number] = tag
         folder = self.folder / "packages" / str(self.attempts)
-        package = made(Order(folder, model, tag, wrong=what == "publish-wrong"))
+        wrong = what == "publish-wrong"
+        package = made(Order(folder, model, tag, wrong=wrong, work_ms=self.work_ms))
         return Job(
             what, self.root, self.server.grpc, model, package, expected=expected, death=death
         )

@@ -30,9 +30,12 @@ _SOURCE = '''"""Adds the number in engine.bin."""
 
 import ctypes
 import pathlib
+import time
 
 import numpy as np
 import triton_python_backend_utils as pb
+
+WORK_S = 0.0
 
 _set_name = ctypes.pythonapi.PyCapsule_SetName
 _set_name.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -51,6 +54,7 @@ class TritonPythonModel:
         self.tag = np.float32((folder / "engine.bin").read_text())
 
     def execute(self, requests):
+        time.sleep(WORK_S)
         xs = [np.from_dlpack(pb.get_input_tensor_by_name(r, "x")) for r in requests]
         return [pb.InferenceResponse([_tensor("y", x + self.tag)]) for x in xs]
 '''
@@ -79,12 +83,14 @@ class Order:
         model: ``ENGINE``, or ``CHAIN`` for an ensemble around one.
         tag: what its answers carry; whole and below 2 ** 23, so exact in a float32.
         wrong: it answers otherwise than it was validated.
+        work_ms: how long each run of the engine takes besides, asleep as if on a GPU.
     """
 
     folder: Path
     model: str
     tag: int
     wrong: bool = False
+    work_ms: float = 0.0
 
 
 def made(order: Order) -> Package:
@@ -114,7 +120,7 @@ def tag_in(model: str, sample: int, reply: Reply) -> float:
 
 def _engine(order: Order) -> Package:
     order.folder.mkdir(parents=True, exist_ok=True)
-    (order.folder / "model.py").write_text(_SOURCE)
+    (order.folder / "model.py").write_text(_source(order))
     (order.folder / "engine.bin").write_text(str(order.tag))
     digest = FileDigest.of(order.folder / "engine.bin")
     x = _inputs()
@@ -142,6 +148,10 @@ def _engine(order: Order) -> Package:
         ),
         promise=Promise(p99_ms=9.0, throughput_per_s=400.0, slo_p99_ms=25.0),
     )
+
+
+def _source(order: Order) -> str:
+    return _SOURCE.replace("WORK_S = 0.0", f"WORK_S = {order.work_ms / 1e3!r}")
 
 
 def _rules(folder: Path) -> Ensemble:

@@ -70,6 +70,13 @@ class Statistics:
     batches: dict[int, int] = field(default_factory=dict)
     success_ns: int = 0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether every sample's batch is counted too; an ensemble has no batches of its own."""
+        return not self.batches or self.inferences <= sum(
+            size * runs for size, runs in self.batches.items()
+        )
+
     def __sub__(self, earlier: "Statistics") -> "Statistics":
         """What happened between two readings."""
         return self._combine(earlier, -1)

@@ -5,6 +5,7 @@ that serves the connection). A success status is never evidence of what serves: 
 send a probe.
 """
 
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -17,6 +18,7 @@ from enginegate.triton.vendor import channel_options, vendor
 from enginegate.triton.wire import fill_request, reply_of
 
 _LOAD_TIMEOUT_S = 120.0
+_COUNTED_WITHIN_S, _COUNTED_POLL_S = 0.5, 0.01
 _REMEDIES = {
     "UNAVAILABLE": "Check that the server runs at this address (its log says why it stopped) and "
     "that this model version is ready in its index.",
@@ -164,6 +166,24 @@ class TritonClient:
         """Counters since the model was loaded, over all its versions unless one is given."""
         found = self._call("ModelStatistics", f"count {model}", name=model, version=version)
         return sum((_statistics(row) for row in found.model_stats), Statistics())
+
+    def counted(
+        self, model: str, since: Statistics, *, answers: int, version: str = ""
+    ) -> Statistics:
+        """What was counted since an earlier reading, once it holds that many answers.
+
+        Triton answers a request before it counts it, and its batch after that: read at once, the
+        counters may miss the last ones. They are read until they hold them and stand still, for
+        half a second at most: a server with other clients never does.
+        """
+        deadline = time.monotonic() + _COUNTED_WITHIN_S
+        found = self.statistics(model, version) - since
+        while time.monotonic() < deadline:
+            time.sleep(_COUNTED_POLL_S)
+            earlier, found = found, self.statistics(model, version) - since
+            if found.requests >= answers and found == earlier and found.is_whole:
+                break
+        return found
 
     def trace_settings(self, model: str = "") -> dict[str, tuple[str, ...]]:
         """What is traced: of one model, or the server's default."""

@@ -180,10 +180,11 @@ class Bench:
             result = self._send(load, ends)
         if result.failed:
             deployment.server.check_alive()
+        answered = len(result.latency_s) - result.failed
         return measure(
             result,
             config,
-            counted=deployment.client.statistics(name) - before,
+            counted=deployment.client.counted(name, before, answers=answered),
             folder=self.folder,
             slo_p99_ms=self.slo_p99_ms,
             beside=Beside(usage, self.generator, self.price_per_hour, cold_start_s),

@@ -57,7 +57,8 @@ class RemoteModel:
             result = self._send(traffic, load, driver)
             if result.failed:
                 self.server.check_alive()
-            counted = client.statistics(self.name) - before
+            answered = len(result.latency_s) - result.failed
+            counted = client.counted(self.name, before, answers=answered)
         return measure(
             result,
             self.config.serving,
