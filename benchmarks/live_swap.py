@@ -10,7 +10,8 @@ Twice: a model that works for 20 ms a batch, and one that does next to nothing, 
 that of the machine. Beside them a control that changes nothing on the server: some Python process
 starts and imports NumPy, which is what a new version of a Python model costs the machine.
 
-``python benchmarks/live_swap.py`` prints a table and writes results/live_swap.json, and a picture of each run;
+``python benchmarks/live_swap.py`` prints a table and writes results/live_swap.json and a picture of
+each run;
 ``--swaps 10`` measures less.
 """
 

@@ -34,12 +34,12 @@ from enginegate.canonical import Record
 from enginegate.decision import Head, Release
 from enginegate.durable import file_lock
 from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedError
+from enginegate.triton.marks import RECORDS
 
 LOCK = ".enginegate.lock"
 JOURNAL = ".enginegate-journal.jsonl"
 AUDIT = ".enginegate-audit.jsonl"
 CURRENT = ".enginegate-current"
-RECORDS = "00"
 PART_OF = f"{RECORDS}/part-of"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 

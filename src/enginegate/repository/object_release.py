@@ -24,8 +24,9 @@ from enginegate.canonical import Record
 from enginegate.decision import Release
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.copies import Copy, check_same, release_files
-from enginegate.repository.layout import RECORDS, Layout
+from enginegate.repository.layout import Layout
 from enginegate.repository.storage import ObjectStore
+from enginegate.triton.marks import RECORDS
 from enginegate.workspace import now
 
 _PRIVATE = f"/{RECORDS}/"

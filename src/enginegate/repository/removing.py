@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 from enginegate.durable import sync_folder
-from enginegate.repository.layout import RECORDS, Layout
+from enginegate.repository.layout import Layout
 from enginegate.repository.parts import owned_parts, remove_part_bytes
+from enginegate.triton.marks import RECORDS
 
 _FORGOTTEN = ".forgotten"
 _log = logging.getLogger("enginegate.repository")

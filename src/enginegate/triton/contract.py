@@ -70,6 +70,7 @@ def check_contract(
         was_ready = client.ready()
         scratch = Scratch(client, repository, load_timeout_s)
         try:
+            scratch.issue(1)
             scratch.serve(1)
         except ServerError as error:
             scratch.remove()
@@ -129,14 +130,22 @@ class _Trial:
 
     def _switching(self, switches: int) -> Iterator[ContractCheck]:
         """The policy goes [1] -> [1, 2] -> [1], as in a promotion and its rollback."""
-        reloads, back_s = 0, []
-        for _ in range(switches):
+        reloads, moved, back_s = 0, 0, []
+        for number in range(2, switches + 2):
+            alone = self._load_of_one()
+            self.scratch.issue(number)
             self._told(1, 2)
             self._look(serves=2, ready={1, 2}, digest="first")
             before = self._load_of_one()
+            moved += before != alone
             back_s.append(self._told(1))
             self._look(serves=1, ready={1}, digest="first")
             reloads += self._load_of_one() != before
+        yield _check(
+            "a version published beside the live one leaves it in place",
+            moved == 0,
+            f"{moved} of {switches} reloaded version 1",
+        )
         yield _check(
             "a rollback by the version policy alone does not reload",
             reloads == 0,
@@ -201,6 +210,7 @@ class _Trial:
         facts: tuple[tuple[str, Callable[[], object], object], ...] = (
             ("ready are", self.scratch.ready, ready),
             ("the configuration names", self.scratch.digest, digest),
+            ("of releases it names", self.scratch.named, self.scratch.releases),
             ("unversioned requests went to", self._answering, {serves}),
         )
         for what, ask, wanted in facts:

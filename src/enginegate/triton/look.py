@@ -6,7 +6,7 @@ what the numbers mean (validation/watch.py).
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +20,7 @@ from enginegate.triton.answers import Statistics
 from enginegate.triton.client import TritonClient
 from enginegate.triton.live import LiveAddresses
 from enginegate.triton.metrics import Metrics, read_metrics
-from enginegate.triton.traffic import LoadResult, Traffic, run_load
+from enginegate.triton.traffic import EarlyEnd, LoadResult, Traffic, run_load
 
 _FAILURES = "nv_inference_request_failure"
 _GIVEN_UP = "CANCELED"
@@ -28,6 +28,7 @@ _PENDING = "nv_inference_pending_request_count"
 _GPU_USED = "nv_gpu_memory_used_bytes"
 _GPU_TOTAL = "nv_gpu_memory_total_bytes"
 _PROBES = 20
+_WAIT_S = 0.2
 _NS_PER_MS = 1e6
 
 
@@ -86,11 +87,13 @@ class Prober:
         samples: inputs to draw from, each with its batch axis in front.
         slo_s: a slower answer is over the limit.
         seed: of arrival times and order.
+        ended: asked several times a second: whether nobody wants the look any more.
     """
 
     samples: tuple[Tensors, ...]
     slo_s: float
     seed: int
+    ended: Callable[[], bool] = lambda: False
 
     def send(self, address: str, model: str, duration_s: float) -> Probe:
         """Twenty requests or so, at random times; returns when the last is answered.
@@ -100,7 +103,13 @@ class Prober:
         """
         traffic = Traffic.of(model, self.samples, order_seed=self.seed)
         load = Load(rate_per_s=_PROBES / duration_s, duration_s=duration_s, seed=self.seed)
-        return self._counted(run_load(address, traffic, load))
+        ends = EarlyEnd(self.slo_s, skip_s=0.0, decided=lambda _settled, _over: self.ended())
+        return self._counted(run_load(address, traffic, load, ends=ends))
+
+    def wait(self, until_s: float) -> None:
+        """Wait until the monotonic clock shows so much, or the look is ended."""
+        while not self.ended() and (left_s := until_s - time.monotonic()) > 0.0:
+            time.sleep(min(left_s, _WAIT_S))
 
     def _counted(self, sent: LoadResult) -> Probe:
         good = sent.latency_s[np.isfinite(sent.latency_s)] * 1e3
@@ -117,7 +126,7 @@ class Prober:
 def read_look(
     addresses: LiveAddresses, model: str, version: int, *, look_s: float, prober: Prober
 ) -> Reading:
-    """Watch one version for ``look_s`` seconds.
+    """Watch one version for ``look_s`` seconds, or until the prober is ended.
 
     Raises:
         ServerError: the server or that version does not answer, or was loaded anew meanwhile.
@@ -126,7 +135,7 @@ def read_look(
     with TritonClient(addresses.grpc) as client:
         before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
         probe = prober.send(addresses.grpc, model, look_s)
-        time.sleep(max(0.0, started + look_s - time.monotonic()))
+        prober.wait(started + look_s)
         counted = client.statistics(model, str(version)) - before
     late = _Scrape.of(addresses)
     if counted.requests < 0 or counted.failures < 0:

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 
 from enginegate.triton.config import Config
 
+RECORDS = "00"
+"""A folder in a model's own that costs the versions that serve nothing (repository/layout.py)."""
 _PARAMETER = "enginegate.releases"
 _MARKS = re.compile(r"release(-[1-9]\d*-[0-9a-f]{64})+")
 _MARK = re.compile(r"-([1-9]\d*)-([0-9a-f]{64})")

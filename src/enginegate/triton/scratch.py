@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from enginegate.errors import ServerError
 from enginegate.serving import ServingConfig
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text, model_config
+from enginegate.triton.marks import RECORDS, mark, marks
 
 SOURCE = Path(__file__).with_name("contract_model.py")
 BROKEN = b"raise RuntimeError('broken on purpose, to see that it stays outside')\n"
@@ -52,6 +54,7 @@ class Scratch:
         repository: a folder that the server reads; None: files travel in the call.
         load_timeout_s: limit on one load.
         files: what the folder of each version holds as ``model.py``.
+        releases: the digests that its configuration carries as a release's does.
     """
 
     client: TritonClient
@@ -61,6 +64,14 @@ class Scratch:
     files: dict[int, bytes] = field(
         default_factory=lambda: dict.fromkeys((1, 2), SOURCE.read_bytes())
     )
+    releases: dict[int, str] = field(default_factory=dict)
+
+    def issue(self, number: int) -> None:
+        """Another release: its digest is named from now on, and a record of it is kept."""
+        digest = sha256(str(number).encode()).hexdigest()
+        self.releases = {**self.releases, number: digest}
+        if self.repository is not None:
+            write_file(self.repository / self.name / RECORDS / str(number), digest.encode())
 
     def serve(self, *versions: int, digest: str = "first", write: bool = True) -> float:
         """Let exactly these versions serve.
@@ -100,6 +111,10 @@ class Scratch:
         listed = {row.version for row in rows if row.name == self.name and row.ready}
         return answer if answer == listed else answer ^ listed
 
+    def named(self) -> dict[int, str]:
+        """The releases that the configuration in force names."""
+        return marks(self.client.config(self.name))
+
     def digest(self) -> str | None:
         """What the configuration in force says."""
         return self.client.parameters(self.name).get(DIGEST)
@@ -120,7 +135,7 @@ class Scratch:
 
     def config(self, versions: tuple[int, ...], digest: str) -> Config:
         """Its configuration."""
-        return model_config(
+        config = model_config(
             name=self.name,
             inputs=(_X,),
             outputs=(_Y,),
@@ -129,6 +144,8 @@ class Scratch:
             parameters={DIGEST: digest},
             versions=versions,
         )
+        mark(config, self.releases)
+        return config
 
     def _write(self, config: Config) -> Mapping[str, bytes]:
         if self.repository is None:
@@ -138,6 +155,8 @@ class Scratch:
             path = folder / str(version) / "model.py"
             if not path.is_file() or path.read_bytes() != content:
                 write_file(path, content)
+                # As in a release: bytecode written here by a load would count as a change of it.
+                write_file(path.with_name("__pycache__"), b"")
         write_file(folder / "config.pbtxt", config_text(config).encode())
         return {}
 

@@ -36,7 +36,7 @@ def test_this_triton_keeps_every_promise(quick, folder):
     found = check_contract(quick.grpc, repository=repository, switches=1 + folder, rate_per_s=100.0)
 
     assert {check.outcome for check in found} == {Outcome.PASSED}, found
-    assert len(found) == 7
+    assert len(found) == 8
     assert list(quick.repository.iterdir()) == []
     with quick.client() as client:
         assert [row for row in client.index() if row.ready] == []
