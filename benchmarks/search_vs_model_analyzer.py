@@ -7,12 +7,15 @@ At most 4 instances and batches of 32. For each model:
 
 - *search*: ours, open loop, confirmed with three fresh seeds;
 - *quick* (and *brute* with ``--full``): Model Analyzer, stopped after ``--minutes``;
+- *open*: our search on the one configuration that Model Analyzer chose: what it holds in an open
+  loop, whose requests do not wait for the answers to others as those of a closed loop do;
 - *grid*: our search on every single configuration; the best confirmed point is the yardstick;
 - *again*: each winner, as it was found (ours in an open loop at its rate, theirs in a closed loop
   with its clients), five times 3,000 requests.
 
 ``python benchmarks/search_vs_model_analyzer.py`` prints a table and writes
-results/search_vs_model_analyzer.json. Parts that are there are not run again (``--again`` does), so
+results/search_vs_model_analyzer.json. *fast* is sent by perf_analyzer, since Python
+cannot send so much on two cores. Parts that are there are not run again (``--again`` does), so
 a stopped run goes on where it was. Expect 50 minutes; 15 with ``--quick`` (a grid of the largest
 batches only); hours with ``--full``. Nothing else should run on the machine.
 """
@@ -40,7 +43,7 @@ from model_analyzer import VERSION, Analyzer  # noqa: E402 - beside this file
 from enginegate.benchmarking import Search, Slo  # noqa: E402
 from enginegate.candidate import TensorSpec  # noqa: E402
 from enginegate.machine import processor  # noqa: E402
-from enginegate.measurement import ClosedLoad, Load  # noqa: E402
+from enginegate.measurement import ClosedLoad, Driver, Load  # noqa: E402
 from enginegate.serving import ServingConfig  # noqa: E402
 from enginegate.triton.deploy import Bench, ServedModel, deployed  # noqa: E402
 from enginegate.triton.install import TritonInstall, find_triton  # noqa: E402
@@ -64,13 +67,14 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sleeper:
-    """A model and what is asked of it. ``most_per_s``: what the generator is trusted with."""
+    """A model, what is asked of it, and by which driver: at most what that can send."""
 
     base_ms: float
     item_ms: float
     outliers: float
     p99_ms: float
     most_per_s: float = 4000.0
+    driver: Driver = "python"
 
     def parameters(self) -> dict[str, str]:
         values = {
@@ -114,7 +118,9 @@ class Sleeper:
 
 MODELS = {
     "slow": Sleeper(20.0, 1.0, outliers=0.01, p99_ms=120.0),
-    "fast": Sleeper(4.0, 0.25, outliers=0.0, p99_ms=20.0, most_per_s=3000.0),
+    "fast": Sleeper(
+        4.0, 0.25, outliers=0.0, p99_ms=20.0, most_per_s=6000.0, driver="perf_analyzer"
+    ),
 }
 
 
@@ -127,6 +133,7 @@ class Course:
     kept: Json
     work: Path
     install: TritonInstall
+    tools: Analyzer
     asked: argparse.Namespace
 
     def part(self, name: str, make: Callable[[], Json]) -> Json:
@@ -152,13 +159,15 @@ class Course:
                 deployed(server, self.sleeper.served()) as deployment,
             ):
                 traffic = Traffic.of(NAME, samples)
-                # HTTP costs the sender half of what gRPC does, and the sender is the narrow place.
+                # HTTP costs a sender in Python half of what gRPC does, and it is the narrow place.
+                python = self.sleeper.driver == "python"
                 yield Bench(
                     deployment,
                     traffic,
                     Path(folder) / "raw",
                     self.sleeper.p99_ms,
-                    sending=Sending(protocol="http"),
+                    sending=Sending(protocol="http" if python else "grpc"),
+                    driver=self.sleeper.driver,
                 )
 
     def search(self) -> Json:
@@ -172,16 +181,25 @@ class Course:
         folder = self.work / f"{self.name}-{mode}"
         shutil.rmtree(folder, ignore_errors=True)
         _repository(folder / "model_repository", self.sleeper)
-        analyzer = Analyzer.prepared(
-            self.work / "model_analyzer", self.install, program=self.asked.model_analyzer
-        )
-        return analyzer.run(
+        return self.tools.run(
             folder / "model_repository",
             folder,
             mode=mode,
             p99_ms=self.sleeper.p99_ms,
             within_s=60.0 * self.asked.minutes,
         ).json()
+
+    def open(self, winner: Json | None) -> Json:
+        """What Model Analyzer's winner holds when it is asked as ours is."""
+        if winner is None:
+            return {"throughput_per_s": 0.0}
+        only = self.sleeper.bounds(
+            max_batch_sizes=(winner["max_batch_size"],),
+            instances=(winner["instances"],),
+            queue_delays_us=(0,),
+        )
+        with self.bench() as bench:
+            return _found(search(bench.measure, only, self.sleeper.slo(), progress=_say))
 
     def grid(self) -> Json:
         """Every configuration by itself; one that cannot beat the best so far is left early."""
@@ -240,15 +258,23 @@ def main() -> None:
     }
     asked.work.mkdir(parents=True, exist_ok=True)
     install = find_triton(asked.work / "triton")
+    tools = Analyzer.prepared(asked.work / "model_analyzer", install, program=asked.model_analyzer)
+    os.environ |= {
+        "PERF_ANALYZER": str(tools.perf_analyzer),
+        "PERF_ANALYZER_LIBRARY_PATH": str(tools.libraries),
+    }
     print(f"about {25 if not asked.quick else 8} minutes for each of {', '.join(asked.models)}")
     for name in asked.models:
-        course = Course(name, MODELS[name], kept, asked.work, install, asked)
+        course = Course(name, MODELS[name], kept, asked.work, install, tools, asked)
         found = {"search": course.part("search", course.search)}
         for mode in ("quick", "brute") if asked.full else ("quick",):
             found[mode] = course.part(mode, lambda mode=mode, at=course: at.analyzer(mode))
+        theirs = found["quick"]["winner"]
+        held = course.part("open", lambda at=course, theirs=theirs: at.open(theirs))
         grid = course.part("grid", course.grid) if not asked.no_grid else None
         again = course.part("again", lambda at=course, parts=found: at.again(parts))
         _table(name, found, again, grid)
+        print(f"quick's winner in an open loop holds {held['throughput_per_s']:.0f}/s")
 
 
 def _asked() -> argparse.Namespace:

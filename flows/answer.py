@@ -6,7 +6,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateName,
 )
-from prefect.exceptions import NotPausedError
+from prefect.exceptions import FlowPauseTimeout, NotPausedError
 from prefect.flow_runs import resume_flow_run
 
 from enginegate.decision import Decision
@@ -35,7 +35,7 @@ def answer_suspended(decision: Decision) -> tuple[str, ...]:
                 }
                 try:
                     resume_flow_run(run.id, run_input=form)
-                except NotPausedError:
-                    continue  # somebody answered it in this very moment
+                except (NotPausedError, FlowPauseTimeout):
+                    continue  # it was answered, or its time was over, in this very moment
                 answered.append(str(run.name))
     return tuple(answered)

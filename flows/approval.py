@@ -104,7 +104,9 @@ def _ask(
 ) -> None:
     """Suspend with the form; in the process that continues, keep the answer as a decision."""
     answer = suspend_flow_run(
-        wait_for_input=Answer.with_initial_data(description=_form_text(scorecard, standing)),
+        wait_for_input=Answer.with_initial_data(
+            description=_form_text(scorecard, workspace, standing)
+        ),
         timeout=int(policy.approval.timeout_hours * 3600),
         key=_key(scorecard, number),
     )
@@ -195,16 +197,20 @@ def _answered_questions() -> set[str]:
     return set(policy.pause_keys or ())
 
 
-def _form_text(scorecard: Scorecard, standing: Standing) -> str:
+def _form_text(scorecard: Scorecard, workspace: Workspace, standing: Standing) -> str:
     people = ", ".join(d.approver for d in standing.approvals) or "nobody"
     said = f"Approved so far by {people}; {standing.missing} more needed."
-    return "\n\n".join([approval_markdown(scorecard), said, *standing.objections])
+    return "\n\n".join([_shown(scorecard, workspace), said, *standing.objections])
+
+
+def _shown(scorecard: Scorecard, workspace: Workspace) -> str:
+    return approval_markdown(scorecard, workspace.engine_sizes(scorecard))
 
 
 def _show(scorecard: Scorecard, workspace: Workspace) -> None:
     """The scorecard as artifacts of the run: the table, and where MLflow compares candidates."""
     key = f"scorecard-{scorecard.digest[:12]}"
-    create_markdown_artifact(markdown=approval_markdown(scorecard), key=key)
+    create_markdown_artifact(markdown=_shown(scorecard, workspace), key=key)
     with suppress(LedgerError):
         ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
         ledger.check_answers()

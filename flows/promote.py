@@ -12,6 +12,7 @@ from enginegate.ledger import scorecard_of
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace, now
 from flows.approval import decisions_on
+from tasks.announce import announce
 from tasks.release import (
     PUBLISHED,
     UNDO,
@@ -21,6 +22,7 @@ from tasks.release import (
     publish,
     refuse,
 )
+from tasks.unanswered import note_unanswered
 
 
 @flow(name="promote", persist_result=False, validate_parameters=False)
@@ -37,6 +39,8 @@ def promote(policy: Path, scorecard: str) -> Release:
         PublishError: the release did not prove itself; what was live is live.
     """
     rules, workspace = read_policy(Path(policy)), Workspace.here()
+    note_unanswered(rules)
+    announce(rules)
     publication = Publication(rules, scorecard_of(workspace, scorecard))
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))
@@ -59,11 +63,15 @@ def promote(policy: Path, scorecard: str) -> Release:
 
 
 def _publish(publication: Publication) -> Release:
-    with transaction() as change:
-        change.set(UNDO, publication)
-        release = publish(publication)
-        change.set(PUBLISHED, release)
-        move_champion(publication.rules, release)
+    try:
+        with transaction() as change:
+            change.set(UNDO, publication)
+            release = publish(publication)
+            change.set(PUBLISHED, release)
+            move_champion(publication.rules, release)
+    finally:
+        # What was taken back was live for a moment.
+        announce(publication.rules)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")
     return release

@@ -6,6 +6,7 @@ from prefect import flow
 
 from enginegate.decision import Release
 from enginegate.policy import read_policy
+from tasks.announce import announce
 from tasks.release import follow_with_champion, go_back
 
 
@@ -21,4 +22,5 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     rules = read_policy(Path(policy))
     release = go_back(rules, to, reason)
     follow_with_champion(rules, release)
+    announce(rules)
     return release

@@ -18,9 +18,11 @@ from enginegate.errors import EnginegateError, RepositoryError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.policy import Policy, read_policy
 from enginegate.watching import Look
+from tasks.announce import announce
 from tasks.live_sample import compare_live
 from tasks.pick_up import pick_up
 from tasks.release import follow_with_champion
+from tasks.unanswered import note_unanswered
 from tasks.watch import (
     alert,
     expire_shadow,
@@ -74,6 +76,7 @@ def watch(policy: Path, run_s: float = RUN_S) -> Watched:
 
 def _watch(rules: Policy, run_s: float) -> Watched:
     done = (*pick_up(rules), *expire_shadow(rules), *tell_ledger(), *follow_storage(rules))
+    done += (*note_unanswered(rules), *announce(rules))
     problems = verify_live(rules)
     looks = tuple(_looks(rules, run_s))
     if problems:
@@ -108,6 +111,7 @@ def _acted(rules: Policy, release: Release, look: Look) -> Look:
             why = f"{look}. Release {back.version} is live again."
             alert(look.model, why, version=look.version, action="rollback")
             follow_with_champion(rules, back)
+            announce(rules)
             return look
         if not is_live(rules, release):
             # Somebody else was faster; what failed serves nobody any more.

@@ -34,6 +34,7 @@ from enginegate.repository import (
 from enginegate.repository.ensemble import Composed, as_ensemble, composes
 from enginegate.repository.rehearsal import rehearsed
 from enginegate.workspace import Workspace
+from validation.watch import judge_reading
 
 UNDO = "publication"
 PUBLISHED = "release"
@@ -64,7 +65,9 @@ class Publication:
     def repository(self) -> LiveTarget:
         """Everything the release goes to, with every server that answers."""
         pinned = _pinned(self.rules)
-        return open_repository(self.rules, Workspace.here(), way="promote", pinned=pinned)
+        return open_repository(
+            self.rules, Workspace.here(), way="promote", pinned=pinned, judge=judge_reading
+        )
 
     @property
     def candidate(self) -> Candidate | None:

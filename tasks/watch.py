@@ -21,6 +21,7 @@ from enginegate.repository import (
     open_repository,
     verify,
 )
+from enginegate.repository.rollout import Rollouts
 from enginegate.shadow import expire, recover
 from enginegate.triton.live import LiveAddresses, live_addresses
 from enginegate.triton.look import Prober, Reading, read_look
@@ -59,7 +60,7 @@ def tell_ledger() -> tuple[str, ...]:
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
 def follow_storage(rules: Policy) -> tuple[str, ...]:
     """Bring this host to what is live in object storage; `verify_live` says if it is not."""
-    repository = open_repository(rules, Workspace.here(), way=_WAY)
+    repository = open_repository(rules, Workspace.here(), way=_WAY, judge=judge_reading)
     if not isinstance(repository, ObjectRepository):
         return ()
     try:
@@ -87,9 +88,17 @@ def verify_live(rules: Policy) -> tuple[str, ...]:
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)
 def live_release(rules: Policy) -> Release | None:
-    """What is live now; None before the first promotion."""
+    """What is live now, to be looked at; None before the first promotion.
+
+    None as well while it is rolled out to a fleet: whoever does so looks at the canary, and the
+    other servers have another release.
+    """
     current = _current(rules)
     layout = Layout(rules.target.repository, rules.name)
+    who = Rollouts(layout.root).under_way_by(rules.name)
+    if current is not None and who is not None:
+        _log.info("release %d is being rolled out by %s", current.version, who)
+        return None
     return layout.release(current.version) if current else None
 
 
@@ -203,7 +212,10 @@ def _views(
 ) -> tuple[_View, ...]:
     """Every server at the same time; the first has no name."""
     servers = {"": live_addresses(rules.target)}
-    servers |= {each.name: LiveAddresses(grpc=each.endpoint) for each in rules.target.fleet}
+    servers |= {
+        each.name: LiveAddresses(grpc=each.endpoint, metrics=each.metrics)
+        for each in rules.target.fleet
+    }
 
     def view(server: str) -> _View:
         try:
@@ -225,10 +237,8 @@ def _read(rules: Policy, release: Release, number: int, server: LiveAddresses | 
             f"release {release.version} of {release.model} is live in {layout.root}, and no server "
             "of it is known or runs"
         )
-    golden = Golden.read(layout.golden_file(release.version)).inputs
-    rows = len(next(iter(golden.values())))
     prober = Prober(
-        samples=tuple({n: a[i : i + 1] for n, a in golden.items()} for i in range(rows)),
+        samples=Golden.read(layout.golden_file(release.version)).samples,
         slo_s=release.promise.slo_p99_ms / 1e3,
         seed=number,
     )

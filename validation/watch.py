@@ -140,7 +140,7 @@ def _unread(reading: Reading) -> tuple[Finding, ...]:
     if not reading.unread:
         return ()
     why = f"the metrics could not be read: {reading.unread}"
-    remedy = "Bring the metrics endpoint up, or correct [target] metrics."
+    remedy = "Bring the metrics endpoint up, or correct its address under [target]."
     return (live_finding("metrics", Outcome.ERRORED, why, remedy=remedy),)
 
 
@@ -280,7 +280,7 @@ def _unknown(gate: str, why: str) -> Finding:
         Outcome.INCONCLUSIVE,
         why,
         advisory=True,
-        remedy="Name the server's metrics under [target] metrics.",
+        remedy="Name the server's metrics: under [target], or in its entry of target.fleet.",
     )
 
 

@@ -138,6 +138,19 @@ def unpublishable(candidate: Candidate, scorecard: Scorecard) -> str:
     return ""
 
 
+def expires_at(approval: Decision, rules: Approval) -> datetime:
+    """Until when an approval stands."""
+    return approval.decided_at + timedelta(hours=rules.expires_hours)
+
+
+def still_asked(standing: Standing, scorecard: Scorecard, rules: Approval) -> tuple[str, ...]:
+    """Whom the policy names that could approve as well; empty if it names nobody who could."""
+    passed_over = {_person(approval.approver) for approval in standing.approvals}
+    if not rules.requester_may_approve:
+        passed_over.add(_person(scorecard.requested_by))
+    return tuple(name for name in rules.approvers if _person(name) not in passed_over)
+
+
 def objection(approval: Decision, scorecard: Scorecard, rules: Approval, *, now: datetime) -> str:
     """Why one approval does not count; empty when it does."""
     candidate = approval.candidate or scorecard.winner

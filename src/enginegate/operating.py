@@ -48,6 +48,10 @@ class Member(Record):
     repository: SafePath | None = Field(
         default=None, description="its own live repository; none: it serves the target's"
     )
+    metrics: Address | None = Field(
+        default=None,
+        description="HOST:PORT of its metrics; none: its queue and GPU memory are not watched",
+    )
 
 
 class Target(Record):

@@ -46,7 +46,9 @@ class Look(Record):
     release_sha256: Sha256
     number: PositiveInt = Field(description="of this release's looks, from 1")
     at: datetime
-    intensive: bool = Field(description="whether the release was younger than its watch window")
+    intensive: bool = Field(
+        description="whether the release was younger than its watch window, or a fleet's canary"
+    )
     reading: Reading | None = Field(description="None when nothing could be read")
     others: dict[str, Reading] = Field(
         default_factory=dict, description="of the fleet's further servers, by name"
@@ -68,9 +70,15 @@ class Look(Record):
         return tuple(sorted(kept, key=lambda finding: -finding.outcome))
 
     def __str__(self) -> str:
-        said = "; ".join(f"{f.gate}: {f.reason}" for f in self.found)
+        said = "; ".join(f"{gate_of(f)}: {f.reason}" for f in self.found)
         name = f"look {self.number} at release {self.version} of {self.model}"
         return f"{name}: {self.outcome.word}{f' ({said})' if said else ''}"
+
+
+def gate_of(finding: Finding) -> str:
+    """A finding's gate, and which further server of a fleet it is about."""
+    server = finding.scope.partition("/")[2]
+    return f"{finding.gate} on {server}" if server else finding.gate
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from enginegate.candidate import Engine, Sha256
+from enginegate.candidate import Candidate, Engine, Sha256
 from enginegate.canonical import Record
 from enginegate.decision import Decision
 from enginegate.durable import write_file
@@ -66,7 +66,7 @@ class Workspace:
 
     @property
     def outbox(self) -> Path:
-        """What MLflow could not be told yet."""
+        """What MLflow could not be told yet, and how far Prefect has been told."""
         return self.root / "outbox"
 
     @property
@@ -149,6 +149,19 @@ class Workspace:
             f"The store {self.engines} holds no engine {sha256[:12]}. It was deleted, or was built "
             "on another machine: run `enginegate qualify` here."
         )
+
+    def engine_sizes(self, scorecard: Scorecard) -> dict[Candidate, int]:
+        """Bytes of a scorecard's engines, without weights beside them; those that the store has."""
+        sizes: dict[Sha256 | None, int] = {}
+        for manifest in self.engines.glob("[!.]*/manifest.json"):
+            with suppress(InputError):
+                file = Engine.read(manifest).file
+                sizes[file.sha256] = file.size_bytes
+        return {
+            verdict.candidate: sizes[verdict.engine_sha256]
+            for verdict in scorecard.verdicts
+            if verdict.engine_sha256 in sizes
+        }
 
 
 def remembered(

@@ -135,7 +135,7 @@ def qualify(
     flow = of_checkout("flows.qualify")
     with interruptible(out):
         scorecard: Scorecard = flow.qualify(policy, model)
-    print_scorecard(scorecard, out)
+    print_scorecard(scorecard, out, Workspace.here().engine_sizes(scorecard))
     if scorecard.winner is None:
         raise typer.Exit(_why_not(scorecard))
     out.print(f"\nNext: enginegate approve {scorecard.digest[:12]} --reason WHY")

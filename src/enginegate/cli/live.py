@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from enginegate.cli.checkout import of_checkout
+from enginegate.cli.waiting import waiting
 from enginegate.decision import Decision, Release
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.policy import Policy
@@ -55,9 +56,8 @@ def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
         out.print(_history(layout.releases(), current.version, layout))
     for sentence in _further(policy, current.version if current else None):
         out.print(f"  {sentence}", markup=False)
-    for card in workspace.scorecards():
-        if card.model == policy.name and card.winner and not workspace.decision(card.digest):
-            out.print(f"  waits for a decision: {card.digest[:12]} ({card.model_uri})")
+    for sentence in waiting(policy, workspace):
+        out.print(f"  {sentence}", markup=False)
 
 
 def print_verification(policy: Policy, out: Console, *, repair: bool) -> bool:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Release
+from enginegate.errors import InputError
 from enginegate.ledger import Outbox, release_message
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog, open_repository
@@ -19,7 +20,13 @@ _ANSWER_S = 2.0
 
 
 def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
-    """Make an earlier release live, as a flow where Prefect's server answers, else right here."""
+    """Make an earlier release live, as a flow where Prefect's server answers, else right here.
+
+    Raises:
+        InputError: ``to`` is no release number.
+    """
+    if to is not None and to < 1:
+        raise InputError(f"--to {to} is no release number: they begin at 1.")
     if prefect_answers() and Path("flows/rollback.py").is_file():
         release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
         _say(release, out)
@@ -32,6 +39,8 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
     message = release_message(release, AuditLog(rules.target.repository).head())
     refusal = outbox.tell_or_keep(message) if message else ""
     outbox.told(rules.name)
+    if os.environ.get("PREFECT_API_URL"):
+        out.print("Prefect could not be told yet; the next promotion, rollback or watch tells it.")
     if refusal:
         out.print("MLflow could not be told yet; the next promotion, rollback or watch tells it:")
         out.print(f"  {refusal}", markup=False)

@@ -10,7 +10,7 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.cli.pull import pull
 from enginegate.errors import ExitCode
 from enginegate.evidence import Outcome
-from enginegate.watching import Look
+from enginegate.watching import Look, gate_of
 
 _out = Console(highlight=False, markup=False, emoji=False)
 
@@ -37,7 +37,7 @@ def watch(
     for look in seen.looks:
         _show(look)
     if not seen.looks:
-        _out.print("Nothing is live.")
+        _out.print("Nothing is live, or it is being rolled out to a fleet.")
     if any(look.outcome is Outcome.FAILED for look in seen.looks):
         raise typer.Exit(ExitCode.GATES_FAILED)
 
@@ -64,4 +64,4 @@ def _show(look: Look) -> None:
     )
     for finding in look.findings:
         word = f"{finding.outcome.word}{', advisory' if finding.advisory else ''}"
-        _out.print(f"  {finding.gate} ({word}): {finding.reason}")
+        _out.print(f"  {gate_of(finding)} ({word}): {finding.reason}")

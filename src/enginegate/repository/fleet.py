@@ -24,13 +24,12 @@ from enginegate.repository.fleet_member import FleetMember, each_of, lines
 from enginegate.repository.layout import Layout, models
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.recall import LEAD, Recall
-from enginegate.repository.rollout import Progress
+from enginegate.repository.rollout import LOCK, Progress
 from enginegate.repository.staging import Package
 from enginegate.repository.transitions import check_expected, check_still_live, rollback_target
 from enginegate.triton.client import TritonClient
 
 _LOCK_TIMEOUT_S = 30.0
-_LOCK = ".enginegate-fleet.lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ class Fleet:
         """One roll-out at a time: its canary may be watched for longer than a lock is held."""
         try:
             limit_s = _LOCK_TIMEOUT_S if patience_s is None else patience_s
-            with file_lock(self.root / _LOCK, timeout_s=limit_s):
+            with file_lock(self.root / LOCK, timeout_s=limit_s):
                 yield
         except TimeoutError as error:
             raise RepositoryBusyError(

@@ -30,6 +30,14 @@ class Golden:
         """The largest absolute value of any output."""
         return max(float(np.abs(array).max(initial=0.0)) for array in self.outputs.values())
 
+    @property
+    def samples(self) -> tuple[Tensors, ...]:
+        """Inputs one by one, each with its batch axis in front."""
+        rows = range(len(next(iter(self.inputs.values()))))
+        return tuple(
+            {name: array[row : row + 1] for name, array in self.inputs.items()} for row in rows
+        )
+
     def write(self, path: Path) -> None:
         """Write both as one ``.npz``."""
         named = {f"input.{name}": array for name, array in self.inputs.items()}
@@ -65,8 +73,8 @@ class Golden:
                 a value differs by more than ``max_abs_error`` (a NaN counts as different).
         """
         worst = 0.0
-        for index in range(len(next(iter(self.inputs.values())))):
-            reply = ask({name: array[index : index + 1] for name, array in self.inputs.items()})
+        for index, sample in enumerate(self.samples):
+            reply = ask(sample)
             if reply.model_version != str(version):
                 raise RepositoryError(
                     f"golden sample {index} was answered by version {reply.model_version}, not "

@@ -40,6 +40,7 @@ LOCK = ".enginegate.lock"
 JOURNAL = ".enginegate-journal.jsonl"
 AUDIT = ".enginegate-audit.jsonl"
 CURRENT = ".enginegate-current"
+_EARLIER = ".enginegate"
 PART_OF = f"{RECORDS}/part-of"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -127,8 +128,20 @@ class Layout:
         return self.folder / RECORDS / "releases" / f"{version}.{part}.{suffix}"
 
     def current(self) -> Current | None:
-        """The live release; None before the first."""
-        return Current.read(self.current_file) if self.current_file.exists() else None
+        """The live release; None before the first.
+
+        Raises:
+            RepositoryError: the folder was written before records lay in ``00``.
+        """
+        if self.current_file.exists():
+            return Current.read(self.current_file)
+        if (self.folder / _EARLIER).is_dir():
+            raise RepositoryError(
+                f"{self.folder} was written by an earlier enginegate, which kept its records in "
+                f"{_EARLIER}/. Move that folder out of {self.root} and promote the model again; "
+                "a running server keeps what it has loaded until then."
+            )
+        return None
 
     def release(self, version: int) -> Release:
         """A release's manifest.

@@ -21,6 +21,7 @@ from enginegate.repository.storage import ObjectStore
 from enginegate.workspace import now
 
 _CLOSING: tuple[Step, ...] = ("done", "undone")
+_WATCHED = "watched"
 
 
 @dataclass(slots=True)
@@ -30,15 +31,17 @@ class Turn:
     journal: "ObjectJournal"
     entry: Entry
 
-    def add(self, step: Step) -> None:
-        """Note the next step.
+    def add(self, step: Step, *, watched: bool = False) -> None:
+        """Note the next step, and whether a canary is watched in it, which can be ended.
 
         Raises:
             RepositoryBusyError: somebody took this operation for dead and closed it.
         """
+        detail = {name: said for name, said in self.entry.detail.items() if name != _WATCHED}
         following = self.entry.model_copy(
             update={
                 "step": step,
+                "detail": {**detail, _WATCHED: "yes"} if watched else detail,
                 "sequence": self.entry.sequence + 1,
                 "previous": self.entry.digest,
                 "at": now(),
@@ -111,7 +114,7 @@ class ObjectJournal:
         """
         last = self.last()
         if last is not None and is_open(last) and not is_abandoned(last):
-            host, _, _ = last.detail.get("holder", "").rpartition(" pid ")
+            host, _, _ = holder(last).rpartition(" pid ")
             if host == socket.gethostname():
                 raise _busy(last)
 
@@ -162,9 +165,19 @@ def is_open(entry: Entry) -> bool:
     return entry.step not in _CLOSING
 
 
+def is_watched(entry: Entry) -> bool:
+    """Whether an operation is under way, or was cut short, while it watched a canary."""
+    return is_open(entry) and _WATCHED in entry.detail
+
+
+def holder(entry: Entry) -> str:
+    """Which process, of which host, began an operation."""
+    return entry.detail.get("holder", "")
+
+
 def is_abandoned(entry: Entry) -> bool:
     """Whether an open operation's holder is dead, or its turn is over."""
-    host, _, pid = entry.detail.get("holder", "").rpartition(" pid ")
+    host, _, pid = holder(entry).rpartition(" pid ")
     # Its time counts here too: after a reboot another process may have the holder's number.
     late = now() > datetime.fromisoformat(entry.detail["until"])
     if host == socket.gethostname() and pid.isdigit() and int(pid) != os.getpid():

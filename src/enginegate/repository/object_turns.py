@@ -1,8 +1,9 @@
 """What a turn at a model in object storage begins with, and what ends one that failed."""
 
 from enginegate.errors import RepositoryError
+from enginegate.repository.journal import Entry
 from enginegate.repository.layout import Current
-from enginegate.repository.object_journal import Turn
+from enginegate.repository.object_journal import Turn, holder
 from enginegate.repository.object_release import ObjectReleases, Pointer
 
 
@@ -46,3 +47,19 @@ def close(turn: Turn, releases: ObjectReleases) -> None:
 def live_version(live: Pointer | Current | None) -> int | None:
     """Which release a commit point names."""
     return live.version if live else None
+
+
+def in_words(releases: ObjectReleases) -> str:
+    """What is live in storage, for people."""
+    pointer, _ = releases.pointer()
+    live = live_version(pointer)
+    said = f"Release {live} is live" if live else "Nothing is live"
+    return f"{said} in {releases.store.url}."
+
+
+def cut_short(entry: Entry) -> str:
+    """What became of an operation whose holder is dead."""
+    return (
+        f"A {entry.kind} of {entry.model} release {entry.version} by {holder(entry)} was cut short "
+        f"after its step '{entry.step}'."
+    )

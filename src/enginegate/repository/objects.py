@@ -20,14 +20,15 @@ from enginegate.repository.following import bring_here, sweep_pulls
 from enginegate.repository.journal import Kind
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
+from enginegate.repository.object_ending import Ending, watched
 from enginegate.repository.object_journal import ObjectJournal, Turn, is_abandoned, is_open
 from enginegate.repository.object_release import ObjectReleases, Pointer
-from enginegate.repository.object_turns import check_live, close, live_version
+from enginegate.repository.object_turns import check_live, close, cut_short, in_words, live_version
 from enginegate.repository.staging import Package
 from enginegate.repository.storage import ObjectStore
 from enginegate.triton.client import TritonClient
 
-_LEASE_S = 3600.0
+LEASE_S = 3600.0
 _log = logging.getLogger("enginegate.repository")
 
 
@@ -45,7 +46,7 @@ class ObjectRepository:
     model: str
     local: LiveRepository | Fleet
     keep: int = 5
-    lease_s: float = _LEASE_S
+    lease_s: float = LEASE_S
 
     @property
     def root(self) -> Path:
@@ -81,7 +82,7 @@ class ObjectRepository:
         above = (last_number(Layout(self.root, self.model)), *self.releases.versions())
         with self._turn("publish", 1 + max(*above, *self.releases.stray(), 0)) as turn:
             tag = check_live(self.releases, expected)
-            release = self.local.publish(
+            release = watched(self.local, turn).publish(
                 package,
                 expected=expected,
                 version=turn.entry.version,
@@ -96,15 +97,22 @@ class ObjectRepository:
     ) -> Release:
         """Make an earlier release live again: proved here first, then everywhere else by pulling.
 
+        A canary that is being watched, by whichever host, is ended by this: its promoter goes back.
+
         Raises:
+            RepositoryBusyError: another host is changing this model, or does not end its roll-out.
             RepositoryError: there is no such release, its bytes are gone, or another release is
                 live than expected.
             PublishError: it did not prove itself; the release that was live is live again.
         """
         self._check_model(model)
+        ended = self._ending.end(to, leave=expected, reason=reason)
         self.recover()
         live = live_version(self.current())
-        if expected is not None:
+        if ended is not None and live == ended.before:
+            if to in {None, live}:
+                return self._ending.outcome(ended)
+        elif expected is not None:
             check_live(self.releases, expected)
         target = self.releases.before(live, to).version
         with self._turn("rollback", target) as turn:
@@ -164,11 +172,7 @@ class ObjectRepository:
                 return tuple(said)
             self.releases.fence()
             close(Turn(self.journal, last), self.releases)
-            said.append(
-                f"A {last.kind} of {self.model} release {last.version} by "
-                f"{last.detail.get('holder')} was cut short after its step '{last.step}'. "
-                f"{self._words()} in {self.store.url}."
-            )
+            said.append(f"{cut_short(last)} {in_words(self.releases)}")
         if self.current() is None and self._here() is not None and not self._failed_here():
             said.append(self._seed())
         elif self._behind() and self.local.client is not None:
@@ -207,6 +211,10 @@ class ObjectRepository:
         """
         return self.releases.pointer()[0]
 
+    @property
+    def _ending(self) -> Ending:
+        return Ending(self.releases, self.journal, self.local)
+
     def _upload(self, turn: Turn, release: Release) -> None:
         self.releases.upload(self.root, release, turn.entry.operation)
         turn.add("placed")
@@ -243,7 +251,7 @@ class ObjectRepository:
             self.pull()
         except EnginegateError as error:
             return f"Not all of it could be undone; the next start tries again: {error}"
-        return f"{self._words()} in {self.store.url}."
+        return in_words(self.releases)
 
     def _leave(self, pointer: Pointer | None) -> None:
         """Nothing is live in storage: take away here what was withdrawn there, or never got in."""
@@ -275,11 +283,6 @@ class ObjectRepository:
 
     def _here(self) -> Current | None:
         return Layout(self.root, self.model).current()
-
-    def _words(self) -> str:
-        pointer = self.current()
-        live = pointer is not None and pointer.version is not None
-        return f"Release {pointer.version} is live" if pointer and live else "Nothing is live"
 
     def _check_model(self, model: str) -> None:
         if model != self.model:

@@ -10,10 +10,11 @@ from pathlib import Path
 from pydantic import PositiveInt
 
 from enginegate.canonical import Record
-from enginegate.durable import write_file
+from enginegate.durable import file_lock, write_file
 from enginegate.errors import RepositoryError
 from enginegate.repository.layout import Layout
 
+LOCK = ".enginegate-fleet.lock"
 _PROGRESS = ".enginegate-fleet."
 _END = ".enginegate-fleet-end."
 
@@ -48,6 +49,16 @@ class Rollouts:
         """Every one that is under way, or was cut short."""
         for path in sorted(self.root.glob(f"{_PROGRESS}*.json")):
             yield Progress.read(path)
+
+    def under_way_by(self, model: str) -> str | None:
+        """Who rolls a model out now; None: nobody. What a kill cut short is nobody's."""
+        if self.of(model) is None:
+            return None
+        try:
+            with file_lock(self.root / LOCK):
+                return None
+        except TimeoutError as error:
+            return str(error)
 
     def is_settled(self, progress: Progress) -> bool:
         """Whether what the lead's repository says may stand."""

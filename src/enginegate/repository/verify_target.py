@@ -9,7 +9,9 @@ from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.layout import Layout, models
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_journal import is_abandoned, is_open
+from enginegate.repository.object_turns import cut_short
 from enginegate.repository.objects import ObjectRepository
+from enginegate.repository.rollout import Rollouts
 from enginegate.repository.verify import Check, checked, verify_folder
 
 
@@ -40,7 +42,11 @@ def _fleet(fleet: Fleet) -> Iterator[Check]:
                 yield check.model_copy(update={"subject": f"{member.name}: {check.subject}"})
         for model in models(fleet.root):
             subject = f"{member.name}: {model} as on the lead"
-            yield checked(subject, partial(_as_on_lead, member, fleet, model))
+            who = Rollouts(fleet.root).under_way_by(model)
+            if who is None:
+                yield checked(subject, partial(_as_on_lead, member, fleet, model))
+            else:
+                yield Check(subject=subject, note=f"It is being rolled out by {who}.")
 
 
 def _as_on_lead(member: FleetMember, fleet: Fleet, model: str) -> None:
@@ -69,11 +75,8 @@ def _objects(target: ObjectRepository, *, read_back: bool) -> Iterator[Check]:
 def _check_journal(target: ObjectRepository) -> None:
     entries = target.journal.read()
     if entries and is_open(entries[-1]) and is_abandoned(entries[-1]):
-        last = entries[-1]
         raise RepositoryError(
-            f"A {last.kind} of {last.model} release {last.version} by {last.detail.get('holder')} "
-            f"was cut short after its step '{last.step}'. Finish or undo it with `enginegate "
-            "verify --repair`."
+            f"{cut_short(entries[-1])} Finish or undo it with `enginegate verify --repair`."
         )
 
 

@@ -64,6 +64,15 @@ class AsyncAsker:
         await self._channel.close()
 
 
+async def hold_queue() -> Callable[[], None]:
+    """Keep what gRPC shares between event loops; call the result when this one is closed."""
+    import grpc.aio  # noqa: PLC0415
+
+    grpc.aio.init_grpc_aio()
+    release: Callable[[], None] = grpc.aio.shutdown_grpc_aio
+    return release
+
+
 def prepare(model: str, inputs: Tensors, *, version: str = "", request_id: str = "") -> bytes:
     """A request in wire form, made once and sent often."""
     _, messages, _ = vendor()

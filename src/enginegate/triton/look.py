@@ -87,7 +87,7 @@ class Prober:
         samples: inputs to draw from, each with its batch axis in front.
         slo_s: a slower answer is over the limit.
         seed: of arrival times and order.
-        ended: asked several times a second: whether nobody wants the look any more.
+        ended: asked several times a second, between requests: whether to end the look early.
     """
 
     samples: tuple[Tensors, ...]

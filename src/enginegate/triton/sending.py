@@ -13,13 +13,14 @@ import selectors
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Protocol as Port
 
 from enginegate.errors import ServerError
 from enginegate.measurement import ClosedLoad, Load, Protocol
 from enginegate.triton.arrivals import Times, arrivals
-from enginegate.triton.asker import Answer, AsyncAsker
+from enginegate.triton.asker import Answer, AsyncAsker, hold_queue
 from enginegate.triton.http import HttpAsker
 from enginegate.triton.order import shuffled
 from enginegate.triton.transcript import Sent, Transcript
@@ -105,7 +106,7 @@ def send(errand: Errand, transcript: Transcript, course: Course) -> Sent:
         ServerError: no connection could be made.
     """
     cpu_s = time.process_time()
-    with asyncio.Runner(loop_factory=precise_loop) as runner:
+    with own_loop(errand.protocol) as runner:
         runner.run(drive(errand, errand.due(), transcript, course))
     cpu_share = (time.process_time() - cpu_s) / course.now_s()
     return transcript.sent(stop_s=course.stop_s, cpu_share=cpu_share)
@@ -142,6 +143,20 @@ def _first(problem: Exception) -> Exception:
     while isinstance(problem, ExceptionGroup):
         problem = problem.exceptions[0]
     return problem
+
+
+@contextmanager
+def own_loop(protocol: Protocol) -> Iterator[asyncio.Runner]:
+    """An event loop for this thread to send from.
+
+    gRPC has one queue for all loops of a process, and closes it with the last channel: under the
+    loop of another thread, if that has closed its channel and not yet itself. So each loop holds
+    the queue until it is closed.
+    """
+    with ExitStack() as afterwards, asyncio.Runner(loop_factory=precise_loop) as runner:
+        if protocol == "grpc":
+            afterwards.callback(runner.run(hold_queue()))
+        yield runner
 
 
 def precise_loop() -> asyncio.AbstractEventLoop:

@@ -1,6 +1,5 @@
 """Keeps sending in the background while something else happens, e.g. a promotion."""
 
-import asyncio
 import itertools
 import math
 import threading
@@ -16,7 +15,7 @@ import numpy as np
 from enginegate.errors import ServerError
 from enginegate.measurement import Load
 from enginegate.triton.arrivals import poisson
-from enginegate.triton.sending import Course, Errand, drive, precise_loop
+from enginegate.triton.sending import Course, Errand, drive, own_loop
 from enginegate.triton.traffic import LoadResult, Traffic
 from enginegate.triton.transcript import OnReply, Transcript
 
@@ -132,7 +131,7 @@ class SteadyTraffic:
 
     def _run(self) -> None:
         try:
-            with asyncio.Runner(loop_factory=precise_loop) as runner:
+            with own_loop("grpc") as runner:
                 runner.run(self._send())
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error

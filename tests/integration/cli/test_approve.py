@@ -1,12 +1,14 @@
 """Deciding on the terminal: what is written, what is refused, and what the audit log says."""
 
 import io
+from datetime import timedelta
 
 import pytest
 from rich.console import Console
 
 from enginegate.cli.approve import Answer, decide
 from enginegate.cli.audit import print_audit
+from enginegate.cli.waiting import waiting
 from enginegate.errors import ApprovalError, InputError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
@@ -79,6 +81,42 @@ def test_the_first_of_two_is_told_that_one_is_missing(desk):
 
     assert "enginegate promote" in both.said
     assert len(both.workspace.decisions(card.digest)) == 2
+
+
+def test_status_says_who_approved_who_may_and_until_when(desk):
+    """Of a scorecard that needs two; once it has them, it waits for nobody."""
+    both = desk('approvers = ["ada", "grace", "linus"]\nrequired = 2\n')
+    card = both.card()
+    both.workspace.save_scorecard(card)
+    named = f"{card.digest[:12]} (models:/tiny/1)"
+
+    def lines():
+        return list(waiting(both.rules, both.workspace))
+
+    assert lines() == [f"waits for a decision: {named}"]
+    both.say(card)
+    until = both.workspace.decision(card.digest).decided_at + timedelta(hours=1)
+    (sentence,) = lines()
+    assert sentence == (
+        f"waits for more approvals: {named}: approved by ada "
+        f"(valid until {until:%Y-%m-%d %H:%M:%S} UTC); 1 more needed, by grace or linus"
+    )
+    both.say(card, approver="grace")
+    assert lines() == []
+
+
+def test_status_passes_over_who_may_not_approve(desk):
+    """Whoever asked for it, and everybody once the policy names nobody else; a no ends it."""
+    four = desk('approvers = ["ada", "grace"]\nrequired = 2\nrequester_may_approve = false\n')
+    card = four.card(requested_by="grace@host")
+    four.workspace.save_scorecard(card)
+    four.say(card)
+
+    (sentence,) = waiting(four.rules, four.workspace)
+    assert sentence.endswith("1 more needed, by nobody that the policy names")
+
+    four.say(card, "reject", approver="grace")
+    assert list(waiting(four.rules, four.workspace)) == []
 
 
 def test_a_rejection_is_told_too(desk):

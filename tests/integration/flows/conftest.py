@@ -12,6 +12,8 @@ def prefect_server(tmp_path_factory):
         PREFECT_FLOWS_HEARTBEAT_FREQUENCY,
         PREFECT_LOCAL_STORAGE_PATH,
         PREFECT_LOGGING_TO_API_ENABLED,
+        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED,
+        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL,
         temporary_settings,
     )
     from prefect.testing.utilities import prefect_test_harness
@@ -21,7 +23,15 @@ def prefect_server(tmp_path_factory):
         PREFECT_LOGGING_TO_API_ENABLED: False,
         PREFECT_LOCAL_STORAGE_PATH: tmp_path_factory.mktemp("results"),
     }
-    with prefect_test_harness(server_startup_timeout=180), temporary_settings(quick):
+    keeps_events = {
+        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED: True,
+        PREFECT_SERVER_SERVICES_EVENT_PERSISTER_FLUSH_INTERVAL: 0.5,
+    }
+    with (
+        temporary_settings(keeps_events),
+        prefect_test_harness(server_startup_timeout=180),
+        temporary_settings(quick),
+    ):
         yield
 
 

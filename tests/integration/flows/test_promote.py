@@ -1,16 +1,14 @@
 """The promote and rollback flows on a live Triton, with and without a person."""
 
 import io
+import re
 import shutil
-import uuid
 
 import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId
 from prefect.exceptions import Pause
-from prefect.flow_engine import run_flow
 from prefect.flow_runs import resume_flow_run
-from prefect.states import Pending
 from rich.console import Console
 
 from enginegate.cli.rollback import roll_back
@@ -19,15 +17,19 @@ from enginegate.evidence import Outcome
 from enginegate.ledger import Ledger, Outbox
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog, Layout, open_repository, verify
-from enginegate.triton.live import live_client
+from enginegate.triton.live import live_addresses, live_client
+from enginegate.watching import Looks
 from flows.answer import answer_suspended
 from flows.approval import Answer, _candidate
 from flows.promote import promote
 from flows.qualify import qualify
 from flows.rollback import rollback
+from flows.watch import watch
 from tasks.release import Publication
+from tests.fakes.deployed import Deployed
 from tests.fakes.evidence import FP32, benchmark, decision, finding, scorecard, verdict
 from tests.fakes.family import samples
+from tests.fakes.told import kept
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
@@ -114,6 +116,24 @@ def assert_on_record(live, family):
     assert tags["enginegate.audit"] == f"5:{log.head().sha256}"
 
 
+def test_a_fleets_canary_is_held_to_the_looks_of_the_watch(live, approved, family):
+    """By the promotion itself, before any other server is told; the watch goes on from there."""
+    server = live_addresses(read_policy(live).target).grpc
+    fleet = f'canary_s = 1\nfleet = [{{ name = "b", endpoint = "{server}" }}]\n'
+    text = live.read_text().replace("\n[approval]", f"{fleet}\n[watch]\nlook_s = 0.5\n\n[approval]")
+    live.write_text(text)
+
+    release = promote(live, approved(qualify(live)).digest)
+
+    looks = Looks.at(family.workspace, release).read()
+    assert [look.number for look in looks] == [1, 2]
+    assert {"error_share", "latency", "server_time", "pending"} <= {
+        finding.gate for finding in looks[0].findings
+    }
+    assert looks[0].reading.probe.versions == ("1",)
+    assert [(look.number, list(look.others)) for look in watch(live, 0.0).looks] == [(3, ["b"])]
+
+
 def test_a_scorecard_made_under_other_rules_is_refused(live, card, approved, family, tmp_path):
     """Another model's policy, or this one with fewer approvers, needs its own qualification."""
     for number, edit in enumerate(
@@ -176,8 +196,14 @@ def test_if_the_ledger_fails_the_release_is_taken_back(live, card, approved, mon
     assert Layout(read_policy(live).target.repository, "tiny").current() is None
 
 
+def told(live, count):
+    """What Prefect keeps of this repository's releases."""
+    root = read_policy(live).target.repository
+    return [(e.event, e.payload["from"], e.payload["to"]) for e in kept(root, "tiny", count)]
+
+
 def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, second_uri, family):
-    """The command goes back with the folder and the server alone; MLflow hears of it later."""
+    """The command goes back with the folder and the server alone; both hear of it later."""
     promote(live, approved(card).digest)
     promote(live, approved(qualify(live, second_uri)).digest)
     said = Console(file=io.StringIO(), width=200)
@@ -189,36 +215,18 @@ def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, secon
     assert (serving(live), champion(family)) == (1, 2)
     assert "MLflow could not be told yet" in said.file.getvalue()
 
+    assert "Prefect could not be told yet" in said.file.getvalue()
+
     assert len(Outbox(family.workspace).deliver()) == 1
     assert champion(family) == 1
     assert Outbox(family.workspace).waiting() == ()
-
-
-class Deployed:
-    """A run of the promote flow as a worker would run it: one process a step, here one call."""
-
-    def __init__(self, policy, scorecard):
-        with get_client(sync_client=True) as client:
-            deployment = client.create_deployment(
-                flow_id=client.create_flow(promote),
-                name=f"test-{uuid.uuid4().hex[:6]}",
-                entrypoint="flows.promote.promote",
-            )
-            parameters = {"policy": str(policy), "scorecard": scorecard}
-            self.id = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
-
-    def step(self):
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(self.id, Pending())
-            run = client.read_flow_run(self.id)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PREFECT__FLOW_RUN_ID", str(self.id))
-            return run_flow(promote, flow_run=run, parameters=run.parameters)
-
-    @property
-    def state(self):
-        with get_client(sync_client=True) as client:
-            return client.read_flow_run(self.id).state.name
+    seen = [
+        ("enginegate.release.published", None, 1),
+        ("enginegate.release.published", 1, 2),
+    ]
+    assert told(live, 2) == seen
+    assert promote(live, card.digest).version == 1
+    assert told(live, 3) == [*seen, ("enginegate.release.rolled-back", 2, 1)]
 
 
 @pytest.fixture
@@ -260,13 +268,23 @@ def test_a_deployed_promotion_waits_for_two_people(live, approved, family, lost)
     assert (release.version, serving(live)) == (1, 1)
     assert [d.approver for d in (*release.further_decisions, release.decision)] == ["ada", "grace"]
     assert "Prefect form 0 of run" in release.further_decisions[0].origin
-    assert artifacts_of(run) == {"markdown"}
+    assert_shown(run)
+
+
+def assert_shown(run):
+    """The scorecard at each of two questions, engines with their sizes, and a link to MLflow."""
+    texts = [artifact.data for artifact in artifacts_of(run)]
+    cards = [text for text in texts if "An approval is for scorecard" in text]
+    assert (len(cards), len(texts)) == (2, 4)
+    for card in cards:
+        (row,) = [line for line in card.splitlines() if "(winner)" in line and "|" in line]
+        assert re.search(r"\| [0-9.]+ [KM]iB \|$", row)
 
 
 def artifacts_of(run):
     with get_client(sync_client=True) as client:
         mine = ArtifactFilter(flow_run_id=ArtifactFilterFlowRunId(any_=[run.id]))
-        return {artifact.type for artifact in client.read_artifacts(artifact_filter=mine)}
+        return client.read_artifacts(artifact_filter=mine)
 
 
 def test_the_form_needs_a_name_and_a_reason_and_its_no_is_heard(live, card, approved):

@@ -16,6 +16,7 @@ from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
 
 from enginegate.decision import Promise
+from enginegate.durable import file_lock
 from enginegate.engines import open_engine, serving
 from enginegate.errors import RepositoryError, ServerError
 from enginegate.evidence import Outcome
@@ -33,6 +34,7 @@ from enginegate.repository import (
 )
 from enginegate.repository.journal import Journal
 from enginegate.repository.layout import JOURNAL, locked
+from enginegate.repository.rollout import LOCK, Progress, Rollouts
 from enginegate.shadow import import_sample, latest_sample
 from enginegate.triton.live import live_addresses, live_server
 from enginegate.triton.traffic import Traffic, run_load
@@ -189,11 +191,15 @@ def test_old_samples_are_deleted_and_young_ones_stay(policy, tmp_path, monkeypat
 def test_a_healthy_release_passes_while_it_is_young_and_after(released, tmp_path, family, alerts):
     """Looks in a row in its window, then one a run; kept, and in MLflow beside the promise.
 
-    Every server of a fleet is looked at: here a second name of the same one.
+    Every server of a fleet is looked at: here two more names of the same one.
     """
     steady = edited(released, tmp_path / "steady.toml", ("window_s = 600", "window_s = 0"))
-    same = live_addresses(read_policy(released).target).grpc
-    steady.write_text(f'{steady.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "{same}"\n')
+    same = live_addresses(read_policy(released).target)
+    member = f'[[target.fleet]]\nendpoint = "{same.grpc}"'
+    steady.write_text(
+        f'{steady.read_text()}\n{member}\nname = "b"\nmetrics = "{same.metrics}"\n'
+        f'{member}\nname = "c"\n'
+    )
     with visitors(released):
         young = watch(released, 2.0).looks
         old = watch(steady, 2.0).looks
@@ -202,8 +208,11 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(released, tmp_path
     assert all(look.intensive and look.outcome is Outcome.PASSED for look in young), young
     assert [(look.number, look.intensive) for look in old] == [(len(young) + 1, False)]
     assert gates(young[0])["pending"].outcome is Outcome.PASSED
-    assert list(old[0].others) == ["b"]
-    assert {finding.scope for finding in old[0].findings} == {"live", "live/b"}
+    assert list(old[0].others) == ["b", "c"]
+    assert {finding.scope for finding in old[0].findings} == {"live", "live/b", "live/c"}
+    queues = {f.scope: (f.outcome, f.advisory) for f in old[0].findings if f.gate == "pending"}
+    assert queues["live/b"] == (Outcome.PASSED, False)
+    assert queues["live/c"] == (Outcome.INCONCLUSIVE, True)
     assert old[0].outcome is Outcome.PASSED
     assert Looks.at(family.workspace, release_of(released)).read() == (*young, *old)
     ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
@@ -215,6 +224,18 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(released, tmp_path
     tags = ledger.version_tags("tiny", version)
     assert tags["enginegate.watch"].startswith("passed: release 2")
     assert alerts() == []
+
+
+def test_nobody_looks_while_it_is_rolled_out(released):
+    """Whoever promotes looks at the canary; a roll-out that a kill cut short is nobody's."""
+    rollouts = Rollouts(read_policy(released).target.repository)
+    rollouts.note(Progress(model="tiny", before=1, held=True))
+    try:
+        with file_lock(rollouts.root / LOCK):
+            assert watch(released, 0.0).looks == ()
+        assert len(watch(released, 0.0).looks) == 1
+    finally:
+        rollouts.settle("tiny")
 
 
 def test_no_traffic_is_inconclusive_and_does_nothing(released, tmp_path, alerts):

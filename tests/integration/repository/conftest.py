@@ -1,17 +1,21 @@
-"""A real Triton on a live repository, and releases of a model that adds a number."""
+"""Real Tritons on live repositories, a real S3 API server, and releases that add a number."""
 
+import os
 import shutil
 import time
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from moto.server import ThreadedMotoServer
 
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.decision import Promise
 from enginegate.operating import Ensemble, Step
-from enginegate.repository import Golden, LiveRepository, Package
+from enginegate.repository import Golden, Layout, LiveRepository, ObjectRepository, Package
 from enginegate.repository.ensemble import as_ensemble
+from enginegate.repository.staging import place
+from enginegate.repository.storage import ObjectStore
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 from tests.fakes.evidence import INT8, SERVING, decision, scorecard
@@ -197,5 +201,63 @@ def ensemble(package, steps):
         answers = Golden({given: raw}, {"score": (x + np.float32(offset)) * 10})
         whole = as_ensemble(package(offset), rules, lambda _: answers)
         return replace(whole, **changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def endpoint():
+    """The address of an S3 API server."""
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    host, port = running.get_host_and_port()
+    yield f"http://{host}:{port}"
+    running.stop()
+
+
+@pytest.fixture
+def environment(endpoint, monkeypatch):
+    """What a user sets to reach it."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-seen")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    return monkeypatch
+
+
+@pytest.fixture
+def store(environment, request):  # noqa: ARG001
+    """An empty prefix of a bucket."""
+    made = ObjectStore(f"s3://releases/{request.node.name.partition('[')[0].replace('_', '-')}")
+    made._files().makedirs("releases", exist_ok=True)
+    for key in made.keys(""):
+        made.delete(key)
+    return made
+
+
+@pytest.fixture
+def here(store, repository):
+    """This host: it publishes."""
+    return ObjectRepository(store, "digits", repository)
+
+
+@pytest.fixture
+def there(store, second):
+    """Another host: it follows."""
+    return ObjectRepository(store, "digits", second)
+
+
+@pytest.fixture
+def placed(package, ensemble, tmp_path):
+    """A release's files, as a host has them before it uploads them; nothing serves."""
+
+    def make(version: int = 1, *, parts: bool = False):
+        root = tmp_path / "placed"
+        root.mkdir()
+        made = ensemble(1.0) if parts else package(1.0)
+        return root, place(Layout(root, "digits"), made, version, None)
 
     return make

@@ -5,18 +5,30 @@ import pickle
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
+from enginegate.decision import Promise
 from enginegate.errors import PublishError, RepositoryBusyError, RepositoryError
-from enginegate.repository import LiveRepository
+from enginegate.evidence import Outcome
+from enginegate.operating import Watch
+from enginegate.repository import Layout, LiveRepository
+from enginegate.repository.canary import Canary, Looking
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.rollout import Rollouts
 from enginegate.repository.verify_target import verify
 from enginegate.triton.client import TritonClient
+from enginegate.triton.live import LiveAddresses
 from enginegate.triton.server import start
+from enginegate.watching import Looks
+from enginegate.workspace import Workspace
+from validation.watch import judge_reading
 
 pytestmark = pytest.mark.triton
 
@@ -104,6 +116,85 @@ def test_a_canary_that_does_not_hold_goes_back(repository, own, package):
 
     assert not repository.client.model_ready("digits")
     assert not own.repository.root.joinpath("digits").exists()
+
+
+SLOW = """
+        time.sleep(0.4)
+        return ["""
+
+
+# Far above what a busy machine takes.
+PROMISE = Promise(p99_ms=9.0, throughput_per_s=400.0, slo_p99_ms=250.0)
+
+
+def slower(made, folder):
+    """The same package, slower than its SLO allows."""
+    model = folder / "built" / "2.0" / "model.py"
+    text = model.read_text().replace("import numpy", "import time\nimport numpy")
+    model.write_text(text.replace("\n        return [", SLOW, 1))
+    return made
+
+
+@pytest.fixture
+def watched(repository, own, server, tmp_path):
+    """A fleet whose canary is held to the looks of the watch, and where they are kept."""
+    workspace = Workspace(tmp_path / "workspace")
+    looking = Looking(
+        judge_reading, LiveAddresses(grpc=server.grpc, metrics=server.metrics), workspace
+    )
+    goes_on = partial(Rollouts(repository.root).check_goes_on, "digits")
+    rules = Watch(look_s=1.0, min_requests=5)
+    canary = Canary(repository, "digits", rules, goes_on=goes_on, looking=looking)
+    return Fleet(repository, (own,), canary_s=2.0, hold=canary.hold), canary
+
+
+def test_a_slow_canary_goes_back_although_no_request_failed(
+    watched, repository, own, package, tmp_path
+):
+    """The watch's own look says so, with numbers; one that is as promised goes everywhere."""
+    fleet, canary = watched
+    fleet.publish(package(1.0, promise=PROMISE), expected=None)
+    first = Looks.at(canary.looking.workspace, Layout(fleet.root, "digits").release(1)).read()
+    assert [(look.number, look.version) for look in first] == [(1, 1), (2, 1)]
+    assert not [f for look in first for f in look.findings if f.outcome > Outcome.INCONCLUSIVE]
+    assert first[0].reading.pending is not None
+
+    with pytest.raises(
+        PublishError,
+        match=r"(?s)release 2 failed at the canary \(the lead\): look 1 at release 2 of digits: "
+        r"failed \(latency: (\d+) of \1 requests of ours took more than 250 ms.*"
+        "Release 1 is live again on: the lead",
+    ):
+        fleet.publish(slower(package(2.0, promise=PROMISE), tmp_path), expected=1)
+
+    release = Layout(fleet.root, "digits").release(2)
+    (look,) = Looks.at(canary.looking.workspace, release).read()
+    assert (look.reading.failed, look.action) == (0, "rollback")
+    assert answers(repository, own.repository) == {(1, 1.0)}
+    assert problems(fleet) == []
+
+
+def test_a_rollback_ends_a_long_look_at_the_canary(watched, repository, own, package):
+    """Within a few seconds, though the look would last a minute; none is kept of it."""
+    fleet, canary = watched
+    fleet.publish(package(1.0, promise=PROMISE), expected=None)
+    patient = replace(canary, rules=Watch(look_s=60.0))
+    fleet = replace(fleet, canary_s=60.0, hold=patient.hold)
+    with ThreadPoolExecutor(1) as promoter:
+        promotion = promoter.submit(fleet.publish, package(2.0, promise=PROMISE), expected=1)
+        while Rollouts(fleet.root).of("digits") is None or answers(repository) != {(2, 2.0)}:
+            assert not promotion.done()
+            time.sleep(0.05)
+        time.sleep(1.0)
+        started = time.monotonic()
+        assert fleet.rollback("digits", expected=2).version == 1
+        with pytest.raises(PublishError, match="a rollback was asked for while it was watched"):
+            promotion.result()
+
+    assert time.monotonic() - started < 10.0
+    assert answers(repository, own.repository) == {(1, 1.0)}
+    release = Layout(fleet.root, "digits").release(2)
+    assert Looks.at(canary.looking.workspace, release).read() == ()
 
 
 def test_a_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, package):

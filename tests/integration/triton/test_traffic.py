@@ -1,6 +1,7 @@
 import itertools
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -272,6 +273,18 @@ def test_loads_run_in_threads(server, traffic):
         thread.join()
 
     assert [result.failed for result in results] == [0, 0]
+
+
+@pytest.mark.usefixtures("scale")
+def test_loads_that_end_together_leave_one_another_alone(server, traffic):
+    """gRPC closes what all threads share with the last connection, under whoever still uses it."""
+
+    def send(seed):
+        return run_load(server.grpc, traffic, Load(rate_per_s=100, duration_s=0.04, seed=seed))
+
+    with ThreadPoolExecutor(8) as threads:
+        for _ in range(40):
+            assert {result.failed for result in threads.map(send, range(8))} == {0}
 
 
 @pytest.mark.usefixtures("scale")

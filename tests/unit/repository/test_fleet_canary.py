@@ -1,12 +1,14 @@
 """Which servers a policy's release goes to, and what the first one is watched for."""
 
-from dataclasses import dataclass
+import threading
+import time
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 
 import pytest
 
-from enginegate.errors import RepositoryError
+from enginegate.errors import RepositoryError, ServerError
 from enginegate.operating import Watch
 from enginegate.policy import parse_policy
 from enginegate.repository import (
@@ -17,11 +19,15 @@ from enginegate.repository import (
     ObjectRepository,
     open_repository,
 )
+from enginegate.repository.canary import Canary, Looking
 from enginegate.repository.rollout import Progress, Rollouts
-from enginegate.repository.targets import Canary
 from enginegate.triton.answers import Statistics
+from enginegate.triton.live import LiveAddresses
+from enginegate.triton.look import Probe, Reading
+from enginegate.watching import Looks
 from enginegate.workspace import Workspace
 from tests.fakes.lab import POLICY
+from validation.watch import judge_reading
 
 RULES = Watch(max_error_share=0.01, min_requests=100)
 
@@ -81,6 +87,133 @@ def test_a_canary_that_somebody_ends_is_watched_no_longer(tmp_path):
 
     with pytest.raises(RepositoryError, match="a rollback was asked for"):
         canary.hold(60.0)
+
+
+def seen(*, over=0, live=400):
+    """What a look saw: 20 requests of ours, so many too slow, and so many of others."""
+    probe = Probe(sent=20, failed=0, over=over, median_ms=3.0, slowest_ms=90.0, versions=("1",))
+    return Reading(
+        lasted_s=30.0, answered=20 + live, failed=0, server_ms=3.0, queue_ms=0.1, probe=probe
+    )
+
+
+def dead():
+    raise ServerError("h:1 did not answer")
+
+
+@pytest.fixture
+def canary(repository, package, tmp_path):
+    """Release 1 on a server, to be looked at."""
+    repository.publish(package(1.0), expected=None)
+    looking = Looking(judge_reading, LiveAddresses(grpc="h:1"), Workspace(tmp_path / "workspace"))
+    return Canary(repository, "digits", Watch(look_s=30.0), looking=looking)
+
+
+@pytest.fixture
+def sees(monkeypatch):
+    """Let the canary's looks see something; how long each was asked to last."""
+
+    def let(look):
+        lengths = []
+
+        def read(_server, _model, _version, *, look_s, prober):
+            lengths.append(look_s)
+            return look(prober) if look.__code__.co_argcount else look()
+
+        monkeypatch.setattr("enginegate.repository.canary.read_look", read)
+        return lengths
+
+    return let
+
+
+def looks_of(canary):
+    release = Layout(canary.lead.root, "digits").release(1)
+    return Looks.at(canary.looking.workspace, release).read()
+
+
+@pytest.mark.parametrize(
+    ("look", "outcomes", "message"),
+    [
+        pytest.param(seen, ["passed"] * 3, "", id="healthy"),
+        pytest.param(
+            lambda: seen(over=20),
+            ["failed"],
+            r"look 1 at release 1 of digits: failed \(latency: 20 of 20 requests of ours took more",
+            id="slow-though-nothing-failed",
+        ),
+        pytest.param(
+            lambda: seen(over=3), ["passed", "failed"], "6 of 40 requests", id="slow-in-all-looks"
+        ),
+        pytest.param(dead, ["errored"], r"errored \(measured: h:1 did not", id="not-measured"),
+        pytest.param(lambda: seen(live=0), ["inconclusive"] * 3, "", id="too-little-traffic"),
+    ],
+)
+def test_a_canary_is_held_to_the_looks_of_the_watch(canary, sees, caplog, look, outcomes, message):
+    """By its judge, over all looks together; what could not be measured is not fine, and what too
+    few requests leave open is said."""
+    sees(look)
+
+    if message:
+        with pytest.raises(RepositoryError, match=message):
+            canary.hold(90.0)
+    else:
+        canary.hold(90.0)
+
+    looks = looks_of(canary)
+    assert [each.outcome.word for each in looks] == outcomes
+    assert (looks[-1].action == "rollback") is bool(message)
+    assert caplog.text.count("the canary is undecided") == outcomes.count("inconclusive")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "lengths"),
+    [(0.0, []), (5.0, [5.0]), (30.0, [30.0]), (100.0, [100 / 3] * 3)],
+)
+def test_looks_fill_the_window(canary, sees, seconds, lengths):
+    """None is shorter than the watch's, unless the window is; without one there is none."""
+    asked = sees(seen)
+
+    canary.hold(seconds)
+
+    assert asked == pytest.approx(lengths)
+
+
+def test_a_long_look_is_ended_too(canary, sees):
+    """A rollback does not wait for it, and it counts for nothing."""
+    looked = threading.Event()
+
+    def long(prober):
+        looked.set()
+        prober.wait(time.monotonic() + 60.0)
+        return seen(over=20)
+
+    def goes_on():
+        if looked.is_set():
+            raise RepositoryError("a rollback was asked for")
+
+    sees(long)
+    started = time.monotonic()
+    with pytest.raises(RepositoryError, match="a rollback was asked for"):
+        replace(canary, goes_on=goes_on).hold(60.0)
+
+    assert time.monotonic() - started < 5.0
+    assert looks_of(canary) == ()
+
+
+def test_a_canary_can_be_ended_after_its_last_look(canary, sees):
+    """Looks may be shorter than the time between two questions; nobody is told after the second."""
+    asked = []
+
+    def goes_on():
+        asked.append(True)
+        if len(asked) == 2:
+            raise RepositoryError("a rollback was asked for")
+
+    sees(seen)
+    with pytest.raises(RepositoryError, match="a rollback was asked for"):
+        replace(canary, goes_on=goes_on).hold(60.0)
+
+    assert len(looks_of(canary)) == 2
 
 
 @pytest.mark.parametrize(

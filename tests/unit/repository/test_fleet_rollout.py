@@ -1,5 +1,6 @@
 """What a roll-out takes back, to which release, and how somebody can end it early."""
 
+import os
 import threading
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.journal import Journal
 from enginegate.repository.layout import JOURNAL
 from enginegate.repository.rollout import Progress, Rollouts
+from enginegate.repository.verify_target import verify
 from tests.fakes.live_triton import FakeTriton
 
 
@@ -148,3 +150,26 @@ def test_the_release_to_leave_is_named(repository, own, package):
 
     assert live(repository, own.repository) == [2, 2]
     assert Journal(fleet.root / JOURNAL).unfinished() == ()
+
+
+def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package):
+    """While somebody rolls out; what a kill cut short is one, and nobody's roll-out."""
+    seen = []
+
+    def look(_seconds):
+        seen.append((Rollouts(fleet.root).under_way_by("digits"), tuple(verify(fleet))))
+
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    replace(fleet, hold=look).publish(package(2.0), expected=1)
+
+    ((who, found),) = seen
+    assert f"pid {os.getpid()}" in who
+    assert [check.problem for check in found if check.problem] == []
+    assert [check.subject for check in found if "being rolled out by" in check.note] == [
+        "own: digits as on the lead"
+    ]
+    Rollouts(fleet.root).note(Progress(model="digits", before=1, canary=2))
+    own.repository.rollback("digits", 1)
+    assert Rollouts(fleet.root).under_way_by("digits") is None
+    assert any("does not serve it" in check.problem for check in verify(fleet))

@@ -189,6 +189,14 @@ def test_the_slo_is_shown_to_hold_after_enough_good_answers():
     assert (latency.outcome, latency.advisory, latency.samples) == (PASSED, False, 1000)
 
 
+def test_a_look_says_on_which_server_of_a_fleet():
+    """The first one needs no name."""
+    found, _ = judge_reading(reading(over=12), release(), RULES, (), server="gpu-2")
+
+    assert "latency on gpu-2: 12 of 20" in str(look(*found))
+    assert "latency: 12 of 20" in str(look(*judged(reading(over=12))[0].values()))
+
+
 SLOW = live_finding("server_time", FAILED, "mean 9 ms > 6 ms")
 MOVED = live_finding("input_drift", FAILED, "PSI 3")
 BROKEN = not_measured("the server does not answer")

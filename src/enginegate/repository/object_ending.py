@@ -1,0 +1,176 @@
+"""Ending a canary that is watched, from any host: an object beside the journal asks for it.
+
+Whoever promotes to a fleet holds the model's turn while the canary is watched, so nobody else can
+go back then. Its journal says that it watches. Whoever wants to go back asks it to, and waits until
+it has: the promoter alone returns its servers and closes its turn.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from pydantic import ValidationError
+
+from enginegate.canonical import Record
+from enginegate.decision import Release
+from enginegate.errors import RepositoryBusyError, RepositoryError
+from enginegate.machine import user_at_host
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.journal import Entry
+from enginegate.repository.layout import Layout
+from enginegate.repository.live import LiveRepository
+from enginegate.repository.object_journal import (
+    ObjectJournal,
+    Turn,
+    holder,
+    is_abandoned,
+    is_open,
+    is_watched,
+)
+from enginegate.repository.object_release import ObjectReleases
+from enginegate.repository.object_turns import live_version
+from enginegate.repository.rollout import Rollouts
+
+_LOOK_S = 0.5
+_PATIENCE_S = 30.0
+_log = logging.getLogger("enginegate.repository")
+
+
+class Ask(Record):
+    """Somebody wants a roll-out to end: ``end.json``. Of any other roll-out it says nothing."""
+
+    operation: str
+    by: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A roll-out that was asked to end, or whose promoter is dead."""
+
+    canary: int
+    before: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Asks for the end of a roll-out, from the host of ``local``."""
+
+    releases: ObjectReleases
+    journal: ObjectJournal
+    local: LiveRepository | Fleet
+
+    def end(self, to: int | None, *, leave: int | None, reason: str) -> Ended | None:
+        """End the roll-out whose canary is watched now, and wait until its turn is closed.
+
+        Args:
+            to: where to go back; nothing is ended for a release that is not there.
+            leave: only if this is its canary; None: whichever is.
+            reason: why.
+
+        Returns:
+            None where there is no such roll-out.
+
+        Raises:
+            RepositoryBusyError: it was asked to end and has not yet.
+            RepositoryError: there is no release ``to``, or its bytes are gone.
+        """
+        # Before the journal: a canary that is still watched after this was not committed before it.
+        pointer, _ = self.releases.pointer()
+        last, before = self.journal.last(), live_version(pointer)
+        if last is None or not is_watched(last) or to == last.version:
+            return None
+        if leave not in {None, last.version}:
+            return None
+        if to not in {None, before}:
+            self.releases.before(before, to)
+        if not is_abandoned(last):
+            ask = Ask(operation=last.operation, by=user_at_host(), reason=reason)
+            self.journal.store.write(_key(self.journal), ask.pretty_json())
+            self._wait_for(last)
+        return Ended(last.version, before)
+
+    def outcome(self, ended: Ended) -> Release:
+        """What is live again after a roll-out was ended.
+
+        Raises:
+            RepositoryError: nothing was live before it, or this host could not go back.
+        """
+        pointer, _ = self.releases.pointer()
+        release = self.releases.release_of(pointer) if pointer else None
+        here = live_version(Layout(self.local.root, self.journal.model).current())
+        said = f"The roll-out of {self.journal.model} release {ended.canary} was ended"
+        if here != live_version(pointer):
+            raise RepositoryError(
+                f"{said}, but this host has release {here or 'none'} and not "
+                f"{live_version(pointer) or 'none'}, which is live in {self.journal.store.url}. "
+                "When its server answers, bring it there with `enginegate verify --repair`."
+            )
+        if release is None:
+            raise RepositoryError(f"{said}. Nothing was live before it, and nothing is now.")
+        return release
+
+    def _wait_for(self, asked: Entry) -> None:
+        lead = self.local.lead if isinstance(self.local, Fleet) else self.local
+        patience_s = _PATIENCE_S + lead.load_timeout_s
+        deadline = time.monotonic() + patience_s
+        while _is_under_way(self.journal.last(), asked):
+            if time.monotonic() > deadline:
+                raise RepositoryBusyError(
+                    f"The {asked.kind} of {asked.model} release {asked.version} by "
+                    f"{holder(asked)} was asked to end, and has not in {patience_s:.0f} s. "
+                    "It goes back at its next look at the canary; look there. If that host is "
+                    f"gone, roll back after {asked.detail.get('until', 'an hour')}."
+                )
+            time.sleep(_LOOK_S)
+
+
+def watched(local: LiveRepository | Fleet, turn: Turn) -> LiveRepository | Fleet:
+    """The same, but while a fleet watches its canary the journal says so, and it can be ended."""
+    if not isinstance(local, Fleet) or local.hold is None:
+        return local
+    return replace(local, hold=partial(_hold, local.hold, turn, Rollouts(local.root)))
+
+
+def _hold(hold: Callable[[float], None], turn: Turn, rollouts: Rollouts, seconds: float) -> None:
+    turn.add("loaded", watched=True)
+    over = threading.Event()
+    # Beside the canary's looks: a slow answer of the storage must delay none of their requests.
+    threading.Thread(target=_listen, args=(turn, rollouts, over), daemon=True).start()
+    try:
+        hold(seconds)
+    finally:
+        over.set()
+
+
+def _listen(turn: Turn, rollouts: Rollouts, over: threading.Event) -> None:
+    """Hand on what is asked for in storage to where the canary's looks see it."""
+    entry = turn.entry
+    while not over.wait(_LOOK_S):
+        ask = _asked(turn.journal)
+        if ask is not None and ask.operation == entry.operation:
+            _log.warning("a rollback was asked for by %s: %s", ask.by, ask.reason or "no reason")
+            rollouts.ask_to_end(entry.model, leave=entry.version)
+            return
+
+
+def _asked(journal: ObjectJournal) -> Ask | None:
+    try:
+        stored = journal.store.read(_key(journal))
+        return Ask.model_validate_json(stored.content) if stored else None
+    except (RepositoryError, ValidationError):
+        # Storage that is away for a moment ends nothing; without it there is no commit either.
+        return None
+
+
+def _is_under_way(last: Entry | None, asked: Entry) -> bool:
+    if last is None or last.operation != asked.operation:
+        return False
+    return is_open(last) and not is_abandoned(last)
+
+
+def _key(journal: ObjectJournal) -> str:
+    return f"{journal.model}/end.json"

@@ -1,0 +1,144 @@
+"""What a real Prefect server knows of releases, also of those that it did not see."""
+
+from datetime import timedelta
+from uuid import UUID, uuid4
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from enginegate.policy import read_policy
+from enginegate.repository import AuditLog
+from enginegate.repository.changes import Position
+from enginegate.workspace import Workspace, now
+from tasks.announce import announce
+from tests.fakes import told
+from tests.fakes.family import _POLICY as POLICY
+
+pytestmark = pytest.mark.xdist_group("flows")
+
+
+@pytest.fixture
+def rules(prefect_server, tmp_path, monkeypatch):
+    """A policy whose repository has a log; its model's name is this test's own."""
+    del prefect_server  # it only has to run
+    monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / "workspace"))
+    path = tmp_path / "policy.toml"
+    name = f"model-{uuid4().hex[:8]}"
+    path.write_text(POLICY.format(root=tmp_path).replace('name = "tiny"', f'name = "{name}"'))
+    found = read_policy(path)
+    found.target.repository.mkdir()
+    return found
+
+
+@pytest.fixture
+def log(rules):
+    """Two releases and the way back."""
+    made = AuditLog(rules.target.repository, way="command")
+    made.tell("published", rules.name, why="ada: margins are wide", release=1)
+    made.tell("published", rules.name, why="ada: better still", release=2)
+    made.tell("rolled back", rules.name, why="complaints", release=1)
+    return made
+
+
+def kept(rules, count):
+    return told.kept(rules.target.repository, rules.name, count)
+
+
+def position(rules):
+    return Position.of(Workspace.here(), PREFECT_API_URL.value(), rules.target.repository).read()
+
+
+def test_a_change_that_prefect_did_not_see_is_told_later(rules, log):
+    """When it happened, by whom and why, and where it stands in the audit log."""
+    dead = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
+    with temporary_settings(dead):
+        assert announce.fn(rules) == ()
+
+    said = announce.fn(rules)
+
+    assert len(said) == 3
+    assert said[-1].endswith(f"release 1 is live of {rules.name} after 2 (rolled back).")
+    events, lines = kept(rules, 3), log.read()
+    assert [event.event.rpartition(".")[2] for event in events] == [
+        "published",
+        "published",
+        "rolled-back",
+    ]
+    assert [event.occurred for event in events] == [line.at for line in lines]
+    assert events[-1].payload == {
+        "model": rules.name,
+        "from": 2,
+        "to": 1,
+        "who": lines[-1].who,
+        "why": "complaints",
+        "origin": lines[-1].origin,
+        "scorecard": None,
+        "audit": f"3:{log.head().sha256}",
+    }
+
+
+def test_nothing_is_told_twice(rules, log, monkeypatch):
+    """Also when the workspace is lost, or another worker's: the server keeps one of each."""
+    announce.fn(rules)
+    kept(rules, 3)
+    assert announce.fn(rules) == ()
+    assert position(rules) == log.head()
+
+    sent = sent_by(monkeypatch)
+    monkeypatch.setenv("ENGINEGATE_HOME", str(rules.target.repository.parent / "another"))
+    assert announce.fn(rules) == ()
+    log.tell("published", rules.name, why="ada: again", release=3)
+    assert len(announce.fn(rules)) == 1
+
+    assert [event.payload["to"] for event in kept(rules, 4)] == [1, 2, 1, 3]
+    assert len(sent) == 1
+
+
+def sent_by(monkeypatch, *, lost=False):
+    """Ids of the events that are sent from now on; ``lost``: the server dies with them."""
+    request, sent = SyncPrefectClient.request, []
+
+    def watched(self, method, path, **options):
+        if path == "/events":
+            sent.extend(UUID(event["id"]) for event in options["json"])
+            if lost:
+                return None
+        return request(self, method, path, **options)
+
+    monkeypatch.setattr(SyncPrefectClient, "request", watched)
+    return sent
+
+
+def test_what_a_dying_server_lost_is_sent_again(rules, log, monkeypatch):
+    """It said that it had it; until it shows it, the position stays."""
+    del log  # it only has to be there
+    with monkeypatch.context() as patch:
+        lost = sent_by(patch, lost=True)
+        announce.fn(rules)
+    assert len(lost) == 3
+    assert position(rules) is None
+
+    announce.fn(rules)
+
+    assert [event.id for event in kept(rules, 3)] == lost
+
+
+def test_what_prefect_would_delete_at_once_is_not_told(rules, log, monkeypatch):
+    """It keeps a week; an automation for what happened last month helps nobody."""
+    later = now() + timedelta(days=8)
+    monkeypatch.setattr("tasks.announce.now", lambda: later)
+
+    assert announce.fn(rules) == ()
+
+    assert position(rules) == log.head()
+    assert kept(rules, 0) == []
+
+
+def test_without_a_server_nobody_is_told(rules, log):
+    """A server inside this process would be gone with it; a later one is told everything."""
+    del log  # it only has to be there
+    with temporary_settings(restore_defaults={PREFECT_API_URL}):
+        assert announce.fn(rules) == ()
+
+    assert len(announce.fn(rules)) == 3

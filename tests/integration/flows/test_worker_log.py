@@ -1,0 +1,78 @@
+"""What a worker's flow runs log on Prefect's server, as `prefect.yaml` has them started."""
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.settings import PREFECT_API_URL
+
+from enginegate.policy import read_policy
+from enginegate.repository import AuditLog
+from enginegate.repository.journal import Journal
+from enginegate.repository.layout import JOURNAL
+from flows.watch import watch
+from tests.fakes.family import _POLICY as POLICY
+
+pytestmark = pytest.mark.xdist_group("flows")
+
+_CHECKOUT = Path(__file__).parents[3]
+
+
+def variables():
+    """The environment that every deployment gives its flow runs."""
+    deployments = yaml.safe_load((_CHECKOUT / "prefect.yaml").read_text())["deployments"]
+    (found,) = {
+        tuple(sorted(each["work_pool"]["job_variables"]["env"].items())) for each in deployments
+    }
+    return dict(found)
+
+
+def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
+    """Warnings, and what is no more than progress: here what a killed promotion left."""
+    del prefect_server  # it only has to run
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY.format(root=tmp_path))
+    root = read_policy(path).target.repository
+    root.mkdir()
+    Journal(root / JOURNAL).open("publish", "tiny", 7)
+    AuditLog(root).tell("published", "tiny", why="ada: margins are wide", release=1)
+
+    said = logged(started(path), path)
+
+    assert "publish of tiny release 7 was cut short" in said["enginegate.repository"]
+    assert "release 1 is live of tiny after nothing" in said["enginegate.announce"]
+
+
+def started(policy):
+    with get_client(sync_client=True) as client:
+        deployment = client.create_deployment(
+            flow_id=client.create_flow(watch),
+            name=f"test-{uuid.uuid4().hex[:6]}",
+            entrypoint="flows.watch.watch",
+        )
+        parameters = {"policy": str(policy)}
+        return client.create_flow_run_from_deployment(deployment, parameters=parameters).id
+
+
+def logged(run, policy):
+    """Run it in a process of its own, as a worker does; the lines on the server, by logger."""
+    away = {"PREFECT_LOGGING_TO_API_ENABLED", "PREFECT_LOGGING_EXTRA_LOGGERS"}
+    environment = {name: value for name, value in os.environ.items() if name not in away}
+    environment |= variables() | {
+        "PREFECT_API_URL": PREFECT_API_URL.value(),
+        "PREFECT__FLOW_RUN_ID": str(run),
+        "ENGINEGATE_HOME": str(policy.parent / "workspace"),
+        "PYTHONPATH": str(_CHECKOUT),
+    }
+    command = [sys.executable, "-m", "prefect.engine"]
+    subprocess.run(command, cwd=_CHECKOUT, env=environment, check=True, timeout=300)
+    with get_client(sync_client=True) as client:
+        mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))
+        lines = client.read_logs(mine, limit=200)
+    return {line.name: line.message for line in lines}

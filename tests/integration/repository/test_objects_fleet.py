@@ -1,0 +1,111 @@
+"""A fleet whose releases go to object storage: real Tritons, and a promoter in a process."""
+
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from enginegate.repository import Fleet, ObjectRepository
+from enginegate.repository.fleet_member import FleetMember
+from tests.fakes.hosts import answer, problems, steps, wait_for_window
+
+pytestmark = pytest.mark.triton
+WINDOW_S = 60.0
+
+
+_PROMOTER = """
+import pickle, sys
+from functools import partial
+from enginegate.operating import Watch
+from enginegate.repository.canary import Canary
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.live import LiveRepository
+from enginegate.repository.objects import ObjectRepository
+from enginegate.repository.rollout import Rollouts
+from enginegate.repository.storage import ObjectStore
+from enginegate.triton.client import TritonClient
+
+with open(sys.argv[1], "rb") as file:
+    (root, address), (own_root, own_address), url, package, window_s = pickle.load(file)
+lead = LiveRepository(root, TritonClient(address))
+own = FleetMember("own", LiveRepository(own_root, TritonClient(own_address)), lead)
+goes_on = partial(Rollouts(root).check_goes_on, "digits")
+hold = Canary(lead, "digits", Watch(), goes_on=goes_on).hold
+fleet = Fleet(lead, (own,), canary_s=window_s, hold=hold)
+ObjectRepository(ObjectStore(url), "digits", fleet).publish(package, expected=2)
+"""
+
+
+@pytest.fixture
+def here(store, repository, second):
+    """A host with two servers, on which release 2 replaced 1."""
+    own = FleetMember("own", second, repository)
+    return ObjectRepository(store, "digits", Fleet(repository, (own,)))
+
+
+@pytest.fixture
+def promoter(here, package, tmp_path):
+    """Publishes release 3, and watches its canary by now."""
+    here.publish(package(1.0), expected=None)
+    here.publish(package(2.0), expected=1)
+    own = here.local.members[0].repository
+    servers = [(each.root, each.client.address) for each in (here.local.lead, own)]
+    job = tmp_path / "job"
+    job.write_bytes(pickle.dumps((*servers, here.store.url, package(3.0), WINDOW_S)))
+    command = [sys.executable, "-c", _PROMOTER, str(job)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        wait_for_window(here)
+        assert answer(here) == (3, 3.0)
+        yield running
+        running.kill()
+
+
+@pytest.fixture
+def second_serves(here):
+    """What the server that is told last answers."""
+    return lambda: answer(replace(here, local=here.local.members[0].repository))
+
+
+def test_a_rollback_ends_the_window(here, promoter, package, second_serves):
+    """At once and on every server; what is live in storage was never another release."""
+    before, began = here.store.read("digits/current.json"), time.monotonic()
+
+    release = here.rollback("digits", reason="the pager rang")
+
+    assert time.monotonic() - began < WINDOW_S / 2
+    said = promoter.communicate(timeout=WINDOW_S)[1]
+    assert release.version == 2
+    assert "a rollback was asked for while it was watched" in said
+    assert "Release 2 is live again on: the lead" in said
+    assert answer(here) == second_serves() == (2, 2.0)
+    assert here.store.read("digits/current.json") == before
+    assert steps(here) == ["intent", "placed", "loaded", "undone"]
+    assert (here.releases.versions(), problems(here)) == ((1, 2), [])
+    assert here.publish(package(4.0), expected=2).version == 4
+    assert answer(here) == second_serves() == (4, 4.0)
+
+
+@pytest.mark.parametrize("way", ["recover", "rollback"])
+def test_a_killed_promoter_leaves_what_was_live(here, promoter, second_serves, way):
+    """Whoever comes next takes the canary back; a rollback is content with that."""
+    promoter.send_signal(signal.SIGKILL)
+    promoter.wait()
+    before = here.store.read("digits/current.json").content
+
+    if way == "recover":
+        said = " ".join(here.recover())
+        assert "was cut short on the canary. Release 2 is live again on: " in said
+        assert "release 3" in said
+    else:
+        assert here.rollback("digits").version == 2
+
+    assert answer(here) == second_serves() == (2, 2.0)
+    assert b'"version": 2' in before
+    assert here.current().version == 2
+    assert steps(here) == ["intent", "placed", "loaded", "undone"]
+    assert (here.releases.versions(), problems(here)) == ((1, 2), [])
