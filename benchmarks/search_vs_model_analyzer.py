@@ -29,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +126,10 @@ MODELS = {
 
 @dataclass(frozen=True)
 class Course:
-    """One model's parts: where they are kept, and what they need."""
+    """One model's parts: where they are kept, and what they need.
+
+    Parts that were made with another model, load or driver are made anew.
+    """
 
     name: str
     sleeper: Sleeper
@@ -139,6 +142,10 @@ class Course:
     def part(self, name: str, make: Callable[[], Json]) -> Json:
         """Made once; the results file is written after each."""
         parts = self.kept["models"].setdefault(self.name, {})
+        made_with = asdict(self.sleeper)
+        if parts.get("made_with") != made_with:
+            parts.clear()
+            parts["made_with"] = made_with
         if name not in parts or self.asked.again:
             print(f"{self.name}: {name} ...", flush=True)
             parts[name] = make()

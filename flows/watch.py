@@ -76,9 +76,12 @@ def watch(policy: Path, run_s: float = RUN_S) -> Watched:
 
 def _watch(rules: Policy, run_s: float) -> Watched:
     done = (*pick_up(rules), *expire_shadow(rules), *tell_ledger(), *follow_storage(rules))
-    done += (*note_unanswered(rules), *announce(rules))
-    problems = verify_live(rules)
-    looks = tuple(_looks(rules, run_s))
+    try:
+        problems = verify_live(rules)
+        looks = tuple(_looks(rules, run_s))
+    finally:
+        # Last: a Prefect server that does not answer delays no look and no rollback.
+        done += (*note_unanswered(rules), *announce(rules))
     if problems:
         raise RepositoryError("\n".join(problems))
     broken = [look for look in looks if look.outcome is Outcome.ERRORED]
@@ -108,9 +111,8 @@ def _acted(rules: Policy, release: Release, look: Look) -> Look:
     if look.action == "rollback":
         back = roll_back_failed(rules, release, look)
         if back is not None:
-            why = f"{look}. Release {back.version} is live again."
-            alert(look.model, why, version=look.version, action="rollback")
-            follow_with_champion(rules, back)
+            alert(look.model, f"{look}. {back.said}", version=look.version, action="rollback")
+            follow_with_champion(rules, back.release)
             announce(rules)
             return look
         if not is_live(rules, release):

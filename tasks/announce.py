@@ -11,19 +11,20 @@ from datetime import timedelta
 from itertools import takewhile
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from httpx import HTTPError
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.events import Event
 from prefect.events.filters import EventFilter, EventIDFilter, EventOccurredFilter
 from prefect.settings import PREFECT_API_URL
 
 from enginegate.errors import EnginegateError
+from enginegate.masking import masked
 from enginegate.policy import Policy
 from enginegate.repository import AuditLog
 from enginegate.repository.changes import LiveChange, Position, untold
 from enginegate.workspace import Workspace, now
+from tasks.prefect_server import REFUSALS, quick_client
 
 EVENTS = {
     "published": "enginegate.release.published",
@@ -41,18 +42,20 @@ _log = logging.getLogger("enginegate.announce")
 def announce(rules: Policy) -> tuple[str, ...]:
     """Tell the Prefect server of each change that it does not have; one sentence for each.
 
-    What cannot be told now is told by the next promotion, rollback or watch. A server that Prefect
-    starts inside this process alone is nobody's, and is not told.
+    What cannot be told now is told by the next promotion, rollback or watch. What another host
+    decided, and this one only followed by object storage, is that host's to tell. A server
+    that Prefect starts inside this process alone is nobody's, and is not told.
     """
     server, root = PREFECT_API_URL.value(), rules.target.repository
     if not server or not root.is_dir():
         return ()
     position = Position.of(Workspace.here(), server, root)
     try:
-        with position.held(), get_client(sync_client=True) as client:
+        with position.held(), quick_client() as client:
             told = _tell(client, AuditLog(root), position)
-    except (EnginegateError, HTTPError, OSError) as error:
-        _log.warning("Prefect was not told what became live; the next run tells it: %s", error)
+    except (EnginegateError, *REFUSALS) as error:
+        why = masked(str(error))
+        _log.warning("Prefect was not told what became live; the next run tells it: %s", why)
         return ()
     return tuple(f"Prefect was told: {change}." for change in told)
 
@@ -93,7 +96,7 @@ def _event(change: LiveChange) -> Event:
     return Event(
         id=_id(change),
         occurred=event.at,
-        event=EVENTS[event.event],
+        event=EVENTS[change.kind],
         resource={
             "prefect.resource.id": f"enginegate.live.{event.model}",
             "prefect.resource.name": live,

@@ -9,6 +9,7 @@ from enginegate.errors import EnginegateError
 from enginegate.policy import Policy
 from enginegate.repository import open_repository
 from enginegate.workspace import Workspace
+from validation.watch import judge_reading
 
 _log = logging.getLogger("enginegate.repository")
 
@@ -23,7 +24,9 @@ def pick_up(rules: Policy) -> tuple[str, ...]:
     if not rules.target.repository.is_dir():
         return ()
     try:
-        said = open_repository(rules, Workspace.here(), way="Prefect").recover()
+        # With object storage this may bring a new release here, by a canary's window.
+        repository = open_repository(rules, Workspace.here(), way="Prefect", judge=judge_reading)
+        said = repository.recover()
     except EnginegateError as error:
         _log.warning("the live repository was not looked through for what was cut short: %s", error)
         return ()

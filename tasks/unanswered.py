@@ -1,23 +1,25 @@
 """Promotions that ended because nobody answered: Prefect knows, and the audit log is told.
 
 A suspended promotion is no process. When its time is over Prefect's server fails the run by itself,
-so whoever looks next writes down that this was a no.
+so whoever looks next writes down that this was a no, unless the scorecard was answered elsewhere.
 """
 
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
 from pathlib import Path
 
-from httpx import HTTPError
 from prefect import task
 from prefect.cache_policies import NO_CACHE
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
     FlowRunFilter,
+    FlowRunFilterEndTime,
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
@@ -26,16 +28,21 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_URL
 
 from enginegate.errors import EnginegateError, InputError
+from enginegate.masking import masked
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import AuditLog, Deed, origin, record_deed
-from enginegate.workspace import Workspace
+from enginegate.repository.audit import Event
+from enginegate.workspace import Workspace, now
+from tasks.prefect_server import REFUSALS, quick_client
 
 # Prefect's words for it: "The flow was paused and never resumed."
 _EXPIRED = "never resumed."
 _PROMOTIONS = FlowFilter(name=FlowFilterName(any_=["promote"]))
-_FAILED = FlowRunFilter(
-    state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED]))
-)
+_FAILED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED]))
+# Nobody looked for longer than this: what is older stays Prefect's alone.
+_LOOKED_BACK = timedelta(days=30)
+_ANSWERS = frozenset({"approved", "rejected", "published", "refused"})
+_SILENCE = "unanswered"
 _PAGE = 200
 _log = logging.getLogger("enginegate.unanswered")
 
@@ -50,82 +57,122 @@ def note_unanswered(rules: Policy) -> tuple[str, ...]:
         return ()
     root = rules.target.repository
     try:
-        with get_client(sync_client=True) as client:
-            known = {event.operation for event in AuditLog(root).read()}
-            found = [deed for deed in _refusals(client, rules) if deed.operation not in known]
+        events = AuditLog(root).read()
+        with quick_client() as client:
+            found = list(_refusals(client, rules, events))
         for deed in found:
             record_deed(root, deed)
-    except (EnginegateError, HTTPError) as error:
-        _log.warning("promotions that nobody answered were not looked for: %s", error)
+    except (EnginegateError, *REFUSALS) as error:
+        why = masked(str(error))
+        _log.warning("promotions that nobody answered were not looked for: %s", why)
         return ()
     for deed in found:
         _log.warning("%s", deed.why)
     return tuple(deed.why for deed in found)
 
 
-def _refusals(client: SyncPrefectClient, rules: Policy) -> Iterator[Deed]:
-    for run in _failed(client):
-        expired = run.state is not None and (run.state.message or "").endswith(_EXPIRED)
-        if expired and _is_under(run, rules):
-            question = _question(client.read_flow_run_states(run.id))
-            if question is not None:
-                yield _refusal(run, question, rules)
+def _refusals(client: SyncPrefectClient, rules: Policy, events: Sequence[Event]) -> Iterator[Deed]:
+    known = {event.operation for event in events}
+    is_under = cache(lambda policy: _is_same(policy, rules))
+    for run in _expired(client):
+        if _operation(run) in known or not is_under(str(run.parameters.get("policy", ""))):
+            continue
+        question = _Question.of(run, client.read_flow_run_states(run.id))
+        if question is not None and not question.was_answered(events):
+            yield _refusal(run, question, rules)
 
 
-def _failed(client: SyncPrefectClient) -> Iterator[FlowRun]:
+def _expired(client: SyncPrefectClient) -> Iterator[FlowRun]:
+    """Promotions that Prefect ended lately because nobody resumed them."""
+    wanted = FlowRunFilter(
+        state=_FAILED, end_time=FlowRunFilterEndTime(after_=now() - _LOOKED_BACK)
+    )
     offset = 0
     while page := client.read_flow_runs(
         flow_filter=_PROMOTIONS,
-        flow_run_filter=_FAILED,
+        flow_run_filter=wanted,
         sort=FlowRunSort.END_TIME_DESC,
         limit=_PAGE,
         offset=offset,
     ):
-        yield from page
+        for run in page:
+            if run.state is not None and (run.state.message or "").endswith(_EXPIRED):
+                yield run
         offset += len(page)
 
 
-def _is_under(run: FlowRun, rules: Policy) -> bool:
+def _is_same(policy: str, rules: Policy) -> bool:
     """Whether a promotion was to publish to the policy's own repository.
 
     One whose policy is not here, or cannot be read, is left to a worker that has it.
     """
     try:
-        theirs = read_policy(Path(str(run.parameters.get("policy", ""))))
+        theirs = read_policy(Path(policy))
     except EnginegateError:
         return False
     return (theirs.name, theirs.target.repository) == (rules.name, rules.target.repository)
 
 
-def _question(states: Sequence[State]) -> State | None:
-    """The suspension that was over before anybody resumed it; None: somebody ended it by hand."""
-    last = sorted(states, key=lambda state: state.timestamp)[-2:]
-    asked, ended = last[0], last[-1]
-    until = _until(asked)
-    return asked if until is not None and until <= ended.timestamp else None
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """A suspension that was over before anybody resumed it."""
+
+    scorecard: str
+    asked: datetime
+    until: datetime
+
+    @classmethod
+    def of(cls, run: FlowRun, states: Sequence[State]) -> "_Question | None":
+        """The last one of a run; None: somebody ended the run by hand."""
+        last = sorted(states, key=lambda state: state.timestamp)[-2:]
+        if not last or last[0].type is not StateType.PAUSED:
+            return None
+        asked, until = last[0].timestamp, last[0].state_details.pause_timeout
+        if until is None or until > last[-1].timestamp:
+            return None
+        return cls(str(run.parameters.get("scorecard", "")), asked, until)
+
+    @property
+    def digest(self) -> str | None:
+        """The scorecard's, where the workspace has it."""
+        with suppress(InputError):
+            return Workspace.here().scorecard(self.scorecard).digest
+        return None
+
+    def was_answered(self, events: Sequence[Event]) -> bool:
+        """Whether an answer reached the workspace or the audit log meanwhile, but not the run.
+
+        That another run was not answered is no answer.
+        """
+        digest = self.digest
+        answers = [event.at for event in events if self._is_answered_by(event, digest)]
+        if digest is not None:
+            answers += [given.decided_at for given in Workspace.here().decisions(digest)]
+        return any(self.asked <= at <= self.until for at in answers)
+
+    def _is_answered_by(self, event: Event, digest: str | None) -> bool:
+        beginning = digest or self.scorecard
+        own = bool(beginning) and (event.scorecard or "").startswith(beginning)
+        return own and event.event in _ANSWERS and not event.operation.startswith(_SILENCE)
 
 
-def _until(state: State) -> datetime | None:
-    return state.state_details.pause_timeout if state.type is StateType.PAUSED else None
-
-
-def _refusal(run: FlowRun, question: State, rules: Policy) -> Deed:
-    asked, until = question.timestamp, _until(question) or question.timestamp
-    reference = str(run.parameters.get("scorecard", ""))
-    digest = None
-    with suppress(InputError):
-        digest = Workspace.here().scorecard(reference).digest
+def _refusal(run: FlowRun, question: _Question, rules: Policy) -> Deed:
+    asked, until = question.asked, question.until
     hours = (until - asked).total_seconds() / 3600
     return Deed(
         event="refused",
         model=rules.name,
         who="nobody",
         why=(
-            f"Nobody answered for scorecard {reference[:12]} within {hours:.3g} h, from "
+            f"Nobody answered for scorecard {question.scorecard[:12]} within {hours:.3g} h, from "
             f"{asked:%Y-%m-%d %H:%M:%S} to {until:%Y-%m-%d %H:%M:%S %Z}; that means no."
         ),
         origin=f"{origin('Prefect')}: run {run.name} ({run.id})",
-        scorecard=digest,
-        # A run that is started again and not answered again is another refusal.
-        operation=f"unanswered {question.id}",
+        scorecard=question.digest,
+        operation=_operation(run),
     )
+
+
+def _operation(run: FlowRun) -> str:
+    """Of this end of a run: one that is started and not answered again ends in another state."""
+    return f"{_SILENCE} {run.state_id}"

@@ -9,7 +9,13 @@ from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
 from enginegate.decision import Release
-from enginegate.errors import EnginegateError, LedgerError, RepositoryBusyError, ServerError
+from enginegate.errors import (
+    EnginegateError,
+    LedgerError,
+    NotEverywhereError,
+    RepositoryBusyError,
+    ServerError,
+)
 from enginegate.evidence import Finding, Outcome
 from enginegate.ledger import Ledger, Outbox
 from enginegate.policy import Policy
@@ -135,26 +141,35 @@ def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
     return look.model_copy(update={"action": action})
 
 
+@dataclass(frozen=True, slots=True)
+class RolledBack:
+    """What the watch made live again, and in words where; a dead server of a fleet is named."""
+
+    release: Release
+    said: str
+
+
 @task(task_run_name="roll-back-{release.version}", cache_policy=NO_CACHE)
-def roll_back_failed(rules: Policy, release: Release, look: Look) -> Release | None:
+def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack | None:
     """Make the release live again that a failed one replaced, once for each failed release.
 
     Returns:
         What is live again; None when it was not rolled back: another release is live by now, this
         one was rolled back before, or the repository refused. The log says why.
     """
-    workspace, name = Workspace.here(), rules.name
+    workspace, name, before = Workspace.here(), rules.name, release.previous_version
     looks = Looks.at(workspace, release)
-    if not is_live(rules, release) or not looks.claim_rollback():
+    if before is None or not is_live(rules, release) or not looks.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
     repository = open_repository(rules, workspace, way=_WAY)
     try:
         # Whoever changes what is live after the look is right: only what failed it is left.
         with Outbox(workspace).expecting(rules.target.repository, name):
-            return repository.rollback(
-                name, release.previous_version, reason=str(look), expected=release.version
-            )
+            back = repository.rollback(name, before, reason=str(look), expected=release.version)
+        return RolledBack(back, f"Release {back.version} is live again.")
+    except NotEverywhereError as error:
+        return RolledBack(Layout(rules.target.repository, name).release(before), str(error))
     except EnginegateError as error:
         looks.return_claim()
         if not is_live(rules, release):

@@ -12,6 +12,7 @@
     │   └── NotLoadedError        a server that was there did not load a model
     ├── RepositoryError           the live repository cannot be changed, or is not what it should be
     │   ├── RepositoryBusyError   another promotion holds the lock
+    │   ├── NotEverywhereError    a release is live, but not on every server of the fleet
     │   ├── TamperedError         bytes on disk differ from the digest that was approved
     │   └── PublishError          a release was published, did not prove itself, and was undone
     ├── LedgerError               MLflow cannot be reached or refuses
@@ -81,6 +82,10 @@ class RepositoryError(EnginegateError):
 
 class RepositoryBusyError(RepositoryError):
     """Another promotion holds the repository's lock."""
+
+
+class NotEverywhereError(RepositoryError):
+    """What was asked for is live, proved and stays; the message names servers not brought to it."""
 
 
 class TamperedError(RepositoryError):

@@ -1,10 +1,10 @@
-"""What hosts of a model in object storage say of themselves."""
+"""What hosts of a model say of themselves."""
 
 import time
 
 import numpy as np
 
-from enginegate.repository import Layout, ObjectRepository, verify
+from enginegate.repository import Layout, LiveRepository, ObjectRepository, verify
 from enginegate.repository.journal import Step
 from enginegate.repository.object_journal import is_watched
 
@@ -18,7 +18,7 @@ def answer(host: ObjectRepository) -> tuple[int, float]:
     return int(reply.model_version), float(reply.outputs["y"][0, 0])
 
 
-def problems(host: ObjectRepository) -> list[str]:
+def problems(host: LiveRepository | ObjectRepository) -> list[str]:
     """What is not as it was published, here or in storage."""
     return [check.problem for check in verify(host) if check.problem]
 

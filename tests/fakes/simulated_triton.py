@@ -28,7 +28,8 @@ class SimulatedServer:
 
     ``now_s`` advances by each measurement and two seconds for its load. Set ``dies_after`` to make
     a later call fail, ``void`` to make a measurement invalid when it returns true, ``overload`` to
-    let throughput collapse when more is offered than that many requests a second.
+    let throughput collapse when more is offered than that many requests a second, ``noise`` to let
+    each measurement as a whole run slower or faster (sigma of the logarithm of the factor).
     """
 
     def __init__(self, base_ms=4.0, item_ms=0.25, *, limit_ms=20.0, cores=None, outliers=0.0):
@@ -38,7 +39,7 @@ class SimulatedServer:
         self.calls = []
         self.loaded = None
         self.dies_after = None
-        self.overload = np.inf
+        self.overload, self.noise = np.inf, 0.0
         self.void = lambda _config, _load: False
 
     def clock(self):
@@ -54,7 +55,8 @@ class SimulatedServer:
         """Due times, and of each batch its size, its service and when it was done, in seconds."""
         source, due = np.random.default_rng([load.seed, 99]), self.arrivals_s(load)
         at, count = due.tolist(), len(due)
-        jitter = np.exp(source.normal(0.0, 0.03, count)).tolist()
+        pace = np.random.default_rng([load.seed, 7]).normal(0.0, self.noise)
+        jitter = np.exp(source.normal(pace, 0.03, count)).tolist()
         extra = np.where(source.random(count) < self.outliers, 0.020, 0.0).tolist()
         most, delay = config.max_batch_size, config.max_queue_delay_us / 1e6
         free, ends, took, done = [0.0] * config.instances, [], [], []

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from enginegate.errors import LedgerError
+from enginegate.masking import masked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -49,7 +50,7 @@ class Connection:
     @property
     def shown_uri(self) -> str:
         """The tracking URI without a password."""
-        return re.sub(r"//[^@/]*@", "//***@", self.tracking_uri)
+        return masked(self.tracking_uri)
 
     @property
     def client(self) -> "MlflowClient":
@@ -114,7 +115,7 @@ class Connection:
             lines = str(error).splitlines() or [type(error).__name__]
             raise LedgerError(
                 f"MLflow at {self.shown_uri} could not {doing}: "
-                f"{_masked(lines[0])[:_REASON_LENGTH]}\n"
+                f"{masked(lines[0])[:_REASON_LENGTH]}\n"
                 f"{self._advice()}"
             ) from error
 
@@ -130,11 +131,6 @@ class Connection:
                 "writable. Move a damaged file away to begin a new one."
             )
         return "Give a tracking URI that MLflow knows: sqlite:///FILE, postgresql://... or http://."
-
-
-def _masked(text: str) -> str:
-    """The text without the password of any address in it."""
-    return re.sub(r"(?<=//)[^/@\s]+@", "***@", text)
 
 
 @cache

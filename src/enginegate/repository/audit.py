@@ -38,6 +38,8 @@ What = Literal[
     "refused",
     "watched",
 ]
+# The way of what another host decided, and this one did after it.
+FOLLOWING = "following"
 _DONE: dict[Kind, What] = {
     "publish": "published",
     "rollback": "rolled back",
@@ -68,7 +70,7 @@ class AuditLog:
     """The log of one repository; whoever notes something holds the repository's lock.
 
     Attributes:
-        way: by which way operations come here: command, Prefect, Python, watch.
+        way: by which way operations come here: command, Prefect, Python, watch, following.
     """
 
     root: Path

@@ -12,10 +12,11 @@ from enginegate.canonical import sha256_bytes
 from enginegate.decision import Head
 from enginegate.durable import file_lock, write_file
 from enginegate.errors import InputError
-from enginegate.repository.audit import Event
+from enginegate.repository.audit import FOLLOWING, Event, What
 from enginegate.workspace import Workspace
 
-_LOCK_TIMEOUT_S = 30.0
+# Whoever else tells the same listener does so with the same log; the next run tells the rest.
+_LOCK_TIMEOUT_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,23 @@ class LiveChange:
         """The log's head when this was its last line."""
         return Head(count=self.event.sequence + 1, sha256=self.event.digest)
 
+    @property
+    def kind(self) -> What:
+        """What happened; going back to a release that had to be fetched again is no publication.
+
+        Numbers are issued upwards, so what replaces a higher one is older.
+        """
+        older = self.before is not None and self.after is not None and self.after < self.before
+        return "rolled back" if older else self.event.event
+
+    @property
+    def followed(self) -> bool:
+        """Whether another host decided it, and this one only did the same."""
+        return self.event.origin.endswith(f", {FOLLOWING}")
+
     def __str__(self) -> str:
         live = f"release {self.after} is live" if self.after else "nothing is live"
-        return f"{live} of {self.event.model} after {self.before or 'nothing'} ({self.event.event})"
+        return f"{live} of {self.event.model} after {self.before or 'nothing'} ({self.kind})"
 
 
 def live_changes(events: Iterable[Event]) -> tuple[LiveChange, ...]:
@@ -55,9 +70,13 @@ def live_changes(events: Iterable[Event]) -> tuple[LiveChange, ...]:
 
 
 def untold(events: Sequence[Event], told: Head | None) -> tuple[LiveChange, ...]:
-    """Changes after a position; all of them where the log is another one than was told of."""
+    """Changes after a position; all of them where the log is another one than was told of.
+
+    What was only followed is left out: the host where it was decided has it in its own log.
+    """
     start = told.count if told is not None and _holds(events, told) else 0
-    return tuple(change for change in live_changes(events) if change.event.sequence >= start)
+    new = (change for change in live_changes(events) if change.event.sequence >= start)
+    return tuple(change for change in new if not change.followed)
 
 
 def _holds(events: Sequence[Event], head: Head) -> bool:

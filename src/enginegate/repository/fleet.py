@@ -15,6 +15,7 @@ from enginegate.decision import Release
 from enginegate.durable import file_lock
 from enginegate.errors import (
     EnginegateError,
+    NotEverywhereError,
     PublishError,
     RepositoryBusyError,
     RepositoryError,
@@ -106,12 +107,14 @@ class Fleet:
         is being watched is ended by this, and going back from it is all that is done.
 
         Raises:
-            RepositoryError: there is no such release, or some server could not be told: the message
-                names it; the others serve the earlier release.
+            NotEverywhereError: some server could not be told: the message names it; the lead and
+                the others serve the earlier release.
+            RepositoryError: there is no such release, or no server of the lead's folder answers.
         """
-        ended = self._recall.rollouts.ask_to_end(model, leave=expected)
+        asked = self._recall.rollouts.ask_to_end(model, leave=expected)
+        ended = asked.before if asked is not None else None
         wanted = ended if to is None else to
-        patience_s = _LOCK_TIMEOUT_S + (self.lead.load_timeout_s if ended is not None else 0.0)
+        patience_s = _LOCK_TIMEOUT_S + (self.lead.load_timeout_s if asked is not None else 0.0)
         with self._rolling(patience_s):
             self._recall.recover()
             layout = Layout(self.root, model)
@@ -162,13 +165,14 @@ class Fleet:
         """Load the lead's release on every server that does not serve it, and prove it.
 
         Raises:
-            RepositoryError: a server could not be brought to it; the message names it.
+            NotEverywhereError: a server could not be brought to it; the message names it.
+            RepositoryError: the lead could not.
         """
         release = self.lead.bring_up(model)
         failed: dict[str, str] = {}
         each_of(self.members, lambda member: member.take(release), failed)
         if failed:
-            raise RepositoryError(
+            raise NotEverywhereError(
                 f"Release {release.version} of {model} does not serve everywhere:\n{lines(failed)}"
             )
         return release
@@ -214,16 +218,22 @@ class Fleet:
         failed: dict[str, str] = {}
         self._recall.rollouts.note(Progress(model=model, before=version, held=True))
         try:
-            reached = self._turn_lead(model, version, reason, failed)
-            rest = [member for member in self.members if member.name not in reached]
-            reached += each_of(rest, lambda member: member.take(release), failed)
+            turned = self._turn_lead(model, version, reason, failed)
+            rest = [member for member in self.members if member.name not in turned]
+            reached = turned + each_of(rest, lambda member: member.take(release), failed)
         finally:
             self._recall.rollouts.settle(model)
-        if failed:
+        if not turned:
             raise RepositoryError(
-                f"Release {version} of {model} is live again on {', '.join(reached) or 'none'}, "
-                f"but not everywhere:\n{lines(failed)}\nWhen they answer again, bring them to it "
-                "with `enginegate verify --repair`."
+                f"Nothing in {self.root} was changed, because none of its servers answers:\n"
+                f"{lines(failed)}\nRelease {version} of {model} serves on "
+                f"{', '.join(reached) or 'none'}. Start one of them, then roll back again."
+            )
+        if failed:
+            raise NotEverywhereError(
+                f"Release {version} of {model} is live again on {', '.join(reached)}, but not "
+                f"everywhere:\n{lines(failed)}\nWhen they answer again, bring them to it with "
+                "`enginegate verify --repair`."
             )
         return release
 

@@ -1,18 +1,23 @@
 """Bringing a host to a release that is live elsewhere, by the path that every promotion takes."""
 
 import shutil
+import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from enginegate.decision import Release
 from enginegate.durable import file_lock
-from enginegate.errors import RepositoryBusyError
+from enginegate.errors import NotEverywhereError, RepositoryBusyError
+from enginegate.repository.audit import FOLLOWING
 from enginegate.repository.copies import check_same
 from enginegate.repository.fleet import Fleet
-from enginegate.repository.layout import Layout
+from enginegate.repository.journal import Entry
+from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
+from enginegate.repository.object_journal import ObjectJournal, holder
 from enginegate.repository.object_release import ObjectReleases
 
 _LOCK = ".enginegate-pull.lock"
@@ -27,6 +32,7 @@ def bring_here(
     Raises:
         TamperedError: a file or an object is not what was published.
         PublishError: it did not prove itself; what served before still serves.
+        NotEverywhereError: it serves, but not on every server of a fleet.
     """
     layout = Layout(local.root, release.model)
     here = layout.current()
@@ -44,6 +50,46 @@ def bring_here(
             copy = releases.fetch(release.version, Path(folder))
             check_same(releases.store.url, copy.release, release.digest)
             local.publish(copy, expected=here.version if here else None)
+
+
+def go_back_here(
+    local: LiveRepository | Fleet, releases: ObjectReleases, release: Release, *, reason: str
+) -> NotEverywhereError | None:
+    """Serve an earlier release here at once: no canary is watched on the way back.
+
+    Returns:
+        What keeps a server of a fleet from it, where the others serve it.
+
+    Raises:
+        As `bring_here`.
+    """
+    at_once = replace(local, hold=None) if isinstance(local, Fleet) else local
+    try:
+        bring_here(at_once, releases, release, reason=reason)
+    except NotEverywhereError as error:
+        return error
+    return None
+
+
+def as_follower(local: LiveRepository | Fleet, journal: ObjectJournal) -> LiveRepository | Fleet:
+    """The same, but its audit log says that what it does now was decided by another host.
+
+    Not where it leaves what this host itself could not commit: no other log has that.
+    """
+    current = Layout(local.root, journal.model).current()
+    if _is_own_failure(journal.last(), current):
+        return local
+    if isinstance(local, Fleet):
+        return replace(local, lead=replace(local.lead, way=FOLLOWING))
+    return replace(local, way=FOLLOWING)
+
+
+def _is_own_failure(last: Entry | None, here: Current | None) -> bool:
+    if last is None or last.step != "undone":
+        return False
+    host, _, _ = holder(last).rpartition(" pid ")
+    reached = None if last.kind == "withdraw" else last.version
+    return host == socket.gethostname() and reached == (here.version if here else None)
 
 
 def sweep_pulls(root: Path, model: str) -> None:

@@ -133,15 +133,13 @@ class Layout:
         Raises:
             RepositoryError: the folder was written before records lay in ``00``.
         """
-        if self.current_file.exists():
-            return Current.read(self.current_file)
         if (self.folder / _EARLIER).is_dir():
             raise RepositoryError(
                 f"{self.folder} was written by an earlier enginegate, which kept its records in "
                 f"{_EARLIER}/. Move that folder out of {self.root} and promote the model again; "
                 "a running server keeps what it has loaded until then."
             )
-        return None
+        return Current.read(self.current_file) if self.current_file.exists() else None
 
     def release(self, version: int) -> Release:
         """A release's manifest.

@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from enginegate.canonical import Record
 from enginegate.decision import Release
-from enginegate.errors import RepositoryBusyError, RepositoryError
+from enginegate.durable import file_lock
+from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
 from enginegate.machine import user_at_host
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.journal import Entry
@@ -32,10 +33,12 @@ from enginegate.repository.object_journal import (
 )
 from enginegate.repository.object_release import ObjectReleases
 from enginegate.repository.object_turns import live_version
-from enginegate.repository.rollout import Rollouts
+from enginegate.repository.rollout import LOCK, Rollouts
 
 _LOOK_S = 0.5
 _PATIENCE_S = 30.0
+_GOES_BACK = "It goes back at its next look at the canary; look there."
+_GOES_ON = "The canary had held by then, so it goes on: roll back when it has finished."
 _log = logging.getLogger("enginegate.repository")
 
 
@@ -64,7 +67,7 @@ class Ending:
     local: LiveRepository | Fleet
 
     def end(self, to: int | None, *, leave: int | None, reason: str) -> Ended | None:
-        """End the roll-out whose canary is watched now, and wait until its turn is closed.
+        """End the roll-out whose canary is watched now, and wait until it has gone back.
 
         Args:
             to: where to go back; nothing is ended for a release that is not there.
@@ -78,6 +81,30 @@ class Ending:
             RepositoryBusyError: it was asked to end and has not yet.
             RepositoryError: there is no release ``to``, or its bytes are gone.
         """
+        here = self._end_here(to, leave)
+        return self._end_anywhere(to, leave, reason) or here
+
+    def _end_here(self, to: int | None, leave: int | None) -> Ended | None:
+        """Of what this host rolls out itself: a pull has no turn, and storage may be away."""
+        rollouts, model = Rollouts(self.local.root), self.journal.model
+        progress = rollouts.of(model)
+        if progress is None or progress.canary is None or to == progress.canary:
+            return None
+        if to not in {None, progress.before}:
+            self.releases.before(live_version(self.releases.pointer()[0]), to)
+        if rollouts.ask_to_end(model, leave=leave) is None:
+            return None
+        _log.warning("the roll-out of release %d from here was asked to end", progress.canary)
+        try:
+            with file_lock(rollouts.root / LOCK, timeout_s=self._patience_s):
+                return Ended(progress.canary, progress.before)
+        except TimeoutError as error:
+            raise RepositoryBusyError(
+                f"The roll-out of {model} release {progress.canary} by {error} was asked to end, "
+                f"and has not in {self._patience_s:.0f} s. {_GOES_BACK}"
+            ) from error
+
+    def _end_anywhere(self, to: int | None, leave: int | None, reason: str) -> Ended | None:
         # Before the journal: a canary that is still watched after this was not committed before it.
         pointer, _ = self.releases.pointer()
         last, before = self.journal.last(), live_version(pointer)
@@ -113,17 +140,21 @@ class Ending:
             raise RepositoryError(f"{said}. Nothing was live before it, and nothing is now.")
         return release
 
-    def _wait_for(self, asked: Entry) -> None:
+    @property
+    def _patience_s(self) -> float:
         lead = self.local.lead if isinstance(self.local, Fleet) else self.local
-        patience_s = _PATIENCE_S + lead.load_timeout_s
-        deadline = time.monotonic() + patience_s
-        while _is_under_way(self.journal.last(), asked):
+        return _PATIENCE_S + lead.load_timeout_s
+
+    def _wait_for(self, asked: Entry) -> None:
+        deadline = time.monotonic() + self._patience_s
+        while _is_under_way(last := self.journal.last(), asked):
             if time.monotonic() > deadline:
+                goes_back = last is not None and is_watched(last)
                 raise RepositoryBusyError(
                     f"The {asked.kind} of {asked.model} release {asked.version} by "
-                    f"{holder(asked)} was asked to end, and has not in {patience_s:.0f} s. "
-                    "It goes back at its next look at the canary; look there. If that host is "
-                    f"gone, roll back after {asked.detail.get('until', 'an hour')}."
+                    f"{holder(asked)} was asked to end, and has not in {self._patience_s:.0f} s. "
+                    f"{_GOES_BACK if goes_back else _GOES_ON} If that host is gone, roll back "
+                    f"after {asked.detail.get('until', 'an hour')}."
                 )
             time.sleep(_LOOK_S)
 
@@ -144,16 +175,26 @@ def _hold(hold: Callable[[float], None], turn: Turn, rollouts: Rollouts, seconds
         hold(seconds)
     finally:
         over.set()
+    # From here on nobody looks any more, so nobody is to ask.
+    turn.add("loaded")
 
 
 def _listen(turn: Turn, rollouts: Rollouts, over: threading.Event) -> None:
     """Hand on what is asked for in storage to where the canary's looks see it."""
-    entry = turn.entry
+    entry, heard = turn.entry, False
     while not over.wait(_LOOK_S):
         ask = _asked(turn.journal)
-        if ask is not None and ask.operation == entry.operation:
+        if ask is None or ask.operation != entry.operation:
+            continue
+        if not heard:
             _log.warning("a rollback was asked for by %s: %s", ask.by, ask.reason or "no reason")
+        try:
             rollouts.ask_to_end(entry.model, leave=entry.version)
+        except EnginegateError as error:
+            if not heard:
+                _log.error("it could not be handed on, which is tried again: %s", error)
+            heard = True
+        else:
             return
 
 

@@ -127,6 +127,11 @@ class ObjectJournal:
         keys = self._keys()
         return self._entry(keys[-1]) if keys else None
 
+    def under_way(self) -> Entry | None:
+        """The last step of an operation that is not closed; its holder may be dead."""
+        last = self.last()
+        return last if last is not None and is_open(last) else None
+
     def read(self) -> tuple[Entry, ...]:
         """Every entry, oldest first.
 

@@ -29,7 +29,6 @@ from enginegate.repository.storage import ObjectStore
 from enginegate.triton.marks import RECORDS
 from enginegate.workspace import now
 
-_PRIVATE = f"/{RECORDS}/"
 _OF_VERSION = re.compile(r"[^/]+/(?:releases/)?([1-9][0-9]*)[./]")
 
 
@@ -255,7 +254,7 @@ class ObjectReleases:
         """Delete the bytes of an old release; its manifest stays as history."""
         if self.store.read(self._contents_key(version)) is not None:
             for name in self._contents(version).files:
-                if _PRIVATE not in name:
+                if PurePosixPath(name).parts[1] != RECORDS:
                     self.store.delete(_key(name))
 
     def _contents(self, version: int) -> Contents:
@@ -294,4 +293,5 @@ class ObjectReleases:
 
 
 def _key(name: str) -> str:
-    return name.replace(_PRIVATE, "/", 1)
+    model, _, rest = name.partition("/")
+    return f"{model}/{rest.removeprefix(f'{RECORDS}/')}"

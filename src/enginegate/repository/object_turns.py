@@ -1,10 +1,14 @@
 """What a turn at a model in object storage begins with, and what ends one that failed."""
 
-from enginegate.errors import RepositoryError
+import logging
+
+from enginegate.errors import EnginegateError, RepositoryError
 from enginegate.repository.journal import Entry
 from enginegate.repository.layout import Current
-from enginegate.repository.object_journal import Turn, holder
+from enginegate.repository.object_journal import ObjectJournal, Turn, holder, is_abandoned
 from enginegate.repository.object_release import ObjectReleases, Pointer
+
+_log = logging.getLogger("enginegate.repository")
 
 
 def check_live(releases: ObjectReleases, expected: int | None) -> str | None:
@@ -44,6 +48,21 @@ def close(turn: Turn, releases: ObjectReleases) -> None:
     turn.add("undone")
 
 
+def was_undone(last: Entry | None, here: Current | None) -> bool:
+    """Whether what a host serves is what the journal's last operation could not publish."""
+    if last is None or here is None:
+        return False
+    return (last.kind, last.step, last.version) == ("publish", "undone", here.version)
+
+
+def forget_quietly(releases: ObjectReleases, keep: int, pinned: frozenset[int] | None) -> None:
+    """Retention must not fail a promotion that is done."""
+    try:
+        releases.forget_old(keep, pinned)
+    except EnginegateError as error:
+        _log.warning("old releases in %s could not be removed: %s", releases.store.url, error)
+
+
 def live_version(live: Pointer | Current | None) -> int | None:
     """Which release a commit point names."""
     return live.version if live else None
@@ -55,6 +74,16 @@ def in_words(releases: ObjectReleases) -> str:
     live = live_version(pointer)
     said = f"Release {live} is live" if live else "Nothing is live"
     return f"{said} in {releases.store.url}."
+
+
+def close_abandoned(journal: ObjectJournal, releases: ObjectReleases) -> tuple[str, ...]:
+    """End the operation whose holder is dead, if there is one, and say so."""
+    last = journal.under_way()
+    if last is None or not is_abandoned(last):
+        return ()
+    releases.fence()
+    close(Turn(journal, last), releases)
+    return (f"{cut_short(last)} {in_words(releases)}",)
 
 
 def cut_short(entry: Entry) -> str:

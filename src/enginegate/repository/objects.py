@@ -13,17 +13,25 @@ from functools import partial
 from pathlib import Path
 
 from enginegate.decision import Release
-from enginegate.errors import EnginegateError, PublishError, RepositoryError
+from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository.copies import last_number
 from enginegate.repository.fleet import Fleet
-from enginegate.repository.following import bring_here, sweep_pulls
+from enginegate.repository.following import as_follower, bring_here, go_back_here, sweep_pulls
 from enginegate.repository.journal import Kind
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_ending import Ending, watched
-from enginegate.repository.object_journal import ObjectJournal, Turn, is_abandoned, is_open
+from enginegate.repository.object_journal import ObjectJournal, Turn
 from enginegate.repository.object_release import ObjectReleases, Pointer
-from enginegate.repository.object_turns import check_live, close, cut_short, in_words, live_version
+from enginegate.repository.object_turns import (
+    check_live,
+    close,
+    close_abandoned,
+    forget_quietly,
+    in_words,
+    live_version,
+    was_undone,
+)
 from enginegate.repository.staging import Package
 from enginegate.repository.storage import ObjectStore
 from enginegate.triton.client import TritonClient
@@ -89,7 +97,7 @@ class ObjectRepository:
                 placed=partial(self._upload, turn),
             )
             self._commit(turn, release, tag)
-            self._forget()
+            forget_quietly(self.releases, self.keep, self.local.pinned)
         return release
 
     def rollback(
@@ -98,19 +106,22 @@ class ObjectRepository:
         """Make an earlier release live again: proved here first, then everywhere else by pulling.
 
         A canary that is being watched, by whichever host, is ended by this: its promoter goes back.
+        What is live, and to be left, is not fetched for that by a host that does not have it.
 
         Raises:
             RepositoryBusyError: another host is changing this model, or does not end its roll-out.
+            NotEverywhereError: it is live, but a server of this host's fleet does not serve it.
             RepositoryError: there is no such release, its bytes are gone, or another release is
                 live than expected.
             PublishError: it did not prove itself; the release that was live is live again.
         """
         self._check_model(model)
         ended = self._ending.end(to, leave=expected, reason=reason)
-        self.recover()
+        self._finish()
         live = live_version(self.current())
         if ended is not None and live == ended.before:
             if to in {None, live}:
+                self._follow()
                 return self._ending.outcome(ended)
         elif expected is not None:
             check_live(self.releases, expected)
@@ -118,8 +129,10 @@ class ObjectRepository:
         with self._turn("rollback", target) as turn:
             tag = check_live(self.releases, live)
             release = self.releases.before(live, target)
-            bring_here(self.local, self.releases, release, reason=reason)
+            partly = go_back_here(self.local, self.releases, release, reason=reason)
             self._commit(turn, release, tag)
+        if partly is not None:
+            raise partly
         return release
 
     def withdraw(self, model: str, version: int) -> str:
@@ -131,7 +144,10 @@ class ObjectRepository:
         self._check_model(model)
         previous = self.releases.release(version).previous_version
         if previous is not None:
-            back = self.rollback(model, previous, expected=version)
+            try:
+                back = self.rollback(model, previous, expected=version)
+            except NotEverywhereError as error:
+                return str(error)
             return f"Release {back.version} is live, as before."
         check_live(self.releases, version)
         with self._turn("withdraw", version) as turn:
@@ -159,32 +175,31 @@ class ObjectRepository:
         if release is None:
             self._leave(pointer)
             return None
-        bring_here(self.local, self.releases, release)
+        bring_here(as_follower(self.local, self.journal), self.releases, release)
         return release
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left, and bring this host to what is live."""
+        return (*self._finish(), *self._follow())
+
+    def _finish(self) -> tuple[str, ...]:
         sweep_pulls(self.root, self.model)
-        said = [*self.local.recover()]
-        last = self.journal.last()
-        if last is not None and is_open(last):
-            if not is_abandoned(last):
-                return tuple(said)
-            self.releases.fence()
-            close(Turn(self.journal, last), self.releases)
-            said.append(f"{cut_short(last)} {in_words(self.releases)}")
-        if self.current() is None and self._here() is not None and not self._failed_here():
-            said.append(self._seed())
-        elif self._behind() and self.local.client is not None:
-            self.pull()
-            said.append(f"{self.root} was brought to what is live in {self.store.url}.")
-        return tuple(said)
+        said = (*self.local.recover(), *close_abandoned(self.journal, self.releases))
+        last, here = self.journal.last(), self._here()
+        if self.journal.under_way() or self.current() or here is None or was_undone(last, here):
+            return said
+        return (*said, self._seed())
+
+    def _follow(self) -> tuple[str, ...]:
+        if self.journal.under_way() or self.local.client is None or not self._behind():
+            return ()
+        self.pull()
+        return (f"{self.root} was brought to what is live in {self.store.url}.",)
 
     def repair(self) -> tuple[str, ...]:
         """Recover, remove what killed uploads left, and repair this host's copy."""
         said = [*self.recover()]
-        last = self.journal.last()
-        if last is None or not is_open(last):
+        if self.journal.under_way() is None:
             for version in self.releases.stray():
                 self.releases.remove(version)
                 said.append(
@@ -256,15 +271,8 @@ class ObjectRepository:
     def _leave(self, pointer: Pointer | None) -> None:
         """Nothing is live in storage: take away here what was withdrawn there, or never got in."""
         here = self._here()
-        if here is not None and (pointer is not None or self._failed_here()):
-            self.local.withdraw(self.model, here.version)
-
-    def _failed_here(self) -> bool:
-        """Whether what this host serves is what was just undone in storage."""
-        last, here = self.journal.last(), self._here()
-        if last is None or here is None:
-            return False
-        return (last.kind, last.step, last.version) == ("publish", "undone", here.version)
+        if here is not None and (pointer is not None or was_undone(self.journal.last(), here)):
+            as_follower(self.local, self.journal).withdraw(self.model, here.version)
 
     def _seed(self) -> str:
         """What this host serves already becomes the first release in storage."""
@@ -287,10 +295,3 @@ class ObjectRepository:
     def _check_model(self, model: str) -> None:
         if model != self.model:
             raise RepositoryError(f"{self.store.url} is asked for {self.model} here, not {model}.")
-
-    def _forget(self) -> None:
-        """Retention must not fail a promotion that is done."""
-        try:
-            self.releases.forget_old(self.keep, self.local.pinned)
-        except EnginegateError as error:
-            _log.warning("old releases in %s could not be removed: %s", self.store.url, error)

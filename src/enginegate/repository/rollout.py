@@ -72,7 +72,7 @@ class Rollouts:
             self._file(model).unlink()
         self._end(model).unlink(missing_ok=True)
 
-    def ask_to_end(self, model: str, *, leave: int | None) -> int | None:
+    def ask_to_end(self, model: str, *, leave: int | None) -> Progress | None:
         """Ask a roll-out whose canary has not held yet to go back now.
 
         Args:
@@ -80,15 +80,24 @@ class Rollouts:
             leave: only if this is its canary; None: whichever is.
 
         Returns:
-            What will be live again; None where there is no such roll-out, or nothing was live.
+            The roll-out that was asked; None where there is no such one.
+
+        Raises:
+            RepositoryError: the folder cannot be written to.
         """
         progress = self.of(model)
         if progress is None or progress.canary is None or self.is_settled(progress):
             return None
         if leave is not None and leave != progress.canary:
             return None
-        write_file(self._end(model), b"")
-        return progress.before
+        try:
+            write_file(self._end(model), b"")
+        except OSError as error:
+            raise RepositoryError(
+                f"The roll-out of {model} release {progress.canary} cannot be asked to end: "
+                f"{error}. Free space or fix permissions in {self.root}."
+            ) from error
+        return progress
 
     def check_goes_on(self, model: str) -> None:
         """Look whether somebody asked a roll-out to end.

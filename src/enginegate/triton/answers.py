@@ -72,10 +72,8 @@ class Statistics:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every sample's batch is counted too; an ensemble has no batches of its own."""
-        return not self.batches or self.inferences <= sum(
-            size * runs for size, runs in self.batches.items()
-        )
+        """Whether every sample's batch is counted too; never of an ensemble, which runs none."""
+        return self.inferences <= sum(size * runs for size, runs in self.batches.items())
 
     def __sub__(self, earlier: "Statistics") -> "Statistics":
         """What happened between two readings."""

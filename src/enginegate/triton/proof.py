@@ -10,7 +10,7 @@ from enginegate.triton.edge import AIM, Probe
 from enginegate.triton.hunt import Hunt
 from enginegate.triton.outlook import Outlook
 
-_MOST_POINTS = 6
+_MOST_POINTS = 9
 
 
 @dataclass(slots=True)

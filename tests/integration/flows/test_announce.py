@@ -1,5 +1,6 @@
 """What a real Prefect server knows of releases, also of those that it did not see."""
 
+import time
 from datetime import timedelta
 from uuid import UUID, uuid4
 
@@ -7,10 +8,12 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from enginegate.errors import RepositoryError
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.repository.changes import Position
 from enginegate.workspace import Workspace, now
+from flows.watch import watch
 from tasks.announce import announce
 from tests.fakes import told
 from tests.fakes.family import _POLICY as POLICY
@@ -127,12 +130,45 @@ def test_what_a_dying_server_lost_is_sent_again(rules, log, monkeypatch):
 def test_what_prefect_would_delete_at_once_is_not_told(rules, log, monkeypatch):
     """It keeps a week; an automation for what happened last month helps nobody."""
     later = now() + timedelta(days=8)
-    monkeypatch.setattr("tasks.announce.now", lambda: later)
-
-    assert announce.fn(rules) == ()
-
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.announce.now", lambda: later)
+        assert announce.fn(rules) == ()
     assert position(rules) == log.head()
-    assert kept(rules, 0) == []
+
+    log.tell("published", rules.name, why="ada: again", release=3)
+    assert len(announce.fn(rules)) == 1
+
+    assert [event.payload["to"] for event in kept(rules, 1)] == [3]
+
+
+def test_the_watch_tells_after_it_has_looked(rules, log, monkeypatch):
+    """A server that does not answer delays no look; what it found is no reason not to tell."""
+    del log  # it only has to be there
+    sent, sent_before = sent_by(monkeypatch), []
+
+    def verify(_):
+        sent_before.extend(sent)
+        return ("something is wrong",)
+
+    monkeypatch.setattr("flows.watch.verify_live", verify)
+    with pytest.raises(RepositoryError, match="something is wrong"):
+        watch(rules.target.repository.parent / "policy.toml", 0.0)
+
+    assert sent_before == []
+    assert len(sent) >= 3
+
+
+def test_whoever_tells_already_is_not_waited_for(rules, log, caplog):
+    """The next run tells what the other one had not read."""
+    del log  # it only has to be there
+    address = PREFECT_API_URL.value()
+    begun_s = time.monotonic()
+    with Position.of(Workspace.here(), address, rules.target.repository).held():
+        assert announce.fn(rules) == ()
+
+    assert time.monotonic() - begun_s < 5.0
+    assert "the next run tells it" in caplog.text
+    assert len(announce.fn(rules)) == 3
 
 
 def test_without_a_server_nobody_is_told(rules, log):

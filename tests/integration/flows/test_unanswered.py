@@ -2,27 +2,28 @@
 
 import re
 import time
+from datetime import timedelta
 
 import pytest
-from prefect.client.orchestration import get_client
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import FlowPauseTimeout, NotPausedError, Pause
 from prefect.flow_runs import resume_flow_run
 from prefect.states import Failed
 
 from enginegate.errors import ApprovalError
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog
-from enginegate.workspace import Workspace
+from enginegate.repository import AuditLog, record_decision
+from enginegate.workspace import Workspace, now
 from flows.watch import watch
 from tasks.unanswered import note_unanswered
 from tests.fakes.deployed import Deployed
-from tests.fakes.evidence import scorecard
+from tests.fakes.evidence import decision, scorecard
 from tests.fakes.family import _POLICY as POLICY
 
 pytestmark = pytest.mark.xdist_group("flows")
 
 _ANSWER = {"decision": "reject", "approver": "grace", "reason": "too late"}
-_A_SECOND, _A_DAY = 0.0003, 24
+_A_SECOND, _FOUR_SECONDS, _A_DAY = 0.0003, 0.0012, 24
 
 
 @pytest.fixture
@@ -113,3 +114,58 @@ def test_what_was_answered_or_ended_by_hand_is_no_silence(policy, card):
     assert note_unanswered.fn(read_policy(policy)) == ()
 
     assert [event.why for event in refusals(policy)] == ["Rejected by grace: too late"]
+
+
+@pytest.mark.parametrize("where", ["workspace", "audit log"])
+def test_an_answer_that_did_not_reach_the_run_is_no_silence(policy, card, where):
+    """Somebody answered in a shell that knew no Prefect server; the run expired all the same."""
+    run = suspended(policy, card)
+    answer = decision(card, decided_at=now())
+    if where == "workspace":
+        Workspace.here().save_decision(answer)
+    else:
+        record_decision(read_policy(policy).target.repository, answer, "tiny")
+    expired(run)
+
+    assert note_unanswered.fn(read_policy(policy)) == ()
+    assert refusals(policy) == []
+
+
+def test_an_answer_that_came_too_late_leaves_the_silence(policy, card):
+    """Both are on record: nobody answered in time, and somebody did later."""
+    run = suspended(policy, card)
+    expired(run)
+    Workspace.here().save_decision(decision(card, decided_at=now()))
+
+    assert len(note_unanswered.fn(read_policy(policy))) == 1
+
+
+@pytest.mark.parametrize("policy", [_FOUR_SECONDS], indirect=True)
+def test_one_silence_hides_no_other(policy, card):
+    """Two promotions of one scorecard that waited at the same time are two refusals."""
+    first = suspended(policy, card)
+    time.sleep(2.0)
+    second = suspended(policy, card)
+    time.sleep(1.5)
+    expired(first)
+    assert len(note_unanswered.fn(read_policy(policy))) == 1
+    time.sleep(2.0)
+    expired(second)
+
+    assert len(note_unanswered.fn(read_policy(policy))) == 1
+    assert len(refusals(policy)) == 2
+
+
+def test_prefect_is_asked_little(policy, card, monkeypatch):
+    """Not for what ended a month ago, and not again for what is written down."""
+    expired(suspended(policy, card))
+    rules = read_policy(policy)
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.unanswered.now", lambda: now() + timedelta(days=31))
+        assert note_unanswered.fn(rules) == ()
+    assert len(note_unanswered.fn(rules)) == 1
+
+    asked = []
+    monkeypatch.setattr(SyncPrefectClient, "read_flow_run_states", lambda _, run: asked.append(run))
+    assert note_unanswered.fn(rules) == ()
+    assert asked == []

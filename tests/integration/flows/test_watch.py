@@ -48,7 +48,7 @@ from tasks.build import build
 from tasks.export import export
 from tasks.live_sample import compare_live
 from tasks.pick_up import pick_up
-from tasks.watch import FAILED_EVENT, roll_back_failed, tell_ledger
+from tasks.watch import FAILED_EVENT, RolledBack, roll_back_failed, tell_ledger
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
 from validation.watch import live_finding
@@ -400,7 +400,7 @@ def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, al
     def killed(*_):
         raise InterruptedError
 
-    monkeypatch.setattr("flows.watch.roll_back_failed", lambda *_: live)
+    monkeypatch.setattr("flows.watch.roll_back_failed", lambda *_: RolledBack(live, "It is live."))
     monkeypatch.setattr("flows.watch.follow_with_champion", killed)
     with pytest.raises(InterruptedError):
         _acted(rules, live, slow_look(live))
@@ -432,6 +432,31 @@ def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, aler
 
     assert (asked, acted.action) == ([failed.version], "none")
     assert alerts() == []
+
+
+def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
+    released, tmp_path, family, monkeypatch, alerts
+):
+    """The others went back, which is what is alerted, with the dead one named; and told MLflow."""
+    path = edited(released, tmp_path / "p.toml")
+    path.write_text(f'{path.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "127.0.0.1:1"\n')
+    rules, failed = read_policy(path), release_of(released)
+    monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
+    looks = Looks.at(Workspace.here(), failed)
+    try:
+        acted = _acted(rules, failed, slow_look(failed))
+        assert (release_of(released).version, looks.rolled_back) == (1, True)
+    finally:
+        looks.return_claim()
+        alone = open_repository(read_policy(released), Workspace.here())
+        alone.rollback("tiny", failed.version, reason="as it was")
+
+    assert acted.action == "rollback"
+    (alert,) = alerts()
+    assert (alert["release"], alert["action"]) == (2, "rollback")
+    assert re.search(r"(?s)1 of tiny is live again on the lead, but not.*b: No live", alert["why"])
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    assert ledger.alias("tiny", "champion") == 1
 
 
 def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts, monkeypatch):

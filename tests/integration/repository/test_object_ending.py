@@ -1,5 +1,6 @@
 """Any host can end the watching of a canary, also one that sees only the bucket; no Triton."""
 
+import errno
 import threading
 import time
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ import pytest
 
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
-from enginegate.repository import Fleet, LiveRepository, ObjectRepository, object_ending
+from enginegate.repository import Fleet, LiveRepository, ObjectRepository, object_ending, rollout
 from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.rollout import Rollouts
 from enginegate.repository.storage import ObjectStore
@@ -188,15 +189,90 @@ def test_asked_for_after_the_last_look_it_goes_back_all_the_same(here, there, pr
 
 
 @pytest.mark.usefixtures("released")
-def test_nobody_waits_for_ever(there, promoting, monkeypatch):
-    """A promoter that does not look is named, with its host."""
+def test_once_it_has_held_nobody_asks(here, there, promoting, monkeypatch):
+    """While the others are told nobody looks: refused at once, and not as one that ends."""
     there.pull()
     monkeypatch.setattr(object_ending, "_PATIENCE_S", 0.0)
-    said = r"by \S+ pid \d+ was asked to end, and has not"
+    take, refused = FleetMember.take, []
+
+    def take_late(self, release):
+        with pytest.raises(RepositoryBusyError) as caught:
+            there.rollback("digits")
+        refused.append(str(caught.value))
+        take(self, release)
+
+    with promoting(2) as window:
+        monkeypatch.setattr(FleetMember, "take", take_late)
+
+    assert "is at its step 'loaded'" in refused[0]
+    assert here.store.read("digits/end.json") is None
+    assert window.said.version == here.current().version == 3
+
+
+@pytest.mark.usefixtures("released")
+def test_its_own_host_ends_it_without_storage(here, promoting):
+    """Storage is away: what serves goes back, and the command says what it could not do."""
+
+    def away(*_):
+        raise RepositoryError("storage is away")
+
+    with promoting(2) as window, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ObjectStore, "read", away)
+        with pytest.raises(RepositoryError, match="storage is away"):
+            here.rollback("digits", expected=3)
+        assert live(here) == 2
+
+    assert "a rollback was asked for while it was watched" in window.said
+
+
+@pytest.mark.usefixtures("released")
+def test_a_full_disk_delays_the_end(here, there, promoting, monkeypatch, caplog):
+    """The promoter could not note that it was asked: it tries again, and says so once."""
+    there.pull()
+    monkeypatch.setattr(object_ending, "_PATIENCE_S", 10.0)
+    write, full = rollout.write_file, []
+
+    def fail_at_first(path, content):
+        if "fleet-end" in path.name and len(full) < 2:
+            full.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, content)
+
+    monkeypatch.setattr(rollout, "write_file", fail_at_first)
+    with promoting(2) as window:
+        assert there.rollback("digits").version == 2
+
+    assert "a rollback was asked for while it was watched" in window.said
+    assert caplog.text.count("could not be handed on") == 1
+    assert (live(here), len(full)) == (2, 2)
+
+
+@pytest.mark.usefixtures("released")
+@pytest.mark.parametrize("held", [False, True])
+def test_nobody_waits_for_ever(there, promoting, monkeypatch, held):
+    """A promoter that does not look is named, with its host and with what it does next."""
+    there.pull()
+    monkeypatch.setattr(object_ending, "_PATIENCE_S", 1.0)
+    then = "The canary had held by then" if held else "It goes back at its next look"
+    write, take, refused = ObjectStore.write, FleetMember.take, threading.Event()
+
+    def write_at_the_end(self, key, content):
+        write(self, key, content)
+        if held and key.endswith("end.json"):
+            window.passed.set()
+
+    def take_late(self, release):
+        assert refused.wait(WINDOW_S)
+        take(self, release)
+
+    monkeypatch.setattr(ObjectStore, "write", write_at_the_end)
+    monkeypatch.setattr(FleetMember, "take", take_late)
     with promoting(2) as window:
         window.looks = False
+        said = rf"by \S+ pid \d+ was asked to end, and has not in 2 s\. {then}"
         with pytest.raises(RepositoryBusyError, match=said):
             there.rollback("digits")
+        refused.set()
 
 
 @pytest.mark.usefixtures("released")

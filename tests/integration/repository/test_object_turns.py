@@ -2,6 +2,8 @@
 
 import os
 import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -9,11 +11,19 @@ import pytest
 from enginegate.durable import file_lock
 from enginegate.errors import PublishError, RepositoryBusyError, RepositoryError, TamperedError
 from enginegate.policy import parse_policy
-from enginegate.repository import LiveRepository, object_journal, open_storage
+from enginegate.repository import (
+    Fleet,
+    Layout,
+    LiveRepository,
+    fleet,
+    object_journal,
+    open_storage,
+)
 from enginegate.repository.object_journal import ObjectJournal, Turn, highest, is_abandoned
 from enginegate.repository.object_release import ObjectReleases
 from enginegate.repository.objects import ObjectRepository
-from tests.fakes.hosts import answer, problems
+from enginegate.repository.rollout import Rollouts
+from tests.fakes.hosts import answer, live, problems
 from tests.fakes.lab import POLICY
 from tests.fakes.live_triton import FakeTriton
 
@@ -152,6 +162,51 @@ class TestRaces:
 
         assert one.journal.last() == told
         assert one.rollback("digits", expected=2).version == 1
+
+    def test_what_is_to_be_left_is_not_fetched_first(self, hosts, package):
+        """By a host that has not pulled; what it goes back to is, and no canary is watched."""
+        one, two = hosts
+        one.publish(package(1.0), expected=None)
+        two.pull()
+        for number in (2, 3):
+            one.publish(package(float(number)), expected=number - 1)
+        two.local.client.refuses.add(3)
+
+        def fail(_seconds):
+            raise AssertionError
+
+        watching = replace(two, local=Fleet(two.local, (), 60.0, fail))
+        assert watching.rollback("digits").version == 2
+
+        assert (two.current().version, answer(two)) == (2, (2, 2.0))
+        assert not Layout(two.root, "digits").version_folder(3).exists()
+        assert one.pull().version == 2
+        assert problems(one) + problems(two) == []
+
+    def test_a_window_that_a_pull_opened_is_ended_too(self, hosts, package, monkeypatch):
+        """From its own host, at once; everywhere else goes back with it."""
+        one, two = hosts
+        monkeypatch.setattr(fleet, "_LOCK_TIMEOUT_S", 1.0)
+        one.publish(package(1.0), expected=None)
+        two.pull()
+        one.publish(package(2.0), expected=1)
+
+        def watch(_seconds):
+            for _ in range(500):
+                Rollouts(two.root).check_goes_on("digits")
+                time.sleep(0.02)
+
+        watching = replace(two, local=Fleet(two.local, (), 10.0, watch))
+        with ThreadPoolExecutor(1) as puller:
+            pull = puller.submit(watching.pull)
+            while live(two) != 2:
+                time.sleep(0.02)
+            assert watching.rollback("digits", expected=2).version == 1
+            with pytest.raises(PublishError, match="a rollback was asked for while it was watched"):
+                pull.result()
+
+        assert (live(two), two.current().version) == (1, 1)
+        assert one.pull().version == live(one) == 1
 
     @pytest.mark.parametrize(
         ("pinned", "left"),

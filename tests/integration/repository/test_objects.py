@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -56,6 +57,17 @@ class TestHosts:
 
         assert here.current().version == 1
         assert problems(here) == []
+
+    def test_a_folder_named_like_our_records_is_a_releases_own(self, here, package, tmp_path):
+        """It is stored under the release's number, and goes when the release is forgotten."""
+        words = tmp_path / "words.txt"
+        words.write_text("one")
+        made = package(1.0)
+        here.publish(replace(made, files={**made.files, "00/words.txt": words}), expected=None)
+
+        assert here.store.read("digits/1/00/words.txt").content == b"one"
+        here.releases.forget(1)
+        assert list(here.store.keys("digits/1/")) == []
 
     def test_an_upload_that_fails_changes_nothing(self, here, package, monkeypatch):
         """Nothing was loaded, nothing is left, and the number is not issued again."""

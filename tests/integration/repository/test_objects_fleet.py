@@ -1,6 +1,7 @@
 """A fleet whose releases go to object storage: real Tritons, and a promoter in a process."""
 
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 
+from enginegate.errors import NotEverywhereError
 from enginegate.repository import Fleet, ObjectRepository
 from enginegate.repository.fleet_member import FleetMember
 from tests.fakes.hosts import answer, problems, steps, wait_for_window
@@ -63,6 +65,31 @@ def promoter(here, package, tmp_path):
         assert answer(here) == (3, 3.0)
         yield running
         running.kill()
+
+
+@pytest.mark.parametrize("way", ["rollback", "withdraw"])
+def test_a_dead_server_stops_no_way_back(here, package, second_serves, way):
+    """It is named; every host goes back, and so does the dead one when it is repaired."""
+    here.publish(package(1.0), expected=None)
+    here.publish(package(2.0), expected=1)
+    (own,) = here.local.members
+    off = replace(own, repository=replace(own.repository, client=None))
+    with_dead = replace(here, local=replace(here.local, members=(off,)))
+    words = (
+        r"(?s)Release 1 of digits is live again on the lead, but not everywhere:.*own: .*No live"
+    )
+
+    if way == "rollback":
+        with pytest.raises(NotEverywhereError, match=words):
+            with_dead.rollback("digits", reason="the pager rang")
+    else:
+        assert re.match(words, with_dead.withdraw("digits", 2))
+
+    assert (here.current().version, answer(here), second_serves()) == (1, (1, 1.0), (2, 2.0))
+    assert steps(here) == ["intent", "loaded", "done"]
+    here.repair()
+    assert second_serves() == (1, 1.0)
+    assert problems(here) == []
 
 
 @pytest.fixture

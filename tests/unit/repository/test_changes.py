@@ -3,6 +3,7 @@
 import pytest
 
 from enginegate.repository import AuditLog
+from enginegate.repository.audit import FOLLOWING
 from enginegate.repository.changes import Position, live_changes, untold
 from enginegate.workspace import Workspace
 
@@ -60,6 +61,23 @@ def test_another_log_is_told_from_its_beginning(log, tmp_path):
     assert said(untold(other.read(), log.head())) == [("tiny", None, 7)]
     assert said(untold(log.read(), other.head())) == said(live_changes(log.read()))
     assert said(untold(log.read(), None)) == said(live_changes(log.read()))
+
+
+def test_what_was_only_followed_is_for_its_own_host_to_tell(log):
+    """What this host decides next still says what was live here before it."""
+    told = log.head()
+    AuditLog(log.root, way=FOLLOWING).tell("published", "tiny", why="because", release=9)
+    log.tell("rolled back", "tiny", why="because", release=2)
+
+    assert said(untold(log.read(), told)) == [("tiny", 9, 2)]
+
+
+def test_a_release_that_was_fetched_again_to_go_back_is_no_new_one(log):
+    """Its bytes were gone here, so the log says published; its number is older."""
+    log.tell("published", "tiny", why="because", release=4)
+    log.tell("published", "tiny", why="because", release=2)
+
+    assert [change.kind for change in live_changes(log.read())[-2:]] == ["published", "rolled back"]
 
 
 def test_a_position_is_one_listeners_in_one_log(log, tmp_path):

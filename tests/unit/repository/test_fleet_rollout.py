@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from enginegate.errors import PublishError, RepositoryError
+from enginegate.errors import NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository import Layout, LiveRepository
 from enginegate.repository.copies import Copy
 from enginegate.repository.fleet import Fleet
@@ -150,6 +150,22 @@ def test_the_release_to_leave_is_named(repository, own, package):
 
     assert live(repository, own.repository) == [2, 2]
     assert Journal(fleet.root / JOURNAL).unfinished() == ()
+
+
+@pytest.mark.parametrize("dead", ["own", "the lead"])
+def test_a_rollback_says_whether_the_lead_went_back(repository, own, package, dead):
+    """Then it is done but for who is named; else what is live is what was."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    fleet.publish(package(2.0), expected=1)
+    (repository if dead == "the lead" else own.repository).client.dead = True
+
+    with pytest.raises(RepositoryError, match=rf"  {dead}: ") as caught:
+        fleet.rollback("digits")
+
+    assert isinstance(caught.value, NotEverywhereError) is (dead == "own")
+    assert ("Nothing in" in str(caught.value)) is (dead == "the lead")
+    assert live(repository, own.repository) == ([1, 2] if dead == "own" else [2, 1])
 
 
 def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package):

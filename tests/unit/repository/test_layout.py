@@ -6,9 +6,12 @@ from enginegate.errors import RepositoryError
 from enginegate.repository import Layout
 
 
-def test_a_repository_of_an_earlier_program_is_not_taken_for_an_empty_one(tmp_path):
+@pytest.mark.parametrize("pointer", [False, True], ids=["in-the-model", "in-the-root"])
+def test_a_repository_of_an_earlier_program_is_not_taken_for_an_empty_one(tmp_path, pointer):
     """What it serves would be published over; the message says what to move."""
     (tmp_path / "digits" / ".enginegate" / "releases").mkdir(parents=True)
+    if pointer:
+        (tmp_path / ".enginegate-current.digits.json").write_text("{}")
 
     with pytest.raises(RepositoryError, match=r"earlier enginegate.*Move that folder"):
         Layout(tmp_path, "digits").current()
