@@ -14,8 +14,7 @@ At most 4 instances and batches of 32. For each model:
   with its clients), five times 3,000 requests.
 
 ``python benchmarks/search_vs_model_analyzer.py`` prints a table and writes
-results/search_vs_model_analyzer.json. *fast* is sent by perf_analyzer, since Python
-cannot send so much on two cores. Parts that are there are not run again (``--again`` does), so
+results/search_vs_model_analyzer.json. Parts that are there are not run again (``--again`` does), so
 a stopped run goes on where it was. Expect 50 minutes; 15 with ``--quick`` (a grid of the largest
 batches only); hours with ``--full``. Nothing else should run on the machine.
 """
@@ -43,7 +42,7 @@ from model_analyzer import VERSION, Analyzer  # noqa: E402 - beside this file
 from enginegate.benchmarking import Search, Slo  # noqa: E402
 from enginegate.candidate import TensorSpec  # noqa: E402
 from enginegate.machine import processor  # noqa: E402
-from enginegate.measurement import ClosedLoad, Driver, Load  # noqa: E402
+from enginegate.measurement import ClosedLoad, Load  # noqa: E402
 from enginegate.serving import ServingConfig  # noqa: E402
 from enginegate.triton.deploy import Bench, ServedModel, deployed  # noqa: E402
 from enginegate.triton.install import TritonInstall, find_triton  # noqa: E402
@@ -67,14 +66,13 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Sleeper:
-    """A model, what is asked of it, and by which driver: at most what that can send."""
+    """A model and what is asked of it. ``most_per_s``: what the generator is trusted with."""
 
     base_ms: float
     item_ms: float
     outliers: float
     p99_ms: float
     most_per_s: float = 4000.0
-    driver: Driver = "python"
 
     def parameters(self) -> dict[str, str]:
         values = {
@@ -118,9 +116,7 @@ class Sleeper:
 
 MODELS = {
     "slow": Sleeper(20.0, 1.0, outliers=0.01, p99_ms=120.0),
-    "fast": Sleeper(
-        4.0, 0.25, outliers=0.0, p99_ms=20.0, most_per_s=6000.0, driver="perf_analyzer"
-    ),
+    "fast": Sleeper(4.0, 0.25, outliers=0.0, p99_ms=20.0, most_per_s=3000.0),
 }
 
 
@@ -166,15 +162,13 @@ class Course:
                 deployed(server, self.sleeper.served()) as deployment,
             ):
                 traffic = Traffic.of(NAME, samples)
-                # HTTP costs a sender in Python half of what gRPC does, and it is the narrow place.
-                python = self.sleeper.driver == "python"
+                # HTTP costs the sender half of what gRPC does, and the sender is the narrow place.
                 yield Bench(
                     deployment,
                     traffic,
                     Path(folder) / "raw",
                     self.sleeper.p99_ms,
-                    sending=Sending(protocol="http" if python else "grpc"),
-                    driver=self.sleeper.driver,
+                    sending=Sending(protocol="http"),
                 )
 
     def search(self) -> Json:
@@ -266,10 +260,6 @@ def main() -> None:
     asked.work.mkdir(parents=True, exist_ok=True)
     install = find_triton(asked.work / "triton")
     tools = Analyzer.prepared(asked.work / "model_analyzer", install, program=asked.model_analyzer)
-    os.environ |= {
-        "PERF_ANALYZER": str(tools.perf_analyzer),
-        "PERF_ANALYZER_LIBRARY_PATH": str(tools.libraries),
-    }
     print(f"about {25 if not asked.quick else 8} minutes for each of {', '.join(asked.models)}")
     for name in asked.models:
         course = Course(name, MODELS[name], kept, asked.work, install, tools, asked)
