@@ -19,10 +19,13 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
 _SYSTEM = Path("/dev/shm")  # noqa: S108 - where the system keeps shared memory
 LONG = """
+import signal
 import sys
 import numpy as np
 from enginegate.measurement import Load
 from enginegate.triton.traffic import Sending, Traffic, run_load
+# Where the tests run in a shell's background, Ctrl-C is ignored, by this process too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run_load(
     sys.argv[1],
     Traffic.of("scale", [{"x": np.zeros((1, 4), np.float32)}]),
