@@ -223,3 +223,8 @@ def models(root: Path) -> tuple[str, ...]:
     """Names of the models this program has published in a repository; parts are not counted."""
     found = [path.parent for path in root.glob(f"*/{RECORDS}") if path.is_dir()]
     return tuple(sorted(path.name for path in found if not (path / PART_OF).exists()))
+
+
+def earlier_models(root: Path) -> tuple[str, ...]:
+    """Names of the models that an earlier program published, whose records nobody reads here."""
+    return tuple(sorted(path.parent.name for path in root.glob(f"*/{_EARLIER}") if path.is_dir()))

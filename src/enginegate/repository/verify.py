@@ -9,7 +9,14 @@ from enginegate.errors import EnginegateError, RepositoryError, TamperedError
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import LiveRelease, wrong_files
 from enginegate.repository.journal import CLOSING, Entry, Journal
-from enginegate.repository.layout import AUDIT, JOURNAL, Layout, locked, models
+from enginegate.repository.layout import (
+    AUDIT,
+    JOURNAL,
+    Layout,
+    earlier_models,
+    locked,
+    models,
+)
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.parts import owned_parts
 from enginegate.repository.published import check_as_published
@@ -65,6 +72,8 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
         entries = journal.read()
     except EnginegateError:
         entries = ()
+    for name in earlier_models(repository.root):
+        yield checked(f"{name} live release", partial(_read_current, Layout(repository.root, name)))
     for name in sorted({*models(repository.root), *(entry.model for entry in entries)}):
         layout = Layout(repository.root, name)
         audit = AuditLog(repository.root)
@@ -94,6 +103,10 @@ def checked(subject: str, check: Callable[[], str | None]) -> Check:
     except OSError as error:
         return Check(subject=subject, problem=f"it cannot be read: {error}")
     return Check(subject=subject, note=note)
+
+
+def _read_current(layout: Layout) -> None:
+    layout.current()
 
 
 def _check_journal(journal: Journal) -> None:
