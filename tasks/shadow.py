@@ -164,7 +164,7 @@ def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Pat
                     f"was recorded: {sent.errors}. See {workspace.logs / 'shadow'}."
                 )
             info = target.take(recorder, wanted, _slices_of(traffic))
-    _log.info("%d requests recorded, %d damaged", info.requests, info.lost)
+    _log.info("%d requests recorded, %d lost", info.requests, info.lost)
 
 
 def _served(rules: Policy, reference: Kept[Engine]) -> ServedModel:

@@ -16,6 +16,10 @@ from enginegate.triton.trace_undo import restore_traces
 
 _MIB = 1 << 20
 _NOTES = ".tracing"
+_UNWRITTEN = (
+    "Triton sampled requests that it did not write: it refused them, held them back after it had "
+    "refused another, or took longer than five seconds to answer"
+)
 
 
 def notes_in(home: Path) -> Path:
@@ -93,4 +97,6 @@ def _fill(writer: SampleWriter, recorder: Recorder) -> None:
             writer.lose(item.reason)
         else:
             writer.add(block_of_request(item))
+    if recorder.unwritten:
+        writer.lose(_UNWRITTEN, requests=recorder.unwritten)
     writer.capped = recorder.full

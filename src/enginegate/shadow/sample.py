@@ -169,9 +169,9 @@ class SampleWriter:
         self.versions.update(block.model_versions.tolist())
         self.withheld = self.preparation.redaction.withheld(inputs)
 
-    def lose(self, reason: str) -> None:
-        """Count a record that is not in the sample."""
-        self.lost += 1
+    def lose(self, reason: str, *, requests: int = 1) -> None:
+        """Count requests that are not in the sample."""
+        self.lost += requests
         if len(self.losses) < _NAMED_LOSSES:
             self.losses.append(reason)
 
@@ -183,7 +183,7 @@ class SampleWriter:
         """
         parts = sorted((part.close() for part in self._parts.values()), key=lambda p: -p.rows)
         if not parts:
-            first = f" {self.lost} were damaged, first: {self.losses[0]}" if self.lost else ""
+            first = f" {self.lost} were lost, first: {self.losses[0]}" if self.lost else ""
             raise DataError(
                 f"{origin.text}: no request was recorded.{first}\n"
                 "Send more traffic while recording, or record a larger share of it."

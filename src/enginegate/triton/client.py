@@ -8,7 +8,7 @@ send a probe.
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from enginegate.data import Tensors
 from enginegate.errors import ServerError
@@ -49,7 +49,7 @@ class SharedRegion(NamedTuple):
     device: int = 0
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> Literal["System", "Cuda"]:
         """As Triton's calls are named."""
         return "System" if self.handle is None else "Cuda"
 
@@ -212,13 +212,12 @@ class TritonClient:
         request = getattr(self._messages, f"{kind}Request")(**fields)
         self._send(kind, request, f"open shared memory {region.name}", None)
 
-    def shared_memory(self) -> tuple[str, ...]:
-        """Keys of the system memory that is shared with it, by anybody."""
-        found = self._call("SystemSharedMemoryStatus", "list shared memory")
-        return tuple(region.key for region in found.regions.values())
+    def shared_memory(self, kind: Literal["System", "Cuda"] = "System") -> tuple[str, ...]:
+        """Names of the regions of memory that are shared with it, by anybody."""
+        return tuple(self._call(f"{kind}SharedMemoryStatus", "list shared memory").regions)
 
     def forget_memory(self, region: SharedRegion) -> None:
-        """Take a region back; requests that still use it keep it until they are answered."""
+        """Take a region back; it stays listed until requests that use it are answered."""
         self._call(
             f"{region.kind}SharedMemoryUnregister",
             f"forget shared memory {region.name}",

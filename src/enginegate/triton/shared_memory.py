@@ -4,8 +4,10 @@ The server only reads it, so any number of requests may use it at once. Outputs 
 """
 
 import base64
+import logging
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,10 +22,13 @@ from enginegate.measurement import SharedMemory
 from enginegate.triton.asker import parse_request
 from enginegate.triton.client import SharedRegion, TritonClient
 
+_log = logging.getLogger("enginegate.triton")
 _ALIGNMENT = 64
 _PREFIX = "enginegate-load-"
 _SYSTEM = Path("/dev/shm")  # noqa: S108 - the system's, not a temporary file of ours
 _DEVICE = 0
+_LAST_ANSWER_S = 10.0
+_LOOK_S = 0.01
 
 
 @contextmanager
@@ -54,16 +59,34 @@ def shared(
             client.share_memory(region)
             yield known
         finally:
-            with suppress(ServerError):
-                client.forget_memory(region)
+            _take_back(client, region)
+
+
+def _take_back(client: TritonClient, region: SharedRegion) -> None:
+    """Wait for requests that nobody waits for any more: they still read the memory.
+
+    Until the last of them is answered Triton 2.51 refuses to forget it (tried); later ones promise
+    it for then.
+    """
+    deadline = time.monotonic() + _LAST_ANSWER_S
+    while True:
+        try:
+            client.forget_memory(region)
+            if region.name not in client.shared_memory(region.kind):
+                return
+        except ServerError as error:
+            if time.monotonic() > deadline or not client.live():
+                _log.warning("shared memory %s stays registered: %s", region.name, error)
+                return
+        time.sleep(_LOOK_S)
 
 
 def _forget_dead(client: TritonClient) -> None:
     """Take back what a killed run shared: its memory is gone, but the server still holds it."""
-    for key in client.shared_memory():
-        if key.startswith(_PREFIX) and not (_SYSTEM / key).exists():
+    for name in client.shared_memory():
+        if name.startswith(_PREFIX) and not (_SYSTEM / name).exists():
             with suppress(ServerError):
-                client.forget_memory(SharedRegion(key, 0))
+                client.forget_memory(SharedRegion(name, 0))
 
 
 def _moved(

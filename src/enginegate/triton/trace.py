@@ -4,7 +4,7 @@ Tried on Triton 2.51: level, rate, count and log frequency can be set on a runni
 model; the file only when the server starts (server.py names one). Rate N records every Nth request,
 and the count that is left can be asked for. Triton has no limit on bytes: that one is watched here.
 
-What must be put back is written down first (trace_undo.py), for a process that is killed.
+What must be put back is written down first (trace_note.py), for a process that is killed.
 """
 
 import logging
@@ -19,14 +19,15 @@ from enginegate.errors import ModelError, ServerError
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import Server
 from enginegate.triton.trace_file import UNREADABLE, Damage, Traced, read_requests
-from enginegate.triton.trace_undo import Note, Settings, alone_on, restore_traces
+from enginegate.triton.trace_note import Note, Settings
+from enginegate.triton.trace_undo import alone_on, restore_traces
+from enginegate.triton.trace_written import TraceFiles, end_traces
 
 _log = logging.getLogger("enginegate.shadow")
-# Triton writes a file each time it has this many requests; until then the watch sees nothing.
-_FLUSH_EVERY = 32
+# Triton writes a file each time it has this many requests; until then the watch sees nothing, and
+# so many less one are lost if the server refuses a request meanwhile (trace_written.py).
+_FLUSH_EVERY = 4
 _WATCH_S = 0.1
-_SETTLE_S = 0.2
-_SETTLE_LIMIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +50,21 @@ class Recorder:
 
     Attributes:
         full: whether the limit on bytes ended it.
+        unwritten: how many requests Triton sampled and did not write; known after `stop`.
     """
 
     client: TritonClient
     note: Note
     limits: TraceLimits
     full: bool = False
+    unwritten: int = 0
+    _files: TraceFiles = field(init=False)
     _changed: bool = False
     _done: threading.Event = field(default_factory=threading.Event)
     _watcher: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._files = TraceFiles(self.note)
 
     @property
     def traces(self) -> Path:
@@ -90,45 +97,43 @@ class Recorder:
             ServerError: the server does not answer any more.
         """
         self._restore()
-        self._settle()
-        return read_requests(self.note.files(), self.note.model)
+        return read_requests(self._files.paths(), self.note.model)
 
-    def close(self) -> None:
-        """Put the settings back, if that was not done yet, and delete the server's files."""
+    def close(self) -> bool:
+        """Put the settings back, if that was not done yet, and delete the server's files.
+
+        Returns:
+            Whether the server has written all it will; else more that users sent may come.
+
+        Raises:
+            ServerError: the server does not answer any more.
+        """
         try:
             self._restore()
         finally:
-            self.note.discard()
+            self._files.discard()
+        return not self.unwritten
 
     def _restore(self) -> None:
         self._done.set()
         if self._watcher is not None:
             self._watcher.join()
         if self._changed:
-            self.client.set_trace(self.note.undo, self.note.model)
+            sampled = end_traces(self.client, self.note)
             self._changed = False
+            if not self._files.settle(sampled):
+                self.unwritten = max(0, sampled - self._files.requests())
 
     def _watch(self) -> None:
         """Switch tracing off when the files are large enough."""
         while not self._done.wait(_WATCH_S):
-            if sum(file.stat().st_size for file in self.note.files()) < self.limits.max_bytes:
+            if self._files.size() < self.limits.max_bytes:
                 continue
             self.full = True
             # A server that died is noticed by whoever sends or stops; it records no more.
             with suppress(ServerError):
                 self.client.set_trace({"trace_level": ("OFF",)}, self.note.model)
             return
-
-    def _settle(self) -> None:
-        """Wait for the server's last write: it comes after the answer it is about."""
-        deadline = time.monotonic() + _SETTLE_LIMIT_S
-        seen: list[tuple[Path, int]] = []
-        while time.monotonic() < deadline:
-            now = [(file, file.stat().st_size) for file in self.note.files()]
-            if now and now == seen:
-                return
-            seen = now
-            time.sleep(_SETTLE_S)
 
 
 @contextmanager
@@ -163,11 +168,15 @@ def recorded(server: Server, model: str, limits: TraceLimits, *, notes: Path) ->
             except BaseException:
                 # If the settings cannot be put back either, the note stays for the next start.
                 with suppress(ServerError):
-                    recorder.close()
-                    path.unlink()
+                    _end(recorder, path)
                 raise
-            recorder.close()
-            path.unlink()
+            _end(recorder, path)
+
+
+def _end(recorder: Recorder, note: Path) -> None:
+    """Close it; the note stays if more may come, for the next start to delete it by."""
+    if recorder.close():
+        note.unlink()
 
 
 def _note(server: Server, client: TritonClient, model: str, limits: TraceLimits) -> Note:

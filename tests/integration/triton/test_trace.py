@@ -1,6 +1,9 @@
 import stat
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +13,7 @@ from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
 from enginegate.measurement import Load
 from enginegate.serving import ServingConfig
+from enginegate.triton import trace_written
 from enginegate.triton.deploy import deployed
 from enginegate.triton.server import Server, connect
 from enginegate.triton.trace import TraceLimits, recorded, trace_prefix
@@ -109,6 +113,90 @@ def test_settings_are_restored_after_a_failure(server, client, notes):
     assert client.trace_settings("scale") == client.trace_settings()
     assert list(server.trace_file.parent.iterdir()) == []
     assert not list(notes.glob("*.json"))
+
+
+@pytest.fixture
+def slow(server, scale_model):
+    """A model that takes its time to answer."""
+    with deployed(server, scale_model("slow", sleep_ms=400)) as deployment:
+        deployment.serve(ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1))
+        yield deployment
+
+
+def _ask(server, model, columns=4):
+    with server.client() as client:
+        return client.infer(model, {"x": np.ones((1, columns), np.float32)})
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_request_under_way_at_the_end_leaves_nothing_behind(server, client, notes):
+    """Triton writes a request once it is answered; an interrupted recording waits for that."""
+
+    def interrupted():
+        with ThreadPoolExecutor() as pool, recorded(server, "slow", ALL, notes=notes):
+            pool.submit(_ask, server, "slow")
+            while client.trace_settings("slow")["trace_count"] == (str(ALL.max_requests),):
+                time.sleep(0.01)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+
+    time.sleep(1.0)
+    assert list(server.trace_file.parent.iterdir()) == []
+    assert not list(notes.glob("*.json"))
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_request_under_way_at_the_end_is_recorded(server, notes):
+    """Reading waits for the answer of a request that was sampled."""
+    with (
+        ThreadPoolExecutor() as pool,
+        recorded(server, "slow", replace(ALL, max_requests=1), notes=notes) as recorder,
+    ):
+        pool.submit(_ask, server, "slow")
+        recorder.wait(60.0)
+        requests = list(recorder.stop())
+
+    assert [request.outputs["y"].tolist() for request in requests] == [[[2.0] * 4]]
+    assert recorder.unwritten == 0
+
+
+@pytest.mark.usefixtures("scale")
+def test_what_triton_does_not_write_is_counted(server, client, notes, monkeypatch):
+    """A refused request holds back others; the note stays until the next start has looked."""
+    monkeypatch.setattr(trace_written, "_SETTLE_S", 0.3)
+    with recorded(server, "scale", ALL, notes=notes) as recorder:
+        for columns in (4, 4, 4, 4, 4, 5, 4):
+            with suppress(ServerError):
+                _ask(server, "scale", columns)
+        requests = list(recorder.stop())
+    left = list(notes.glob("*.json"))
+    complaints = restore_traces(notes)
+
+    assert len(requests) >= 4
+    assert recorder.unwritten == 7 - len(requests)
+    assert (len(left), complaints, list(notes.glob("*.json"))) == (1, (), [])
+    assert list(server.trace_file.parent.iterdir()) == []
+    assert client.trace_settings("scale") == client.trace_settings()
+
+
+@pytest.mark.usefixtures("scale", "slow")
+def test_two_models_are_recorded_at_once(server, notes):
+    """The end of one recording leaves the other's files alone."""
+    with recorded(server, "slow", ALL, notes=notes) as kept:
+        with recorded(server, "scale", ALL, notes=notes) as ended:
+            _ask(server, "slow")
+            for _ in range(5):
+                _ask(server, "scale")
+            ours = list(ended.stop())
+        for _ in range(4):
+            _ask(server, "slow")
+        others = list(kept.stop())
+
+    assert (len(ours), {request.model for request in ours}) == (5, {"scale"})
+    assert (len(others), {request.model for request in others}) == (5, {"slow"})
+    assert list(server.trace_file.parent.iterdir()) == []
 
 
 _KILLED = """

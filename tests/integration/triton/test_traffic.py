@@ -62,20 +62,26 @@ def test_every_way_to_travel(server, client, traffic, samples, protocol, shared_
     assert set(client.shared_memory()) <= before
 
 
-@pytest.mark.usefixtures("scale")
-def test_shared_memory_is_given_back_after_a_failure(server, client, traffic):
-    """What ends the run early leaves nothing registered."""
+def test_shared_memory_is_given_back_after_a_failure(server, client, scale_model, samples):
+    """What ends the run early leaves nothing registered, once what is under way was answered."""
 
     def refuse(_sample, _reply):
         raise AssertionError
 
-    before, load = set(client.shared_memory()), Load(rate_per_s=100, duration_s=0.3, seed=1)
-    with pytest.raises(AssertionError):
-        run_load(
-            server.grpc, traffic, load, on_reply=refuse, sending=Sending(shared_memory="system")
-        )
+    before, load = set(client.shared_memory()), Load(rate_per_s=100, duration_s=0.6, seed=1)
+    sending = Sending(shared_memory="system")
+    with deployed(server, scale_model("sleeping", sleep_ms=200)) as deployment:
+        deployment.serve(PLAIN)
+        with pytest.raises(AssertionError):
+            run_load(
+                server.grpc,
+                Traffic.of("sleeping", samples),
+                load,
+                on_reply=refuse,
+                sending=sending,
+            )
 
-    assert set(client.shared_memory()) <= before
+        assert set(client.shared_memory()) <= before
 
 
 @pytest.mark.usefixtures("scale")

@@ -126,7 +126,7 @@ def test_a_failure_leaves_nothing(home, block_of):
 def test_nothing_recorded_is_an_error(home):
     """An empty recording names the first damage and says what to do."""
     with (
-        pytest.raises(DataError, match=r"(?s)no request was recorded. 1 were damaged, first: half"),
+        pytest.raises(DataError, match=r"(?s)no request was recorded. 1 were lost, first: half"),
         new_sample(home / "m-1", Origin("a test", "m", NOW), Preparation()) as writer,
     ):
         writer.lose("half an object")
