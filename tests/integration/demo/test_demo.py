@@ -76,25 +76,26 @@ def test_the_demo_ends_with_a_version_live_again(first_run):
 
 
 def test_a_second_run_does_nothing_twice(checkout, first_run):
-    """And says so, in under a minute."""
+    """And says so, in less than half the time."""
     assert first_run[0] == 0
 
     code, printed, took_s = enginegate(checkout, "demo")
 
     assert code == 0, printed
     assert "Nothing was trained, registered, built, judged or measured again." in printed
-    assert took_s < 60
+    assert took_s < first_run[2] / 2
 
 
 def test_afterwards_status_and_verify_tell_the_story(checkout, first_run):
     """The live version with its digest and history; one changed byte is reported."""
     assert first_run[0] == 0
     code, printed, _ = enginegate(checkout, "status")
-    assert code == 0
+    assert code == 0, printed
     assert "release 1" in printed
     assert "engine sha256" in printed
 
-    assert enginegate(checkout, "verify")[0] == 0
+    code, printed, _ = enginegate(checkout, "verify")
+    assert code == 0, printed
     engine = checkout / ".enginegate" / "live" / "digits" / "digits" / "1" / "model.onnx"
     published = engine.read_bytes()
     changed = bytearray(published)
@@ -103,7 +104,7 @@ def test_afterwards_status_and_verify_tell_the_story(checkout, first_run):
     engine.write_bytes(bytes(changed))
     code, printed, _ = enginegate(checkout, "verify")
     engine.write_bytes(published)
-    assert code == 3
+    assert code == 3, printed
     assert "1/model.onnx is not the file that was recorded" in printed
 
 
@@ -113,5 +114,5 @@ def test_a_no_leaves_everything_as_it_was(checkout, first_run):
 
     code, printed, _ = enginegate(checkout, "demo", "--approve", "no")
 
-    assert code == 7
+    assert code == 7, printed
     assert "Rejected by demo" in printed
