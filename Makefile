@@ -20,7 +20,7 @@ install: $(STAMP)  ## make the virtual environment (.venv), nothing global
 
 $(STAMP): pyproject.toml constraints.txt requirements/tritonserver.txt
 	@echo "Installing into $(VENV) (first time: a few minutes)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev,rtx]'
 	@$(BIN)/python -m pip install --quiet --no-deps -r requirements/tritonserver.txt
 	@touch $@

@@ -1,6 +1,8 @@
-"""Shared by every test: nothing is sent home, and Prefect's server starts lean."""
+"""Shared by every test: nothing is sent home, Prefect's server starts lean, no example is timed."""
 
 import os
+
+from hypothesis import settings
 
 os.environ.setdefault("DO_NOT_TRACK", "1")
 os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
@@ -9,3 +11,6 @@ os.environ.setdefault("PREFECT_SERVER_SERVICES_EVENT_PERSISTER_ENABLED", "false"
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "180")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+# The first call of a lazily imported library takes longer than Hypothesis lets one example take.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")

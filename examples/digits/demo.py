@@ -43,6 +43,8 @@ Answer = Literal["yes", "no", "ask"]
 POLICY = Path("policies/digits.toml")
 _RATE_PER_S = 50.0
 _SETTLE_S = 1.0
+# A busy machine may be slow to answer; that is not a lost request.
+_PATIENCE_S = 30.0
 
 
 def run(answer: Answer, workspace: Workspace, out: Console) -> int:
@@ -134,7 +136,7 @@ class _Demo:
     def swapped(self, server: Server, card: Scorecard) -> None:
         """Promote and roll back under traffic; not one request may fail."""
         data = read_data(self.policy.data.evaluation)
-        traffic = Traffic.from_data(self.policy.name, data)
+        traffic = Traffic.from_data(self.policy.name, data, timeout_s=_PATIENCE_S)
         with SteadyTraffic(server.grpc, traffic, rate_per_s=_RATE_PER_S) as steady:
             time.sleep(_SETTLE_S)
             self.promoted(card)
@@ -163,7 +165,7 @@ class _Demo:
         body.write_text(json.dumps(_request(data)))
         url = f"http://{server.http}/v2/models/{self.policy.name}/infer"
         shown = body.relative_to(Path.cwd())
-        command = ["curl", "-s", url, "-d", f"@{shown}"]
+        command = ["curl", "-sf", "--max-time", f"{_PATIENCE_S:.0f}", url, "-d", f"@{shown}"]
         self.out.print(shlex.join(command), soft_wrap=True)
         reply = json.loads(_posted(command, url, body))
         logits = reply["outputs"][0]["data"]
@@ -249,6 +251,8 @@ def _counts(workspace: Workspace) -> dict[str, int]:
         "ONNX models": len(list(workspace.onnx.glob("*/manifest.json"))),
         "engines": len(list(workspace.engines.glob("*/manifest.json"))),
         "verdicts": len(list((workspace.results / "verdicts").glob("*.json"))),
+        # An inconclusive benchmark is made again and not kept; what it measured is.
+        "measurements": len(list((workspace.results / "latencies").glob("*.npz"))),
         "benchmarks": len(list((workspace.results / "benchmarks").glob("*.json"))),
     }
 

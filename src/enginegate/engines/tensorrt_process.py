@@ -139,7 +139,7 @@ def _watch(
         for line in (steps := _steps(job.progress, position)).splitlines():
             tell(Step.model_validate_json(line))
         position += len(steps)
-        if time.monotonic() > deadline:
+        if process.poll() is None and time.monotonic() > deadline:
             job.cancel.touch()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_GRACE_S)

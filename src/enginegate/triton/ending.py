@@ -10,7 +10,7 @@ from enginegate.measurement import Load
 from enginegate.serving import ServingConfig
 from enginegate.triton.edge import Known, Standing
 from enginegate.triton.measure import Sampled
-from enginegate.triton.probing import Champion, Measure, Progress, quiet
+from enginegate.triton.probing import Champion, Measure, Pace, Progress, quiet
 from enginegate.triton.search import SearchResult
 from enginegate.triton.sequential import Sequential
 
@@ -57,14 +57,15 @@ class Ending:
             return True
         bounds, slo = self.bounds, self.slo
         last = self.seen[looks[-1]]
-        offered_s = sum(_lasted_s(at) for at in self.seen[: looks[-1] + 1])
-        each_s = max(0.0, last.spent_s - offered_s) / last.done
+        pace = Pace()
+        for at in self.seen[: looks[-1] + 1]:
+            pace.took(at.spent_s, _lasted_s(at))
         confirming_s = max(
             bounds.measurement_s, _SPARE * slo.confirm_requests / slo.confirmations / rate_per_s
         )
         count = slo.confirmations * self.in_a_turn
         # The look, the confirmations, and the one past the answer.
-        needed_s = 2 * bounds.measurement_s + count * confirming_s + (count + 2) * each_s
+        needed_s = 2 * bounds.measurement_s + count * confirming_s + (count + 2) * pace.each_s
         in_time = last.spent_s + needed_s <= (1.0 - _MARGIN) * bounds.budget_s
         return in_time and last.done + count + 2 <= bounds.max_measurements
 

@@ -20,6 +20,8 @@ from enginegate.triton.space import Grid, seed_of
 Step = Literal["search", "overload", "confirm", "champion"]
 
 _ATTEMPTS = 2
+# Without the lowest rate there is no answer at all, so a busy moment is waited out.
+_ATTEMPTS_AT_THE_LOWEST = 4
 _CUT_SHORT = 0.9
 _MARGIN_S = 0.5
 
@@ -107,6 +109,38 @@ class Terms:
 
 
 @dataclass(slots=True)
+class Pace:
+    """What measurements cost besides their load: loading, warming up, the last answers.
+
+    The first one also waits for the server to start, so it says nothing about the others.
+
+    Attributes:
+        done: measurements so far.
+    """
+
+    done: int = 0
+    _until_s: float = 0.0
+    _offered_s: float = 0.0
+    _first_s: float = 0.0
+
+    def took(self, until_s: float, offered_s: float) -> None:
+        """Count one that ended at ``until_s`` of the search, with a load of ``offered_s``."""
+        if not self.done:
+            self._first_s = until_s - offered_s
+        self.done += 1
+        self._until_s = until_s
+        self._offered_s += offered_s
+
+    @property
+    def each_s(self) -> float:
+        """Mean of those after the first; until there are any, a guess."""
+        others = self.done - 1
+        if others < 1:
+            return _MARGIN_S
+        return max(0.0, (self._until_s - self._first_s - self._offered_s) / others)
+
+
+@dataclass(slots=True)
 class Budget:
     """What may still be measured.
 
@@ -117,10 +151,10 @@ class Budget:
 
     terms: Terms
     done: int = 0
-    offered_s: float = 0.0
     expected: int = 0
     out: bool = False
     started_s: float = field(init=False)
+    _pace: Pace = field(default_factory=Pace)
 
     def __post_init__(self) -> None:
         self.started_s = self.terms.clock()
@@ -130,17 +164,10 @@ class Budget:
         """Since the search began."""
         return self.terms.clock() - self.started_s
 
-    @property
-    def each_s(self) -> float:
-        """What a measurement costs besides its load: loading, warming up, the last answers."""
-        if not self.done:
-            return _MARGIN_S
-        return max(0.0, (self.spent_s - self.offered_s) / self.done)
-
     def fits(self, *durations_s: float) -> bool:
         """Whether measurements of these durations still fit, in time and in number."""
         bounds = self.terms.bounds
-        needed_s = sum(durations_s) + len(durations_s) * self.each_s
+        needed_s = sum(durations_s) + len(durations_s) * self._pace.each_s
         return (
             self.spent_s + needed_s <= bounds.budget_s
             and self.done + len(durations_s) <= bounds.max_measurements
@@ -150,7 +177,7 @@ class Budget:
         """Count one measurement and tell of it."""
         bounds = self.terms.bounds
         self.done += 1
-        self.offered_s += offered_s
+        self._pace.took(self.spent_s, offered_s)
         self.expected = max(0, min(self.expected - 1, bounds.max_measurements - self.done))
         left_s = self.expected * (self.spent_s / self.done)
         self.terms.progress(
@@ -249,7 +276,8 @@ class Prober:
         """
         bounds, slo = self.terms.bounds, self.terms.slo
         probe, void = None, 0
-        for attempt in range(2 * _ATTEMPTS):
+        attempts = _ATTEMPTS if rate_per_s > self.grid.low else _ATTEMPTS_AT_THE_LOWEST
+        for attempt in range(2 * attempts):
             if attempt and not self.budget.fits(bounds.measurement_s):
                 break
             load = self.load(config, rate_per_s, f"search {attempt}", bounds.measurement_s)
@@ -259,7 +287,7 @@ class Prober:
                 return None
             if sampled.measurement.invalid:
                 void += 1
-                if void == _ATTEMPTS:
+                if void == attempts:
                     break
                 continue
             probe = self.known.add(sampled)

@@ -68,17 +68,18 @@ def _take_back(client: TritonClient, region: SharedRegion) -> None:
     Until the last of them is answered Triton 2.51 refuses to forget it (tried); later ones promise
     it for then.
     """
-    deadline = time.monotonic() + _LAST_ANSWER_S
-    while True:
+    deadline, why = time.monotonic() + _LAST_ANSWER_S, "requests still use it"
+    while time.monotonic() < deadline:
         try:
             client.forget_memory(region)
             if region.name not in client.shared_memory(region.kind):
                 return
         except ServerError as error:
-            if time.monotonic() > deadline or not client.live():
-                _log.warning("shared memory %s stays registered: %s", region.name, error)
-                return
+            why = str(error)
+            if not client.live():
+                break
         time.sleep(_LOOK_S)
+    _log.warning("shared memory %s stays registered: %s", region.name, why)
 
 
 def _forget_dead(client: TritonClient) -> None:

@@ -4,6 +4,7 @@ import json
 import resource
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,7 +101,7 @@ def test_steps_reach_the_caller(plan, store, monkeypatch):
 def test_progress_is_logged_in_moderation(plan, monkeypatch, caplog):
     """A line every two seconds, with the candidate, the phase and the step."""
     times = iter([0.0, 0.5, 2.5, 2.5, 3.0])
-    monkeypatch.setattr(process.time, "monotonic", lambda: next(times))
+    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: next(times)))
     caplog.set_level("INFO", logger="enginegate.build")
 
     tell = process.log_progress(plan("tensorrt-fp16"))

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import socket
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -190,10 +191,17 @@ class TestEvidence:
 
     def test_nothing_is_sent(self, case, clean, gates, monkeypatch):
         """Judging opens no connection, and Great Expectations is told not to."""
-        monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it connected"))
+        connected = []
+
+        def connect(*_):
+            connected.append(threading.current_thread())
+            raise OSError
+
+        monkeypatch.setattr(socket.socket, "connect", connect)
 
         judge(case.compare(clean), gates)
 
+        assert threading.current_thread() not in connected
         assert os.environ["GX_ANALYTICS_ENABLED"] == "false"
 
 

@@ -25,6 +25,42 @@ def test_the_budget_ends_it(simulated, bounds, slo, budget_s):
     assert "budget_s" in finding_of(result, "throughput").remedy
 
 
+def test_a_slow_start_is_paid_once(simulated, bounds, slo):
+    """The seconds that the server takes to start are not expected of every measurement."""
+    small = bounds.model_copy(
+        update={"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
+    )
+    short = small.model_copy(
+        update={"budget_s": 100.0, "min_rate_per_s": 50.0, "max_rate_per_s": 100.0}
+    )
+    easy = slo.model_copy(
+        update={"min_throughput_per_s": 60.0, "confidence": 0.95, "confirm_requests": 1200}
+    )
+
+    def measure(config, load, *, ends=None):
+        simulated.now_s += 0.0 if simulated.calls else 60.0
+        return simulated.measure(config, load, ends=ends)
+
+    result = search(measure, short, easy, clock=simulated.clock)
+
+    assert result.confirmed
+    assert finding_of(result, "throughput").outcome is Outcome.PASSED
+
+
+@pytest.mark.parametrize(("busy", "confirmed"), [(5, True), (100, False)])
+def test_a_busy_moment_at_the_lowest_rate_is_waited_out(simulated, bounds, slo, busy, confirmed):
+    """Below it there is nothing to fall back to, so it is tried again and again, not for ever."""
+    simulated.void = lambda _config, _load: len(simulated.calls) <= busy
+    only = {"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
+    low = bounds.model_copy(update=only | {"min_rate_per_s": 100.0, "max_rate_per_s": 100.0})
+    easy = slo.model_copy(update={"confidence": 0.95, "confirm_requests": 1200})
+
+    result = search_on(simulated, low, easy)
+
+    assert result.confirmed is confirmed
+    assert confirmed or len(simulated.calls) == 8
+
+
 @pytest.mark.parametrize("most", [1, 4, 7, 11])
 def test_the_number_of_measurements_ends_it(simulated, bounds, slo, most):
     """A search never makes more measurements than the policy allows, confirmations included."""

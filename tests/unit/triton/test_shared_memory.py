@@ -38,22 +38,28 @@ class _Cuda:
 
 
 class _Server:
-    def __init__(self, *, refuses=False):
-        self.refuses, self.regions = refuses, []
+    def __init__(self, *, refuses=False, busy=0):
+        self.refuses, self.busy, self.asked, self.regions = refuses, busy, 0, []
 
     @contextmanager
     def __call__(self, _address):
         yield self
 
-    def shared_memory(self):
-        return ()
+    def shared_memory(self, _kind="System"):
+        return tuple(region.name for region in self.regions)
 
     def share_memory(self, region):
         if self.refuses:
             raise ServerError("no GPU")
         self.regions.append(region)
 
+    def live(self):
+        return True
+
     def forget_memory(self, region):
+        self.asked += 1
+        if self.asked <= self.busy:
+            raise ServerError("in use")
         self.regions = [each for each in self.regions if each.name != region.name]
 
 
@@ -87,6 +93,20 @@ def test_memory_of_a_gpu(cuda, monkeypatch):
     assert not parse_request(known[0]).raw_input_contents
     assert cuda.said == [("create", region.size, 0), ("destroy",)]
     assert server.regions == []
+
+
+@pytest.mark.parametrize(("busy", "left"), [(3, 0), (10**6, 1)])
+def test_memory_in_use_is_waited_for(cuda, monkeypatch, caplog, busy, left):
+    """The server is asked again until nobody reads it any more, but not for ever."""
+    server = _Server(busy=busy)
+    monkeypatch.setattr(shared_memory, "TritonClient", server)
+    monkeypatch.setattr(shared_memory, "_LAST_ANSWER_S", 0.5)
+
+    with shared_memory.shared("127.0.0.1:1", REQUESTS, "cuda"):
+        pass
+
+    assert (len(server.regions), len(caplog.messages)) == (left, left)
+    assert cuda.said[-1] == ("destroy",)
 
 
 def test_a_server_that_refuses_memory(cuda, monkeypatch):
