@@ -49,6 +49,7 @@ class Probe:
     refuted: bool = False
     shown: bool = False
     _judged: tuple[int, SloDecision] | None = field(default=None, repr=False)
+    _p99_ms: tuple[int, float] | None = field(default=None, repr=False)
 
     def judged(self, slo: Slo) -> SloDecision:
         """All measurements together."""
@@ -75,9 +76,11 @@ class Probe:
     @property
     def p99_ms(self) -> float:
         """Over all measurements; infinite when it falls on a failure."""
-        latencies_ms = np.concatenate([run.latencies_ms for run in self.runs])
-        rank = math.ceil(P99 * len(latencies_ms)) - 1
-        return float(np.partition(latencies_ms, rank)[rank])
+        if self._p99_ms is None or self._p99_ms[0] != len(self.runs):
+            latencies_ms = np.concatenate([run.latencies_ms for run in self.runs])
+            rank = math.ceil(P99 * len(latencies_ms)) - 1
+            self._p99_ms = len(self.runs), float(np.partition(latencies_ms, rank)[rank])
+        return self._p99_ms[1]
 
 
 @dataclass(slots=True)

@@ -198,9 +198,13 @@ def order_statistics(count: int, quantile: float, *, confidence: float) -> Ranks
     from scipy.special import bdtr  # type: ignore[import-untyped]  # noqa: PLC0415
 
     tail = (1.0 - confidence) / 2.0
-    below = bdtr(np.arange(count + 1), count, quantile)
-    low = int(np.searchsorted(below, tail, side="right"))
-    high = int(np.searchsorted(below, 1.0 - tail, side="left")) + 1
+    # Further out the tails are below 1e-14; of a million requests only some thousand ranks are left.
+    reach = 8.0 * math.sqrt(count * quantile * (1.0 - quantile)) + 8.0
+    first = max(0, math.floor(count * quantile - reach))
+    last = min(count, math.ceil(count * quantile + reach))
+    below = bdtr(np.arange(first, last + 1), count, quantile)
+    low = first + int(np.searchsorted(below, tail, side="right"))
+    high = first + int(np.searchsorted(below, 1.0 - tail, side="left")) + 1
     return Ranks(low or None, high if high <= count else None)
 
 
