@@ -17,7 +17,8 @@ from enginegate.triton.client import TritonClient
 from enginegate.triton.live import live_addresses
 from enginegate.workspace import Workspace
 
-_ANSWER_S = 2.0
+# A port that is closed says so at once; a server that is busy takes its time.
+_ANSWER_S = 10.0
 
 LiveTarget = LiveRepository | Fleet | ObjectRepository
 

@@ -3,7 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -78,7 +78,13 @@ def latest_sample(home: Path, model: str) -> Path | None:
     """The newest sample of a model that was recorded from live traffic."""
     found = []
     for path in home.glob(f"{model}-*/{_INFO}"):
-        info = SampleInfo.read(path)
+        try:
+            info = SampleInfo.read(path)
+        except InputError:
+            if path.exists():
+                raise
+            # It expired meanwhile.
+            continue
         if info.model == model:
             found.append((info.recorded_at, path.parent))
     return max(found)[1] if found else None
@@ -132,9 +138,11 @@ def expire(home: Path, days: float, now: datetime) -> tuple[Path, ...]:
         if path.name.startswith(".") and not unfinished:
             continue
         limit = timedelta(days=min(days, _STALE_DAYS) if unfinished else days)
-        if now - _made(path) > limit:
-            _delete(path)
-            deleted.append(path)
+        # Another process may expire the same folder, and be first.
+        with suppress(FileNotFoundError):
+            if now - _made(path) > limit:
+                _delete(path)
+                deleted.append(path)
     return tuple(deleted)
 
 
@@ -148,8 +156,11 @@ def _made(path: Path) -> datetime:
 def _delete(path: Path) -> None:
     if path.is_symlink() or not path.is_dir():
         path.unlink()
-    else:
-        shutil.rmtree(path)
+        return
+    # Another process that deletes it too makes this one stumble; the rest must go all the same.
+    while path.exists():
+        with suppress(FileNotFoundError):
+            shutil.rmtree(path)
 
 
 def _check(path: Path, part: Part) -> None:

@@ -1,6 +1,6 @@
 """When requests are due: schedules in seconds from the start, each a function of its load alone.
 
-Not in scope: keeping to them (sending.py).
+And how nearly one was kept. Not in scope: keeping to it (sending.py).
 """
 
 import itertools
@@ -19,6 +19,7 @@ _BLOCK = 1024
 _BURST_S = 0.1
 _BURST_EVERY_S = 1.0
 _MIN_RECORDED = 2
+_PARTS = 4
 
 
 def arrivals(load: Load, recorded_s: Sequence[float] | None = None) -> Times:
@@ -34,6 +35,23 @@ def arrivals(load: Load, recorded_s: Sequence[float] | None = None) -> Times:
     if load.arrivals == "replay":
         return _until(load.duration_s, _replayed(load, _checked(recorded_s)))
     return _KINDS[load.arrivals](load)
+
+
+def achieved_share(due_s: NDArray[np.float64], sent_s: NDArray[np.float64]) -> float:
+    """Rate sent over rate asked for; 1 is perfect, also of fewer than two moments.
+
+    Between the least late request of the first quarter and that of the last: one late request at
+    either end says nothing about the rate.
+    """
+    if not len(due_s):
+        return 1.0
+    late_s, quarter = sent_s - due_s, max(1, len(due_s) // _PARTS)
+    first = int(np.argmin(late_s[:quarter]))
+    last = len(due_s) - quarter + int(np.argmin(late_s[-quarter:]))
+    asked_s = due_s[last] - due_s[first]
+    if asked_s <= 0.0:
+        return 1.0
+    return float(asked_s / max(sent_s[last] - sent_s[first], 1e-9))
 
 
 def poisson(load: Load) -> Times:

@@ -18,7 +18,7 @@ from enginegate.triton.vendor import channel_options, vendor
 from enginegate.triton.wire import fill_request, reply_of
 
 _LOAD_TIMEOUT_S = 120.0
-_COUNTED_WITHIN_S, _COUNTED_POLL_S = 0.5, 0.01
+_COUNTED_WITHIN_S, _STILL_WITHIN_S, _COUNTED_POLL_S = 5.0, 0.5, 0.01
 _REMEDIES = {
     "UNAVAILABLE": "Check that the server runs at this address (its log says why it stopped) and "
     "that this model version is ready in its index.",
@@ -173,16 +173,23 @@ class TritonClient:
         """What was counted since an earlier reading, once it holds that many answers.
 
         Triton answers a request before it counts it, and its batch after that: read at once, the
-        counters may miss the last ones. They are read until they hold them and stand still, for
-        half a second at most: a server with other clients never does.
+        counters may miss the last ones. They are read until they hold them, for five seconds at
+        most, and stand still, for half a second at most: a server with other clients never does.
+        Counters that went backwards have begun again; nothing is waited for.
         """
-        deadline = time.monotonic() + _COUNTED_WITHIN_S
+        deadline, complete, is_last = time.monotonic() + _COUNTED_WITHIN_S, False, False
         found = self.statistics(model, version) - since
-        while time.monotonic() < deadline:
+        while not is_last and found.requests >= 0:
             time.sleep(_COUNTED_POLL_S)
+            # Asked before reading: however long this process was held up, the last reading is new.
+            is_last = time.monotonic() > deadline
             earlier, found = found, self.statistics(model, version) - since
-            if found.requests >= answers and found == earlier and found.is_whole:
+            if found.requests < answers:
+                continue
+            if found == earlier and found.is_whole:
                 break
+            if not complete:
+                deadline, complete, is_last = time.monotonic() + _STILL_WITHIN_S, True, False
         return found
 
     def trace_settings(self, model: str = "") -> dict[str, tuple[str, ...]]:

@@ -21,6 +21,7 @@ from enginegate.evidence import Outcome
 from enginegate.measurement import ClosedLoad, Driver, Generator, Load
 from enginegate.serving import ServingConfig, ServingOptions
 from enginegate.triton import perf_analyzer
+from enginegate.triton.answers import Statistics
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
 from enginegate.triton.measure import Beside, Sampled, measure, skipped_s
@@ -175,7 +176,11 @@ class Bench:
         """
         deployment, name = self.deployment, self.deployment.model.name
         cold_start_s = deployment.serve(config, self.options)
-        before = deployment.client.statistics(name)
+        if cold_start_s is None:
+            before = deployment.client.statistics(name)
+        else:
+            # The load began them anew; the answer that proved it may not be counted yet.
+            before = deployment.client.counted(name, Statistics(), answers=1)
         with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
             result = self._send(load, ends)
         if result.failed:

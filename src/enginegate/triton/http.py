@@ -9,7 +9,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -22,6 +22,7 @@ _OPEN_FIRST = 8
 _MOST = 256
 _LENGTH = b"content-length"
 _HEADER_LENGTH = b"inference-header-content-length"
+_CONNECTION = b"connection"
 # As Triton maps its own status codes, the other way round.
 _STATUS = {
     400: "INVALID_ARGUMENT",
@@ -158,24 +159,35 @@ class HttpAsker:
         reader, writer = self._used() or await self._open()
         try:
             writer.write(request)
-            status, body = await _read(reader)
+            status, body, stays = await _read(reader)
         except BaseException:
             # Half an answer may still come: this connection is of no more use.
             writer.close()
             raise
-        self._idle.append((reader, writer))
+        if stays:
+            self._idle.append((reader, writer))
+        else:
+            writer.close()
         if status != 200:  # noqa: PLR2004 - HTTP's OK
             return Answer(_STATUS.get(status, f"HTTP_{status}"), "", None)
         return Answer("", str(body.head["model_version"]), body, http_reply)
 
 
-async def _read(reader: asyncio.StreamReader) -> tuple[int, Body]:
+class _Answered(NamedTuple):
+    status: int
+    body: Body
+    stays: bool
+
+
+async def _read(reader: asyncio.StreamReader) -> _Answered:
     lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
     fields = dict(line.lower().split(b":", 1) for line in lines[1:] if line)
     length = int(fields[_LENGTH])
     content = await reader.readexactly(length)
+    # A server that says so closes after this answer, maybe a moment from now.
+    stays = fields.get(_CONNECTION, b"").strip() != b"close"
     status = int(lines[0].split(b" ", 2)[1])
     if status != 200:  # noqa: PLR2004 - HTTP's OK
-        return status, Body({}, content)
+        return _Answered(status, Body({}, content), stays)
     end = int(fields.get(_HEADER_LENGTH, length))
-    return status, Body(json.loads(content[:end]), content[end:])
+    return _Answered(status, Body(json.loads(content[:end]), content[end:]), stays)

@@ -5,7 +5,7 @@ Triton ignores it, so that every command run beside it finds it.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from enginegate.canonical import Record
@@ -19,7 +19,8 @@ from enginegate.triton.server import Server, ServerOptions, start
 from enginegate.workspace import Workspace
 
 _STATE = ".enginegate-server.json"
-_ANSWER_S = 2.0
+# A port that is closed says so at once; a server that is busy takes its time.
+_ANSWER_S = 10.0
 
 
 class LiveAddresses(Record):
@@ -75,4 +76,7 @@ def live_server(
         try:
             yield server
         finally:
-            state.unlink(missing_ok=True)
+            # By now it may be of another server, that was started on this repository later.
+            with suppress(InputError):
+                if LiveAddresses.read(state) == addresses:
+                    state.unlink(missing_ok=True)

@@ -42,6 +42,10 @@ class Probe(Record):
     slowest_ms: NonNegativeFloat | None
     versions: tuple[str, ...] = Field(description="that answered")
 
+    def answered_by(self, version: int) -> int:
+        """The least that this version has answered of them; not known when others answered too."""
+        return self.sent - self.failed if self.versions == (str(version),) else 0
+
 
 class Reading(Record):
     """What one look saw of one version. The probe's own requests are in every server count."""
@@ -136,7 +140,9 @@ def read_look(
         before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
         probe = prober.send(addresses.grpc, model, look_s)
         prober.wait(started + look_s)
-        counted = client.statistics(model, str(version)) - before
+        counted = client.counted(
+            model, before, answers=probe.answered_by(version), version=str(version)
+        )
     late = _Scrape.of(addresses)
     if counted.requests < 0 or counted.failures < 0:
         raise ServerError(

@@ -198,7 +198,7 @@ def order_statistics(count: int, quantile: float, *, confidence: float) -> Ranks
     from scipy.special import bdtr  # type: ignore[import-untyped]  # noqa: PLC0415
 
     tail = (1.0 - confidence) / 2.0
-    # Further out the tails are below 1e-14; of a million requests only some thousand ranks are left.
+    # Further out the tails are below 1e-14; of a million requests some thousand ranks are left.
     reach = 8.0 * math.sqrt(count * quantile * (1.0 - quantile)) + 8.0
     first = max(0, math.floor(count * quantile - reach))
     last = min(count, math.ceil(count * quantile + reach))

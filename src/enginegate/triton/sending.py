@@ -82,10 +82,12 @@ class Course:
     Attributes:
         start_s: what the clock shows when the run's time is 0.
         stop_s: nothing that is due from then on is sent; may be moved while the run goes on.
+        cpu_s: this process's processor time when the run began; connecting is no part of it.
     """
 
     start_s: float = 0.0
     stop_s: float = math.inf
+    cpu_s: float = 0.0
 
     def begin(self) -> None:
         """Called once the connection stands; sets the start."""
@@ -105,10 +107,10 @@ def send(errand: Errand, transcript: Transcript, course: Course) -> Sent:
     Raises:
         ServerError: no connection could be made.
     """
-    cpu_s = time.process_time()
     with own_loop(errand.protocol) as runner:
         runner.run(drive(errand, errand.due(), transcript, course))
-    cpu_share = (time.process_time() - cpu_s) / course.now_s()
+    # A run without a request is over before its start, which lies a moment ahead.
+    cpu_share = (time.process_time() - course.cpu_s) / max(course.now_s(), _LEAD_S)
     return transcript.sent(stop_s=course.stop_s, cpu_share=cpu_share)
 
 
@@ -127,6 +129,7 @@ async def drive(errand: Errand, due: Times, transcript: Transcript, course: Cour
                 f"{'HTTP' if errand.protocol == 'http' else 'gRPC'} address."
             )
         course.begin()
+        course.cpu_s = time.process_time()
         run = _Run(errand, asker, transcript, course, errand.order())
         async with asyncio.TaskGroup() as group:
             looking = group.create_task(_look(transcript, course))

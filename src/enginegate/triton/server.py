@@ -23,6 +23,8 @@ _KILL_AFTER_S = 5.0
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the system's, not a temporary file of ours
 _TAIL_LINES = 25
 _TAIL_BYTES = 20_000
+# As Triton says it of each of its three ports.
+_TAKEN = b"already in use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,7 @@ class Server:
         Raises:
             ServerError: it does not; shows the end of its log.
         """
-        with self.client(timeout_s=5.0) as client:
+        with self.client() as client:
             if client.live():
                 return
         raise ServerError(
@@ -127,9 +129,11 @@ def start(
             try:
                 server = run.wait(process, ports)
             except ServerError:
-                if process.status() is None or ports.all_free() or attempt + 1 == _ATTEMPTS:
+                if process.status() is None or attempt + 1 == _ATTEMPTS:
                     raise
-                # Somebody took a port between our look and the server's: others are free.
+                # Somebody took a port between our look and the server's, and may have left it.
+                if ports.all_free() and _TAKEN not in run.log.read_bytes():
+                    raise
                 continue
             yield server
             return
@@ -198,7 +202,7 @@ class _Run:
     def wait(self, process: Kept, ports: Ports) -> Server:
         deadline = time.monotonic() + self.options.ready_timeout_s
         grpc = f"{LOOPBACK}:{ports.grpc}"
-        with TritonClient(grpc, timeout_s=5.0) as client:
+        with TritonClient(grpc) as client:
             # Another server may hold the port that was free a moment ago: ours names itself.
             while not (_listen(ports) and client.ready() and self._is_ours(client)):
                 self._check_starting(process, deadline)

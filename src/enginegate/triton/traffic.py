@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import InputError
 from enginegate.measurement import ClosedLoad, Generator, Load, Protocol, SharedMemory
+from enginegate.triton.arrivals import achieved_share
 from enginegate.triton.asker import prepare
 from enginegate.triton.http import http_request
 from enginegate.triton.order import batches, shuffled
@@ -202,10 +203,8 @@ class LoadResult:
 
     @property
     def achieved_share(self) -> float:
-        """Rate sent over rate asked for, between the first and the last request; 1 is perfect."""
-        if len(self.due_s) < 2:  # noqa: PLR2004 - two points make a span
-            return 1.0
-        return float(np.ptp(self.due_s) / max(np.ptp(self.sent_s), 1e-9))
+        """Rate sent over rate asked for; 1 is perfect."""
+        return achieved_share(self.due_s, self.sent_s)
 
 
 def run_load(

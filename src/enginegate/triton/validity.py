@@ -59,7 +59,7 @@ class Limits:
 
 
 def achieved_share(result: LoadResult) -> float | None:
-    """Rate sent over rate asked for, between the first and the last request; None: closed loop."""
+    """Rate sent over rate asked for; None: closed loop."""
     return None if isinstance(result.load, ClosedLoad) else result.achieved_share
 
 

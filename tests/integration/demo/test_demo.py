@@ -20,7 +20,7 @@ _SMALLER = {
     "p99_ms": "p99_ms = 2000",
     "confirmations": "confirmations = 1",
     "confirm_requests": "confirm_requests = 300",
-    "tensorrt": 'tensorrt = ["fp16", "int8"]',
+    "tensorrt": 'tensorrt = ["fp16"]',
 }
 
 

@@ -4,7 +4,8 @@ import signal
 import stat
 import subprocess
 import sys
-import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import numpy as np
@@ -16,6 +17,7 @@ from enginegate.recording import Shadow
 from enginegate.shadow import expire, latest_sample, notes_in, read_sample, record_live
 from enginegate.triton.arrivals import poisson
 from enginegate.triton.server import connect
+from enginegate.triton.steady import SteadyTraffic
 from enginegate.triton.traffic import Traffic, run_load
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("shadow")]
@@ -29,46 +31,60 @@ def home(tmp_path):
 
 
 @pytest.fixture
-def visitors(server, scale):
-    """Send a steady load from another thread while a test records."""
+def sent():
+    """Fifty single requests, each with its own values."""
     source = np.random.default_rng(0)
-    sent = [{"x": source.normal(size=(1, 4)).astype(np.float32)} for _ in range(50)]
-    threads = []
-
-    def visit(load):
-        thread = threading.Thread(
-            target=run_load, args=(server.grpc, Traffic.of(scale, sent), load)
-        )
-        thread.start()
-        threads.append(thread)
-        return sent
-
-    yield visit
-    for thread in threads:
-        thread.join()
+    return [{"x": source.normal(size=(1, 4)).astype(np.float32)} for _ in range(50)]
 
 
-def test_live_requests_become_a_sample(server, scale, home, visitors, caplog):
+@pytest.fixture
+def visitors(server, scale, sent):
+    """Makes a steady load that lasts for a block, however long that takes."""
+    traffic = Traffic.of(scale, sent)
+    return lambda rate_per_s: SteadyTraffic(server.grpc, traffic, rate_per_s=rate_per_s)
+
+
+def _wait(condition):
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.02)
+
+
+def _is_traced(client, model):
+    return client.trace_settings(model)["trace_level"] != ("OFF",)
+
+
+def _visit(server, model, sent, load):
+    """Send a whole load once the model's requests are recorded."""
+    with server.client() as client:
+        _wait(lambda: _is_traced(client, model))
+    run_load(server.grpc, Traffic.of(model, sent), load)
+
+
+def test_live_requests_become_a_sample(server, scale, home, sent, caplog):
     """Inputs, outputs, versions, stages and arrival times of live requests are kept, privately."""
     caplog.set_level(logging.DEBUG)
     load = Load(rate_per_s=100, duration_s=1.5, seed=3)
-    sent = visitors(load)
+    due = np.fromiter(poisson(load), float)
+    every = Shadow(trace_rate=1, max_samples=len(due))
 
-    path, info = record_live(connect(server.grpc), scale, EVERY, home=home, duration_s=2.0)
+    with ThreadPoolExecutor(1) as visitor:
+        visit = visitor.submit(_visit, server, scale, sent, load)
+        path, info = record_live(connect(server.grpc), scale, every, home=home, duration_s=60.0)
+    visit.result()
     sample = read_sample(path)
 
-    due = np.fromiter(poisson(load), float)
     assert path == latest_sample(home, scale)
     assert (info.lost, info.one_in, info.capped) == (0, 1, False)
-    assert len(due) - 40 <= info.requests <= len(due)
+    assert info.requests == len(due)
     assert info.model_versions == {1: info.rows}
     expected = np.concatenate([sent[int(name)]["x"] for name in sample.request_ids])
     np.testing.assert_allclose(sample.data.inputs["x"], expected, rtol=1e-5)
     np.testing.assert_allclose(sample.outputs["y"], 2 * expected, rtol=1e-5)
     assert all((spent > 0).all() for spent in sample.stages_us.values())
-    recorded = sample.arrivals_s - sample.arrivals_s[-1]
-    planned = due[-len(recorded) :] - due[-1]
-    assert np.median(np.abs(recorded - planned)) < 0.05
+    late = sample.arrivals_s - due
+    assert np.median(np.abs(late - np.median(late))) < 0.05
     modes = {stat.S_IMODE(place.stat().st_mode) for place in path.iterdir()}
     assert modes == {0o600}
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(home.stat().st_mode) == 0o700
@@ -78,23 +94,24 @@ def test_live_requests_become_a_sample(server, scale, home, visitors, caplog):
 
 def test_the_limit_on_requests_ends_it(server, scale, home, visitors):
     """Recording stops as soon as there are enough requests, long before the time is over."""
-    visitors(Load(rate_per_s=200, duration_s=1.0, seed=4))
+    wanted = Shadow(trace_rate=2, max_samples=20)
 
-    path, info = record_live(
-        server, scale, Shadow(trace_rate=2, max_samples=20), home=home, duration_s=60.0
-    )
+    with visitors(200):
+        path, info = record_live(server, scale, wanted, home=home, duration_s=60.0)
 
     assert info.requests == 20
     assert info.one_in == 2
-    assert read_sample(path).offered_s[-1] < 0.2
+    sample = read_sample(path)
+    assert sample.arrivals_s[-1] < 30.0
+    assert sample.offered_s[-1] == pytest.approx(sample.arrivals_s[-1] / 2)
 
 
 def test_redacted_inputs_never_reach_the_disk(server, scale, home, visitors):
     """Dropped inputs are gone, and Triton's own files are deleted at the end."""
-    visitors(Load(rate_per_s=100, duration_s=1.0, seed=5))
     wanted = EVERY.model_copy(update={"hash": ("x", "request_id"), "max_samples": 30})
 
-    path, info = record_live(server, scale, wanted, home=home, duration_s=60.0)
+    with visitors(100):
+        path, info = record_live(server, scale, wanted, home=home, duration_s=60.0)
 
     assert info.withheld == ("x",)
     assert read_sample(path).data.inputs == {}
@@ -130,15 +147,12 @@ record_live(
 
 def test_a_killed_recording_is_undone_by_the_next_one(server, scale, home, visitors):
     """After SIGKILL the next recording finds clean settings and none of the old requests."""
-    visitors(Load(rate_per_s=100, duration_s=4.0, seed=6))
     process = subprocess.Popen(
         [sys.executable, "-c", _RECORD, server.grpc, str(home)], stdout=subprocess.PIPE
     )
-    with server.client() as client, process:
-        while client.trace_settings(scale)["trace_level"] == ("OFF",):
-            assert process.poll() is None
-        while not list(server.trace_file.parent.iterdir()):
-            assert process.poll() is None
+    with server.client() as client, process, visitors(100):
+        _wait(lambda: _is_traced(client, scale) or process.poll() is not None)
+        _wait(lambda: list(server.trace_file.parent.iterdir()) or process.poll() is not None)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
         left_on = client.trace_settings(scale)["trace_level"]

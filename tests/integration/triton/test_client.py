@@ -1,8 +1,11 @@
+import time
+
 import numpy as np
 import pytest
 
 from enginegate.errors import ServerError
 from enginegate.serving import ServingConfig
+from enginegate.triton.answers import Statistics
 from enginegate.triton.client import TritonClient
 from enginegate.triton.deploy import deployed
 
@@ -36,7 +39,7 @@ def test_index_and_readiness_tell_what_serves(client):
 @pytest.mark.usefixtures("scale")
 def test_statistics_count_requests_samples_and_stages(client):
     """The difference of two readings counts what was sent between them."""
-    before = client.statistics("scale")
+    before = client.counted("scale", Statistics(), answers=1)
 
     for _ in range(5):
         client.infer("scale", {"x": np.zeros((2, 4), np.float32)})
@@ -114,10 +117,13 @@ def test_a_load_past_its_deadline_says_that_it_may_still_come(server, client, sc
     config = slow.config(ServingConfig(max_batch_size=2, max_queue_delay_us=0, instances=1))
 
     with deployed(server, slow):
+        assert client.ready()
         with pytest.raises(ServerError, match="a deadline does not stop a load"):
             client.load("slow_load", config, timeout_s=0.3)
+        deadline = time.monotonic() + 60.0
         while not client.model_ready("slow_load"):
-            pass
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 def test_a_model_that_fails_to_load_gives_its_reason(server, client, scale_model):

@@ -8,6 +8,7 @@ from enginegate.errors import ModelError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.measurement import ClosedLoad, Generator, Load
 from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.triton.answers import Statistics
 from enginegate.triton.config import config_text, read_config
 from enginegate.triton.deploy import Bench, deployed
 from enginegate.triton.measure import sampled_of
@@ -94,7 +95,7 @@ def test_options_are_served_and_refusals_counted(server, client, scale_model, sa
 
 def test_loading_the_same_configuration_again_does_nothing(scale, client):
     """Asking for what is already in force does not reload: the counters go on."""
-    began = client.statistics("scale")
+    began = client.counted("scale", Statistics(), answers=1)
     client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
     client.counted("scale", began, answers=1)
 

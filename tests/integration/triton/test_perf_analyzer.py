@@ -42,12 +42,12 @@ def summary(result):
 
 @needs_program
 def test_both_drivers_measure_the_same(server, scale_model, samples):
-    """p50, p99 and throughput within 10 %; on a busy machine once more."""
+    """p50, p99 and throughput within 10 %; on a busy machine in one try of five."""
     load = Load(rate_per_s=20, duration_s=2.5, seed=5)
     with deployed(server, scale_model("compared", sleep_ms=25)) as deployment:
         deployment.serve(ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1))
         traffic = Traffic.of("compared", samples)
-        for _ in range(2):
+        for _ in range(5):
             ours = summary(run_load(server.grpc, traffic, load))
             theirs = summary(perf_analyzer.run(server.grpc, traffic, load))
             if np.allclose(theirs, ours, rtol=0.1):

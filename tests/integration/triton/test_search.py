@@ -20,7 +20,7 @@ def test_the_batching_configuration_wins(server, scale_model, samples, tmp_path)
         min_rate_per_s=40,
         max_rate_per_s=250,
         measurement_s=1.5,
-        budget_s=60.0,
+        budget_s=300.0,
     )
     slo = Slo(
         p99_ms=300.0,

@@ -16,6 +16,7 @@ from enginegate.measurement import Load
 from enginegate.serving import ServingConfig
 from enginegate.triton.deploy import Bench, deployed
 from enginegate.triton.ports import Ports
+from enginegate.triton.sequential import Sequential
 from enginegate.triton.server import ServerOptions, connect, start
 from enginegate.triton.traffic import Traffic
 
@@ -36,7 +37,7 @@ def _processes_below(pid):
     return found
 
 
-def _gone(pid, within_s=10.0):
+def _gone(pid, within_s=30.0):
     deadline = time.monotonic() + within_s
     while _processes_below(pid):
         if time.monotonic() > deadline:
@@ -50,6 +51,18 @@ def _start(install, folder, **options):
     repository.mkdir(exist_ok=True)
     chosen = ServerOptions(exit_timeout_s=1, **options)
     return start(install, repository, folder=folder, options=chosen)
+
+
+def _crash_once_asked(server, model, client):
+    """Crash a server once it has answered five more requests, from another thread."""
+    began, deadline = client.statistics(model).requests, time.monotonic() + 60.0
+
+    def crash():
+        while client.statistics(model).requests < began + 5 and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(server.pid, signal.SIGSEGV)
+
+    threading.Thread(target=crash).start()
 
 
 def test_a_server_tells_its_version_and_is_alive(server):
@@ -119,7 +132,7 @@ def test_an_exception_ends_the_server_also_from_another_thread(install, tmp_path
     with pytest.raises(KeyboardInterrupt), stack:
         raise KeyboardInterrupt
 
-    assert _gone(entered[0].pid, within_s=0.5)
+    assert _gone(entered[0].pid, within_s=5.0)
     with pytest.raises(ServerError, match="does not answer"):
         entered[0].check_alive()
 
@@ -149,7 +162,9 @@ def test_killing_the_owner_ends_the_server(install, tmp_path):
 def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, samples):
     """A server that dies under load is an error with its log, and its helpers are gone too."""
     serving = ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1)
-    load = Load(rate_per_s=50, duration_s=1.0, seed=1)
+    load = Load(rate_per_s=50, duration_s=0.4, seed=1)
+    # It ends once enough requests have failed; until then a slow machine has time to crash.
+    longer = Load(rate_per_s=100, duration_s=6.0, seed=1)
 
     with _start(install, tmp_path) as doomed, deployed(doomed, scale_model("doomed")) as model:
         shared = model.client.metadata().name
@@ -157,10 +172,10 @@ def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, sa
         assert bench.measure(serving, load).measurement.failed == 0
         assert len(_processes_below(doomed.pid)) > 1
         assert list(SHARED_MEMORY.glob(f"{shared}*"))
-        threading.Timer(0.4, os.kill, (doomed.pid, signal.SIGSEGV)).start()
+        _crash_once_asked(doomed, "doomed", model.client)
 
         with pytest.raises(ServerError, match=r"(?s)does not answer.*Signal \(11\)"):
-            bench.measure(serving, load)
+            bench.measure(serving, longer, ends=Sequential(0.99))
 
         assert _gone(doomed.pid)
     assert not list(SHARED_MEMORY.glob(f"{shared}*"))

@@ -23,15 +23,17 @@ PLAIN = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 def test_the_offered_rate(server):
     """At 500/s against a model that does nothing the rate is met within 1 %.
 
-    By a line through all sends: one late send moves it by little, a wrong rate by what it is wrong.
+    By the least late send of the first and of the last quarter: a stall makes some sends late, a
+    wrong rate makes all of them later and later.
     """
     with deployed(server, do_nothing("nothing")) as deployment:
         deployment.serve(PLAIN)
         traffic = Traffic.of("nothing", [{"x": np.zeros((1, 64), np.uint8)}])
         result = run_load(server.grpc, traffic, Load(rate_per_s=500, duration_s=1.2, seed=7))
 
-    took, _ = np.polyfit(result.due_s, result.sent_s, 1)
-    assert abs(took - 1) < 0.01
+    late_s, quarter = result.late_s, len(result.late_s) // 4
+    grown_s = late_s[-quarter:].min() - late_s[:quarter].min()
+    assert abs(grown_s) < 0.01 * np.ptp(result.due_s)
     assert abs(len(result.due_s) / 600 - 1) < 4 / np.sqrt(600)
     assert (result.failed, result.errors, result.lasted_s) == (0, {}, 1.2)
 
@@ -138,7 +140,7 @@ def test_recorded_gaps_are_sent(server, samples):
     gaps_s = itertools.chain(np.diff(recorded), [0.33 / 5])
     turn = np.array(sorted(gaps_s))
     assert np.allclose(np.sort(np.diff(result.due_s)[:6]), turn)
-    assert np.abs(np.diff(result.sent_s) - np.diff(result.due_s)).max() < 0.1
+    assert np.median(np.abs(np.diff(result.sent_s) - np.diff(result.due_s))) < 0.02
 
 
 @pytest.mark.usefixtures("scale")

@@ -74,7 +74,7 @@ def test_nothing_is_left_running(server, client, traffic, by):
     with subprocess.Popen(
         [sys.executable, "-c", LONG, server.grpc], stderr=subprocess.DEVNULL
     ) as load:
-        _wait(lambda: client.statistics("scale").requests > sent + 5)
+        _wait(lambda: client.statistics("scale").requests > sent + 5, 120.0)
         workers = _workers(load.pid)
         shared = _regions() - regions
 
@@ -104,7 +104,7 @@ def test_a_sending_process_that_dies_is_an_error(server, client, traffic):
 
     thread = threading.Thread(target=load)
     thread.start()
-    _wait(lambda: client.statistics("scale").requests > sent + 5)
+    _wait(lambda: client.statistics("scale").requests > sent + 5, 120.0)
     workers = _workers(os.getpid())
 
     os.kill(min(workers), signal.SIGKILL)

@@ -1,4 +1,5 @@
 import os
+import shutil
 import stat
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -9,7 +10,7 @@ import pytest
 from enginegate.errors import DataError, InputError
 from enginegate.shadow import expire, is_sample, latest_sample, read_sample, sample_info
 from enginegate.shadow.privacy import Preparation
-from enginegate.shadow.sample import Origin
+from enginegate.shadow.sample import Origin, SampleInfo
 from enginegate.shadow.store import new_sample
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -164,6 +165,26 @@ def test_the_newest_sample_of_a_model(home, kept, block_of):
     assert latest_sample(home, "nobody") is None
 
 
+@pytest.fixture
+def other_process(monkeypatch):
+    """Another process that expires the same folder: a sample vanishes just before it is read."""
+    read = SampleInfo.read
+
+    def late(path):
+        shutil.rmtree(path.parent)
+        return read(path)
+
+    monkeypatch.setattr(SampleInfo, "read", late)
+
+
+@pytest.mark.usefixtures("other_process")
+def test_a_sample_that_vanishes_is_no_newest(home, kept, block_of):
+    """Whoever expires samples meanwhile does not make the search for the newest fail."""
+    kept(block_of(), name="m-1", when=NOW)
+
+    assert latest_sample(home, "m") is None
+
+
 class TestExpire:
     def test_old_samples_go(self, home, kept, block_of):
         """What is older than the limit is deleted, by the time it was recorded."""
@@ -194,6 +215,29 @@ class TestExpire:
             os.utime(folder, (NOW.timestamp() - days * 86400,) * 2)
 
         assert expire(home, 30, NOW) == (stale,)
+
+    @pytest.mark.usefixtures("other_process")
+    def test_another_process_may_be_first(self, home, kept, block_of):
+        """A sample that vanishes while it is looked at was deleted by somebody else."""
+        kept(block_of(), when=NOW - timedelta(days=31))
+
+        assert expire(home, 30, NOW) == ()
+
+    def test_what_another_process_deletes_too_goes_whole(self, home, kept, block_of, monkeypatch):
+        """A file that is gone already does not keep the others of its sample."""
+        old, unlink, first = kept(block_of(), when=NOW - timedelta(days=31)), os.unlink, []
+
+        def late(path, **where):
+            unlink(path, **where)
+            if not first:
+                first.append(path)
+                raise FileNotFoundError(path)
+
+        monkeypatch.setattr(os, "unlink", late)
+
+        assert expire(home, 30, NOW) == (old,)
+        assert first
+        assert not old.exists()
 
     def test_nothing_to_do(self, tmp_path):
         """A folder that is not there has nothing to delete."""

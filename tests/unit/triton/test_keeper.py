@@ -14,7 +14,10 @@ from enginegate.errors import ServerError
 from enginegate.triton.keeper import kept
 from enginegate.triton.ports import Ports
 
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('here', flush=True); time.sleep(60)"
+)
 
 
 def _alive(pid):
@@ -36,13 +39,20 @@ def _python(code, log, grace_s=1.0):
     return kept([sys.executable, "-c", code], log=log, environment={}, grace_s=grace_s)
 
 
+def _wait_for_it(log):
+    """Wait until the command has said that it is there."""
+    deadline = time.monotonic() + 60.0
+    while "here" not in (log.read_text() if log.exists() else ""):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
 def test_it_ends_with_the_block_and_the_log_stays(tmp_path):
     """The command runs during the block only; what it printed is in the log, for its owner."""
     log = tmp_path / "log"
 
     with _python("import time; print('here', flush=True); time.sleep(60)", log) as process:
-        while "here" not in (log.read_text() if log.exists() else ""):
-            time.sleep(0.02)
+        _wait_for_it(log)
         assert process.status() is None
 
     assert not _alive(process.pid)
@@ -51,8 +61,10 @@ def test_it_ends_with_the_block_and_the_log_stays(tmp_path):
 
 def test_one_that_ignores_sigterm_is_killed(tmp_path):
     """After the grace period SIGKILL ends what did not end by itself."""
-    with _python(STUBBORN, tmp_path / "log", grace_s=0.3) as process:
-        time.sleep(0.3)
+    log = tmp_path / "log"
+
+    with _python(STUBBORN, log, grace_s=0.3) as process:
+        _wait_for_it(log)
 
     assert not _alive(process.pid)
     assert process.status() == 128 + signal.SIGKILL

@@ -1,9 +1,14 @@
-"""What a look takes from Triton's metrics."""
+"""What a look takes from Triton's counters and metrics."""
 
 import socket
+from types import SimpleNamespace
 
+import pytest
+
+from enginegate.triton.answers import Statistics
+from enginegate.triton.client import TritonClient
 from enginegate.triton.live import LiveAddresses
-from enginegate.triton.look import _Gauges, _Scrape
+from enginegate.triton.look import Probe, _Gauges, _Scrape, read_look
 from enginegate.triton.metrics import Metrics
 
 _TEXT = """
@@ -41,3 +46,36 @@ def test_metrics_that_are_named_and_do_not_answer_are_told_from_none():
     found = _Gauges.of(scraped(rejected=0, canceled=0, other=0), unread, "digits", 2)
     assert "did not answer" in found.unread
     assert (found.failed, found.pending) == (0, None)
+
+
+@pytest.fixture
+def slow_counters(monkeypatch):
+    """A server that counts one more answer at each reading after the first."""
+    readings = iter(range(1000))
+
+    def statistics(*_):
+        count = min(next(readings), 4)
+        return Statistics(requests=count, inferences=count, batches={1: count})
+
+    monkeypatch.setattr(TritonClient, "statistics", statistics)
+
+
+def probe(**changes):
+    told = {"sent": 5, "failed": 1, "over": 1, "median_ms": 1, "slowest_ms": 1, "versions": ("2",)}
+    return Probe(**{**told, **changes})
+
+
+@pytest.mark.usefixtures("slow_counters")
+def test_answers_that_are_counted_late_are_in_the_look_that_got_them():
+    """They must not be missing in this look, nor be taken for live requests in the next."""
+    prober = SimpleNamespace(send=lambda *_: probe(), wait=lambda _: None)
+
+    found = read_look(LiveAddresses(grpc="127.0.0.1:1"), "m", 2, look_s=0.0, prober=prober)
+
+    assert (found.answered, found.live) == (4, 0)
+
+
+def test_what_another_version_answered_is_not_waited_for():
+    """Its answers are not in the counters of the version that is looked at."""
+    assert probe().answered_by(2) == 4
+    assert probe().answered_by(1) == probe(versions=("1", "2")).answered_by(2) == 0

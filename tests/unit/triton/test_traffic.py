@@ -62,23 +62,45 @@ def test_as_many_processes_as_rate_and_cores_allow(load, cores, processes, monke
     assert Sending(processes=5).processes_for(load) == 5
 
 
-def test_the_rate_that_was_reached():
-    """Sent over asked for, whatever the absolute delay of all requests."""
-    due_s = np.arange(100) / 100
-    result = LoadResult(
+def _result(due_s, sent_s):
+    return LoadResult(
         load=_load(),
         due_s=due_s,
-        sent_s=1.25 * due_s + 0.5,
-        latency_s=np.full(100, 0.1),
-        samples=np.zeros(100, np.int64),
-        versions=np.full(100, "1"),
+        sent_s=sent_s,
+        latency_s=np.full(len(due_s), 0.1),
+        samples=np.zeros(len(due_s), np.int64),
+        versions=np.full(len(due_s), "1"),
         errors={},
         cpu_share=0.5,
         lasted_s=1.0,
     )
 
+
+@pytest.mark.parametrize("sends", [2, 3, 7, 100])
+def test_the_rate_that_was_reached(sends):
+    """Sent over asked for, whatever the absolute delay of all requests."""
+    due_s = np.arange(sends) / sends
+
+    result = _result(due_s, 1.25 * due_s + 0.5)
+
     assert result.achieved_share == pytest.approx(0.8)
     assert result.late_s[0] == 0.5
+
+
+@pytest.mark.parametrize("late", [slice(0, 5), slice(40, 50), slice(95, 100)], ids=str)
+def test_a_stall_is_no_slow_rate(late):
+    """A few late requests, be they the first or the last, leave the rate as it was."""
+    due_s = np.arange(100) / 100
+    sent_s = due_s + 0.001
+    sent_s[late] += 0.1
+
+    assert _result(due_s, sent_s).achieved_share == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("due_s", [[], [0.5], [0.5, 0.5]], ids=len)
+def test_without_a_span_there_is_no_rate_to_miss(due_s):
+    """Nothing, or everything at once, is as asked for."""
+    assert _result(np.array(due_s), np.array(due_s) + 0.1).achieved_share == 1.0
 
 
 def test_requests_from_data_carry_ids_and_one_sample():
