@@ -1,19 +1,26 @@
 """Answering suspended promotions from outside the Prefect UI."""
 
-from prefect.client.orchestration import get_client
+import logging
+import time
+
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterState,
     FlowRunFilterStateName,
 )
-from prefect.exceptions import FlowPauseTimeout, NotPausedError
-from prefect.flow_runs import resume_flow_run
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import SetStateStatus
 
 from enginegate.decision import Decision
 
 _WAITING = FlowRunFilter(
     state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended", "Paused"]))
 )
+# Prefect's words while a run is suspended and its form is not saved yet.
+_NO_FORM_YET = "Run input schema not found."
+_FORM_S, _POLL_S = 10.0, 0.2
+_log = logging.getLogger("enginegate.answer")
 
 
 def answer_suspended(decision: Decision) -> tuple[str, ...]:
@@ -22,20 +29,35 @@ def answer_suspended(decision: Decision) -> tuple[str, ...]:
     The decision is in the workspace already, and the resumed flow reads it there; the form is
     filled in as well, so that the Prefect UI shows who answered.
     """
+    form = {
+        "decision": decision.answer,
+        "approver": decision.approver,
+        "reason": decision.reason,
+        "accept_inconclusive": str(decision.candidate or ""),
+    }
     answered = []
     with get_client(sync_client=True) as client:
         for run in client.read_flow_runs(flow_run_filter=_WAITING):
             wanted = str(run.parameters.get("scorecard", ""))
-            if wanted and decision.scorecard_sha256.startswith(wanted):
-                form = {
-                    "decision": decision.answer,
-                    "approver": decision.approver,
-                    "reason": decision.reason,
-                    "accept_inconclusive": str(decision.candidate or ""),
-                }
-                try:
-                    resume_flow_run(run.id, run_input=form)
-                except (NotPausedError, FlowPauseTimeout):
-                    continue  # it was answered, or its time was over, in this very moment
+            if wanted and decision.scorecard_sha256.startswith(wanted) and _took(client, run, form):
                 answered.append(str(run.name))
     return tuple(answered)
+
+
+def _took(client: SyncPrefectClient, run: FlowRun, form: dict[str, str]) -> bool:
+    """Whether the run goes on with this form; not if it was answered, or is over, by now.
+
+    Prefect's own `resume_flow_run` raises nothing when a run ends just before it is resumed.
+    """
+    end_s = time.monotonic() + _FORM_S
+    while True:
+        response = client.resume_flow_run(run.id, run_input=form)
+        if response.status is not SetStateStatus.REJECT:
+            return response.status is SetStateStatus.ACCEPT
+        if response.state is not None and response.state.is_failed():
+            return False  # its time was over
+        why = getattr(response.details, "reason", "")
+        if why != _NO_FORM_YET or time.monotonic() > end_s:
+            _log.warning("the suspended run %s did not take the answer: %s", run.name, why)
+            return False
+        time.sleep(_POLL_S)

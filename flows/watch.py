@@ -95,8 +95,7 @@ def _looks(rules: Policy, run_s: float) -> Iterator[Look]:
     end_s = time.monotonic() + run_s
     while (release := live_release(rules)) is not None:
         look = take_look(rules, release, compare_live(rules, release))
-        look = _acted(rules, release, look)
-        keep_look(release, look)
+        look = keep_look(release, _acted(rules, release, look))
         yield look
         stops = look.outcome in {Outcome.FAILED, Outcome.ERRORED}
         if stops or not look.intensive or time.monotonic() + rules.watch.look_s > end_s:

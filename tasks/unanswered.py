@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
+from uuid import UUID
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -75,10 +76,12 @@ def _refusals(client: SyncPrefectClient, rules: Policy, events: Sequence[Event])
     known = {event.operation for event in events}
     is_under = cache(lambda policy: _is_same(policy, rules))
     for run in _expired(client):
-        if _operation(run) in known or not is_under(str(run.parameters.get("policy", ""))):
+        if _operation(run.state_id) in known or not is_under(_policy(run)):
             continue
         question = _Question.of(run, client.read_flow_run_states(run.id))
-        if question is not None and not question.was_answered(events):
+        if question is None or question.operation in known:
+            continue
+        if not question.was_answered(events):
             yield _refusal(run, question, rules)
 
 
@@ -120,17 +123,27 @@ class _Question:
     scorecard: str
     asked: datetime
     until: datetime
+    operation: str
 
     @classmethod
     def of(cls, run: FlowRun, states: Sequence[State]) -> "_Question | None":
-        """The last one of a run; None: somebody ended the run by hand."""
-        last = sorted(states, key=lambda state: state.timestamp)[-2:]
-        if not last or last[0].type is not StateType.PAUSED:
+        """The last one of a run; None: somebody ended the run by hand.
+
+        The server's service and whoever answers too late can both fail it: the first end counts.
+        """
+        ended, asked = None, None
+        for state in sorted(states, key=lambda state: state.timestamp, reverse=True):
+            if state.type is not StateType.FAILED:
+                asked = state
+                break
+            ended = state
+        if asked is None or ended is None or asked.type is not StateType.PAUSED:
             return None
-        asked, until = last[0].timestamp, last[0].state_details.pause_timeout
-        if until is None or until > last[-1].timestamp:
+        until = asked.state_details.pause_timeout
+        if until is None or until > ended.timestamp:
             return None
-        return cls(str(run.parameters.get("scorecard", "")), asked, until)
+        scorecard = str(run.parameters.get("scorecard", ""))
+        return cls(scorecard, asked.timestamp, until, _operation(ended.id))
 
     @property
     def digest(self) -> str | None:
@@ -169,10 +182,14 @@ def _refusal(run: FlowRun, question: _Question, rules: Policy) -> Deed:
         ),
         origin=f"{origin('Prefect')}: run {run.name} ({run.id})",
         scorecard=question.digest,
-        operation=_operation(run),
+        operation=question.operation,
     )
 
 
-def _operation(run: FlowRun) -> str:
+def _policy(run: FlowRun) -> str:
+    return str(run.parameters.get("policy", ""))
+
+
+def _operation(state: UUID | None) -> str:
     """Of this end of a run: one that is started and not answered again ends in another state."""
-    return f"{_SILENCE} {run.state_id}"
+    return f"{_SILENCE} {state}"

@@ -182,10 +182,10 @@ def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack 
 
 
 @task(task_run_name="keep-look", cache_policy=NO_CACHE)
-def keep_look(release: Release, look: Look) -> None:
+def keep_look(release: Release, look: Look) -> Look:
     """Keep a look in the workspace and in MLflow; it counts even if MLflow cannot be told."""
     workspace = Workspace.here()
-    Looks.at(workspace, release).add(look)
+    look = Looks.at(workspace, release).add(look)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     try:
         ledger.log_look(look, release)
@@ -195,6 +195,7 @@ def keep_look(release: Release, look: Look) -> None:
             ledger.tag_version(name, int(version), {_STATE_TAG: state})
     except LedgerError as error:
         _log.warning("look %d counts, but is not in MLflow: %s", look.number, error)
+    return look
 
 
 @task(task_run_name="alert", cache_policy=NO_CACHE)

@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from enginegate.candidate import Sha256
 from enginegate.canonical import Record
 from enginegate.decision import Release
-from enginegate.durable import write_file
+from enginegate.durable import file_lock, write_file
 from enginegate.errors import InputError
 from enginegate.evidence import Finding, Outcome, worst
 from enginegate.triton.look import Reading
@@ -23,6 +23,8 @@ Action: TypeAlias = Literal["none", "alert", "rollback"]
 # At one look in ten minutes, the last four days; older ones are in MLflow.
 _KEPT = 600
 _ROLLED_BACK = "rolled-back"
+_LOCK = ".lock"
+_LOCK_TIMEOUT_S = 30.0
 
 _log = logging.getLogger("enginegate.watch")
 
@@ -81,6 +83,10 @@ def gate_of(finding: Finding) -> str:
     return f"{finding.gate} on {server}" if server else finding.gate
 
 
+def _file_of(look: Look) -> str:
+    return f"{look.number:08d}.json"
+
+
 @dataclass(frozen=True, slots=True)
 class Sampled:
     """What a fresh sample of live requests said; empty when there is none."""
@@ -115,11 +121,18 @@ class Looks:
         """Never one that was given before, also when its file is damaged."""
         return max((int(path.stem) for path in self.folder.glob("[0-9]*.json")), default=0) + 1
 
-    def add(self, look: Look) -> None:
-        """Keep a look, and forget the oldest."""
-        write_file(self.folder / f"{look.number:08d}.json", look.pretty_json())
+    def add(self, look: Look) -> Look:
+        """Keep a look, and forget the oldest; the look as it was kept.
+
+        Watches that overlap give the same number to two looks: the one that ends later moves on.
+        """
+        with file_lock(self.folder / _LOCK, timeout_s=_LOCK_TIMEOUT_S):
+            if (self.folder / _file_of(look)).exists():
+                look = look.model_copy(update={"number": self.next_number()})
+            write_file(self.folder / _file_of(look), look.pretty_json())
         for path in sorted(self.folder.glob("[0-9]*.json"))[:-_KEPT]:
             path.unlink(missing_ok=True)
+        return look
 
     @property
     def rolled_back(self) -> bool:

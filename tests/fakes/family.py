@@ -9,6 +9,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.data import DataSet, write_data
 from enginegate.workspace import Workspace
+from tests.fakes.tracking import tracked_at
 
 CLASSES, FEATURES, HIDDEN = 4, 16, 64
 
@@ -61,7 +62,7 @@ instances = [1]
 min_rate_per_s = 150
 max_rate_per_s = 150
 measurement_s = 2
-budget_s = 30
+budget_s = 120
 
 [target]
 repository = "{root}/live"
@@ -137,9 +138,11 @@ def register(workspace: Workspace, model: onnx.ModelProto) -> str:
     from enginegate.ledger import Ledger
 
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    mlflow.set_tracking_uri(workspace.tracking_uri)
     experiment = ledger.connection.experiment("training/tiny")
-    with mlflow.start_run(experiment_id=experiment) as run:
+    with (
+        tracked_at(workspace.tracking_uri),
+        mlflow.start_run(experiment_id=experiment) as run,
+    ):
         logged = mlflow.onnx.log_model(
             model, name="model", pip_requirements=["onnxruntime"], save_as_external_data=False
         )

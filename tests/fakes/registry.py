@@ -10,6 +10,7 @@ from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.model_source import ModelSource
 from enginegate.sources import onnx_from_source
+from tests.fakes.tracking import tracked_at
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,11 @@ class Registry:
     def _log(self, flavour, model, **options):
         import mlflow
 
-        mlflow.set_tracking_uri(self.tracking_uri)
-        with warnings.catch_warnings():
+        client = mlflow.MlflowClient(self.tracking_uri)
+        training = client.get_experiment_by_name("training").experiment_id
+        with warnings.catch_warnings(), tracked_at(self.tracking_uri):
             warnings.simplefilter("ignore")
-            mlflow.set_experiment("training")
-            with mlflow.start_run() as run:
+            with mlflow.start_run(experiment_id=training) as run:
                 log = getattr(mlflow, flavour).log_model
                 return log(model, pip_requirements=[], **options), run.info.run_id
 

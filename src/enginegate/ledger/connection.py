@@ -66,6 +66,14 @@ class Connection:
                 return None
             raise
 
+    def made(self, make: "Callable[[MlflowClient], object]") -> None:
+        """Let ``make`` make something, unless somebody else has made it meanwhile."""
+        try:
+            make(self.client)
+        except _mlflow_exception() as error:
+            if getattr(error, "error_code", "") != "RESOURCE_ALREADY_EXISTS":
+                raise
+
     def experiment(self, name: str) -> str:
         """The id of the experiment of that name, made if there is none.
 

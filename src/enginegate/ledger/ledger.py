@@ -147,7 +147,7 @@ class Ledger:
         """
         with self.connection.explained(f"register a version of {model_name!r}"):
             if self._model(model_name) is None:
-                self.client.create_registered_model(model_name)
+                self.connection.made(lambda client: client.create_registered_model(model_name))
             made = self.client.create_model_version(
                 model_name, self._source(model_id), run_id, dict(tags), model_id=model_id
             )

@@ -7,7 +7,7 @@ does: if the process dies in between, whoever delivers next looks what is live, 
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -120,14 +120,16 @@ class Outbox:
         Raises:
             LedgerError: it cannot be reached, or refuses.
         """
-        self._tell_waiting()
-        self._send(message)
+        with self._alone():
+            self._tell_waiting()
+            self._send(message)
 
     def tell_or_keep(self, message: Message) -> str:
         """Tell MLflow now if it answers, else later; why it could not be told, or empty."""
         self._keep(message)
         try:
-            self._tell_waiting()
+            with self._alone():
+                self._tell_waiting()
         except LedgerError as error:
             return str(error)
         return ""
@@ -141,14 +143,17 @@ class Outbox:
         Raises:
             LedgerError: MLflow cannot be reached, or refuses; what is left is kept.
         """
-        said = self._tell_waiting()
-        for path in sorted(self._folder.glob(f"*{_CHANGE}")):
-            message = _change_message(path)
-            if message is not None:
-                if self._still_wanted(message):
-                    self._send(message)
-                    said.append(f"MLflow was told: {message}.")
-                path.unlink(missing_ok=True)
+        if not self.waiting() and not self._changes():
+            return ()
+        with self._alone():
+            said = self._tell_waiting()
+            for path in self._changes():
+                message = _change_message(path)
+                if message is not None:
+                    if self._still_wanted(message):
+                        self._send(message)
+                        said.append(f"MLflow was told: {message}.")
+                    path.unlink(missing_ok=True)
         return tuple(said)
 
     @contextmanager
@@ -194,23 +199,33 @@ class Outbox:
             before=current.version if current else None,
         )
 
+    def _changes(self) -> list[Path]:
+        return sorted(self._folder.glob(f"*{_CHANGE}"))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One tells MLflow at a time: what another read as live must not arrive after what is."""
+        with ExitStack() as held:
+            try:
+                held.enter_context(file_lock(self._folder / ".lock", timeout_s=_LOCK_TIMEOUT_S))
+            except TimeoutError as error:
+                raise LedgerError(
+                    f"MLflow is just being told what waits in {self._folder}, by {error}. What is "
+                    "left is told by the next promotion, rollback or watch."
+                ) from error
+            except OSError as error:
+                # Nobody can keep anything there, and MLflow may still be told.
+                _log.warning("%s cannot be written to: %s", self._folder, error.strerror)
+            yield
+
     def _tell_waiting(self) -> list[str]:
-        if not self.waiting():
-            return []
         said = []
-        try:
-            with file_lock(self._folder / ".lock", timeout_s=_LOCK_TIMEOUT_S):
-                for path in self.waiting():
-                    message = _read(path)
-                    if message is not None and self._still_wanted(message):
-                        self._send(message)
-                        said.append(f"MLflow was told: {message}.")
-                    path.unlink(missing_ok=True)
-        except TimeoutError as error:
-            raise LedgerError(
-                f"MLflow is just being told what waits in {self._folder}, by {error}. What is left "
-                "is told by the next promotion, rollback or watch."
-            ) from error
+        for path in self.waiting():
+            message = _read(path)
+            if message is not None and self._still_wanted(message):
+                self._send(message)
+                said.append(f"MLflow was told: {message}.")
+            path.unlink(missing_ok=True)
         return said
 
     def _keep(self, message: Message) -> None:

@@ -86,8 +86,7 @@ class Looking:
         )
         if look.outcome in _ENDS:
             look = look.model_copy(update={"action": "rollback"})
-        looks.add(look)
-        return look
+        return looks.add(look)
 
     def _read(self, release: Release, rules: Watch, prober: Prober) -> Reading:
         if self.server is None:

@@ -5,8 +5,9 @@ that a roll-out is under way: whoever comes after a kill takes a canary back tha
 and then brings every server to what the lead's repository says.
 """
 
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from enginegate.repository.transitions import check_expected, check_still_live, 
 from enginegate.triton.client import TritonClient
 
 _LOCK_TIMEOUT_S = 30.0
+_ASK_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,10 @@ class Fleet:
                 the others serve the earlier release.
             RepositoryError: there is no such release, or no server of the lead's folder answers.
         """
-        asked = self._recall.rollouts.ask_to_end(model, leave=expected)
-        ended = asked.before if asked is not None else None
-        wanted = ended if to is None else to
-        patience_s = _LOCK_TIMEOUT_S + (self.lead.load_timeout_s if asked is not None else 0.0)
-        with self._rolling(patience_s):
+        with ExitStack() as rolling:
+            asked = self._roll_instead(rolling, model, expected)
+            ended = asked.before if asked is not None else None
+            wanted = ended if to is None else to
             self._recall.recover()
             layout = Layout(self.root, model)
             current = layout.current()
@@ -259,6 +260,25 @@ class Fleet:
                 f"Of the fleet of {self.root}, {', '.join(dead)} does not answer, so nothing was "
                 "begun. Start it, or take it out of target.fleet in the policy."
             )
+
+    def _roll_instead(self, rolling: ExitStack, model: str, leave: int | None) -> Progress | None:
+        """Enter `_rolling`; the roll-out that was asked to end for it.
+
+        Asked again meanwhile: a canary that is not live yet, when this begins, cannot be asked.
+        """
+        asked, end_s = None, time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            if asked is None:
+                asked = self._recall.rollouts.ask_to_end(model, leave=leave)
+                if asked is not None:
+                    end_s = time.monotonic() + _LOCK_TIMEOUT_S + self.lead.load_timeout_s
+            try:
+                rolling.enter_context(self._rolling(_ASK_AGAIN_S))
+            except RepositoryBusyError:
+                if time.monotonic() > end_s:
+                    raise
+            else:
+                return asked
 
     @contextmanager
     def _rolling(self, patience_s: float | None = None) -> Iterator[None]:

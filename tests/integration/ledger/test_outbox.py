@@ -1,5 +1,7 @@
 """Telling MLflow later: in order, once, and never held up by what is gone."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -136,6 +138,32 @@ def test_while_another_process_tells_it_waits_no_longer_than_it_says(
         with pytest.raises(LedgerError, match="just being told"):
             outbox.deliver()
     assert len(outbox.deliver()) == 1
+
+
+def test_what_was_live_is_not_told_after_what_is(outbox, ledger, registered, monkeypatch):
+    """A delivery has read that release 2 is live when 3 becomes live: whoever tells 3 waits."""
+    root = outbox.workspace.root / "live"
+    second, third = registered("overtaken"), registered("overtaken")
+    with outbox.expecting(root, "digits"):
+        go_live(root, 2, f"models:/overtaken/{second}")
+    send, read, telling = Outbox._send, threading.Event(), threading.Event()
+
+    def late(self, message):
+        if message.version == second:
+            read.set()
+            telling.wait(0.5)
+        send(self, message)
+        if message.version == third:
+            telling.set()
+
+    monkeypatch.setattr(Outbox, "_send", late)
+    with ThreadPoolExecutor(1) as watcher:
+        delivery = watcher.submit(outbox.deliver)
+        assert read.wait(30.0)
+        outbox.tell(live("overtaken", third, 3))
+        delivery.result()
+
+    assert ledger.alias("overtaken", "champion") == third
 
 
 def test_a_run_is_told_who_decided(outbox, ledger):

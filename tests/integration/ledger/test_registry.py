@@ -35,6 +35,16 @@ def test_resolve_lists_what_exists(ledger, registered, uri, expected):
         ledger.resolve(uri)
 
 
+def test_two_first_versions_of_one_name_are_both_registered(registered, monkeypatch):
+    """Both found no model of that name; whoever makes it later takes the one that is there."""
+    first = registered("raced")
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_model", lambda *_: None)
+        second = registered("raced")
+
+    assert (first, second) == (1, 2)
+
+
 def test_unknown_model_lists_the_models(ledger, registered):
     """Whoever mistypes a name sees the right one."""
     registered("seen")

@@ -5,6 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -178,14 +179,18 @@ def test_a_rollback_ends_a_long_look_at_the_canary(watched, repository, own, pac
     """Within a few seconds, though the look would last a minute; none is kept of it."""
     fleet, canary = watched
     fleet.publish(package(1.0, promise=PROMISE), expected=None)
-    patient = replace(canary, rules=Watch(look_s=60.0))
+    looked = threading.Event()
+
+    def goes_on():
+        looked.set()
+        canary.goes_on()
+
+    patient = replace(canary, rules=Watch(look_s=60.0), goes_on=goes_on)
     fleet = replace(fleet, canary_s=60.0, hold=patient.hold)
     with ThreadPoolExecutor(1) as promoter:
         promotion = promoter.submit(fleet.publish, package(2.0, promise=PROMISE), expected=1)
-        while Rollouts(fleet.root).of("digits") is None or answers(repository) != {(2, 2.0)}:
+        while not looked.wait(0.05):
             assert not promotion.done()
-            time.sleep(0.05)
-        time.sleep(1.0)
         started = time.monotonic()
         assert fleet.rollback("digits", expected=2).version == 1
         with pytest.raises(PublishError, match="a rollback was asked for while it was watched"):

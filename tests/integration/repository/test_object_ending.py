@@ -280,17 +280,20 @@ def test_storage_that_is_away_for_a_moment_ends_nothing(here, promoting, monkeyp
     """Nor does what was asked of an earlier roll-out."""
     asked = object_ending.Ask(operation="an earlier one", by="somebody")
     here.store.write("digits/end.json", asked.pretty_json())
-    read, away = ObjectStore.read, []
+    read, looks, enough = ObjectStore.read, [], threading.Event()
 
     def fail_at_times(self, key):
-        if key.endswith("end.json") and len(away) < 2:
-            away.append(key)
+        if not key.endswith("end.json"):
+            return read(self, key)
+        looks.append(key)
+        if len(looks) > 4:
+            enough.set()
+        if len(looks) <= 2:
             raise RepositoryError("storage is away")
         return read(self, key)
 
     monkeypatch.setattr(ObjectStore, "read", fail_at_times)
     with promoting(2) as window:
-        time.sleep(5 * object_ending._LOOK_S)
-        assert len(away) == 2
+        assert enough.wait(WINDOW_S)
 
     assert window.said.version == 3

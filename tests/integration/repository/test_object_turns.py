@@ -186,7 +186,7 @@ class TestRaces:
     def test_a_window_that_a_pull_opened_is_ended_too(self, hosts, package, monkeypatch):
         """From its own host, at once; everywhere else goes back with it."""
         one, two = hosts
-        monkeypatch.setattr(fleet, "_LOCK_TIMEOUT_S", 1.0)
+        monkeypatch.setattr(fleet, "_LOCK_TIMEOUT_S", 10.0)
         one.publish(package(1.0), expected=None)
         two.pull()
         one.publish(package(2.0), expected=1)
@@ -200,6 +200,7 @@ class TestRaces:
         with ThreadPoolExecutor(1) as puller:
             pull = puller.submit(watching.pull)
             while live(two) != 2:
+                assert not pull.done(), pull.result()
                 time.sleep(0.02)
             assert watching.rollback("digits", expected=2).version == 1
             with pytest.raises(PublishError, match="a rollback was asked for while it was watched"):

@@ -16,7 +16,7 @@ from enginegate.repository.fleet_member import FleetMember
 from tests.fakes.hosts import answer, problems, steps, wait_for_window
 
 pytestmark = pytest.mark.triton
-WINDOW_S = 60.0
+WINDOW_S = 120.0
 
 
 _PROMOTER = """

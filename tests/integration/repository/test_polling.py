@@ -37,8 +37,8 @@ def test_publishing_under_polling_shows_no_wrong_state(install, package, tmp_pat
             repository.publish(package(2.0), expected=1)
             repository.rollback("digits", to=1)
         finally:
-            stop.set()
             alive = asking.is_alive()
+            stop.set()
             asking.join()
 
         assert (alive, wrong) == (True, [])

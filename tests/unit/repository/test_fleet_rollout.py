@@ -108,6 +108,48 @@ def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package
     assert live(repository, own.repository) == [4, 4]
 
 
+def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository, own, package):
+    """Its bytes are there, but the server has not loaded them: it is asked once it is live."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    placed, asking, ended = threading.Event(), threading.Event(), []
+    ask = Rollouts.ask_to_end
+
+    def asked(rollouts, model, *, leave):
+        found = ask(rollouts, model, leave=leave)
+        asking.set()
+        return found
+
+    def wait_for_the_rollback(_release):
+        placed.set()
+        assert asking.wait(10.0)
+
+    def watch(_seconds):
+        for _ in range(1000):
+            Rollouts(fleet.root).check_goes_on("digits")
+            threading.Event().wait(0.01)
+
+    def promote():
+        try:
+            replace(fleet, hold=watch).publish(
+                package(2.0), expected=1, placed=wait_for_the_rollback
+            )
+        except PublishError as error:
+            ended.append(str(error))
+
+    promotion = threading.Thread(target=promote)
+    promotion.start()
+    assert placed.wait(10.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Rollouts, "ask_to_end", asked)
+        release = fleet.rollback("digits")
+    promotion.join()
+
+    assert "a rollback was asked for" in ended[0]
+    assert release.version == 1
+    assert live(repository, own.repository) == [1, 1]
+
+
 def test_a_rollback_of_another_release_ends_no_canary(repository, own, package):
     """Whoever judged release 2 has no say over 3."""
     fleet = Fleet(repository, (own,))

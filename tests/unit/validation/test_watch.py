@@ -353,6 +353,16 @@ def test_looks_are_kept_in_number_and_their_numbers_never_come_back(tmp_path, mo
     assert looks.next_number() == 6
 
 
+def test_looks_of_watches_that_overlap_are_all_kept(tmp_path):
+    """Both took the next number when they began; the one that ends later gets another."""
+    looks = Looks(tmp_path)
+
+    kept = [looks.add(look(number=1)), looks.add(look(number=1, findings=()))]
+
+    assert [seen.number for seen in kept] == [1, 2]
+    assert looks.read() == tuple(kept)
+
+
 def test_a_release_is_rolled_back_by_a_watch_once(tmp_path):
     """The claim is taken once, and can be returned when the rollback was refused."""
     looks = Looks(tmp_path)
