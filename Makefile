@@ -29,7 +29,7 @@ demo: $(STAMP)  ## registered model -> engines -> verdicts -> benchmark -> appro
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/enginegate demo --approve $(APPROVE)
 
 test: $(STAMP)  ## every test that needs no GPU
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 2 --dist loadgroup $(ARGS)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 3 --dist loadgroup $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import contracts
 	@$(BIN)/ruff format --check .
