@@ -100,11 +100,10 @@ def seen(count: Count, past: Sequence[Look]) -> list[Seen]:
 
     Each keeps its look's number, so that forgetting the oldest looks makes the others no younger.
     """
-    gate = count.what.partition("/")[0]
     looks, since = list(past), 0
     for place in range(len(looks) - 1, -1, -1):
-        failed = any(f.gate == gate and f.outcome is Outcome.FAILED for f in looks[place].findings)
-        if failed and any(c.what == count.what for c in looks[place].counts):
+        counted = any(c.what == count.what for c in looks[place].counts)
+        if counted and _failed_on(count.what, looks[place]):
             since, looks = looks[place].number, looks[place + 1 :]
             break
     found = [
@@ -115,6 +114,13 @@ def seen(count: Count, past: Sequence[Look]) -> list[Seen]:
     ]
     number = past[-1].number + 1 if past else 1
     return [*found, Seen(number - since, count.samples, count.bad)]
+
+
+def _failed_on(what: str, look: Look) -> bool:
+    """Whether the finding about a share failed: its server's own, or the one about all slices."""
+    gate, _, part = what.partition("/")
+    found = {f.scope: f.outcome for f in look.findings if f.gate == gate}
+    return found.get(f"live/{part}", found.get("live")) is Outcome.FAILED
 
 
 def live_finding(gate: str, outcome: Outcome, reason: str, **fields: Any) -> Finding:

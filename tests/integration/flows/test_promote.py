@@ -33,6 +33,8 @@ from tests.fakes.told import kept
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
+FIRST_URI = "models:/tiny/1"
+
 
 @pytest.fixture
 def approved(family):
@@ -56,9 +58,8 @@ def serving(policy):
 
 
 def champion(family):
-    return Ledger(family.workspace.tracking_uri, family.workspace.artifacts).alias(
-        "tiny", "champion"
-    )
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    return f"models:/tiny/{ledger.alias('tiny', 'champion')}"
 
 
 def test_without_a_decision_nothing_goes_live(live, card):
@@ -72,16 +73,16 @@ def test_without_a_decision_nothing_goes_live(live, card):
 def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, second_uri, family):
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
-    assert (first.version, serving(live), champion(family)) == (1, 1, 1)
+    assert (first.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
     assert first.engine_sha256 == card.verdict(first.candidate).engine_sha256
     again = promote(live, approved(card).digest)
     assert again.version == 1
 
     second = promote(live, approved(qualify(live, second_uri)).digest)
-    assert (second.version, serving(live), champion(family)) == (2, 2, 2)
+    assert (second.version, serving(live), champion(family)) == (2, 2, second_uri)
 
     back = rollback(live, reason="complaints")
-    assert (back.version, serving(live), champion(family)) == (1, 1, 1)
+    assert (back.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
     assert Publication(read_policy(live), card).repository.pinned == {1}
 
     assert_on_record(live, family)
@@ -212,13 +213,13 @@ def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, secon
         patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
         patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
         roll_back(live, None, "complaints", said)
-    assert (serving(live), champion(family)) == (1, 2)
+    assert (serving(live), champion(family)) == (1, second_uri)
     assert "MLflow could not be told yet" in said.file.getvalue()
 
     assert "Prefect could not be told yet" in said.file.getvalue()
 
     assert len(Outbox(family.workspace).deliver()) == 1
-    assert champion(family) == 1
+    assert champion(family) == FIRST_URI
     assert Outbox(family.workspace).waiting() == ()
     seen = [
         ("enginegate.release.published", None, 1),

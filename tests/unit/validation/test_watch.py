@@ -254,6 +254,23 @@ def test_each_server_is_excused_by_its_own_load():
     assert action_for(not_excused, ROLLBACK, PROMISE, can_go_back=True) == "rollback"
 
 
+def test_what_failed_on_one_server_is_not_forgotten_on_another():
+    """Each server's share counts from its own last failed look; slices share one finding."""
+    ours, others = (
+        Count(what="latency", samples=20, bad=1),
+        Count(what="latency/b", samples=9, bad=0),
+    )
+    part = Count(what="agreement_of_slices/digit=3", samples=5, bad=0)
+    slow = live_finding("latency", FAILED, "slow").model_copy(update={"scope": "live/b"})
+    fine = live_finding("latency", PASSED, "fine")
+    apart = live_finding("agreement_of_slices", FAILED, "digit=4 differs")
+    past = [look(fine, slow, apart, number=1, counts=(ours, others, part))]
+
+    assert [s.number for s in seen(ours, past)] == [1, 2]
+    assert [s.number for s in seen(others, past)] == [1]
+    assert [s.number for s in seen(part, past)] == [1]
+
+
 @pytest.mark.parametrize("changes", [{"pending": 51}, {"gpu_memory_share": 0.96}])
 def test_one_reading_of_a_gauge_never_rolls_back(changes):
     """A queue or a GPU that is full for a moment alerts, whatever the policy says of failures."""
