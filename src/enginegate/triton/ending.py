@@ -59,7 +59,7 @@ class Ending:
         last = self.seen[looks[-1]]
         pace = Pace()
         for at in self.seen[: looks[-1] + 1]:
-            pace.took(at.spent_s, _lasted_s(at))
+            pace.took(at.spent_s, _lasted_s(at), count=at.done - pace.done)
         confirming_s = max(
             bounds.measurement_s, _SPARE * slo.confirm_requests / slo.confirmations / rate_per_s
         )

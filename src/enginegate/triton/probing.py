@@ -123,11 +123,14 @@ class Pace:
     _offered_s: float = 0.0
     _first_s: float = 0.0
 
-    def took(self, until_s: float, offered_s: float) -> None:
-        """Count one that ended at ``until_s`` of the search, with a load of ``offered_s``."""
+    def took(self, until_s: float, offered_s: float, *, count: int = 1) -> None:
+        """Count one that ended at ``until_s`` of the search, with a load of ``offered_s``.
+
+        Or several that ended by then, all but one of which did not load.
+        """
         if not self.done:
             self._first_s = until_s - offered_s
-        self.done += 1
+        self.done += count
         self._until_s = until_s
         self._offered_s += offered_s
 
@@ -172,6 +175,11 @@ class Budget:
             self.spent_s + needed_s <= bounds.budget_s
             and self.done + len(durations_s) <= bounds.max_measurements
         )
+
+    def refused(self) -> None:
+        """Count a configuration that did not load."""
+        self.done += 1
+        self._pace.took(self.spent_s, 0.0)
 
     def took(self, step: Step, sampled: Sampled, offered_s: float) -> None:
         """Count one measurement and tell of it."""
@@ -242,7 +250,7 @@ class Prober:
             sampled = self.measure(config, load, ends=ends)
         except NotLoadedError as error:
             self.known.refuse(config, str(error))
-            self.budget.done += 1
+            self.budget.refused()
             raise
         self.sampled.append(sampled)
         reading = None if sampled.measurement.invalid else Reading.of(sampled)

@@ -20,8 +20,8 @@ from enginegate.triton.client import TritonClient
 from enginegate.triton.server import Server
 from enginegate.triton.trace_file import UNREADABLE, Damage, Traced, read_requests
 from enginegate.triton.trace_note import Note, Settings
-from enginegate.triton.trace_undo import alone_on, restore_traces
-from enginegate.triton.trace_written import TraceFiles, end_traces
+from enginegate.triton.trace_undo import alone_on, keep_late, restore_traces
+from enginegate.triton.trace_written import TraceFiles, end_traces, trace_files
 
 _log = logging.getLogger("enginegate.shadow")
 # Triton writes a file each time it has this many requests; until then the watch sees nothing, and
@@ -99,11 +99,8 @@ class Recorder:
         self._restore()
         return read_requests(self._files.paths(), self.note.model)
 
-    def close(self) -> bool:
+    def close(self) -> None:
         """Put the settings back, if that was not done yet, and delete the server's files.
-
-        Returns:
-            Whether the server has written all it will; else more that users sent may come.
 
         Raises:
             ServerError: the server does not answer any more.
@@ -112,23 +109,25 @@ class Recorder:
             self._restore()
         finally:
             self._files.discard()
-        return not self.unwritten
 
     def _restore(self) -> None:
         self._done.set()
         if self._watcher is not None:
             self._watcher.join()
         if self._changed:
-            sampled = end_traces(self.client, self.note)
+            # Who interrupts the wait leaves files that come later to the note.
+            self.unwritten = sampled = end_traces(self.client, self.note)
             self._changed = False
-            if not self._files.settle(sampled):
-                self.unwritten = max(0, sampled - self._files.requests())
+            self._files.settle(sampled)
+            self.unwritten = max(0, sampled - self._files.requests())
 
     def _watch(self) -> None:
         """Switch tracing off when the files are large enough."""
         while not self._done.wait(_WATCH_S):
-            if self._files.size() < self.limits.max_bytes:
-                continue
+            # What cannot be looked at cannot be limited.
+            with suppress(OSError):
+                if self._files.size() < self.limits.max_bytes:
+                    continue
             self.full = True
             # A server that died is noticed by whoever sends or stops; it records no more.
             with suppress(ServerError):
@@ -159,6 +158,12 @@ def recorded(server: Server, model: str, limits: TraceLimits, *, notes: Path) ->
     with server.client() as client:
         _check_types(client, model)
         with alone_on(notes, client.address, model) as path:
+            if path.exists():
+                raise ServerError(
+                    f"{model} at {client.address} cannot be recorded: an earlier recording was not "
+                    f"put back ({path}).\nBring its server up, or delete that file if you have put "
+                    "the trace settings right yourself."
+                )
             note = _note(server, client, model, limits)
             note.write(path)
             recorder = Recorder(client, note, limits)
@@ -174,9 +179,11 @@ def recorded(server: Server, model: str, limits: TraceLimits, *, notes: Path) ->
 
 
 def _end(recorder: Recorder, note: Path) -> None:
-    """Close it; the note stays if more may come, for the next start to delete it by."""
-    if recorder.close():
-        note.unlink()
+    """Close it; if more may come, a note of that stays, for the next start to delete it by."""
+    recorder.close()
+    if recorder.unwritten:
+        keep_late(note, recorder.note, owed=recorder.unwritten)
+    note.unlink()
 
 
 def _note(server: Server, client: TritonClient, model: str, limits: TraceLimits) -> Note:
@@ -188,6 +195,7 @@ def _note(server: Server, client: TritonClient, model: str, limits: TraceLimits)
         "log_frequency": (str(_FLUSH_EVERY),),
     }
     traces = trace_prefix(server, default)
+    before_now = {str(file): file.stat().st_mtime_ns for file in trace_files(traces)}
     return Note(
         address=client.address,
         server=client.metadata().name,
@@ -198,7 +206,8 @@ def _note(server: Server, client: TritonClient, model: str, limits: TraceLimits)
             for name in wanted
         },
         traces=traces,
-        before=tuple(str(file) for file in traces.parent.glob(f"{traces.name}*")),
+        before=tuple(before_now),
+        modified=before_now,
         ours=before["trace_level"] == default["trace_level"] == ("OFF",),
     )
 

@@ -7,6 +7,7 @@ the server refuses never ends in this sense: it is sampled, never written, and h
 left over. Hence the number of sampled requests is compared with the number written.
 """
 
+import glob
 import re
 import time
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ from enginegate.triton.trace_note import Note
 # Each request's objects begin with who it is; a model inside another one names its parent.
 _REQUEST = re.compile(
     rb'\{"id":\d+,"model_name":"([^"]*)","model_version":-?\d+'
-    rb'(?:,"request_id":"[^"]*")?(,"parent_id":\d+)?\}'
+    rb'(?:,"request_id":".{0,2048}?")?(,"parent_id":\d+)?\}',
+    re.DOTALL,
 )
 _PIECE_BYTES = 1 << 20
 # Longer than any such beginning, so that one cut in two by a piece's end is still found.
@@ -93,17 +95,26 @@ class TraceFiles:
 
     def _contents(self) -> dict[Path, tuple[int, _Content]]:
         """Every file that was not there before -> when it was modified, and what it holds."""
-        traces, known = self.note.traces, {Path(name) for name in self.note.before}
+        known = dict.fromkeys(self.note.before) | self.note.modified
         found = {}
-        for path in set(traces.parent.glob(f"{traces.name}*")) - known:
+        for path in trace_files(self.note.traces):
             # Another recording's end may delete its own meanwhile.
             with suppress(FileNotFoundError):
                 status = path.stat()
+                if str(path) in known and known[str(path)] in {None, status.st_mtime_ns}:
+                    continue
                 content = self._seen.get(path)
                 if content is None or content.size != status.st_size:
                     content = self._seen[path] = _content(path)
                 found[path] = (status.st_mtime_ns, content)
         return found
+
+
+def trace_files(traces: Path) -> list[Path]:
+    """What Triton has written under a name: it puts a number behind it, or nothing."""
+    named = re.compile(rf"{re.escape(traces.name)}(\.\d+)?")
+    found = traces.parent.glob(f"{glob.escape(traces.name)}*")
+    return [path for path in found if named.fullmatch(path.name) and path.is_file()]
 
 
 def end_traces(client: TritonClient, note: Note) -> int:
@@ -116,7 +127,8 @@ def end_traces(client: TritonClient, note: Note) -> int:
     client.set_trace({"trace_level": ("OFF",)}, note.model)
     left = count_of(client.trace_settings(note.model))
     client.set_trace(note.undo, note.model)
-    return max(0, count_of(note.set) - left)
+    # A server that was restarted meanwhile knows nothing of ours.
+    return count_of(note.set) - left if 0 <= left <= count_of(note.set) else 0
 
 
 def count_of(settings: Mapping[str, tuple[str, ...] | None]) -> int:

@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
 from enginegate.measurement import Load
 from enginegate.serving import ServingConfig
-from enginegate.triton import trace_written
+from enginegate.triton import trace_undo, trace_written
 from enginegate.triton.deploy import deployed
 from enginegate.triton.server import Server, connect
 from enginegate.triton.trace import TraceLimits, recorded, trace_prefix
@@ -164,21 +165,52 @@ def test_a_request_under_way_at_the_end_is_recorded(server, notes):
 
 @pytest.mark.usefixtures("scale")
 def test_what_triton_does_not_write_is_counted(server, client, notes, monkeypatch):
-    """A refused request holds back others; the note stays until the next start has looked."""
+    """A refused request holds back others, which may come; after an hour nobody waits for them."""
     monkeypatch.setattr(trace_written, "_SETTLE_S", 0.3)
     with recorded(server, "scale", ALL, notes=notes) as recorder:
         for columns in (4, 4, 4, 4, 4, 5, 4):
             with suppress(ServerError):
                 _ask(server, "scale", columns)
         requests = list(recorder.stop())
-    left = list(notes.glob("*.json"))
     complaints = restore_traces(notes)
+    left = list(notes.glob("*.json"))
+    monkeypatch.setattr(trace_undo, "_LATEST", timedelta(0))
 
     assert len(requests) >= 4
     assert recorder.unwritten == 7 - len(requests)
-    assert (len(left), complaints, list(notes.glob("*.json"))) == (1, (), [])
+    assert (restore_traces(notes), complaints, len(left)) == ((), (), 1)
+    assert not list(notes.glob("*.json"))
     assert list(server.trace_file.parent.iterdir()) == []
     assert client.trace_settings("scale") == client.trace_settings()
+
+
+@pytest.mark.usefixtures("slow")
+def test_an_interrupted_wait_is_made_up_for(server, client, notes, monkeypatch):
+    """What Triton writes after somebody pressed Ctrl-C is deleted by the next start."""
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    def stopped():
+        with (
+            ThreadPoolExecutor() as pool,
+            monkeypatch.context() as patch,
+            recorded(server, "slow", ALL, notes=notes) as recorder,
+        ):
+            pool.submit(_ask, server, "slow")
+            while client.trace_settings("slow")["trace_count"] == (str(ALL.max_requests),):
+                time.sleep(0.01)
+            patch.setattr(trace_written.TraceFiles, "settle", interrupted)
+            recorder.stop()
+
+    with pytest.raises(KeyboardInterrupt):
+        stopped()
+
+    while not list(server.trace_file.parent.iterdir()):
+        time.sleep(0.01)
+    assert restore_traces(notes) == ()
+    assert list(server.trace_file.parent.iterdir()) == []
+    assert not list(notes.glob("*.json"))
 
 
 @pytest.mark.usefixtures("scale", "slow")
