@@ -13,6 +13,8 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import SetStateStatus
 
 from enginegate.decision import Decision
+from enginegate.masking import masked
+from tasks.prefect_server import REFUSALS
 
 _WAITING = FlowRunFilter(
     state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended", "Paused"]))
@@ -27,7 +29,8 @@ def answer_suspended(decision: Decision) -> tuple[str, ...]:
     """Resume every promotion that waits for this scorecard; their names.
 
     The decision is in the workspace already, and the resumed flow reads it there; the form is
-    filled in as well, so that the Prefect UI shows who answered.
+    filled in as well, so that the Prefect UI shows who answered. So a server that cannot be asked
+    is no reason to fail, and one run that it refuses is no reason to leave out the next.
     """
     form = {
         "decision": decision.answer,
@@ -35,13 +38,39 @@ def answer_suspended(decision: Decision) -> tuple[str, ...]:
         "reason": decision.reason,
         "accept_inconclusive": str(decision.candidate or ""),
     }
-    answered = []
-    with get_client(sync_client=True) as client:
-        for run in client.read_flow_runs(flow_run_filter=_WAITING):
-            wanted = str(run.parameters.get("scorecard", ""))
-            if wanted and decision.scorecard_sha256.startswith(wanted) and _took(client, run, form):
-                answered.append(str(run.name))
+    answered: list[str] = []
+    try:
+        with get_client(sync_client=True) as client:
+            answered += [
+                str(run.name)
+                for run in client.read_flow_runs(flow_run_filter=_WAITING)
+                if _waits_for(run, decision) and _took_or_said(client, run, form)
+            ]
+    except REFUSALS as error:
+        _log.warning(
+            "Prefect could not be asked which promotions wait for this decision, which is kept: "
+            "%s\nIf one is suspended, resume it in Prefect's UI; it finds the decision.",
+            masked(str(error)),
+        )
     return tuple(answered)
+
+
+def _waits_for(run: FlowRun, decision: Decision) -> bool:
+    wanted = str(run.parameters.get("scorecard", ""))
+    return bool(wanted) and decision.scorecard_sha256.startswith(wanted)
+
+
+def _took_or_said(client: SyncPrefectClient, run: FlowRun, form: dict[str, str]) -> bool:
+    try:
+        return _took(client, run, form)
+    except REFUSALS as error:
+        _log.warning(
+            "the suspended run %s could not be resumed: %s\nResume it in Prefect's UI; it finds "
+            "the decision.",
+            run.name,
+            masked(str(error)),
+        )
+        return False
 
 
 def _took(client: SyncPrefectClient, run: FlowRun, form: dict[str, str]) -> bool:

@@ -16,12 +16,11 @@ from enginegate.decision import Decision, Promise, Release
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
-from enginegate.ledger import Ledger, Outbox, engine_of, release_message
+from enginegate.ledger import Ledger, Outbox, engine_of, live_message
 from enginegate.ledger.numbers import chosen_measurement
 from enginegate.machine import user_at_host
 from enginegate.policy import Policy
 from enginegate.repository import (
-    AuditLog,
     Deed,
     Golden,
     Layout,
@@ -170,11 +169,14 @@ def take_back(change: Transaction) -> None:
     """
     publication: Publication = change.get(UNDO)
     release: Release | None = change.get(PUBLISHED, None)
-    current = Layout(publication.rules.target.repository, publication.rules.name).current()
+    root, model = publication.rules.target.repository, publication.rules.name
+    current = Layout(root, model).current()
     if release is None or current is None or current.version != release.version:
         return
     try:
-        words = publication.repository.withdraw(release.model, release.version)
+        # MLflow may have heard of the release already: whoever tells it next corrects that.
+        with Outbox(Workspace.here()).expecting(root, model):
+            words = publication.repository.withdraw(model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
@@ -198,9 +200,8 @@ def refuse(publication: Publication, why: str) -> None:
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
 def move_champion(rules: Policy, release: Release) -> None:
     """Let the registry's alias ``champion`` stand for the version that is live."""
-    message = release_message(release, AuditLog(rules.target.repository).head())
+    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.here())
     if message is not None:
-        outbox = Outbox(Workspace.here())
         outbox.tell(message)
         outbox.told(rules.name)
 
@@ -218,8 +219,7 @@ def go_back(rules: Policy, to: int | None, reason: str = "") -> Release:
 @task(task_run_name="follow-with-champion", cache_policy=NO_CACHE)
 def follow_with_champion(rules: Policy, release: Release) -> None:
     """Move the alias after a rollback, which stands even if MLflow cannot be told yet."""
-    message = release_message(release, AuditLog(rules.target.repository).head())
-    outbox = Outbox(Workspace.here())
+    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.here())
     refusal = outbox.tell_or_keep(message) if message else ""
     outbox.told(rules.name)
     if refusal:

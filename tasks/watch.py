@@ -137,8 +137,15 @@ def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
     )
     can_go_back = release.previous_version is not None and not looks.rolled_back
     action = action_for(look, rules.watch, release.promise, can_go_back=can_go_back)
+    look = look.model_copy(update={"action": action})
+    try:
+        # From here on its number is its own, which alerts and the audit log name.
+        look = looks.add(look)
+    except EnginegateError as error:
+        # What failed is acted on all the same; `keep_look` tries again.
+        _log.warning("%s", error)
     _log.info("%s", look)
-    return look.model_copy(update={"action": action})
+    return look
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +190,7 @@ def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack 
 
 @task(task_run_name="keep-look", cache_policy=NO_CACHE)
 def keep_look(release: Release, look: Look) -> Look:
-    """Keep a look in the workspace and in MLflow; it counts even if MLflow cannot be told."""
+    """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
     workspace = Workspace.here()
     look = Looks.at(workspace, release).add(look)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)

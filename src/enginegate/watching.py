@@ -13,7 +13,7 @@ from enginegate.candidate import Sha256
 from enginegate.canonical import Record
 from enginegate.decision import Release
 from enginegate.durable import file_lock, write_file
-from enginegate.errors import InputError
+from enginegate.errors import EnginegateError, InputError
 from enginegate.evidence import Finding, Outcome, worst
 from enginegate.triton.look import Reading
 from enginegate.workspace import Workspace
@@ -125,14 +125,37 @@ class Looks:
         """Keep a look, and forget the oldest; the look as it was kept.
 
         Watches that overlap give the same number to two looks: the one that ends later moves on.
+        A look that is kept already stays under its number, as it says now.
+
+        Raises:
+            EnginegateError: the folder cannot be written to.
         """
-        with file_lock(self.folder / _LOCK, timeout_s=_LOCK_TIMEOUT_S):
-            if (self.folder / _file_of(look)).exists():
-                look = look.model_copy(update={"number": self.next_number()})
-            write_file(self.folder / _file_of(look), look.pretty_json())
+        try:
+            with file_lock(self.folder / _LOCK, timeout_s=_LOCK_TIMEOUT_S):
+                if self._is_taken(look):
+                    look = look.model_copy(update={"number": self.next_number()})
+                write_file(self.folder / _file_of(look), look.pretty_json())
+        except TimeoutError as error:
+            raise EnginegateError(
+                f"Another watch is keeping a look in {self.folder}, by {error}, and has not ended "
+                f"in {_LOCK_TIMEOUT_S:.0f} s. End that process if it hangs; the next look is kept."
+            ) from error
+        except OSError as error:
+            raise EnginegateError(
+                f"A look cannot be kept in {self.folder}: {error.strerror}. Free space or fix "
+                "permissions there."
+            ) from error
         for path in sorted(self.folder.glob("[0-9]*.json"))[:-_KEPT]:
             path.unlink(missing_ok=True)
         return look
+
+    def _is_taken(self, look: Look) -> bool:
+        """Whether another look has its number; a damaged one may be any."""
+        path = self.folder / _file_of(look)
+        try:
+            return path.exists() and Look.read(path).at != look.at
+        except InputError:
+            return True
 
     @property
     def rolled_back(self) -> bool:

@@ -11,9 +11,9 @@ from rich.console import Console
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Release
 from enginegate.errors import InputError
-from enginegate.ledger import Outbox, release_message
+from enginegate.ledger import Outbox, live_message
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, open_repository
+from enginegate.repository import open_repository
 from enginegate.workspace import Workspace
 
 _ANSWER_S = 2.0
@@ -36,7 +36,7 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
     with outbox.expecting(rules.target.repository, rules.name):
         release = repository.rollback(rules.name, to, reason=reason)
     _say(release, out)
-    message = release_message(release, AuditLog(rules.target.repository).head())
+    message = live_message(release, rules.target.repository)
     refusal = outbox.tell_or_keep(message) if message else ""
     outbox.told(rules.name)
     if os.environ.get("PREFECT_API_URL"):

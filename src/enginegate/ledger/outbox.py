@@ -11,101 +11,22 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Literal
 
-from pydantic import PositiveInt
-
-from enginegate.canonical import Record
-from enginegate.decision import Decision, Head, Release
 from enginegate.durable import file_lock, write_file
 from enginegate.errors import EnginegateError, InputError, LedgerError
 from enginegate.ledger.ledger import Ledger
-from enginegate.repository import AuditLog, Layout
+from enginegate.ledger.messages import Change, Message, rolls
+from enginegate.repository import Layout
 from enginegate.workspace import Workspace
 
-CHAMPION = "champion"
 _LOCK_TIMEOUT_S = 30.0
-_TAG_LENGTH = 1000
+# Whoever tells something else may wait for MLflow's own three tries of two minutes, and what cannot
+# be told is taken back: a promotion would rather wait.
+_PROMOTION_TIMEOUT_S = 600.0
 # A change that has not happened by then never will.
 _EXPECTED_FOR = timedelta(hours=24)
 _CHANGE = ".change"
 _log = logging.getLogger("enginegate.outbox")
-
-
-class Message(Record):
-    """Facts about one registered version, or one run, and an alias that is to stand for it."""
-
-    schema_version: Literal[1] = 1
-    at: datetime
-    run: str = ""
-    model: str = ""
-    version: PositiveInt | None = None
-    alias: str = ""
-    tags: dict[str, str]
-
-    def __str__(self) -> str:
-        if self.version is None:
-            return f"tags on run {self.run}"
-        return f"{self.model}@{self.alias or 'tags'} is version {self.version}"
-
-
-class Change(Record):
-    """That another release of a model is about to become live than the one that was."""
-
-    schema_version: Literal[1] = 1
-    at: datetime
-    root: str
-    model: str
-    before: PositiveInt | None
-
-    def live(self) -> Release | None:
-        """What is live now."""
-        layout = Layout(Path(self.root), self.model)
-        current = layout.current()
-        return layout.release(current.version) if current else None
-
-    def message(self) -> Message | None:
-        """What is live instead; None as long as that is what was before, or nothing to tell of."""
-        live = self.live()
-        if live is None or live.version == self.before:
-            return None
-        return release_message(live, AuditLog(Path(self.root)).head())
-
-
-def release_message(release: Release, audit: Head | None) -> Message | None:
-    """That a release is live: alias, approvals and the audit log's head; None: not registered."""
-    if not release.model_uri.startswith("models:/"):
-        return None
-    name, version = release.model_uri.removeprefix("models:/").split("/")
-    given = (*release.further_decisions, release.decision)
-    tags = {
-        "enginegate.release": str(release.version),
-        "enginegate.engine": release.engine_sha256,
-        "enginegate.approved_by": ", ".join(d.approver for d in given),
-        "enginegate.approved_why": "; ".join(d.reason for d in given),
-        "enginegate.approved_at": release.decision.decided_at.isoformat(timespec="seconds"),
-    }
-    if audit is not None:
-        tags["enginegate.audit"] = f"{audit.count}:{audit.sha256}"
-    return Message(
-        at=datetime.now(tz=UTC),
-        model=name,
-        version=int(version),
-        alias=CHAMPION,
-        tags={name: text[:_TAG_LENGTH] for name, text in tags.items()},
-    )
-
-
-def decision_message(decision: Decision, run: str) -> Message:
-    """That a person answered, for the run that filed the scorecard."""
-    tags = {
-        "decision": decision.answer,
-        "decision.by": decision.approver,
-        "decision.why": decision.reason[:_TAG_LENGTH],
-        "decision.at": decision.decided_at.isoformat(timespec="seconds"),
-        "decision.origin": decision.origin,
-    }
-    return Message(at=datetime.now(tz=UTC), run=run, tags=tags)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,21 +38,35 @@ class Outbox:
     def tell(self, message: Message) -> None:
         """Tell MLflow now, after what it was not told before; nothing is kept if it refuses.
 
+        While a roll-out decides what stays live, the note of the change tells it afterwards.
+
         Raises:
             LedgerError: it cannot be reached, or refuses.
         """
-        with self._alone():
+        with self._alone(_PROMOTION_TIMEOUT_S):
             self._tell_waiting()
-            self._send(message)
+            latest = message.as_of_now()
+            if latest is not None and not message.is_early:
+                self._send(latest)
 
     def tell_or_keep(self, message: Message) -> str:
-        """Tell MLflow now if it answers, else later; why it could not be told, or empty."""
-        self._keep(message)
+        """Tell MLflow now if it answers, else later; why it could not be told, or empty.
+
+        Where nothing can be kept, it is told now or never.
+        """
+        lost = ""
+        try:
+            self._keep(message)
+        except OSError as error:
+            lost = f"\nNor could it be kept for later in {self._folder}: {error.strerror}."
         try:
             with self._alone():
                 self._tell_waiting()
+                latest = message.as_of_now()
+                if lost and not message.is_early:
+                    self._tell(latest)
         except LedgerError as error:
-            return str(error)
+            return f"{error}{lost}"
         return ""
 
     def deliver(self) -> tuple[str, ...]:
@@ -149,11 +84,9 @@ class Outbox:
             said = self._tell_waiting()
             for path in self._changes():
                 message = _change_message(path)
+                said += self._tell(message)
                 if message is not None:
-                    if self._still_wanted(message):
-                        self._send(message)
-                        said.append(f"MLflow was told: {message}.")
-                    path.unlink(missing_ok=True)
+                    _forget(path)
         return tuple(said)
 
     @contextmanager
@@ -170,17 +103,17 @@ class Outbox:
             yield
         except EnginegateError:
             # Of a fleet a part may have changed.
-            if path is not None and change.message() is None:
-                path.unlink(missing_ok=True)
+            if path is not None and not change.has_happened:
+                _forget(path)
             raise
 
     def told(self, model: str) -> None:
         """What is live was told, or is kept as a message: forget the changes that led to it."""
-        for path in self._folder.glob(f"*{_CHANGE}"):
+        for path in self._changes():
             with suppress(EnginegateError):
                 change = Change.read(path)
                 if change.model == model and change.message() is not None:
-                    path.unlink(missing_ok=True)
+                    _forget(path)
 
     def waiting(self) -> tuple[Path, ...]:
         """Messages that are kept, oldest first."""
@@ -203,11 +136,15 @@ class Outbox:
         return sorted(self._folder.glob(f"*{_CHANGE}"))
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """One tells MLflow at a time: what another read as live must not arrive after what is."""
+    def _alone(self, patience_s: float | None = None) -> Iterator[None]:
+        """One tells MLflow at a time: what another read as live must not arrive after what is.
+
+        So whatever is told of what is live is read in the block.
+        """
+        limit_s = _LOCK_TIMEOUT_S if patience_s is None else patience_s
         with ExitStack() as held:
             try:
-                held.enter_context(file_lock(self._folder / ".lock", timeout_s=_LOCK_TIMEOUT_S))
+                held.enter_context(file_lock(self._folder / ".lock", timeout_s=limit_s))
             except TimeoutError as error:
                 raise LedgerError(
                     f"MLflow is just being told what waits in {self._folder}, by {error}. What is "
@@ -222,11 +159,19 @@ class Outbox:
         said = []
         for path in self.waiting():
             message = _read(path)
-            if message is not None and self._still_wanted(message):
-                self._send(message)
-                said.append(f"MLflow was told: {message}.")
-            path.unlink(missing_ok=True)
+            latest = message.as_of_now() if message else None
+            # Only then: what was read may be a canary since.
+            if message is None or not message.is_early:
+                said += self._tell(latest)
+                _forget(path)
         return said
+
+    def _tell(self, message: Message | None) -> list[str]:
+        """Send it if MLflow still has what it is about; one sentence of it."""
+        if message is None or not self._still_wanted(message):
+            return []
+        self._send(message)
+        return [f"MLflow was told: {message}."]
 
     def _keep(self, message: Message) -> None:
         stamp = message.at.strftime("%Y%m%dT%H%M%S.%fZ")
@@ -268,14 +213,15 @@ def _change_message(path: Path) -> Message | None:
         change = Change.read(path)
     except InputError as error:
         _log.error("A note of a change was dropped: %s", error)
-        path.unlink(missing_ok=True)
+        _forget(path)
         return None
     with suppress(EnginegateError):
         message = change.message()
         if message is not None:
             return message
-    if datetime.now(tz=UTC) - change.at > _EXPECTED_FOR:
-        path.unlink(missing_ok=True)
+    over = datetime.now(tz=UTC) - change.at > _EXPECTED_FOR
+    if over and not rolls(Path(change.root), change.model):
+        _forget(path)
     return None
 
 
@@ -286,3 +232,9 @@ def _read(path: Path) -> Message | None:
     except InputError as error:
         _log.error("A message to MLflow was dropped: %s", error)
         return None
+
+
+def _forget(path: Path) -> None:
+    """What cannot be deleted is told once more, which changes nothing."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)

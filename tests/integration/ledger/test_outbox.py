@@ -1,8 +1,9 @@
 """Telling MLflow later: in order, once, and never held up by what is gone."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,10 +11,12 @@ from enginegate.candidate import FileDigest
 from enginegate.decision import Promise, Release
 from enginegate.durable import file_lock, write_file
 from enginegate.errors import LedgerError, PublishError
-from enginegate.ledger import Outbox, decision_message
-from enginegate.ledger.outbox import Message
+from enginegate.ledger import Outbox, decision_message, live_message
+from enginegate.ledger.messages import Message
 from enginegate.repository import Current, Layout
+from enginegate.repository.rollout import LOCK, Progress, Rollouts
 from enginegate.workspace import Workspace
+from tasks.release import PUBLISHED, UNDO, take_back
 from tests.fakes.evidence import FP32, SERVING, WHEN, decision, scorecard, sha
 
 
@@ -88,6 +91,7 @@ def go_live(root, version, uri):
     write_file(layout.release_file(version), release.pretty_json())
     current = Current(version=version, known=(version,), changed_at=WHEN)
     write_file(layout.current_file, current.pretty_json())
+    return release
 
 
 def test_a_change_that_was_cut_short_before_it_was_told_is_told(outbox, ledger, registered):
@@ -125,19 +129,24 @@ def test_a_change_that_was_refused_or_told_leaves_no_note(outbox):
 
 
 def test_while_another_process_tells_it_waits_no_longer_than_it_says(
-    outbox, registered, monkeypatch
+    outbox, ledger, registered, monkeypatch
 ):
-    """What is kept stays kept, and nothing but a refusal comes back."""
+    """What is kept stays kept, and nothing but a refusal comes back; a promotion is patient."""
     monkeypatch.setattr("enginegate.ledger.outbox._LOCK_TIMEOUT_S", 0.0)
     version = registered("busy")
     outbox.workspace.outbox.mkdir()
-    with file_lock(outbox.workspace.outbox / ".lock"):
-        refusal = outbox.tell_or_keep(live("busy", version, 1))
+    with ThreadPoolExecutor(1) as promoter:
+        with file_lock(outbox.workspace.outbox / ".lock"):
+            refusal = outbox.tell_or_keep(live("busy", version, 1))
 
-        assert "just being told" in refusal
-        with pytest.raises(LedgerError, match="just being told"):
-            outbox.deliver()
-    assert len(outbox.deliver()) == 1
+            assert "just being told" in refusal
+            with pytest.raises(LedgerError, match="just being told"):
+                outbox.deliver()
+            telling = promoter.submit(outbox.tell, live("busy", version, 2))
+            wait([telling], 0.2)
+        telling.result()
+    assert outbox.waiting() == ()
+    assert ledger.version_tags("busy", version)["n"] == "2"
 
 
 def test_what_was_live_is_not_told_after_what_is(outbox, ledger, registered, monkeypatch):
@@ -164,6 +173,94 @@ def test_what_was_live_is_not_told_after_what_is(outbox, ledger, registered, mon
         delivery.result()
 
     assert ledger.alias("overtaken", "champion") == third
+
+
+@pytest.mark.parametrize("way", ["tell", "tell_or_keep"])
+def test_whatever_waited_what_is_live_is_told(outbox, ledger, registered, way):
+    """A promotion, or a rollback, waits for its turn while somebody else rolls back to 1."""
+    root = outbox.workspace.root / "live"
+    first, second = registered(way), registered(way)
+    waits = live_message(go_live(root, 2, f"models:/{way}/{second}"), root)
+    back = live_message(go_live(root, 1, f"models:/{way}/{first}"), root)
+
+    assert outbox.tell_or_keep(back) == ""
+    getattr(outbox, way)(waits)
+
+    assert ledger.alias(way, "champion") == first
+    assert ledger.version_tags(way, first)["enginegate.release"] == "1"
+
+
+def test_a_canary_is_no_champion(outbox, ledger, registered):
+    """Not while it is watched, by any message, nor after it failed; but once it has held."""
+    root, rollouts = outbox.workspace.root / "live", Rollouts(outbox.workspace.root / "live")
+    first, second = registered("canary"), registered("canary")
+    before = live_message(go_live(root, 1, f"models:/canary/{first}"), root)
+    outbox.tell(before)
+    progress = Progress(model="digits", before=1, canary=2)
+    for holds in (False, True):
+        with outbox.expecting(root, "digits"):
+            with file_lock(root / LOCK):
+                rollouts.note(progress.model_copy(update={"held": holds}))
+                go_live(root, 2, f"models:/canary/{second}")
+                assert outbox.deliver() == ()
+                assert outbox.tell_or_keep(before) == ""
+                outbox.tell(before)
+                outbox.told("digits")
+                assert outbox.deliver() == ()
+            if not holds:
+                assert outbox.deliver() == ()
+                go_live(root, 1, f"models:/canary/{first}")
+            assert ledger.alias("canary", "champion") == first
+            rollouts.settle("digits")
+
+        outbox.deliver()
+
+        assert ledger.alias("canary", "champion") == (second if holds else first)
+        assert outbox.waiting() == ()
+
+
+def test_where_nothing_can_be_kept_it_is_told_now(outbox, ledger, registered, monkeypatch):
+    """Or it is said that it is lost; what cannot be deleted is told, and holds nothing up."""
+    version, folder = registered("kept-nowhere"), outbox.workspace.outbox
+    folder.write_text("no folder")
+
+    assert outbox.tell_or_keep(live("kept-nowhere", version, 1)) == ""
+    assert ledger.alias("kept-nowhere", "champion") == version
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        refusal = outbox.tell_or_keep(live("kept-nowhere", version, 2))
+    assert "could not be reached" in refusal
+    assert "Nor could it be kept" in refusal
+
+    folder.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr("pathlib.Path.unlink", read_only)
+        assert outbox.tell_or_keep(live("kept-nowhere", version, 3)) == ""
+    assert ledger.version_tags("kept-nowhere", version)["n"] == "3"
+
+
+def read_only(*_, **__):
+    raise PermissionError("read-only")
+
+
+def test_a_promotion_that_is_taken_back_is_corrected(outbox, ledger, registered, monkeypatch):
+    """MLflow moved the alias and its answer was lost: whoever delivers next tells what is live."""
+    monkeypatch.setenv("ENGINEGATE_HOME", str(outbox.workspace.root))
+    root = outbox.workspace.root / "live"
+    first, second = registered("taken-back"), registered("taken-back")
+    release = go_live(root, 2, f"models:/taken-back/{second}")
+    outbox.tell(live_message(release, root))
+
+    def withdraw(*_):
+        go_live(root, 1, f"models:/taken-back/{first}")
+        return "release 1 is live again"
+
+    rules = SimpleNamespace(target=SimpleNamespace(repository=root), name="digits")
+    publication = SimpleNamespace(rules=rules, repository=SimpleNamespace(withdraw=withdraw))
+    take_back(SimpleNamespace(get={UNDO: publication, PUBLISHED: release}.get))
+    outbox.deliver()
+
+    assert ledger.alias("taken-back", "champion") == first
 
 
 def test_a_run_is_told_who_decided(outbox, ledger):

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from uuid import uuid4
 
+import httpx
 import pytest
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.responses import (
@@ -50,7 +51,10 @@ class Server:
 
     def resume_flow_run(self, _, run_input):
         self.forms.append(run_input)
-        return self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        said = self.says.pop(0) if len(self.says) > 1 else self.says[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
 
 
 @pytest.fixture
@@ -91,3 +95,29 @@ def test_a_run_that_takes_no_answer_is_said(answered, caplog, monkeypatch, why):
     monkeypatch.setattr("flows.answer._FORM_S", 0.0)
     assert answered(Server(refused(why))) == ()
     assert f"one did not take the answer: {why}" in caplog.text
+
+
+DEAD = httpx.ConnectError("Connection refused")
+
+
+def test_a_server_that_cannot_be_asked_fails_nothing(answered, caplog):
+    """The decision is kept already, so it is said where people can go on."""
+
+    class Away(Server):
+        def read_flow_runs(self, **_):
+            raise DEAD
+
+    assert answered(Away()) == ()
+    assert "decision, which is kept: Connection refused" in caplog.text
+
+
+def test_a_run_that_the_server_breaks_at_leaves_out_no_other(answered, caplog):
+    """The first is named in the log, the second goes on."""
+
+    class Two(Server):
+        def read_flow_runs(self, **_):
+            (run,) = super().read_flow_runs()
+            return [run, run.model_copy(update={"name": "two"})]
+
+    assert answered(Two(DEAD, ACCEPTED)) == ("two",)
+    assert "one could not be resumed: Connection refused" in caplog.text

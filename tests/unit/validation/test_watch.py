@@ -374,7 +374,7 @@ def test_looks_of_watches_that_overlap_are_all_kept(tmp_path):
     """Both took the next number when they began; the one that ends later gets another."""
     looks = Looks(tmp_path)
 
-    kept = [looks.add(look(number=1)), looks.add(look(number=1, findings=()))]
+    kept = [looks.add(look(number=1, at=datetime(2026, 11, day, tzinfo=UTC))) for day in (20, 21)]
 
     assert [seen.number for seen in kept] == [1, 2]
     assert looks.read() == tuple(kept)

@@ -1,0 +1,148 @@
+"""What MLflow is to hear of releases and decisions, and notes that there will be something to tell.
+
+Between making a message and sending it, another release can become live: a message about what is
+live says where to look, and what is sent is what is live by then.
+"""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from pydantic import PositiveInt
+
+from enginegate.canonical import Record
+from enginegate.decision import Decision, Head, Release
+from enginegate.errors import EnginegateError
+from enginegate.repository import AuditLog, Layout
+from enginegate.repository.rollout import Rollouts
+
+CHAMPION = "champion"
+_TAG_LENGTH = 1000
+
+
+class Message(Record):
+    """Facts about one registered version, or one run, and an alias that is to stand for it."""
+
+    schema_version: Literal[1] = 1
+    at: datetime
+    run: str = ""
+    model: str = ""
+    version: PositiveInt | None = None
+    alias: str = ""
+    tags: dict[str, str]
+    root: str = ""
+    """The live repository that it is about; empty: it says the same whatever becomes live."""
+    of: str = ""
+    """The model's name in that repository."""
+
+    def __str__(self) -> str:
+        if self.version is None:
+            return f"tags on run {self.run}"
+        return f"{self.model}@{self.alias or 'tags'} is version {self.version}"
+
+    @property
+    def is_early(self) -> bool:
+        """Whether a roll-out decides now what stays live."""
+        return bool(self.root) and rolls(Path(self.root), self.of)
+
+    def as_of_now(self) -> "Message | None":
+        """The same about what is live by now; None: nothing is, or nothing that is registered.
+
+        Where nobody can say what is live, it stays as it is.
+        """
+        root = Path(self.root)
+        if not self.root or not root.is_dir():
+            return self
+        try:
+            live = live_in(root, self.of)
+            return live_message(live, root) if live else None
+        except (EnginegateError, OSError):
+            return self
+
+
+class Change(Record):
+    """That another release of a model is about to become live than the one that was."""
+
+    schema_version: Literal[1] = 1
+    at: datetime
+    root: str
+    model: str
+    before: PositiveInt | None
+
+    @property
+    def has_happened(self) -> bool:
+        """Whether anything else is live than before, for now or for good."""
+        live = live_in(Path(self.root), self.model)
+        return live is not None and live.version != self.before
+
+    def message(self) -> Message | None:
+        """What is live instead; None: it is what was before, may not stay, or is not registered."""
+        root = Path(self.root)
+        live = live_in(root, self.model)
+        # Only then: what is read here may be a canary since.
+        if live is None or live.version == self.before or rolls(root, self.model):
+            return None
+        return live_message(live, root)
+
+
+def live_in(root: Path, model: str) -> Release | None:
+    """What is live in a repository; None: nothing."""
+    layout = Layout(root, model)
+    current = layout.current()
+    return layout.release(current.version) if current else None
+
+
+def rolls(root: Path, model: str) -> bool:
+    """Whether what is live may go back by itself: a fleet's roll-out is under way or cut short."""
+    rollouts = Rollouts(root)
+    try:
+        progress = rollouts.of(model)
+        if progress is None:
+            return False
+        return not rollouts.is_settled(progress) or rollouts.under_way_by(model) is not None
+    except (EnginegateError, OSError):
+        # It ends, or begins, at this moment.
+        return True
+
+
+def live_message(release: Release, root: Path) -> Message | None:
+    """That a release is live in ``root``, or whatever is by the time this is sent."""
+    message = release_message(release, AuditLog(root).head())
+    place = {"root": str(root.absolute()), "of": release.model}
+    return message.model_copy(update=place) if message else None
+
+
+def release_message(release: Release, audit: Head | None) -> Message | None:
+    """That a release is live: alias, approvals and the audit log's head; None: not registered."""
+    if not release.model_uri.startswith("models:/"):
+        return None
+    name, version = release.model_uri.removeprefix("models:/").split("/")
+    given = (*release.further_decisions, release.decision)
+    tags = {
+        "enginegate.release": str(release.version),
+        "enginegate.engine": release.engine_sha256,
+        "enginegate.approved_by": ", ".join(d.approver for d in given),
+        "enginegate.approved_why": "; ".join(d.reason for d in given),
+        "enginegate.approved_at": release.decision.decided_at.isoformat(timespec="seconds"),
+    }
+    if audit is not None:
+        tags["enginegate.audit"] = f"{audit.count}:{audit.sha256}"
+    return Message(
+        at=datetime.now(tz=UTC),
+        model=name,
+        version=int(version),
+        alias=CHAMPION,
+        tags={name: text[:_TAG_LENGTH] for name, text in tags.items()},
+    )
+
+
+def decision_message(decision: Decision, run: str) -> Message:
+    """That a person answered, for the run that filed the scorecard."""
+    tags = {
+        "decision": decision.answer,
+        "decision.by": decision.approver,
+        "decision.why": decision.reason[:_TAG_LENGTH],
+        "decision.at": decision.decided_at.isoformat(timespec="seconds"),
+        "decision.origin": decision.origin,
+    }
+    return Message(at=datetime.now(tz=UTC), run=run, tags=tags)

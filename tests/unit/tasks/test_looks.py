@@ -1,0 +1,94 @@
+"""The number of a look is its own before anything is done about it, and names no other look."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from enginegate.candidate import FileDigest
+from enginegate.decision import Promise, Release
+from enginegate.durable import file_lock
+from enginegate.errors import EnginegateError, LedgerError
+from enginegate.ledger import Ledger
+from enginegate.operating import Watch
+from enginegate.watching import Looks, Sampled
+from enginegate.workspace import Workspace, now
+from tasks.watch import keep_look, take_look
+from tests.fakes.evidence import INT8, SERVING, WHEN, decision, scorecard, sha
+
+CARD = scorecard()
+RELEASE = Release(
+    model="digits",
+    version=2,
+    model_uri="models:/digits/1",
+    candidate=INT8,
+    engine_sha256=sha("e"),
+    serving=SERVING,
+    backend="python",
+    inputs=(),
+    outputs=(),
+    golden=FileDigest(sha256=sha("a"), size_bytes=1),
+    golden_max_abs_error=0.1,
+    files={},
+    scorecard_sha256=CARD.digest,
+    decision=decision(CARD),
+    previous_version=1,
+    promise=Promise(p99_ms=20, throughput_per_s=50, slo_p99_ms=25),
+    published_at=WHEN,
+)
+RULES = SimpleNamespace(watch=Watch())
+
+
+@pytest.fixture
+def looks(tmp_path, monkeypatch):
+    """Where looks at the live release are kept; MLflow does not answer."""
+
+    def refuse(*_):
+        raise LedgerError("nothing answers")
+
+    monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path))
+    monkeypatch.setattr(Ledger, "log_look", refuse)
+    monkeypatch.setattr(
+        "tasks.watch._current", lambda _: SimpleNamespace(version=2, changed_at=now())
+    )
+    monkeypatch.setattr("tasks.watch._views", lambda *_: ())
+    return Looks.at(Workspace.here(), RELEASE)
+
+
+def taken():
+    return take_look.fn(RULES, RELEASE, Sampled())
+
+
+def test_what_is_alerted_is_the_look_that_is_kept(looks, monkeypatch):
+    """Another watch keeps one meanwhile: the later one has the next number when it is acted on."""
+    meanwhile = []
+
+    def views(*_):
+        monkeypatch.setattr("tasks.watch._views", lambda *_: ())
+        meanwhile.append(taken())
+        return ()
+
+    monkeypatch.setattr("tasks.watch._views", views)
+
+    look = taken()
+    kept = keep_look.fn(RELEASE, look.model_copy(update={"action": "alert"}))
+
+    assert (meanwhile[0].number, look.number, kept.number) == (1, 2, 2)
+    assert looks.read() == (*meanwhile, kept)
+    assert kept.action == "alert"
+
+
+def test_a_look_that_cannot_be_kept_is_acted_on_all_the_same(looks, monkeypatch):
+    """A watch that hangs, and says so, keeps nobody from going back; what cannot be kept is told.
+
+    And a folder that nobody can write to is one more reason, in words of this program.
+    """
+    monkeypatch.setattr("enginegate.watching._LOCK_TIMEOUT_S", 0.0)
+    with file_lock(looks.folder / ".lock"):
+        look = taken()
+        with pytest.raises(EnginegateError, match=r"keeping a look in .* by pid"):
+            keep_look.fn(RELEASE, look)
+    assert looks.read() == ()
+    assert keep_look.fn(RELEASE, look) == look
+
+    with pytest.raises(EnginegateError, match="cannot be kept"):
+        Looks(looks.folder / ".lock").add(look)
