@@ -7,7 +7,8 @@ looked at again from here. Clients of an engine and of an ensemble never stop, a
 checked against the version that it names.
 
 ``python benchmarks/kill_promotions.py`` prints a table and writes results/kill_promotions.json;
-``--kills 60`` measures less.
+``--kills 60`` measures less. ``--fleet`` does it to roll-outs to three servers, one with a
+repository of its own, and writes results/kill_promotions_fleet.json.
 """
 
 import argparse
@@ -25,49 +26,53 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.lab.campaign import Campaign, Killed  # noqa: E402
 from benchmarks.lab.figures import at_most, clients_row, counted, keep, machine  # noqa: E402
+from benchmarks.lab.fleet import OPERATIONS, fleet_kills, standing  # noqa: E402
 from benchmarks.lab.job import What  # noqa: E402
-from benchmarks.lab.nursery import Nursery  # noqa: E402
 from benchmarks.lab.plan import Kill, long  # noqa: E402
-from benchmarks.lab.tagged import CHAIN, ENGINE, QUICK  # noqa: E402
+from benchmarks.lab.tagged import CHAIN, ENGINE  # noqa: E402
 from enginegate.errors import ServerError  # noqa: E402
 from enginegate.triton.callers import Callers  # noqa: E402
-from enginegate.triton.install import find_triton  # noqa: E402
-from enginegate.triton.server import ServerOptions, start  # noqa: E402
 
 KILLS, RATE_PER_S = 600, 40.0
 _EVERY = 20
 _OPERATIONS: tuple[What, ...] = ("publish", "rollback", "publish-wrong")
 
 
-def measure(kills: int, rate_per_s: float) -> dict[str, Any]:
-    """Kill so many operations.
+def measure(kills: int, rate_per_s: float, *, fleet: bool = False) -> dict[str, Any]:
+    """Kill so many operations, of one server or of a fleet.
 
     Raises:
         ServerError: Triton died; nothing that was killed may bring it down.
     """
-    with tempfile.TemporaryDirectory(prefix="kill-promotions-") as name:
-        folder = Path(name)
-        (folder / "repository").mkdir()
-        install = find_triton(folder / "triton")
-        options = ServerOptions(flags=QUICK)
-        with (
-            start(install, folder / "repository", folder=folder, options=options) as server,
-            Nursery(folder / "nursery") as nursery,
-        ):
-            campaign = Campaign(server, nursery, folder)
-            for model in (ENGINE, CHAIN):
-                campaign.begin(model)
-            began_s = time.perf_counter()
-            with campaign.called(ENGINE, CHAIN, rate_per_s=rate_per_s) as clients:
-                acts = {
-                    (what, model): campaign.acts(what, model)
-                    for model in (ENGINE, CHAIN)
-                    for what in _OPERATIONS
-                }
-                plan = long(kills, acts)
-                found = list(_killed(campaign, plan))
-            lasted_s = time.perf_counter() - began_s
-    return _figures(plan, found, clients, lasted_s, server.version)
+    with (
+        tempfile.TemporaryDirectory(prefix="kill-promotions-") as name,
+        standing(Path(name), fleet=fleet) as campaign,
+    ):
+        began_s = time.perf_counter()
+        with campaign.called(ENGINE, CHAIN, rate_per_s=rate_per_s) as clients:
+            plan = (_fleet_plan if fleet else _plan)(campaign, kills)
+            found = list(_killed(campaign, plan))
+        lasted_s = time.perf_counter() - began_s
+        names = [
+            f"{model} on {server}" if server else model
+            for model in (ENGINE, CHAIN)
+            for server in campaign.servers
+        ]
+        called = dict(zip(names, clients, strict=True))
+        return _figures(plan, found, called, lasted_s, campaign.server.version)
+
+
+def _plan(campaign: Campaign, kills: int) -> list[Kill]:
+    acts = {
+        (what, model): campaign.acts(what, model)
+        for model in (ENGINE, CHAIN)
+        for what in _OPERATIONS
+    }
+    return long(kills, acts)
+
+
+def _fleet_plan(campaign: Campaign, kills: int) -> list[Kill]:
+    return fleet_kills(kills, {key: campaign.undisturbed(*key) for key in OPERATIONS})
 
 
 def _killed(campaign: Campaign, plan: list[Kill]) -> Iterator[Killed]:
@@ -77,7 +82,7 @@ def _killed(campaign: Campaign, plan: list[Kill]) -> Iterator[Killed]:
             killed = campaign.kill(each.what, each.model, each.death, twice=each.twice)
         except ServerError:
             print(f"During {each.what} of {each.model}, killed {each.death}:")
-            campaign.server.check_alive()  # If Triton itself died, this shows the end of its log.
+            campaign.check_alive()  # If a Triton itself died, this shows the end of its log.
             raise
         bad += bool(killed.problems)
         for problem in killed.problems:
@@ -91,7 +96,7 @@ def _killed(campaign: Campaign, plan: list[Kill]) -> Iterator[Killed]:
 def _figures(
     plan: list[Kill],
     found: list[Killed],
-    clients: tuple[Callers, ...],
+    clients: dict[str, Callers],
     lasted_s: float,
     version: str,
 ) -> dict[str, Any]:
@@ -105,7 +110,7 @@ def _figures(
         "broken": sum(bool(kill.problems) for kill in found),
         "broken_at_most": at_most(len(cut)),
         "rows": _rows(plan, found),
-        "clients": {name: clients_row(c) for name, c in zip((ENGINE, CHAIN), clients, strict=True)},
+        "clients": {name: clients_row(each) for name, each in clients.items()},
         "broken_kills": [asdict(kill) for kill in found if kill.problems],
     }
 
@@ -156,10 +161,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--kills", type=int, default=KILLS)
     parser.add_argument("--rate", type=float, default=RATE_PER_S, help="requests a second, each")
+    parser.add_argument("--fleet", action="store_true", help="roll-outs to several servers")
     given = parser.parse_args()
-    figures = measure(given.kills, given.rate)
+    figures = measure(given.kills, given.rate, fleet=given.fleet)
     show(figures)
-    print(f"\n{keep('kill_promotions', figures)}")
+    print(f"\n{keep('kill_promotions_fleet' if given.fleet else 'kill_promotions', figures)}")
     seen = figures["clients"].values()
     return int(bool(figures["broken"] or any(c["failed"] or c["wrong"] for c in seen)))
 

@@ -7,15 +7,17 @@ gave it, and every number has one package only.
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from benchmarks.lab.dying import Death
-from benchmarks.lab.job import Account, Job, What
+from benchmarks.lab.job import REFUSED, Account, Job, Site, What
 from benchmarks.lab.nursery import Ended, Nursery
 from benchmarks.lab.tagged import Order, made, samples, tag_in
 from enginegate.repository import Layout
 from enginegate.repository.copies import last_number
+from enginegate.repository.rollout import LOCK, Rollouts
 from enginegate.triton.answers import Reply
 from enginegate.triton.callers import Callers
 from enginegate.triton.client import TritonClient
@@ -53,13 +55,17 @@ class Killed:
 
 @dataclass(slots=True)
 class Campaign:
-    """A live repository under attack.
+    """A live repository under attack, or a fleet of them.
 
     Attributes:
+        server: the only one, or the first of a fleet.
+        members: the others of a fleet, by name, in the order in which they are told.
+        canary_s: how long the first of a fleet is watched.
         folder: for packages and accounts, outside the repository.
         tags: what each release's answers must carry, by model and number.
         attempts: packages made.
         work_ms: how long each run of an engine takes besides.
+        unfit: releases that a member of the fleet cannot load, by model and number.
     """
 
     server: Server
@@ -68,13 +74,28 @@ class Campaign:
     tags: dict[tuple[str, int], int] = field(default_factory=dict)
     attempts: int = 0
     work_ms: float = 0.0
+    unfit: set[tuple[str, int]] = field(default_factory=set)
+    members: dict[str, Server] = field(default_factory=dict)
+    canary_s: float = 0.0
 
     @property
     def root(self) -> Path:
-        """The repository."""
-        if self.server.repository is None:
-            raise ValueError("The server must be one of ours.")
-        return self.server.repository
+        """The repository; of a fleet the lead's."""
+        return _root(self.server)
+
+    @property
+    def servers(self) -> dict[str, Server]:
+        """All of them; the first has no name of its own."""
+        return {"": self.server, **self.members}
+
+    def check_alive(self) -> None:
+        """Show the end of a dead server's log.
+
+        Raises:
+            ServerError: one has died.
+        """
+        for server in self.servers.values():
+            server.check_alive()
 
     def begin(self, model: str, releases: int = 2) -> None:
         """Publish a model's first releases, undisturbed."""
@@ -83,7 +104,12 @@ class Campaign:
 
     def acts(self, what: What, model: str) -> int:
         """Durable acts of an undisturbed operation, which is done."""
-        return self._told(self._run(self._job(what, model, Death()))).acts
+        return self.undisturbed(what, model)[0]
+
+    def undisturbed(self, what: What, model: str) -> tuple[int, float]:
+        """Do an operation: its durable acts, and how many seconds it took."""
+        ended = self._run(self._job(what, model, Death()))
+        return self._told(ended).acts, ended.lasted_s
 
     def prepared(self, what: What, model: str) -> Callable[[], None]:
         """An undisturbed operation with all that it needs; calling it does it."""
@@ -103,11 +129,11 @@ class Campaign:
         before = self._live(model)
         target = job.to or last_number(Layout(self.root, model)) + 1
         ended = self._run(job, death.after_s if death.at == "instant" else None)
-        on_disk = self._live(model)
+        on_disk = self._committed(model)
+        recover = replace(job, what="recover", package=None, death=Death())
         if twice:
-            again = Death("act", number=twice)
-            self._run(Job("recover", self.root, self.server.grpc, model, death=again))
-        recovery = self._run(Job("recover", self.root, self.server.grpc, model))
+            self._run(replace(recover, death=Death("act", number=twice)))
+        recovery = self._run(recover)
         account = self._told(recovery)
         return Killed(
             what=what,
@@ -124,18 +150,19 @@ class Campaign:
 
     @contextmanager
     def called(self, *models: str, rate_per_s: float) -> Iterator[tuple[Callers, ...]]:
-        """Clients that never stop, of each model."""
+        """Clients that never stop, of each model on each server; all of a model together."""
         with ExitStack() as stack:
             yield tuple(
                 stack.enter_context(
                     Callers(
-                        self.server.grpc,
+                        server.grpc,
                         Traffic.of(model, samples(model)),
                         rate_per_s,
                         wrong_in=_Checking(model, self.tags),
                     )
                 )
                 for model in models
+                for server in self.servers.values()
             )
 
     def _problems(
@@ -145,24 +172,36 @@ class Campaign:
         yield from account.problems
         if account.unfinished:
             yield f"{account.unfinished} operations are still open in the journal"
-        allowed = {before} if job.what == "publish-wrong" else {before, target}
+        allowed = {before} if job.what in REFUSED else {before, target}
         if account.live not in allowed:
             yield f"release {account.live} is live, which is none of {sorted(allowed)}"
-        if account.live != on_disk:
+        # What a member cannot load was committed on the lead, and has to come back from there.
+        if account.live != on_disk and job.what not in REFUSED:
             yield f"release {on_disk} was committed, and recovery made it {account.live}"
-        yield from self._served(job.model, account.live)
-        left = [*self.root.parent.rglob(f".{job.model}-*"), *self.root.parent.rglob(".*.tmp")]
-        yield from (f"{path} was left" for path in left)
+        for name, server in self.servers.items():
+            of = f"{name}: " if name else ""
+            yield from (f"{of}{problem}" for problem in self._served(server, job, account.live))
+        for root in job.roots:
+            left = [*root.parent.rglob(f".{job.model}-*"), *root.parent.rglob(".*.tmp")]
+            left += [path for path in root.glob(".enginegate-fleet*") if path.name != LOCK]
+            yield from (f"{path} was left" for path in dict.fromkeys(left))
 
-    def _served(self, model: str, live: int | None) -> Iterator[str]:
-        """Ask the server with our own client: what answers, and with which tag."""
-        with TritonClient(self.server.grpc) as client:
-            current = Layout(self.root, model).current()
-            ready = {row.version for row in client.index() if row.name == model and row.ready}
-            if current is None or live not in ready or max(ready) != live:
+    def _served(self, server: Server, job: Job, live: int | None) -> Iterator[str]:
+        """Ask a server with our own client: what answers, and with which tag."""
+        layouts = [Layout(root, job.model) for root in (job.root, _root(server))]
+        current = [layout.current() for layout in layouts]
+        if any(each is None or each.version != live for each in current):
+            yield f"{layouts[-1].root} has {current[-1]} while release {live} is live"
+        elif live is not None and len({each.release(live).digest for each in layouts}) > 1:
+            yield f"release {live} is another one than the lead's"
+        with TritonClient(server.grpc) as client:
+            rows = [row for row in client.index() if row.name == job.model and row.ready]
+            ready = {row.version for row in rows}
+            if live not in ready or max(ready) != live:
                 yield f"versions {sorted(ready)} are ready while release {live} is live"
-            for sample, inputs in enumerate(samples(model, 2)):
-                problem = _Checking(model, self.tags)(sample, reply := client.infer(model, inputs))
+            for sample, inputs in enumerate(samples(job.model, 2)):
+                reply = client.infer(job.model, inputs)
+                problem = _Checking(job.model, self.tags)(sample, reply)
                 if problem or reply.model_version != str(live):
                     yield problem or f"version {reply.model_version} answers, not {live}"
 
@@ -171,10 +210,20 @@ class Campaign:
         if what != "rollback":
             return self._publishing(what, model, live, death)
         layout = Layout(self.root, model)
+        useless = {live} | {number for name, number in self.unfit if name == model}
+        others = [version for version in layout.stored_versions() if version not in useless]
+        if not others:  # retention has left only what a member cannot load
+            self._run(self._publishing("publish", model, live, Death()))
         current = layout.current()
-        others = [version for version in layout.stored_versions() if version != live]
         to = current.standby if current and current.standby else others[-1]
-        return Job(what, self.root, self.server.grpc, model, to=to, death=death)
+        return self._asking(what, model=model, to=to, death=death)
+
+    @property
+    def _asking(self) -> Callable[..., Job]:
+        """A job on these servers; what is to be done is still missing."""
+        sites = [Site(name, _root(each), each.grpc) for name, each in self.members.items()]
+        given = {"root": self.root, "address": self.server.grpc, "members": tuple(sites)}
+        return partial(Job, canary_s=self.canary_s, **given)
 
     def _publishing(self, what: What, model: str, expected: int | None, death: Death) -> Job:
         number = last_number(Layout(self.root, model)) + 1
@@ -183,10 +232,24 @@ class Campaign:
         self.tags[model, number] = tag
         folder = self.folder / "packages" / str(self.attempts)
         wrong = what == "publish-wrong"
-        package = made(Order(folder, model, tag, wrong=wrong, work_ms=self.work_ms))
-        return Job(
-            what, self.root, self.server.grpc, model, package, expected=expected, death=death
-        )
+        unfit = ""
+        if what == "publish-unfit":
+            self.unfit.add((model, number))
+            unfit = f"{self._elsewhere}/"
+        package = made(Order(folder, model, tag, wrong=wrong, work_ms=self.work_ms, unfit_in=unfit))
+        return self._asking(what, model=model, package=package, expected=expected, death=death)
+
+    @property
+    def _elsewhere(self) -> Path:
+        """The repository of a fleet's member that has its own."""
+        return next(_root(each) for each in self.members.values() if _root(each) != self.root)
+
+    def _committed(self, model: str) -> int:
+        """What recovery has to make live: a canary that has not held is to go back."""
+        live, progress = self._live(model), Rollouts(self.root).of(model)
+        if progress is not None and progress.canary == live and not progress.held:
+            return progress.before or 0
+        return live
 
     def _live(self, model: str) -> int:
         current = Layout(self.root, model).current()
@@ -203,6 +266,12 @@ class Campaign:
         if not isinstance(account, Account):
             raise TypeError(f"A child left {account!r}.")
         return account
+
+
+def _root(server: Server) -> Path:
+    if server.repository is None:
+        raise ValueError("The server must be one of ours.")
+    return server.repository
 
 
 @dataclass(frozen=True, slots=True)

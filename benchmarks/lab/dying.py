@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,21 +20,25 @@ class Death:
 
     Attributes:
         at: ``step``: when the journal has taken in a step; ``act``: just before a durable act;
-            ``torn``: in the middle of an append to the journal or audit log; ``instant``: whenever
-            the parent kills; ``none``: not at all.
+            ``torn``: in the middle of an append to the journal or audit log; ``window``: while a
+            canary is watched; ``instant``: whenever the parent kills; ``none``: not at all.
         step: which step.
-        number: which act or append, from 1.
-        after_s: seconds from the start of the operation.
+        number: which act or append, from 1. Of a step: which time that any journal of the operation
+            takes it in; a fleet has several journals.
+        after_s: seconds from the start of the operation, or of the window.
     """
 
-    at: Literal["step", "act", "torn", "instant", "none"] = "none"
+    at: Literal["step", "act", "torn", "window", "instant", "none"] = "none"
     step: str = ""
     number: int = 0
     after_s: float = 0.0
 
     def __str__(self) -> str:
         if self.at == "step":
-            return f"after step {self.step}"
+            again = f", time {self.number}" if self.number > 1 else ""
+            return f"after step {self.step}{again}"
+        if self.at == "window":
+            return f"{self.after_s * 1e3:.0f} ms into the canary's window"
         if self.at == "instant":
             return f"after {self.after_s * 1e3:.0f} ms"
         return f"{'before act' if self.at == 'act' else 'inside append'} {self.number}"
@@ -52,7 +57,7 @@ def arm(death: Death) -> Counter:
     counter = Counter()
     _count_acts(counter, death)
     if death.at == "step":
-        _after_step(death.step)
+        _after_step(death.step, max(1, death.number))
     if death.at == "torn":
         _inside_append(death.number)
     return counter
@@ -78,19 +83,30 @@ def _counted(act: Callable[..., Any], counter: Counter, death: Death) -> Callabl
     return counted
 
 
-def _after_step(step: str) -> None:
-    begin, add = Journal.open, Journal.add
+def sleep_or_die(death: Death, seconds: float) -> None:
+    """How a canary's window passes in a process that may have to die in it."""
+    if death.at == "window":
+        time.sleep(min(seconds, death.after_s))
+        die()
+    time.sleep(seconds)
+
+
+def _after_step(step: str, nth: int) -> None:
+    begin, add, seen = Journal.open, Journal.add, Counter()
+
+    def taken_in(now: str) -> None:
+        seen.acts += now == step
+        if now == step and seen.acts == nth:
+            die()
 
     def begin_then_die(self: Journal, *given: Any, **detail: Any) -> Entry:
         entry = begin(self, *given, **detail)
-        if step == "intent":
-            die()
+        taken_in("intent")
         return entry
 
     def add_then_die(self: Journal, entry: Entry, now: Any, **detail: str) -> Entry:
         added = add(self, entry, now, **detail)
-        if now == step:
-            die()
+        taken_in(now)
         return added
 
     Journal.open = begin_then_die  # type: ignore[method-assign]

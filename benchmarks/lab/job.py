@@ -1,19 +1,35 @@
-"""One operation on a live repository, done in a process of its own that may be killed."""
+"""One operation on a live repository or a fleet, in a process of its own that may be killed."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.lab.dying import Death, arm
+from benchmarks.lab.dying import Death, arm, sleep_or_die
 from enginegate.errors import PublishError
-from enginegate.repository import Layout, LiveRepository, Package, verify
+from enginegate.operating import Watch
+from enginegate.repository import Fleet, Layout, LiveRepository, Package, verify
+from enginegate.repository.canary import Canary
+from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.journal import Journal
 from enginegate.repository.layout import JOURNAL
+from enginegate.repository.rollout import Rollouts
 from enginegate.triton.client import TritonClient
 
-What = Literal["publish", "publish-wrong", "rollback", "recover"]
+What = Literal["publish", "publish-wrong", "publish-unfit", "rollback", "recover"]
+REFUSED: tuple[What, ...] = ("publish-wrong", "publish-unfit")
 _LOAD_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """One more server of a fleet: with the lead's repository, or with its own."""
+
+    name: str
+    root: Path
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +37,12 @@ class Job:
     """What to do.
 
     Attributes:
-        package: what to publish; one that answers wrongly must be refused.
+        package: what to publish; one that answers wrongly, or that a member of the fleet cannot
+            load, must be refused.
         expected: the release that is live.
         to: the release to go back to.
+        members: the other servers of a fleet, in the order in which they are told.
+        canary_s: how long the first server is watched.
     """
 
     what: What
@@ -34,6 +53,13 @@ class Job:
     expected: int | None = None
     to: int | None = None
     death: Death = field(default_factory=Death)
+    members: tuple[Site, ...] = ()
+    canary_s: float = 0.0
+
+    @property
+    def roots(self) -> tuple[Path, ...]:
+        """Every repository, the lead's first."""
+        return tuple(dict.fromkeys([self.root, *(site.root for site in self.members)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +71,7 @@ class Account:
         said: what recovery said.
         problems: what verification found, of folder, journal, audit log and server.
         live: the current release, by its file.
-        unfinished: operations that the journal has left open.
+        unfinished: operations that the journals have left open.
     """
 
     acts: int
@@ -58,19 +84,42 @@ class Account:
 def perform(job: Job) -> Account:
     """Do it, or die on the way."""
     counter = arm(job.death)
-    with TritonClient(job.address) as client:
-        repository = LiveRepository(job.root, client, load_timeout_s=_LOAD_TIMEOUT_S)
+    with _opened(job) as repository:
         if job.what == "recover":
-            return _recovered(repository, job.model, acts=lambda: counter.acts)
+            return _recovered(repository, job, acts=lambda: counter.acts)
         if job.what == "rollback":
             repository.rollback(job.model, job.to, reason="a measurement")
         elif job.package is not None:
-            _publish(repository, job.package, job.expected, wrong=job.what == "publish-wrong")
+            _publish(repository, job.package, job.expected, wrong=job.what in REFUSED)
         return Account(acts=counter.acts)
 
 
+@contextmanager
+def _opened(job: Job) -> Iterator[LiveRepository | Fleet]:
+    """What a policy's target would be, with the canary that a library caller gets."""
+    with ExitStack() as stack:
+        client = stack.enter_context(TritonClient(job.address))
+        lead = LiveRepository(job.root, client, load_timeout_s=_LOAD_TIMEOUT_S)
+        if not job.members:
+            yield lead
+            return
+        members = []
+        for site in job.members:
+            client = stack.enter_context(TritonClient(site.address))
+            own = replace(lead, root=site.root, client=client)
+            members.append(FleetMember(site.name, own, lead))
+        canary = Canary(
+            lead,
+            job.model,
+            Watch(),
+            sleep=partial(sleep_or_die, job.death),
+            goes_on=partial(Rollouts(job.root).check_goes_on, job.model),
+        )
+        yield Fleet(lead, tuple(members), canary_s=job.canary_s, hold=canary.hold)
+
+
 def _publish(
-    repository: LiveRepository, package: Package, expected: int | None, *, wrong: bool
+    repository: LiveRepository | Fleet, package: Package, expected: int | None, *, wrong: bool
 ) -> None:
     try:
         repository.publish(package, expected=expected)
@@ -79,18 +128,18 @@ def _publish(
             raise
         return
     if wrong:
-        raise AssertionError("A release that answers wrongly was accepted.")
+        raise AssertionError("A release that should have been refused was accepted.")
 
 
-def _recovered(repository: LiveRepository, model: str, *, acts: Callable[[], int]) -> Account:
+def _recovered(repository: LiveRepository | Fleet, job: Job, *, acts: Callable[[], int]) -> Account:
     said = repository.recover()
     done = acts()
     checks = verify(repository)
-    current = Layout(repository.root, model).current()
+    current = Layout(job.root, job.model).current()
     return Account(
         acts=done,
         said=said,
         problems=tuple(f"{c.subject}: {c.problem}" for c in checks if c.problem),
         live=current.version if current else None,
-        unfinished=len(Journal(repository.root / JOURNAL).unfinished()),
+        unfinished=sum(len(Journal(root / JOURNAL).unfinished()) for root in job.roots),
     )

@@ -1,19 +1,19 @@
 """Which kills are made: each journal step, each durable act, torn appends, and random instants."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from benchmarks.lab.dying import Death
 from benchmarks.lab.job import What
 from benchmarks.lab.tagged import CHAIN, ENGINE
 
-_PUBLISH = ("intent", "placed", "configured", "loaded", "done")
-_ROLLBACK = ("intent", "configured", "loaded", "done")
+PUBLISH = ("intent", "placed", "configured", "loaded", "done")
+ROLLBACK = ("intent", "configured", "loaded", "done")
 _APPENDS = {"publish": 6, "rollback": 5}
 _RECOVERY_ACTS = 24
 # An undisturbed operation takes about this long; later instants find it done.
-_LASTS_S = {
+_LASTS_S: dict[tuple[What, str], float] = {
     ("publish", ENGINE): 0.25,
     ("rollback", ENGINE): 0.1,
     ("publish", CHAIN): 0.6,
@@ -38,9 +38,9 @@ def every_step() -> Iterator[Kill]:
     """Each step of the journal, of an engine and of an ensemble, there and back, and undone."""
     for model in (ENGINE, CHAIN):
         also = ("prepared",) if model == CHAIN else ()
-        for step in (*_PUBLISH, *also):
+        for step in (*PUBLISH, *also):
             yield Kill("publish", model, Death("step", step=step))
-        for step in (*_ROLLBACK, *also):
+        for step in (*ROLLBACK, *also):
             yield Kill("rollback", model, Death("step", step=step))
         yield Kill("publish-wrong", model, Death("step", step="undone"))
 
@@ -67,15 +67,17 @@ def in_recovery() -> Iterator[Kill]:
 
 def instants(count: int, seed: int = 0) -> Iterator[Kill]:
     """At random instants of random operations."""
-    draw = random.Random(seed)  # noqa: S311 - no secret
+    return drawn(count, _LASTS_S, random.Random(seed))  # noqa: S311 - no secret
+
+
+def drawn(
+    count: int, lasts_s: Mapping[tuple[What, str], float], draw: random.Random
+) -> Iterator[Kill]:
+    """The same of operations that last so long."""
     for _ in range(count):
-        (what, model), lasts_s = draw.choice(list(_LASTS_S.items()))
-        after_s = round(draw.uniform(0.0, lasts_s), 4)
-        yield Kill(
-            "publish" if what == "publish" else "rollback",
-            model,
-            Death("instant", after_s=after_s),
-        )
+        (what, model), longest_s = draw.choice(list(lasts_s.items()))
+        after_s = round(draw.uniform(0.0, longest_s), 4)
+        yield Kill(what, model, Death("instant", after_s=after_s))
 
 
 def long(kills: int, acts: Acts) -> list[Kill]:
@@ -84,10 +86,16 @@ def long(kills: int, acts: Acts) -> list[Kill]:
     About a third are random instants; so is what is left when every point had its turn.
     """
     always = [*every_step(), *torn()]
-    points = [*in_recovery(), *every_act(acts)]
+    return filled(kills, always, [*in_recovery(), *every_act(acts)], instants)
+
+
+def filled(
+    kills: int, always: list[Kill], points: list[Kill], rest: Callable[[int], Iterator[Kill]]
+) -> list[Kill]:
+    """What is always made, as many of the points as there is room for, and the rest, shuffled."""
     room = max(0, kills - kills // 3 - len(always))
     kept = always + (points if len(points) <= room else _thinned(points, room))
-    chosen = [*kept, *instants(max(0, kills - len(kept)))]
+    chosen = [*kept, *rest(max(0, kills - len(kept)))]
     random.Random(1).shuffle(chosen)  # noqa: S311 - no secret
     return chosen
 

@@ -36,6 +36,7 @@ import numpy as np
 import triton_python_backend_utils as pb
 
 WORK_S = 0.0
+UNFIT_IN = ""
 
 _set_name = ctypes.pythonapi.PyCapsule_SetName
 _set_name.argtypes = [ctypes.py_object, ctypes.c_char_p]
@@ -51,6 +52,8 @@ def _tensor(name, array):
 class TritonPythonModel:
     def initialize(self, args):
         folder = pathlib.Path(args["model_repository"]) / args["model_version"]
+        if UNFIT_IN and str(folder).startswith(UNFIT_IN):
+            raise RuntimeError("this host cannot run it")
         self.tag = np.float32((folder / "engine.bin").read_text())
 
     def execute(self, requests):
@@ -84,6 +87,7 @@ class Order:
         tag: what its answers carry; whole and below 2 ** 23, so exact in a float32.
         wrong: it answers otherwise than it was validated.
         work_ms: how long each run of the engine takes besides, asleep as if on a GPU.
+        unfit_in: a server whose repository is below this folder cannot load it.
     """
 
     folder: Path
@@ -91,6 +95,7 @@ class Order:
     tag: int
     wrong: bool = False
     work_ms: float = 0.0
+    unfit_in: str = ""
 
 
 def made(order: Order) -> Package:
@@ -151,7 +156,8 @@ def _engine(order: Order) -> Package:
 
 
 def _source(order: Order) -> str:
-    return _SOURCE.replace("WORK_S = 0.0", f"WORK_S = {order.work_ms / 1e3!r}")
+    timed = _SOURCE.replace("WORK_S = 0.0", f"WORK_S = {order.work_ms / 1e3!r}")
+    return timed.replace('UNFIT_IN = ""', f"UNFIT_IN = {order.unfit_in!r}")
 
 
 def _rules(folder: Path) -> Ensemble:

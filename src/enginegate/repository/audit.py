@@ -113,7 +113,10 @@ class AuditLog:
             ) from error
 
     def close(self, journal: Journal, entry: Entry, *, done: bool, why: str) -> None:
-        """End a journalled operation: here first, so that one cut short is told by recovery."""
+        """End a journalled operation: here first, so that one cut short is told by recovery.
+
+        By the way that began it, whoever recovers: what was only followed stays so.
+        """
         layout = Layout(self.root, entry.model)
         manifest = layout.release_file(entry.version)
         deed = Deed(
@@ -121,7 +124,7 @@ class AuditLog:
             model=entry.model,
             who=user_at_host(),
             why=why,
-            origin=origin(self.way),
+            origin=origin(journal.way(entry) or self.way),
             release=entry.version,
             scorecard=layout.release(entry.version).scorecard_sha256 if manifest.exists() else None,
             operation=entry.operation,

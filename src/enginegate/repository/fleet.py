@@ -5,20 +5,17 @@ that a roll-out is under way: whoever comes after a kill takes a canary back tha
 and then brings every server to what the lead's repository says.
 """
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from enginegate.decision import Release
-from enginegate.durable import file_lock
 from enginegate.errors import (
     EnginegateError,
     NotEverywhereError,
     PublishError,
-    RepositoryBusyError,
     RepositoryError,
 )
 from enginegate.repository.copies import Copy
@@ -26,13 +23,10 @@ from enginegate.repository.fleet_member import FleetMember, each_of, lines
 from enginegate.repository.layout import Layout, models
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.recall import LEAD, Recall
-from enginegate.repository.rollout import LOCK, Progress
+from enginegate.repository.rollout import Progress
 from enginegate.repository.staging import Package
 from enginegate.repository.transitions import check_expected, check_still_live, rollback_target
 from enginegate.triton.client import TritonClient
-
-_LOCK_TIMEOUT_S = 30.0
-_ASK_AGAIN_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +75,7 @@ class Fleet:
             PublishError: a server failed; all were returned to the previous release. The message
                 names the server, and any that could not be returned.
         """
-        with self._rolling():
+        with self._recall.rollouts.alone():
             self._check_all_answer()
             self._recall.recover()
             layout = Layout(self.root, package.model)
@@ -100,6 +94,24 @@ class Fleet:
                 self._recall.rollouts.settle(package.model)
             return release
 
+    def publish_again(self, model: str, version: int, *, reason: str = "") -> Release:
+        """Make a release live whose bytes are here, by the path of one that is new.
+
+        Nobody knows why it was left: a canary may not have held. Raises as `publish`.
+        """
+        with self._recall.rollouts.alone():
+            self._check_all_answer()
+            self._recall.recover()
+            current = Layout(self.root, model).current()
+            before = current.version if current else None
+            self._recall.rollouts.note(Progress(model=model, before=before, canary=version))
+            try:
+                release = self.lead.rollback(model, version, reason=reason)
+                self._roll_out(release, before)
+            finally:
+                self._recall.rollouts.settle(model)
+            return release
+
     def rollback(
         self, model: str, to: int | None = None, *, reason: str = "", expected: int | None = None
     ) -> Release:
@@ -114,12 +126,17 @@ class Fleet:
             RepositoryError: there is no such release, or no server of the lead's folder answers.
         """
         with ExitStack() as rolling:
-            asked = self._roll_instead(rolling, model, expected)
+            asked = self._recall.rollouts.alone_instead(
+                rolling, model, self.lead.load_timeout_s, lambda p: expected in {None, p.canary}
+            )
+            layout = Layout(self.root, model)
+            left, cut = layout.current(), self._recall.rollouts.of(model)
+            self._recall.recover()
+            current = layout.current()
+            if cut is not None and cut.went_back(left, current) and expected in {None, cut.canary}:
+                asked = cut  # cut short after it had held: recovery has done what is asked for
             ended = asked.before if asked is not None else None
             wanted = ended if to is None else to
-            self._recall.recover()
-            layout = Layout(self.root, model)
-            current = layout.current()
             if ended is not None and current is not None and current.version == wanted:
                 return layout.release(current.version)
             if ended is None or current is None or current.version != ended:
@@ -129,7 +146,7 @@ class Fleet:
 
     def withdraw(self, model: str, version: int) -> str:
         """Take back a release whose promotion failed after it was published, on every server."""
-        with self._rolling():
+        with self._recall.rollouts.alone():
             layout = Layout(self.root, model)
             check_still_live(layout, layout.current(), version)
             previous = layout.release(version).previous_version
@@ -142,12 +159,32 @@ class Fleet:
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left, on every server."""
-        with self._rolling():
+        with self._recall.rollouts.alone():
             return self._recall.recover()
+
+    def end(self, model: str, may: Callable[[Progress], bool] = lambda _: True) -> Progress | None:
+        """End what is rolled out, and also what is about to be; then recover.
+
+        Args:
+            model: of which model.
+            may: whether it may be ended.
+
+        Returns:
+            What was ended.
+
+        Raises:
+            RepositoryBusyError: a roll-out goes on.
+        """
+        with ExitStack() as rolling:
+            asked = self._recall.rollouts.alone_instead(
+                rolling, model, self.lead.load_timeout_s, may
+            )
+            self._recall.recover()
+            return asked
 
     def repair(self) -> tuple[str, ...]:
         """Repair the lead, then bring every server to what it says."""
-        with self._rolling():
+        with self._recall.rollouts.alone():
             said = [*self._recall.recover(), *self.lead.repair()]
             for member in self.members:
                 if not member.shares:
@@ -260,39 +297,3 @@ class Fleet:
                 f"Of the fleet of {self.root}, {', '.join(dead)} does not answer, so nothing was "
                 "begun. Start it, or take it out of target.fleet in the policy."
             )
-
-    def _roll_instead(self, rolling: ExitStack, model: str, leave: int | None) -> Progress | None:
-        """Enter `_rolling`; the roll-out that was asked to end for it.
-
-        Asked again meanwhile: a canary that is not live yet, when this begins, cannot be asked.
-        """
-        asked, end_s = None, time.monotonic() + _LOCK_TIMEOUT_S
-        while True:
-            if asked is None:
-                asked = self._recall.rollouts.ask_to_end(model, leave=leave)
-                if asked is not None:
-                    end_s = time.monotonic() + _LOCK_TIMEOUT_S + self.lead.load_timeout_s
-            try:
-                rolling.enter_context(self._rolling(_ASK_AGAIN_S))
-            except RepositoryBusyError:
-                if time.monotonic() > end_s:
-                    raise
-            else:
-                return asked
-
-    @contextmanager
-    def _rolling(self, patience_s: float | None = None) -> Iterator[None]:
-        """One roll-out at a time: its canary may be watched for longer than a lock is held."""
-        try:
-            limit_s = _LOCK_TIMEOUT_S if patience_s is None else patience_s
-            with file_lock(self.root / LOCK, timeout_s=limit_s):
-                yield
-        except TimeoutError as error:
-            raise RepositoryBusyError(
-                f"A roll-out from {self.root} is under way by {error}. Try again when it has "
-                "finished."
-            ) from error
-        except OSError as error:
-            raise RepositoryError(
-                f"The live repository {self.root} cannot be changed: {error.strerror}."
-            ) from error

@@ -31,6 +31,10 @@ class FleetMember:
         """Whether it serves the lead's folder."""
         return self.repository.root == self.lead.root
 
+    def answers(self) -> bool:
+        """Whether its server is there."""
+        return self.repository.client is not None and self.repository.client.live()
+
     def serves(self, model: str, version: int | None) -> bool:
         """Whether its server proves now that it serves this release."""
         here = Layout(self.repository.root, model).current()

@@ -1,33 +1,89 @@
 """Bringing a host to a release that is live elsewhere, by the path that every promotion takes."""
 
+import logging
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from enginegate.decision import Release
 from enginegate.durable import file_lock
-from enginegate.errors import NotEverywhereError, RepositoryBusyError
-from enginegate.repository.audit import FOLLOWING
+from enginegate.errors import (
+    EnginegateError,
+    NotEverywhereError,
+    RepositoryBusyError,
+    RepositoryError,
+)
+from enginegate.machine import user_at_host
+from enginegate.repository.audit import FOLLOWING, Deed, origin, record_deed
 from enginegate.repository.copies import check_same
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.journal import Entry
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_journal import ObjectJournal, holder
-from enginegate.repository.object_release import ObjectReleases
+from enginegate.repository.object_release import ObjectReleases, Pointer
+from enginegate.repository.object_turns import live_version, was_undone
 
 _LOCK = ".enginegate-pull.lock"
 _LOCK_TIMEOUT_S = 30.0
+_log = logging.getLogger("enginegate.repository")
+
+
+@dataclass(frozen=True, slots=True)
+class WayBack:
+    """How a host came to an earlier release.
+
+    Attributes:
+        was_here: nothing was changed, because this host served it already.
+        partly: what keeps a server of a fleet from it, where the others serve it.
+    """
+
+    was_here: bool
+    partly: NotEverywhereError | None
+
+
+def follow(
+    local: LiveRepository | Fleet, releases: ObjectReleases, journal: ObjectJournal
+) -> Release | None:
+    """Bring this host to what is live in storage; None where nothing is.
+
+    Raises:
+        As `bring_here`; RepositoryError: it was left while it was fetched.
+    """
+    pointer, _ = releases.pointer()
+    release = releases.release_of(pointer) if pointer else None
+    if release is None:
+        _leave(local, journal, pointer)
+        return None
+    check = partial(_check_wanted, releases, journal, release)
+    bring_here(as_follower(local, journal), releases, release, check=check)
+    return release
 
 
 def bring_here(
-    local: LiveRepository | Fleet, releases: ObjectReleases, release: Release, *, reason: str = ""
+    local: LiveRepository | Fleet,
+    releases: ObjectReleases,
+    release: Release,
+    *,
+    reason: str = "",
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve a release here: go back to it if it is here, else fetch it and publish the copy.
+
+    A fleet watches the canary of one that is newer than what it serves, also if it is here: it may
+    have been left because it did not hold.
+
+    Args:
+        local: this host's servers.
+        releases: where to fetch it.
+        release: what to serve.
+        reason: for the audit log.
+        check: raises if it should not serve any more; called before anything is loaded.
 
     Raises:
         TamperedError: a file or an object is not what was published.
@@ -39,7 +95,11 @@ def bring_here(
     if here is not None and layout.version_folder(release.version).is_dir():
         check_same(local.root, layout.release(release.version), release.digest)
         if here.version != release.version:
-            local.rollback(release.model, release.version, reason=reason)
+            check()
+            if isinstance(local, Fleet) and release.version > here.version:
+                local.publish_again(release.model, release.version, reason=reason)
+            else:
+                local.rollback(release.model, release.version, reason=reason)
         elif not local.serves(release.model):
             local.bring_up(release.model)
         return
@@ -49,26 +109,57 @@ def bring_here(
         with tempfile.TemporaryDirectory(dir=around, prefix=_prefix(release.model)) as folder:
             copy = releases.fetch(release.version, Path(folder))
             check_same(releases.store.url, copy.release, release.digest)
-            local.publish(copy, expected=here.version if here else None)
+            expected = here.version if here else None
+            local.publish(copy, expected=expected, placed=lambda _: check())
 
 
 def go_back_here(
     local: LiveRepository | Fleet, releases: ObjectReleases, release: Release, *, reason: str
-) -> NotEverywhereError | None:
+) -> WayBack:
     """Serve an earlier release here at once: no canary is watched on the way back.
 
-    Returns:
-        What keeps a server of a fleet from it, where the others serve it.
+    What a pull began to load before the turn was taken is waited for, and its canary's window is
+    ended; from then on none begins.
 
     Raises:
         As `bring_here`.
     """
-    at_once = replace(local, hold=None) if isinstance(local, Fleet) else local
+    at_once = local
+    if isinstance(local, Fleet):
+        local.end(release.model)
+        at_once = replace(local, hold=None)
+    else:
+        local.recover()
+    was_here = live_version(Layout(local.root, release.model).current()) == release.version
     try:
         bring_here(at_once, releases, release, reason=reason)
     except NotEverywhereError as error:
-        return error
-    return None
+        return WayBack(was_here, error)
+    return WayBack(was_here, None)
+
+
+def note_way_back(
+    local: LiveRepository | Fleet, release: Release, *, reason: str, left: str
+) -> None:
+    """Say in this host's audit log that it decided on a way back which changed nothing here.
+
+    Others only follow, so no other log has it. It is live by now: a log that cannot be written
+    fails nothing.
+    """
+    lead = local.lead if isinstance(local, Fleet) else local
+    deed = Deed(
+        event="rolled back",
+        model=release.model,
+        who=user_at_host(),
+        why=f"{reason}; {left}" if reason else left,
+        origin=origin(lead.way),
+        release=release.version,
+        scorecard=release.scorecard_sha256,
+    )
+    try:
+        record_deed(lead.root, deed)
+    except EnginegateError as error:
+        _log.warning("the audit log does not say that release %d is live: %s", deed.release, error)
 
 
 def as_follower(local: LiveRepository | Fleet, journal: ObjectJournal) -> LiveRepository | Fleet:
@@ -82,6 +173,23 @@ def as_follower(local: LiveRepository | Fleet, journal: ObjectJournal) -> LiveRe
     if isinstance(local, Fleet):
         return replace(local, lead=replace(local.lead, way=FOLLOWING))
     return replace(local, way=FOLLOWING)
+
+
+def _check_wanted(releases: ObjectReleases, journal: ObjectJournal, release: Release) -> None:
+    journal.check_not_ours()
+    live = live_version(releases.pointer()[0])
+    if live != release.version:
+        raise RepositoryError(
+            f"Release {release.version} of {release.model} is no longer live in "
+            f"{releases.store.url}, but {live or 'none'}. Pull again."
+        )
+
+
+def _leave(local: LiveRepository | Fleet, journal: ObjectJournal, pointer: Pointer | None) -> None:
+    """Nothing is live in storage: take away here what was withdrawn there, or never got in."""
+    here = Layout(local.root, journal.model).current()
+    if here is not None and (pointer is not None or was_undone(journal.last(), here)):
+        as_follower(local, journal).withdraw(journal.model, here.version)
 
 
 def _is_own_failure(last: Entry | None, here: Current | None) -> bool:

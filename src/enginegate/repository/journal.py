@@ -64,6 +64,10 @@ class Journal:
         latest = {entry.operation: entry for entry in self.read()}
         return tuple(entry for entry in latest.values() if entry.step not in CLOSING)
 
+    def way(self, entry: Entry) -> str | None:
+        """By which way an operation was begun; None where that was not noted."""
+        return next(e.detail.get("way") for e in self.read() if e.operation == entry.operation)
+
     def last_step(self, entry: Entry) -> Step:
         """How far an operation has come."""
         return next(e.step for e in reversed(self.read()) if e.operation == entry.operation)

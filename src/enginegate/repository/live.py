@@ -94,7 +94,7 @@ class LiveRepository:
             self._live(layout)
             version = issued_number(layout, package, version)
             check_room(layout, part_names(package), version)
-            entry = journal.open("publish", package.model, version)
+            entry = journal.open("publish", package.model, version, way=self.way)
             with self._undone_on_failure(layout, journal, entry):
                 release = place(layout, package, version, before)
                 sign(layout, release, self.signing, new=not isinstance(package, Copy))
@@ -136,7 +136,7 @@ class LiveRepository:
                 admit(layout, layout.release(version), self.signing)
             if before is None:
                 raise RepositoryError(f"Nothing of {model} is live.")
-            entry = journal.open("rollback", model, version)
+            entry = journal.open("rollback", model, version, way=self.way)
             with self._undone_on_failure(layout, journal, entry):
                 self._switch(layout, journal, entry, after_rollback(before, version))
             self._audit.close(journal, entry, done=True, why=reason)
@@ -170,7 +170,7 @@ class LiveRepository:
         with self._changing() as journal:
             layout = Layout(self.root, model)
             check_still_live(layout, layout.current(), version)
-            entry = journal.open("withdraw", model, version)
+            entry = journal.open("withdraw", model, version, way=self.way)
             return self._undoing(journal).undo(layout, entry, reason="its promotion failed")
 
     def recover(self) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from enginegate.repository.object_journal import (
 )
 from enginegate.repository.object_release import ObjectReleases
 from enginegate.repository.object_turns import live_version
-from enginegate.repository.rollout import LOCK, Rollouts
+from enginegate.repository.rollout import LOCK, Progress, Rollouts
 
 _LOOK_S = 0.5
 _PATIENCE_S = 30.0
@@ -69,6 +69,8 @@ class Ending:
     def end(self, to: int | None, *, leave: int | None, reason: str) -> Ended | None:
         """End the roll-out whose canary is watched now, and wait until it has gone back.
 
+        Then this host is recovered, and one that it has only begun is ended too.
+
         Args:
             to: where to go back; nothing is ended for a release that is not there.
             leave: only if this is its canary; None: whichever is.
@@ -82,22 +84,39 @@ class Ending:
             RepositoryError: there is no release ``to``, or its bytes are gone.
         """
         here = self._end_here(to, leave)
-        return self._end_anywhere(to, leave, reason) or here
+        ended = self._end_anywhere(to, leave, reason) or here
+        late = self._recover(to, leave)
+        if late is None:
+            return ended
+        return self._end_anywhere(to, leave, reason) or late
+
+    def _recover(self, to: int | None, leave: int | None) -> Ended | None:
+        """Last, because it waits for whatever is rolled out from here."""
+        if not isinstance(self.local, Fleet):
+            self.local.recover()
+            return None
+        asked = self.local.end(self.journal.model, lambda p: self._may_end(p, to, leave))
+        return _ended(asked)
+
+    def _may_end(self, progress: Progress, to: int | None, leave: int | None) -> bool:
+        if progress.canary is None or to == progress.canary:
+            return False
+        if to not in {None, progress.before}:
+            self.releases.before(live_version(self.releases.pointer()[0]), to)
+        return leave in {None, progress.canary}
 
     def _end_here(self, to: int | None, leave: int | None) -> Ended | None:
         """Of what this host rolls out itself: a pull has no turn, and storage may be away."""
         rollouts, model = Rollouts(self.local.root), self.journal.model
         progress = rollouts.of(model)
-        if progress is None or progress.canary is None or to == progress.canary:
+        if progress is None or not self._may_end(progress, to, leave):
             return None
-        if to not in {None, progress.before}:
-            self.releases.before(live_version(self.releases.pointer()[0]), to)
         if rollouts.ask_to_end(model, leave=leave) is None:
             return None
         _log.warning("the roll-out of release %d from here was asked to end", progress.canary)
         try:
             with file_lock(rollouts.root / LOCK, timeout_s=self._patience_s):
-                return Ended(progress.canary, progress.before)
+                return _ended(progress)
         except TimeoutError as error:
             raise RepositoryBusyError(
                 f"The roll-out of {model} release {progress.canary} by {error} was asked to end, "
@@ -205,6 +224,12 @@ def _asked(journal: ObjectJournal) -> Ask | None:
     except (RepositoryError, ValidationError):
         # Storage that is away for a moment ends nothing; without it there is no commit either.
         return None
+
+
+def _ended(progress: Progress | None) -> Ended | None:
+    if progress is None or progress.canary is None:
+        return None
+    return Ended(progress.canary, progress.before)
 
 
 def _is_under_way(last: Entry | None, asked: Entry) -> bool:

@@ -16,7 +16,7 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository.copies import last_number
 from enginegate.repository.fleet import Fleet
-from enginegate.repository.following import as_follower, bring_here, go_back_here, sweep_pulls
+from enginegate.repository.following import follow, go_back_here, note_way_back, sweep_pulls
 from enginegate.repository.journal import Kind
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
@@ -117,7 +117,7 @@ class ObjectRepository:
         """
         self._check_model(model)
         ended = self._ending.end(to, leave=expected, reason=reason)
-        self._finish()
+        self._close_left()
         live = live_version(self.current())
         if ended is not None and live == ended.before:
             if to in {None, live}:
@@ -129,10 +129,13 @@ class ObjectRepository:
         with self._turn("rollback", target) as turn:
             tag = check_live(self.releases, live)
             release = self.releases.before(live, target)
-            partly = go_back_here(self.local, self.releases, release, reason=reason)
+            back = go_back_here(self.local, self.releases, release, reason=reason)
             self._commit(turn, release, tag)
-        if partly is not None:
-            raise partly
+        if back.was_here:
+            left = f"release {live} was live in {self.store.url}, and not here"
+            note_way_back(self.local, release, reason=reason, left=left)
+        if back.partly is not None:
+            raise back.partly
         return release
 
     def withdraw(self, model: str, version: int) -> str:
@@ -170,21 +173,15 @@ class ObjectRepository:
         self.journal.check_not_ours()
         sweep_pulls(self.root, self.model)
         self.local.recover()
-        pointer = self.current()
-        release = self.releases.release_of(pointer) if pointer else None
-        if release is None:
-            self._leave(pointer)
-            return None
-        bring_here(as_follower(self.local, self.journal), self.releases, release)
-        return release
+        return follow(self.local, self.releases, self.journal)
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left, and bring this host to what is live."""
-        return (*self._finish(), *self._follow())
+        return (*self.local.recover(), *self._close_left(), *self._follow())
 
-    def _finish(self) -> tuple[str, ...]:
+    def _close_left(self) -> tuple[str, ...]:
         sweep_pulls(self.root, self.model)
-        said = (*self.local.recover(), *close_abandoned(self.journal, self.releases))
+        said = close_abandoned(self.journal, self.releases)
         last, here = self.journal.last(), self._here()
         if self.journal.under_way() or self.current() or here is None or was_undone(last, here):
             return said
@@ -267,12 +264,6 @@ class ObjectRepository:
         except EnginegateError as error:
             return f"Not all of it could be undone; the next start tries again: {error}"
         return in_words(self.releases)
-
-    def _leave(self, pointer: Pointer | None) -> None:
-        """Nothing is live in storage: take away here what was withdrawn there, or never got in."""
-        here = self._here()
-        if here is not None and (pointer is not None or was_undone(self.journal.last(), here)):
-            as_follower(self.local, self.journal).withdraw(self.model, here.version)
 
     def _seed(self) -> str:
         """What this host serves already becomes the first release in storage."""

@@ -51,18 +51,37 @@ class Recall:
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left, on every server."""
+        self.rollouts.sweep()
         said = [*self.lead.recover()]
         for member in self.members:
             if not member.shares:
                 said += self._recovered(member)
         for progress in self.rollouts.unfinished():
             if self.rollouts.is_settled(progress):
-                said += self.align(progress.model)
+                said += self._follow(progress)
             else:
                 words = self.give_back(progress, self.members)
                 said.append(f"A roll-out of {progress.model} was cut short on the canary. {words}")
             self.rollouts.settle(progress.model)
         return tuple(said)
+
+    def _follow(self, progress: Progress) -> list[str]:
+        """The others follow a canary that held; if one that answers cannot, all go back.
+
+        Whoever killed the roll-out may have spared it that very refusal. A server that is dead says
+        nothing about the release: it is named, and waits for `repair`.
+        """
+        failed: dict[str, str] = {}
+        said = self._aligned(progress.model, failed)
+        current = Layout(self.lead.root, progress.model).current()
+        if current is None or current.version != progress.canary:
+            return said
+        if not any(member.name in failed and member.answers() for member in self.members):
+            return said
+        undone = progress.model_copy(update={"held": False})
+        self.rollouts.note(undone)
+        words = self.give_back(undone, self.members)
+        return [*said, f"A roll-out of {progress.model} was cut short. {words}"]
 
     def _recovered(self, member: FleetMember) -> list[str]:
         """One member's trouble must not keep the others from going back."""
@@ -73,13 +92,15 @@ class Recall:
 
     def align(self, model: str) -> list[str]:
         """Bring every server to what the lead's repository says."""
+        return self._aligned(model, {})
+
+    def _aligned(self, model: str, failed: dict[str, str]) -> list[str]:
         layout = Layout(self.lead.root, model)
         current = layout.current()
         if current is None:
             return []
         release = layout.release(current.version)
         behind = [m for m in self.members if not m.serves(model, current.version)]
-        failed: dict[str, str] = {}
         reached = each_of(behind, lambda member: member.take(release), failed)
         said = [f"{name} was brought to release {current.version} of {model}." for name in reached]
         return said + [f"{name} could not be: {why}" for name, why in failed.items()]

@@ -3,7 +3,9 @@
 A second file asks a roll-out to end, so that nobody has to wait for a canary's window to go back.
 """
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,10 +13,12 @@ from pydantic import PositiveInt
 
 from enginegate.canonical import Record
 from enginegate.durable import file_lock, write_file
-from enginegate.errors import RepositoryError
-from enginegate.repository.layout import Layout
+from enginegate.errors import InputError, RepositoryBusyError, RepositoryError
+from enginegate.repository.layout import Current, Layout
 
 LOCK = ".enginegate-fleet.lock"
+_LOCK_TIMEOUT_S = 30.0
+_ASK_AGAIN_S = 0.2
 _PROGRESS = ".enginegate-fleet."
 _END = ".enginegate-fleet-end."
 
@@ -28,6 +32,12 @@ class Progress(Record):
     """What was made live on the lead, or is about to be; nothing else is ever taken back."""
     held: bool = False
     """Whether the canary's window has held; before that the release goes back after a kill."""
+
+    def went_back(self, left: Current | None, now: Current | None) -> bool:
+        """Whether the lead left the canary for what was live before it."""
+        if left is None or now is None:
+            return False
+        return (left.version, now.version) == (self.canary, self.before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +53,13 @@ class Rollouts:
     def of(self, model: str) -> Progress | None:
         """The one of a model that is under way, or was cut short."""
         path = self._file(model)
-        return Progress.read(path) if path.is_file() else None
+        return _read(path) if path.is_file() else None
 
     def unfinished(self) -> Iterator[Progress]:
         """Every one that is under way, or was cut short."""
         for path in sorted(self.root.glob(f"{_PROGRESS}*.json")):
-            yield Progress.read(path)
+            if (progress := _read(path)) is not None:
+                yield progress
 
     def under_way_by(self, model: str) -> str | None:
         """Who rolls a model out now; None: nobody. What a kill cut short is nobody's."""
@@ -71,6 +82,11 @@ class Rollouts:
         if progress is not None and self.is_settled(progress):
             self._file(model).unlink()
         self._end(model).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Remove notes that a killed process had not written whole; whoever calls is `alone`."""
+        for left in self.root.glob(f".{_PROGRESS}*.json.*.tmp"):
+            left.unlink(missing_ok=True)
 
     def ask_to_end(self, model: str, *, leave: int | None) -> Progress | None:
         """Ask a roll-out whose canary has not held yet to go back now.
@@ -99,6 +115,69 @@ class Rollouts:
             ) from error
         return progress
 
+    @contextmanager
+    def alone(self, patience_s: float | None = None) -> Iterator[None]:
+        """One roll-out at a time: its canary may be watched for longer than a lock is held.
+
+        Raises:
+            RepositoryBusyError: one is under way.
+            RepositoryError: the folder cannot be written to.
+        """
+        limit_s = _LOCK_TIMEOUT_S if patience_s is None else patience_s
+        with ExitStack() as held:
+            try:
+                held.enter_context(file_lock(self.root / LOCK, timeout_s=limit_s))
+            except TimeoutError as error:
+                raise RepositoryBusyError(
+                    f"A roll-out from {self.root} is under way by {error}. Try again when it has "
+                    "finished."
+                ) from error
+            except OSError as error:
+                raise self._unchangeable(error) from error
+            try:
+                yield
+            except OSError as error:
+                raise self._unchangeable(error) from error
+
+    def _unchangeable(self, error: OSError) -> RepositoryError:
+        why = error.strerror or str(error)
+        return RepositoryError(f"The live repository {self.root} cannot be changed: {why}.")
+
+    def alone_instead(
+        self,
+        rolling: ExitStack,
+        model: str,
+        load_timeout_s: float,
+        may: Callable[[Progress], bool],
+    ) -> Progress | None:
+        """Enter `alone`; the roll-out that was asked to end for it.
+
+        Asked again meanwhile: a canary that is not live yet, when this begins, cannot be asked.
+
+        Args:
+            rolling: what holds `alone`.
+            model: which roll-out to end.
+            load_timeout_s: how long one that was asked may take to go back.
+            may: whether this one may be asked.
+
+        Raises:
+            RepositoryBusyError: one goes on.
+        """
+        asked, end_s = None, time.monotonic() + _LOCK_TIMEOUT_S
+        while True:
+            progress = self.of(model) if asked is None else None
+            if progress is not None and may(progress):
+                asked = self.ask_to_end(model, leave=progress.canary)
+                if asked is not None:
+                    end_s = time.monotonic() + _LOCK_TIMEOUT_S + load_timeout_s
+            try:
+                rolling.enter_context(self.alone(_ASK_AGAIN_S))
+            except RepositoryBusyError:
+                if time.monotonic() > end_s:
+                    raise
+            else:
+                return asked
+
     def check_goes_on(self, model: str) -> None:
         """Look whether somebody asked a roll-out to end.
 
@@ -113,3 +192,13 @@ class Rollouts:
 
     def _end(self, model: str) -> Path:
         return self.root / f"{_END}{model}"
+
+
+def _read(path: Path) -> Progress | None:
+    """None: the roll-out ended in this moment."""
+    try:
+        return Progress.read(path)
+    except InputError:
+        if path.exists():
+            raise
+        return None

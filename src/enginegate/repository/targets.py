@@ -1,5 +1,6 @@
 """Everything a policy's release goes to: one server, a fleet, and object storage before them."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -43,7 +44,9 @@ def open_repository(
     target, lead = policy.target, open_lead(policy, workspace, way=way, pinned=pinned)
     local: LiveRepository | Fleet = lead
     if target.fleet:
-        members = tuple(_member(each, lead) for each in target.fleet)
+        # Each may take its time to say that it is there, and a rollback waits for all of them.
+        with ThreadPoolExecutor(len(target.fleet)) as pool:
+            members = tuple(pool.map(partial(_member, lead=lead), target.fleet))
         canary = Canary(
             lead,
             policy.name,

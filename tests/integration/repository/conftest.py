@@ -19,6 +19,7 @@ from enginegate.repository.storage import ObjectStore
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 from tests.fakes.evidence import INT8, SERVING, decision, scorecard
+from tests.fakes.live_triton import FakeTriton
 
 X = TensorSpec(name="x", dtype="float32", shape=(-1, 2))
 Y = TensorSpec(name="y", dtype="float32", shape=(-1, 2))
@@ -248,6 +249,19 @@ def here(store, repository):
 def there(store, second):
     """Another host: it follows."""
     return ObjectRepository(store, "digits", second)
+
+
+@pytest.fixture
+def host(store, tmp_path):
+    """Make a host with a server in memory."""
+
+    def make(name):
+        root = tmp_path / name / "live"
+        root.mkdir(parents=True)
+        local = LiveRepository(root, FakeTriton(root), load_timeout_s=1.0)
+        return ObjectRepository(store, "digits", local)
+
+    return make
 
 
 @pytest.fixture

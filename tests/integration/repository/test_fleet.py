@@ -269,10 +269,13 @@ def test_a_killed_roll_out_ends_the_same_everywhere(repository, own, package, tm
 
 def test_one_roll_out_at_a_time(repository, own, package, monkeypatch):
     """A canary may be watched for long; the second is refused with the holder named."""
-    monkeypatch.setattr("enginegate.repository.fleet._LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("enginegate.repository.rollout._LOCK_TIMEOUT_S", 0.1)
     fleet = Fleet(repository, (own,))
 
-    with fleet._rolling(), pytest.raises(RepositoryBusyError, match=f"pid {os.getpid()}"):
+    with (
+        Rollouts(fleet.root).alone(),
+        pytest.raises(RepositoryBusyError, match=f"pid {os.getpid()}"),
+    ):
         fleet.publish(package(1.0), expected=None)
 
 

@@ -10,12 +10,11 @@ import pytest
 
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
-from enginegate.repository import Fleet, LiveRepository, ObjectRepository, object_ending, rollout
+from enginegate.repository import Fleet, ObjectRepository, object_ending, rollout
 from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.rollout import Rollouts
 from enginegate.repository.storage import ObjectStore
 from tests.fakes.hosts import live, problems, steps, wait_for_window
-from tests.fakes.live_triton import FakeTriton
 
 WINDOW_S = 60.0
 
@@ -35,19 +34,6 @@ class Window:
             assert time.monotonic() < deadline, "nobody ended the window"
             if self.looks:
                 self.rollouts.check_goes_on("digits")
-
-
-@pytest.fixture
-def host(store, tmp_path):
-    """Make a host with a server in memory."""
-
-    def make(name):
-        root = tmp_path / name / "live"
-        root.mkdir(parents=True)
-        local = LiveRepository(root, FakeTriton(root), load_timeout_s=1.0)
-        return ObjectRepository(store, "digits", local)
-
-    return make
 
 
 @pytest.fixture

@@ -15,17 +15,15 @@ from enginegate.repository import (
     Fleet,
     Layout,
     LiveRepository,
-    fleet,
     object_journal,
     open_storage,
+    rollout,
 )
 from enginegate.repository.object_journal import ObjectJournal, Turn, highest, is_abandoned
 from enginegate.repository.object_release import ObjectReleases
-from enginegate.repository.objects import ObjectRepository
 from enginegate.repository.rollout import Rollouts
 from tests.fakes.hosts import answer, live, problems
 from tests.fakes.lab import POLICY
-from tests.fakes.live_triton import FakeTriton
 
 
 class TestTurns:
@@ -79,15 +77,8 @@ class TestRaces:
     """Two hosts and their timing. Needs no Triton."""
 
     @pytest.fixture
-    def hosts(self, store, tmp_path):
+    def hosts(self, host):
         """Two that publish to the same prefix, each with a server in memory."""
-
-        def host(name):
-            root = tmp_path / name / "live"
-            root.mkdir(parents=True)
-            local = LiveRepository(root, FakeTriton(root), load_timeout_s=1.0)
-            return ObjectRepository(store, "digits", local)
-
         return host("one"), host("two")
 
     def test_of_two_that_begin_together_one_wins(self, hosts, package, monkeypatch):
@@ -186,7 +177,7 @@ class TestRaces:
     def test_a_window_that_a_pull_opened_is_ended_too(self, hosts, package, monkeypatch):
         """From its own host, at once; everywhere else goes back with it."""
         one, two = hosts
-        monkeypatch.setattr(fleet, "_LOCK_TIMEOUT_S", 10.0)
+        monkeypatch.setattr(rollout, "_LOCK_TIMEOUT_S", 10.0)
         one.publish(package(1.0), expected=None)
         two.pull()
         one.publish(package(2.0), expected=1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from enginegate import durable
 from enginegate.errors import NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository import Layout, LiveRepository
 from enginegate.repository.copies import Copy
@@ -73,6 +74,75 @@ def test_only_the_canary_is_taken_back(repository, own, package):
 
     assert live(repository, own.repository) == [1, 1]
     assert list(Rollouts(fleet.root).unfinished()) == []
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_member_that_cannot_follow_after_a_kill(repository, own, package, dead):
+    """It sends all back, as it would have done in the roll-out; a dead one says nothing."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    Rollouts(fleet.root).note(Progress(model="digits", before=1, canary=2, held=True))
+    own.repository.client.dead = dead
+    own.repository.client.refuses = {2}
+
+    said = "\n".join(fleet.recover())
+
+    assert "own could not be: " in said
+    assert ("Release 1 is live again on: own, the lead." in said) is not dead
+    assert live(repository, own.repository) == ([2, 1] if dead else [1, 1])
+    assert list(Rollouts(fleet.root).unfinished()) == []
+
+
+@pytest.mark.parametrize("expected", [None, 3])
+def test_a_rollback_goes_back_once(repository, own, package, expected):
+    """Recovery took the release back for a member's sake: that is what was asked for."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    fleet.publish(package(2.0), expected=1)
+    repository.publish(package(3.0), expected=2)
+    Rollouts(fleet.root).note(Progress(model="digits", before=2, canary=3, held=True))
+    own.repository.client.refuses = {3}
+
+    assert fleet.rollback("digits", expected=expected).version == 2
+
+    assert live(repository, own.repository) == [2, 2]
+
+
+def test_a_note_that_goes_while_it_is_read_is_gone(repository, monkeypatch):
+    """The roll-out ended in that moment; a rollback asks for it all the time."""
+    rollouts = Rollouts(repository.root)
+    rollouts.note(Progress(model="digits", canary=1))
+    read = Progress.read
+
+    def late(path):
+        path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Progress, "read", late)
+
+    assert rollouts.of("digits") is None
+
+
+def test_half_a_note_is_swept(repository, own, package):
+    """A process died while it wrote down how far the roll-out was."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    before = sorted(fleet.root.iterdir())
+
+    def die(*_given, **_named):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(durable.Path, "replace", die)
+        patch.setattr(durable.Path, "unlink", die)
+        with pytest.raises(KeyboardInterrupt):
+            Rollouts(fleet.root).note(Progress(model="digits", before=1, canary=2))
+    assert len(list(fleet.root.iterdir())) == len(before) + 1
+
+    fleet.recover()
+
+    assert sorted(fleet.root.iterdir()) == before
 
 
 def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package):
