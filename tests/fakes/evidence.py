@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from enginegate.candidate import Candidate, EngineKind, Precision
-from enginegate.decision import Decision
+from enginegate.candidate import Candidate, EngineKind, FileDigest, Precision
+from enginegate.decision import Decision, Promise, Release
 from enginegate.evidence import Benchmark, DataDigests, Finding, Outcome, Scorecard, Verdict
 from enginegate.measurement import Percentile
 from enginegate.serving import ServingConfig
@@ -78,3 +78,27 @@ def decision(card: Scorecard, **changes) -> Decision:
         "decided_at": WHEN,
     }
     return Decision(**(fields | changes))
+
+
+def release(**changes) -> Release:
+    card = scorecard()
+    fields = {
+        "model": "digits",
+        "version": 2,
+        "model_uri": "models:/digits/1",
+        "candidate": INT8,
+        "engine_sha256": sha("e"),
+        "serving": SERVING,
+        "backend": "python",
+        "inputs": (),
+        "outputs": (),
+        "golden": FileDigest(sha256=sha("a"), size_bytes=1),
+        "golden_max_abs_error": 0.1,
+        "files": {},
+        "scorecard_sha256": card.digest,
+        "decision": decision(card),
+        "previous_version": 1,
+        "promise": Promise(p99_ms=20, throughput_per_s=50, slo_p99_ms=25),
+        "published_at": WHEN,
+    }
+    return Release(**(fields | changes))

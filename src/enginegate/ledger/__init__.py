@@ -4,7 +4,7 @@ from enginegate.ledger.fetching import engine_of, scorecard_of
 from enginegate.ledger.filing import Exhibit
 from enginegate.ledger.ledger import Ledger
 from enginegate.ledger.link import Comparison
-from enginegate.ledger.messages import decision_message, live_message, release_message
+from enginegate.ledger.messages import decision_message, live_message
 from enginegate.ledger.outbox import Outbox
 from enginegate.ledger.plot import plots_available
 
@@ -17,6 +17,5 @@ __all__ = [
     "engine_of",
     "live_message",
     "plots_available",
-    "release_message",
     "scorecard_of",
 ]

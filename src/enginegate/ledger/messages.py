@@ -4,6 +4,7 @@ Between making a message and sending it, another release can become live: a mess
 live says where to look, and what is sent is what is live by then.
 """
 
+import logging
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -17,6 +18,7 @@ from enginegate.repository import AuditLog, Layout
 from enginegate.repository.rollout import Rollouts
 
 CHAMPION = "champion"
+_log = logging.getLogger("enginegate.outbox")
 _TAG_LENGTH = 1000
 
 
@@ -100,19 +102,20 @@ def rolls(root: Path, model: str) -> bool:
         if progress is None:
             return False
         return not rollouts.is_settled(progress) or rollouts.under_way_by(model) is not None
-    except (EnginegateError, OSError):
-        # It ends, or begins, at this moment.
+    except (EnginegateError, OSError) as error:
+        # Not told now is told later; told of a canary is wrong.
+        _log.warning("whether %s is being rolled out from %s is not known: %s", model, root, error)
         return True
 
 
 def live_message(release: Release, root: Path) -> Message | None:
     """That a release is live in ``root``, or whatever is by the time this is sent."""
-    message = release_message(release, AuditLog(root).head())
+    message = _release_message(release, AuditLog(root).head())
     place = {"root": str(root.absolute()), "of": release.model}
     return message.model_copy(update=place) if message else None
 
 
-def release_message(release: Release, audit: Head | None) -> Message | None:
+def _release_message(release: Release, audit: Head | None) -> Message | None:
     """That a release is live: alias, approvals and the audit log's head; None: not registered."""
     if not release.model_uri.startswith("models:/"):
         return None

@@ -75,8 +75,8 @@ def bring_here(
 ) -> None:
     """Serve a release here: go back to it if it is here, else fetch it and publish the copy.
 
-    A fleet watches the canary of one that is newer than what it serves, also if it is here: it may
-    have been left because it did not hold.
+    A fleet with a window watches the canary of one that is newer than what it serves, also if it
+    is here: it may have been left because it did not hold.
 
     Args:
         local: this host's servers.
@@ -96,7 +96,8 @@ def bring_here(
         check_same(local.root, layout.release(release.version), release.digest)
         if here.version != release.version:
             check()
-            if isinstance(local, Fleet) and release.version > here.version:
+            forward = release.version > here.version
+            if isinstance(local, Fleet) and local.hold is not None and forward:
                 local.publish_again(release.model, release.version, reason=reason)
             else:
                 local.rollback(release.model, release.version, reason=reason)

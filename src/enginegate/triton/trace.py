@@ -124,10 +124,12 @@ class Recorder:
     def _watch(self) -> None:
         """Switch tracing off when the files are large enough."""
         while not self._done.wait(_WATCH_S):
-            # What cannot be looked at cannot be limited.
-            with suppress(OSError):
+            try:
                 if self._files.size() < self.limits.max_bytes:
                     continue
+            except OSError as error:
+                # What cannot be looked at cannot be limited.
+                _log.warning("the recording of %s ends early: %s", self.note.model, error)
             self.full = True
             # A server that died is noticed by whoever sends or stops; it records no more.
             with suppress(ServerError):

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginegate.candidate import FileDigest
-from enginegate.decision import Promise, Release
 from enginegate.durable import file_lock, write_file
 from enginegate.errors import LedgerError, PublishError
 from enginegate.ledger import Outbox, decision_message, live_message
@@ -17,7 +15,7 @@ from enginegate.repository import Current, Layout
 from enginegate.repository.rollout import LOCK, Progress, Rollouts
 from enginegate.workspace import Workspace
 from tasks.release import PUBLISHED, UNDO, take_back
-from tests.fakes.evidence import FP32, SERVING, WHEN, decision, scorecard, sha
+from tests.fakes.evidence import WHEN, decision, release, scorecard
 
 
 @pytest.fixture
@@ -67,31 +65,12 @@ def test_what_is_gone_holds_nothing_up(outbox, ledger, registered):
 
 def go_live(root, version, uri):
     """What is on disk when a release is live."""
-    card = scorecard(model="digits")
     layout = Layout(root, "digits")
-    release = Release(
-        model="digits",
-        version=version,
-        model_uri=uri,
-        candidate=FP32,
-        engine_sha256=sha("e"),
-        serving=SERVING,
-        backend="python",
-        inputs=(),
-        outputs=(),
-        golden=FileDigest(sha256=sha("a"), size_bytes=1),
-        golden_max_abs_error=0.1,
-        files={},
-        scorecard_sha256=card.digest,
-        decision=decision(card),
-        previous_version=None,
-        promise=Promise(p99_ms=9, throughput_per_s=50, slo_p99_ms=25),
-        published_at=WHEN,
-    )
-    write_file(layout.release_file(version), release.pretty_json())
+    made = release(version=version, model_uri=uri, previous_version=None)
+    write_file(layout.release_file(version), made.pretty_json())
     current = Current(version=version, known=(version,), changed_at=WHEN)
     write_file(layout.current_file, current.pretty_json())
-    return release
+    return made
 
 
 def test_a_change_that_was_cut_short_before_it_was_told_is_told(outbox, ledger, registered):

@@ -8,9 +8,10 @@ from functools import partial
 
 import pytest
 
-from enginegate.errors import PublishError
-from enginegate.repository import AuditLog, Fleet, rollout
+from enginegate.errors import NotEverywhereError, PublishError
+from enginegate.repository import AuditLog, Fleet, Layout, rollout
 from enginegate.repository.changes import untold
+from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.object_journal import ObjectJournal
 from enginegate.repository.object_release import ObjectReleases
 from enginegate.repository.rollout import Rollouts
@@ -207,3 +208,25 @@ def test_a_canary_that_did_not_hold_is_watched_again(alone):
 
     assert (live(fleet), answer(fleet)) == (2, (2, 2.0))
     assert list(Rollouts(fleet.root).unfinished()) == []
+
+
+def test_a_way_back_waits_for_no_window_and_no_dead_server(alone, here, package, tmp_path):
+    """Also to a release that is newer than what is here, since its canary had not held here."""
+
+    def refuse(_seconds):
+        raise PublishError("3 requests failed")
+
+    (tmp_path / "own").mkdir()
+    own = replace(alone.local, root=tmp_path / "own", client=FakeTriton(tmp_path / "own"))
+    member = FleetMember("own", own, alone.local)
+    member.take(Layout(alone.root, "digits").release(1))
+    fleet = replace(alone, local=Fleet(alone.local, (member,), WAIT_S, refuse))
+    with pytest.raises(PublishError, match="3 requests failed"):
+        fleet.pull()
+    here.publish(package(3.0), expected=2)
+    own.client.dead = True
+
+    with pytest.raises(NotEverywhereError, match=r"Release 2 .* is live again"):
+        fleet.rollback("digits", to=2)
+
+    assert (live(fleet), fleet.current().version, answer(fleet)) == (2, 2, (2, 2.0))

@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 
 from enginegate.candidate import FileDigest
-from enginegate.decision import Promise, Release
 from enginegate.errors import EnginegateError, InputError, RepositoryError, TamperedError
 from enginegate.operating import Signing
 from enginegate.repository import Layout, ReleaseSigning
@@ -19,7 +18,7 @@ from enginegate.repository.copies import Copy
 from enginegate.repository.removing import remove
 from enginegate.repository.staging import place
 from enginegate.workspace import Workspace
-from tests.fakes.evidence import INT8, SERVING, WHEN, decision, scorecard, sha
+from tests.fakes.evidence import release
 
 REQUIRED = Signing(required=True)
 
@@ -45,28 +44,14 @@ def placed(tmp_path):
         (folder / "engine.bin").write_text(f"engine {version}")
         layout.golden_file(version).parent.mkdir(parents=True, exist_ok=True)
         layout.golden_file(version).write_text("samples")
-        card = scorecard()
-        release = Release(
-            model="digits",
+        made = release(
             version=version,
-            model_uri="models:/digits/1",
-            candidate=INT8,
-            engine_sha256=sha("e"),
-            serving=SERVING,
-            backend="python",
-            inputs=(),
-            outputs=(),
             golden=FileDigest.of(layout.golden_file(version)),
-            golden_max_abs_error=0.0,
             files={"engine.bin": FileDigest.of(folder / "engine.bin")},
-            scorecard_sha256=card.digest,
-            decision=decision(card),
             previous_version=None,
-            promise=Promise(p99_ms=1, throughput_per_s=1, slo_p99_ms=1),
-            published_at=WHEN,
         )
-        layout.release_file(version).write_bytes(release.pretty_json())
-        return layout, release
+        layout.release_file(version).write_bytes(made.pretty_json())
+        return layout, made
 
     return place
 

@@ -4,8 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginegate.candidate import FileDigest
-from enginegate.decision import Promise, Release
 from enginegate.durable import file_lock
 from enginegate.errors import EnginegateError, LedgerError
 from enginegate.ledger import Ledger
@@ -13,28 +11,9 @@ from enginegate.operating import Watch
 from enginegate.watching import Looks, Sampled
 from enginegate.workspace import Workspace, now
 from tasks.watch import keep_look, take_look
-from tests.fakes.evidence import INT8, SERVING, WHEN, decision, scorecard, sha
+from tests.fakes.evidence import release
 
-CARD = scorecard()
-RELEASE = Release(
-    model="digits",
-    version=2,
-    model_uri="models:/digits/1",
-    candidate=INT8,
-    engine_sha256=sha("e"),
-    serving=SERVING,
-    backend="python",
-    inputs=(),
-    outputs=(),
-    golden=FileDigest(sha256=sha("a"), size_bytes=1),
-    golden_max_abs_error=0.1,
-    files={},
-    scorecard_sha256=CARD.digest,
-    decision=decision(CARD),
-    previous_version=1,
-    promise=Promise(p99_ms=20, throughput_per_s=50, slo_p99_ms=25),
-    published_at=WHEN,
-)
+RELEASE = release()
 RULES = SimpleNamespace(watch=Watch())
 
 

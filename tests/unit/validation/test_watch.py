@@ -1,48 +1,19 @@
 """One look at a live release: numbers and policy in, findings and an action out."""
 
-from datetime import UTC, datetime
-
-import numpy as np
 import pytest
 
-from enginegate.candidate import FileDigest
-from enginegate.decision import Promise, Release
-from enginegate.evidence import Finding, Outcome
+from enginegate.decision import Promise
+from enginegate.evidence import Outcome
 from enginegate.operating import Watch
 from enginegate.triton.look import Probe, Reading
-from enginegate.watching import Count, Look, Looks
-from tests.fakes.evidence import INT8, SERVING, decision, scorecard, sha
-from validation.drift import Drift
-from validation.live_answers import count_agreement, judge_agreement, judge_live_drift
+from enginegate.watching import Count
+from tests.fakes.evidence import release
+from tests.fakes.looks import look
 from validation.watch import action_for, judge_reading, live_finding, not_measured, seen
 
 RULES = Watch(min_requests=100, max_pending=50)
 PASSED, INCONCLUSIVE, FAILED, ERRORED = Outcome
 PROMISE = Promise(p99_ms=20, throughput_per_s=50, slo_p99_ms=25, p50_ms=3, server_ms=4)
-
-
-def release(**changes):
-    card = scorecard()
-    fields = {
-        "model": "digits",
-        "version": 2,
-        "model_uri": "models:/digits/1",
-        "candidate": INT8,
-        "engine_sha256": sha("e"),
-        "serving": SERVING,
-        "backend": "python",
-        "inputs": (),
-        "outputs": (),
-        "golden": FileDigest(sha256=sha("a"), size_bytes=1),
-        "golden_max_abs_error": 0.1,
-        "files": {},
-        "scorecard_sha256": card.digest,
-        "decision": decision(card),
-        "previous_version": 1,
-        "promise": PROMISE,
-        "published_at": datetime(2026, 11, 20, tzinfo=UTC),
-    }
-    return Release(**(fields | changes))
 
 
 def reading(*, over=0, versions=("2",), probe_failed=0, **changes):
@@ -65,21 +36,6 @@ def reading(*, over=0, versions=("2",), probe_failed=0, **changes):
         "probe": probe,
     }
     return Reading(**(fields | changes))
-
-
-def look(*findings, number=1, counts=(), **changes):
-    fields = {
-        "model": "digits",
-        "version": 2,
-        "release_sha256": sha("b"),
-        "number": number,
-        "at": datetime(2026, 11, 20, tzinfo=UTC),
-        "intensive": True,
-        "reading": None,
-        "findings": findings,
-        "counts": counts,
-    }
-    return Look(**(fields | changes))
 
 
 def judged(seen, rules=RULES, past=(), **promise):
@@ -191,7 +147,7 @@ def test_the_slo_is_shown_to_hold_after_enough_good_answers():
 
 def test_a_look_says_on_which_server_of_a_fleet():
     """The first one needs no name."""
-    found, _ = judge_reading(reading(over=12), release(), RULES, (), server="gpu-2")
+    found, _ = judge_reading(reading(over=12), release(promise=PROMISE), RULES, (), server="gpu-2")
 
     assert "latency on gpu-2: 12 of 20" in str(look(*found))
     assert "latency: 12 of 20" in str(look(*judged(reading(over=12))[0].values()))
@@ -260,10 +216,10 @@ def test_what_failed_on_one_server_is_not_forgotten_on_another():
         Count(what="latency", samples=20, bad=1),
         Count(what="latency/b", samples=9, bad=0),
     )
-    part = Count(what="agreement_of_slices/digit=3", samples=5, bad=0)
+    part = Count(what="slice_agreement/digit=3", samples=5, bad=0)
     slow = live_finding("latency", FAILED, "slow").model_copy(update={"scope": "live/b"})
     fine = live_finding("latency", PASSED, "fine")
-    apart = live_finding("agreement_of_slices", FAILED, "digit=4 differs")
+    apart = live_finding("slice_agreement", FAILED, "digit=4 differs")
     past = [look(fine, slow, apart, number=1, counts=(ours, others, part))]
 
     assert [s.number for s in seen(ours, past)] == [1, 2]
@@ -298,104 +254,3 @@ def test_looks_keep_their_numbers_when_older_ones_are_forgotten():
     assert [s.number for s in seen(count, past)] == [700, 701, 702, 703]
     assert [s.number for s in seen(count, [*past, failed])] == [1]
     assert seen(count, []) == [(1, 20, 0)]
-
-
-def agreement(bad_by_slice, samples=100, past=()):
-    agrees = np.ones(samples * len(bad_by_slice), np.bool_)
-    names = np.repeat(sorted(bad_by_slice), samples)
-    for place, name in enumerate(sorted(bad_by_slice)):
-        agrees[place * samples : place * samples + bad_by_slice[name]] = False
-    counts = count_agreement(agrees, {"light": names}, 200)
-    return {f.gate: f for f in judge_agreement(counts, RULES, past)}, counts
-
-
-@pytest.mark.parametrize(
-    ("bad", "overall", "slices"),
-    [
-        ({"day": 0, "night": 0}, PASSED, PASSED),
-        ({"day": 2, "night": 3}, INCONCLUSIVE, PASSED),
-        ({"day": 40, "night": 40}, FAILED, FAILED),
-        ({f"s{n:02d}": 0 for n in range(30)} | {"night": 25}, PASSED, FAILED),
-    ],
-)
-def test_agreement_in_all_and_by_slice(bad, overall, slices):
-    """A slice that surely disagrees fails though the whole is well above the limit."""
-    found, _ = agreement(bad)
-
-    assert (found["agreement"].outcome, found["slice_agreement"].outcome) == (overall, slices)
-    if slices is FAILED and overall is PASSED:
-        assert "light=night" in found["slice_agreement"].reason
-
-
-def test_slice_columns_with_too_many_values_are_not_cut():
-    """A column of user names is no slice."""
-    names = np.array([f"user-{n}" for n in range(50)])
-
-    counts = count_agreement(np.ones(50, np.bool_), {"user": names}, 10)
-
-    assert [count.what for count in counts] == ["agreement"]
-
-
-@pytest.mark.parametrize(
-    ("psi", "p_value", "max_drift", "tests", "outcome", "advisory"),
-    [
-        (3.0, 1e-9, 0.25, 0, FAILED, False),
-        (3.0, 1e-9, None, 0, INCONCLUSIVE, True),
-        (0.1, 1e-9, 0.25, 0, PASSED, False),
-        (3.0, 0.2, 0.25, 0, PASSED, False),
-        (3.0, 1e-3, 0.25, 0, FAILED, False),
-        (3.0, 1e-3, 0.25, 9, PASSED, False),
-    ],
-)
-def test_drift_fails_at_a_stated_limit_only(psi, p_value, max_drift, tests, outcome, advisory):
-    """And the same evidence weighs less at the tenth sample than at the first."""
-    drifts = (Drift("x", "mean", psi, 0.5, p_value),)
-    rules = Watch(max_drift=max_drift)
-    past = [look(number=n, sample=sha("c")) for n in range(1, tests + 1)]
-
-    found = judge_live_drift(drifts, (100, 100), rules, past)
-
-    assert (found.outcome, found.advisory) == (outcome, advisory)
-
-
-def test_looks_are_kept_in_number_and_their_numbers_never_come_back(tmp_path, monkeypatch):
-    """The oldest are forgotten; a damaged one is left out, and its number stays taken."""
-    monkeypatch.setattr("enginegate.watching._KEPT", 3)
-    looks = Looks(tmp_path)
-    for number in range(1, 6):
-        looks.add(look(number=number))
-    (tmp_path / "00000005.json").write_text("{")
-
-    assert [seen.number for seen in looks.read()] == [3, 4]
-    assert looks.next_number() == 6
-
-
-def test_looks_of_watches_that_overlap_are_all_kept(tmp_path):
-    """Both took the next number when they began; the one that ends later gets another."""
-    looks = Looks(tmp_path)
-
-    kept = [looks.add(look(number=1, at=datetime(2026, 11, day, tzinfo=UTC))) for day in (20, 21)]
-
-    assert [seen.number for seen in kept] == [1, 2]
-    assert looks.read() == tuple(kept)
-
-
-def test_a_release_is_rolled_back_by_a_watch_once(tmp_path):
-    """The claim is taken once, and can be returned when the rollback was refused."""
-    looks = Looks(tmp_path)
-
-    assert not looks.rolled_back
-    assert looks.claim_rollback()
-    assert not looks.claim_rollback()
-    assert looks.rolled_back
-    looks.return_claim()
-    assert looks.claim_rollback()
-
-
-def test_a_look_says_what_it_found():
-    """One sentence, worst first, for logs, alerts and the audit log."""
-    found = Finding(gate="pending", scope="live", outcome=INCONCLUSIVE, reason="unknown")
-
-    assert str(look(found, SLOW)) == (
-        "look 1 at release 2 of digits: failed (server_time: mean 9 ms > 6 ms; pending: unknown)"
-    )

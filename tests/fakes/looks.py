@@ -1,0 +1,21 @@
+"""Looks at a live release, as small as tests need them."""
+
+from datetime import UTC, datetime
+
+from enginegate.watching import Look
+from tests.fakes.evidence import sha
+
+
+def look(*findings, number=1, counts=(), **changes):
+    fields = {
+        "model": "digits",
+        "version": 2,
+        "release_sha256": sha("b"),
+        "number": number,
+        "at": datetime(2026, 11, 20, tzinfo=UTC),
+        "intensive": True,
+        "reading": None,
+        "findings": findings,
+        "counts": counts,
+    }
+    return Look(**(fields | changes))
