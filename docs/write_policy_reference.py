@@ -26,6 +26,19 @@ so a misspelt gate cannot be silently off. `enginegate policy check FILE` says w
 where. Units are in the names: `_ms`, `_us`, `_s`, `_hours`, `_per_s`, `_mib`, `_nats`.
 Fractions are between 0 and 1. A complete example with the reason for each number is
 [policies/digits.toml](../policies/digits.toml).
+
+## Where relative paths start
+
+A policy belongs to a project: the nearest folder, from the policy file's own folder up, that holds
+`.enginegate/` or `pyproject.toml`; where there is none, the policy file's own folder. Every
+relative path in the policy (data, target, keys, traffic, steps, `file:` and `hf:` models) starts
+there, whatever folder the command runs in, and `.enginegate/`, the workspace, is there too. Paths
+may not contain `..`; absolute ones stay as they are. The policy's digest holds paths as they are
+written, so it is the same on every machine.
+
+Environment variables follow the current folder, as elsewhere: a relative `ENGINEGATE_HOME` (it
+replaces the workspace, and moves no path of the policy) or `MLFLOW_TRACKING_URI=sqlite:///mlflow.db`
+names another place in another folder. Make them absolute.
 """
 _KINDS = {
     "string": "text",

@@ -38,7 +38,8 @@ def promote(policy: Path, scorecard: str) -> Release:
         RepositoryError: another release is live than when the evidence was made.
         PublishError: the release did not prove itself; what was live is live.
     """
-    rules, workspace = read_policy(Path(policy)), Workspace.here()
+    rules = read_policy(Path(policy))
+    workspace = Workspace.of(rules)
     note_unanswered(rules)
     announce(rules)
     publication = Publication(rules, scorecard_of(workspace, scorecard))

@@ -75,7 +75,7 @@ def watch(policy: Path, run_s: float = RUN_S) -> Watched:
 
 
 def _watch(rules: Policy, run_s: float) -> Watched:
-    done = (*pick_up(rules), *expire_shadow(rules), *tell_ledger(), *follow_storage(rules))
+    done = (*pick_up(rules), *expire_shadow(rules), *tell_ledger(rules), *follow_storage(rules))
     try:
         problems = verify_live(rules)
         looks = tuple(_looks(rules, run_s))
@@ -95,7 +95,7 @@ def _looks(rules: Policy, run_s: float) -> Iterator[Look]:
     end_s = time.monotonic() + run_s
     while (release := live_release(rules)) is not None:
         look = take_look(rules, release, compare_live(rules, release))
-        look = keep_look(release, _acted(rules, release, look))
+        look = keep_look(rules, release, _acted(rules, release, look))
         yield look
         stops = look.outcome in {Outcome.FAILED, Outcome.ERRORED}
         if stops or not look.intensive or time.monotonic() + rules.watch.look_s > end_s:

@@ -49,7 +49,7 @@ def announce(rules: Policy) -> tuple[str, ...]:
     server, root = PREFECT_API_URL.value(), rules.target.repository
     if not server or not root.is_dir():
         return ()
-    position = Position.of(Workspace.here(), server, root)
+    position = Position.of(Workspace.of(rules), server, root)
     try:
         with position.held(), quick_client() as client:
             told = _tell(client, AuditLog(root), position)

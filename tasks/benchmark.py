@@ -56,7 +56,7 @@ def benchmark(rules: Policy, attempt: Kept[Engine] | Unbuilt) -> Benchmark | Non
         return _errored(attempt.value, stage, str(error))
     key = _key(stage, attempt.value, live, backend)
     found = remembered(
-        Workspace.here().results / "benchmarks" / f"{key}.json",
+        Workspace.of(rules).results / "benchmarks" / f"{key}.json",
         Benchmark,
         lambda: _measure(stage, attempt, live, backend),
         worth_keeping=lambda made: made.outcome in {Outcome.PASSED, Outcome.FAILED},
@@ -66,7 +66,7 @@ def benchmark(rules: Policy, attempt: Kept[Engine] | Unbuilt) -> Benchmark | Non
 
 
 def _stage(rules: Policy, engine: Engine) -> Stage:
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     traffic = offered(rules, engine.inputs, workspace.shadow)
     return Stage(
         rules,
@@ -91,7 +91,7 @@ def _measure(
     try:
         model = ServedModel.of(rules.name, engine, serving(engine, built.folder, backend=backend))
         subject = Subject.of(model, engine, rules.serving.uncached)
-        with _machine(Workspace.here()):
+        with _machine(Workspace.of(rules)):
             made = benchmarked(
                 stage,
                 engine,
@@ -127,7 +127,8 @@ def _backend(stage: Stage, engine: Engine) -> str:
 
 def _roofline(stage: Stage, built: Kept[Engine], found: Benchmark) -> Roofline | None:
     """What limits it; a graph that cannot be counted leaves that open."""
-    graph, results = _graph(built), Workspace.here().results
+    workspace = Workspace.of(stage.rules)
+    graph = _graph(built, workspace)
     if graph is None:
         return None
     try:
@@ -137,18 +138,18 @@ def _roofline(stage: Stage, built: Kept[Engine], found: Benchmark) -> Roofline |
             graph,
             shapes={name: array.shape for name, array in stage.traffic.inputs.items()},
             machine=machine(),
-            kept_in=results / "ceilings",
+            kept_in=workspace.results / "ceilings",
         )
     except EnginegateError as error:
         _log.warning("%s: its roofline is not known: %s", found.candidate, error)
         return None
 
 
-def _graph(built: Kept[Engine]) -> Path | None:
+def _graph(built: Kept[Engine], workspace: Workspace) -> Path | None:
     """The engine's own graph, or that of the model it was compiled from."""
     if built.value.candidate.kind is EngineKind.ONNXRUNTIME:
         return built.folder / built.value.filename
-    for manifest in Workspace.here().onnx.glob("[!.]*/manifest.json"):
+    for manifest in workspace.onnx.glob("[!.]*/manifest.json"):
         if OnnxModel.read(manifest).file.sha256 == built.value.onnx_sha256:
             return manifest.with_name(ONNX_FILE)
     return None

@@ -28,7 +28,7 @@ def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[
     data = read_data(calibration) if calibration is not None else None
     plan = plan_engine(source, candidate, policy=rules, calibration=data)
     try:
-        built = build_engine(plan, Workspace.here().engines)
+        built = build_engine(plan, Workspace.of(rules).engines)
     except BuildError as error:
         return _unbuilt(candidate, str(error))
     engine = built.value

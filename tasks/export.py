@@ -24,7 +24,7 @@ def resolve(rules: Policy) -> Policy:
     """
     if not rules.model.registered:
         return rules
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     return rules.with_model(ledger.resolve(rules.model.uri))
 
@@ -32,7 +32,7 @@ def resolve(rules: Policy) -> Policy:
 @task(task_run_name="export", cache_policy=NO_CACHE)
 def export(rules: Policy) -> Kept[OnnxModel]:
     """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     _log.info("%s: to ONNX", rules.model.uri)
     found = onnx_from_source(
         rules.model,

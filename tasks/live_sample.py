@@ -45,7 +45,7 @@ def compare_live(rules: Policy, release: Release) -> Sampled:
     the newest is used and an hour old. A sample that is there and cannot be compared is errored:
     nobody watches agreement then.
     """
-    past = Looks.at(Workspace.here(), release).read()
+    past = Looks.at(Workspace.of(rules), release).read()
     try:
         path = _fresh(rules, past)
         return _compared(rules, release, read_sample(path), past) if path else Sampled()
@@ -63,7 +63,7 @@ class _NotComparedError(InputError):
 
 def _fresh(rules: Policy, past: tuple[Look, ...]) -> Path | None:
     """A sample that no look at this release has seen; recorded now where that may be done."""
-    home, used = Workspace.here().shadow, {look.sample for look in past}
+    home, used = Workspace.of(rules).shadow, {look.sample for look in past}
     newest = latest_sample(home, rules.name)
     info = sample_info(newest) if newest else None
     if info is not None and info.digest not in used:
@@ -82,7 +82,7 @@ def _fresh(rules: Policy, past: tuple[Look, ...]) -> Path | None:
 
 
 def _compared(rules: Policy, release: Release, sample: Sample, past: tuple[Look, ...]) -> Sampled:
-    reference, folder = _reference(release)
+    reference, folder = _reference(rules, release)
     missing = sorted({spec.name for spec in reference.inputs} - set(sample.data.inputs))
     if missing:
         raise _NotComparedError(
@@ -106,9 +106,9 @@ def _compared(rules: Policy, release: Release, sample: Sample, past: tuple[Look,
     return Sampled((*found_out, *drift), counts, sample.info.digest)
 
 
-def _reference(release: Release) -> tuple[OnnxModel, Path]:
+def _reference(rules: Policy, release: Release) -> tuple[OnnxModel, Path]:
     """The very model that the release was compared with before; MLflow is not needed for it."""
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     wanted = workspace.scorecard(release.scorecard_sha256).onnx_sha256
     for manifest in sorted(workspace.onnx.glob("[!.]*/manifest.json")):
         onnx = OnnxModel.read(manifest)

@@ -25,7 +25,7 @@ def pick_up(rules: Policy) -> tuple[str, ...]:
         return ()
     try:
         # With object storage this may bring a new release here, by a canary's window.
-        repository = open_repository(rules, Workspace.here(), way="Prefect", judge=judge_reading)
+        repository = open_repository(rules, Workspace.of(rules), way="Prefect", judge=judge_reading)
         said = repository.recover()
     except EnginegateError as error:
         _log.warning("the live repository was not looked through for what was cut short: %s", error)

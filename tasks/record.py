@@ -65,7 +65,7 @@ def make_scorecard(
     )
     asked = {"created_at", "requested_by"}
     evidence = sha256_bytes(canonical_json(card.model_dump(mode="json", exclude=asked)))
-    path = Workspace.here().results / "scorecards" / f"{evidence}.json"
+    path = Workspace.of(rules).results / "scorecards" / f"{evidence}.json"
     return remembered(path, Scorecard, lambda: card, worth_keeping=lambda _: True)
 
 
@@ -78,7 +78,7 @@ def record(
     curves: Mapping[Candidate, Curve],
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     exhibits = {
         attempt.value.candidate: replace(

@@ -65,7 +65,7 @@ class Publication:
         """Everything the release goes to, with every server that answers."""
         pinned = _pinned(self.rules)
         return open_repository(
-            self.rules, Workspace.here(), way="promote", pinned=pinned, judge=judge_reading
+            self.rules, Workspace.of(self.rules), way="promote", pinned=pinned, judge=judge_reading
         )
 
     @property
@@ -155,7 +155,7 @@ def already_live(publication: Publication) -> Release | None:
 def publish(publication: Publication) -> Release:
     """Publish the approved engine; undone by itself if it does not prove itself."""
     rules, package = publication.rules, _package(publication)
-    with Outbox(Workspace.here()).expecting(rules.target.repository, rules.name):
+    with Outbox(Workspace.of(rules)).expecting(rules.target.repository, rules.name):
         release = publication.repository.publish(package, expected=publication.evidence.replaces)
     _log.info("release %d of %s is live: %s", release.version, release.model, release.candidate)
     return release
@@ -175,7 +175,7 @@ def take_back(change: Transaction) -> None:
         return
     try:
         # MLflow may have heard of the release already: whoever tells it next corrects that.
-        with Outbox(Workspace.here()).expecting(root, model):
+        with Outbox(Workspace.of(publication.rules)).expecting(root, model):
             words = publication.repository.withdraw(model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
@@ -200,7 +200,7 @@ def refuse(publication: Publication, why: str) -> None:
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
 def move_champion(rules: Policy, release: Release) -> None:
     """Let the registry's alias ``champion`` stand for the version that is live."""
-    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.here())
+    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.of(rules))
     if message is not None:
         outbox.tell(message)
         outbox.told(rules.name)
@@ -209,8 +209,8 @@ def move_champion(rules: Policy, release: Release) -> None:
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
 def go_back(rules: Policy, to: int | None, reason: str = "") -> Release:
     """Make an earlier release live again."""
-    repository = open_repository(rules, Workspace.here(), way="Prefect")
-    with Outbox(Workspace.here()).expecting(rules.target.repository, rules.name):
+    repository = open_repository(rules, Workspace.of(rules), way="Prefect")
+    with Outbox(Workspace.of(rules)).expecting(rules.target.repository, rules.name):
         release = repository.rollback(rules.name, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
@@ -219,7 +219,7 @@ def go_back(rules: Policy, to: int | None, reason: str = "") -> Release:
 @task(task_run_name="follow-with-champion", cache_policy=NO_CACHE)
 def follow_with_champion(rules: Policy, release: Release) -> None:
     """Move the alias after a rollback, which stands even if MLflow cannot be told yet."""
-    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.here())
+    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.of(rules))
     refusal = outbox.tell_or_keep(message) if message else ""
     outbox.told(rules.name)
     if refusal:
@@ -236,7 +236,8 @@ def _package(publication: Publication) -> Package:
     measured = evidence.benchmark(publication.verdict.candidate)
     if not approvals or measured is None or measured.chosen is None:
         raise ApprovalError(f"Scorecard {evidence.digest[:12]} was not approved, or not measured.")
-    engine, folder = engine_of(Workspace.here(), evidence, publication.verdict.engine_sha256 or "")
+    workspace = Workspace.of(publication.rules)
+    engine, folder = engine_of(workspace, evidence, publication.verdict.engine_sha256 or "")
     served = serving(engine, folder, backend=measured.backend)
     samples = read_data(publication.rules.data.evaluation).head(_GOLDEN_SAMPLES)
     with open_engine(engine, folder) as runner:
@@ -268,12 +269,12 @@ def _package(publication: Publication) -> Package:
 
 def _answers(rules: Policy) -> Callable[[Composed], Golden]:
     """What finds an ensemble's answers: its parts on a server that is started for it."""
-    return partial(rehearsed, rules, Workspace.here(), samples=_GOLDEN_SAMPLES)
+    return partial(rehearsed, rules, Workspace.of(rules), samples=_GOLDEN_SAMPLES)
 
 
 def _pinned(rules: Policy) -> frozenset[int] | None:
     """Releases whose model version an alias stands for; None when MLflow cannot say."""
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     releases = Layout(rules.target.repository, rules.name).releases()
     sources = [(each.version, _REGISTERED.fullmatch(each.model_uri)) for each in releases]

@@ -106,7 +106,7 @@ class _Bench:
 
     def curve(self) -> Curve:
         """The search, or what it found when nothing that it depends on has changed."""
-        path = Workspace.here().results / "repairs" / f"{self._key()}.json"
+        path = Workspace.of(self.rules).results / "repairs" / f"{self._key()}.json"
         return remembered(path, Curve, self._search, worth_keeping=lambda _: True)
 
     def built(self, kept: tuple[str, ...]) -> Kept[Engine]:
@@ -116,7 +116,7 @@ class _Bench:
         plan = plan_engine(
             self.source, candidate, policy=self.rules, calibration=self.data, keep=kept
         )
-        return build_engine(plan, Workspace.here().engines)
+        return build_engine(plan, Workspace.of(self.rules).engines)
 
     def _search(self) -> Curve:
         candidate = self.attempt.value.candidate

@@ -92,7 +92,7 @@ def new_versions(rules: Policy) -> tuple[Start, ...]:
             f"There is nothing to scan for {rules.name}: name an alias or a tag under [scan], and "
             "a model of the registry (models:/NAME/VERSION) under [model] uri."
         )
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     name = rules.model.location.lstrip("/").partition("@")[0].partition("/")[0]
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     found = [

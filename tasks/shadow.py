@@ -99,7 +99,7 @@ def record_shadow(rules: Policy, source: Kept[OnnxModel]) -> ShadowTraffic:
         return ShadowTraffic(None, (note,))
     sample.data.check_fits(source.value.inputs)
     notes = remembered(
-        Workspace.here().results / "shadow" / f"{_key(rules, source.value, found)}.json",
+        Workspace.of(rules).results / "shadow" / f"{_key(rules, source.value, found)}.json",
         _Notes,
         partial(_notes, rules, source, found),
         worth_keeping=lambda _: True,
@@ -108,7 +108,7 @@ def record_shadow(rules: Policy, source: Kept[OnnxModel]) -> ShadowTraffic:
 
 
 def _find(rules: Policy, source: Kept[OnnxModel]) -> _Recorded | DataSet | None:
-    given, wanted, home = rules.data.shadow, rules.shadow, Workspace.here().shadow
+    given, wanted, home = rules.data.shadow, rules.shadow, Workspace.of(rules).shadow
     if given is not None:
         return _Recorded(read_sample(given), None) if is_sample(given) else read_data(given)
     if wanted is None:
@@ -141,8 +141,8 @@ def _recorded_here(rules: Policy, source: Kept[OnnxModel], traffic: DataSet) -> 
 def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Path) -> None:
     """Serve the reference, send the traffic, and record it through Triton's trace extension."""
     plan = plan_engine(source, _REFERENCE, policy=rules, calibration=None)
-    reference = build_engine(plan, Workspace.here().engines)
-    workspace, wanted, load = Workspace.here(), _wanted(rules), _load(_wanted(rules))
+    reference = build_engine(plan, Workspace.of(rules).engines)
+    workspace, wanted, load = Workspace.of(rules), _wanted(rules), _load(_wanted(rules))
     model = _served(rules, reference)
     repository = workspace.scratch / "shadow" / "repository"
     repository.mkdir(parents=True, exist_ok=True)
@@ -235,7 +235,7 @@ def _place(rules: Policy, onnx: OnnxModel, traffic: DataSet) -> Path:
         "shadow": _wanted(rules).digest,
         "name": rules.name,
     }
-    return Workspace.here().shadow / sha256_bytes(canonical_json(deciding))
+    return Workspace.of(rules).shadow / sha256_bytes(canonical_json(deciding))
 
 
 def _key(rules: Policy, onnx: OnnxModel, found: _Recorded) -> str:

@@ -78,7 +78,8 @@ def _refusals(client: SyncPrefectClient, rules: Policy, events: Sequence[Event])
     for run in _expired(client):
         if _operation(run.state_id) in known or not is_under(_policy(run)):
             continue
-        question = _Question.of(run, client.read_flow_run_states(run.id))
+        states = client.read_flow_run_states(run.id)
+        question = _Question.of(run, states, Workspace.of(rules))
         if question is None or question.operation in known:
             continue
         if not question.was_answered(events):
@@ -124,9 +125,10 @@ class _Question:
     asked: datetime
     until: datetime
     operation: str
+    workspace: Workspace
 
     @classmethod
-    def of(cls, run: FlowRun, states: Sequence[State]) -> "_Question | None":
+    def of(cls, run: FlowRun, states: Sequence[State], workspace: Workspace) -> "_Question | None":
         """The last one of a run; None: somebody ended the run by hand.
 
         The server's service and whoever answers too late can both fail it: the first end counts.
@@ -143,13 +145,13 @@ class _Question:
         if until is None or until > ended.timestamp:
             return None
         scorecard = str(run.parameters.get("scorecard", ""))
-        return cls(scorecard, asked.timestamp, until, _operation(ended.id))
+        return cls(scorecard, asked.timestamp, until, _operation(ended.id), workspace)
 
     @property
     def digest(self) -> str | None:
         """The scorecard's, where the workspace has it."""
         with suppress(InputError):
-            return Workspace.here().scorecard(self.scorecard).digest
+            return self.workspace.scorecard(self.scorecard).digest
         return None
 
     def was_answered(self, events: Sequence[Event]) -> bool:
@@ -160,7 +162,7 @@ class _Question:
         digest = self.digest
         answers = [event.at for event in events if self._is_answered_by(event, digest)]
         if digest is not None:
-            answers += [given.decided_at for given in Workspace.here().decisions(digest)]
+            answers += [given.decided_at for given in self.workspace.decisions(digest)]
         return any(self.asked <= at <= self.until for at in answers)
 
     def _is_answered_by(self, event: Event, digest: str | None) -> bool:

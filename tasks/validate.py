@@ -108,7 +108,7 @@ def validate(rules: Policy, attempt: Kept[Engine] | Unbuilt, reference: Referenc
     judge_it = _judge if obstacle is None else partial(_emulate, why=obstacle)
     key = _key(engine, reference, rules.gates_for(engine.candidate.precision), obstacle)
     judgement = remembered(
-        Workspace.here().results / "verdicts" / f"{key}.json",
+        Workspace.of(rules).results / "verdicts" / f"{key}.json",
         Judgement,
         lambda: judge_it(rules, attempt, reference),
         worth_keeping=lambda made: made.verdict.outcome is not Outcome.ERRORED,
@@ -129,7 +129,7 @@ def run_chunk(chunk: Chunk, engine: Kept[Engine] | None, folder: Path) -> None:
 
 def _judge(rules: Policy, built: Kept[Engine], reference: Reference) -> Judgement:
     gates = rules.gates_for(built.value.candidate.precision)
-    root = Workspace.here().results / "chunks"
+    root = Workspace.of(rules).results / "chunks"
     folders = [root / _chunks_key(built.value, reference, part) for part in reference.observed]
     try:
         for part, folder in zip(reference.observed, folders, strict=True):
@@ -190,7 +190,7 @@ def _emulate(rules: Policy, built: Kept[Engine], reference: Reference, *, why: s
 def _observed(rules: Policy, source: Kept[OnnxModel], data: DataSet, scope: str) -> Observed:
     asked, size, digest = questions(rules), rules.evaluation.chunk_samples, data.sha256
     key = {"onnx": source.value.file.sha256, "data": digest, "chunk": size, "version": __version__}
-    root = Workspace.here().results / "reference" / sha256_bytes(canonical_json(key))
+    root = Workspace.of(rules).results / "reference" / sha256_bytes(canonical_json(key))
     chunks = tuple(
         chunks_of(
             data,

@@ -44,7 +44,7 @@ _log = logging.getLogger("enginegate.watch")
 @task(task_run_name="expire-shadow", cache_policy=NO_CACHE)
 def expire_shadow(rules: Policy) -> tuple[str, ...]:
     """Delete samples older than the policy's limit, and end recordings whose process died."""
-    home, days = Workspace.here().shadow, rules.retention.shadow_days
+    home, days = Workspace.of(rules).shadow, rules.retention.shadow_days
     deleted = expire(home, days, now())
     done = [f"{path.name} was deleted: it was older than {days} days." for path in deleted]
     done += recover(home)
@@ -54,10 +54,10 @@ def expire_shadow(rules: Policy) -> tuple[str, ...]:
 
 
 @task(task_run_name="tell-ledger", cache_policy=NO_CACHE)
-def tell_ledger() -> tuple[str, ...]:
+def tell_ledger(rules: Policy) -> tuple[str, ...]:
     """Tell MLflow what it could not be told when it happened; what it refuses waits longer."""
     try:
-        return Outbox(Workspace.here()).deliver()
+        return Outbox(Workspace.of(rules)).deliver()
     except LedgerError as error:
         _log.warning("MLflow was not told what waits for it: %s", error)
         return ()
@@ -66,7 +66,7 @@ def tell_ledger() -> tuple[str, ...]:
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
 def follow_storage(rules: Policy) -> tuple[str, ...]:
     """Bring this host to what is live in object storage; `verify_live` says if it is not."""
-    repository = open_repository(rules, Workspace.here(), way=_WAY, judge=judge_reading)
+    repository = open_repository(rules, Workspace.of(rules), way=_WAY, judge=judge_reading)
     if not isinstance(repository, ObjectRepository):
         return ()
     try:
@@ -81,7 +81,7 @@ def follow_storage(rules: Policy) -> tuple[str, ...]:
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
 def verify_live(rules: Policy) -> tuple[str, ...]:
     """What is wrong with the live repository and its server; nothing is changed."""
-    repository = open_repository(rules, Workspace.here(), way=_WAY)
+    repository = open_repository(rules, Workspace.of(rules), way=_WAY)
     try:
         found = [check for check in verify(repository, read_back=False) if check.problem]
     except RepositoryBusyError as error:
@@ -111,7 +111,7 @@ def live_release(rules: Policy) -> Release | None:
 @task(task_run_name="look-at-{release.version}", cache_policy=NO_CACHE)
 def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
     """Watch every live server for one look, and judge what it did; what breaks is errored."""
-    looks = Looks.at(Workspace.here(), release)
+    looks = Looks.at(Workspace.of(rules), release)
     past, number = looks.read(), looks.next_number()
     views = _views(rules, release, number, past)
     readings = {view.server: view.reading for view in views if view.reading is not None}
@@ -164,7 +164,7 @@ def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack 
         What is live again; None when it was not rolled back: another release is live by now, this
         one was rolled back before, or the repository refused. The log says why.
     """
-    workspace, name, before = Workspace.here(), rules.name, release.previous_version
+    workspace, name, before = Workspace.of(rules), rules.name, release.previous_version
     looks = Looks.at(workspace, release)
     if before is None or not is_live(rules, release) or not looks.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
@@ -189,9 +189,9 @@ def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack 
 
 
 @task(task_run_name="keep-look", cache_policy=NO_CACHE)
-def keep_look(release: Release, look: Look) -> Look:
+def keep_look(rules: Policy, release: Release, look: Look) -> Look:
     """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
-    workspace = Workspace.here()
+    workspace = Workspace.of(rules)
     look = Looks.at(workspace, release).add(look)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     try:

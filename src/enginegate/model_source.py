@@ -1,12 +1,13 @@
 """Where a model comes from: the ``[model]`` table of a policy, and the grammar of its ``uri``."""
 
 import re
-from pathlib import PurePosixPath
-from typing import Annotated
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field, PositiveFloat
+from pydantic import AfterValidator, Field, PositiveFloat, PrivateAttr
 
 from enginegate.canonical import Record
+from enginegate.paths import ROOT
 
 _FORMS = {
     "models:/NAME/VERSION": r"models:/[^/@]+/[0-9]+",
@@ -44,6 +45,12 @@ class ModelSource(Record):
         default=1e-3, description="largest difference allowed between framework and ONNX outputs"
     )
 
+    _root: Path | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Remember the folder that relative paths start from; no part of the record."""
+        self._root = (context or {}).get(ROOT)
+
     @property
     def scheme(self) -> str:
         """The part before the colon: models, runs, file, hf or python."""
@@ -53,6 +60,11 @@ class ModelSource(Record):
     def location(self) -> str:
         """The part after the scheme."""
         return self.uri.partition(":")[2]
+
+    @property
+    def path(self) -> Path:
+        """The file or folder of a `file:` or `hf:` address."""
+        return (self._root or Path()) / self.location
 
     @property
     def registered(self) -> bool:

@@ -6,7 +6,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from enginegate.canonical import Record
 from enginegate.gates import Confidence
-from enginegate.recording import SafePath
+from enginegate.paths import SafePath
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")]

@@ -1,7 +1,7 @@
 """A policy: what one model family must prove before it may serve, as one TOML file.
 
 Every limit that decides a promotion is stated in the file; only mechanics have defaults. Relative
-paths are relative to the folder ``enginegate`` runs in, and may not contain ``..``.
+paths start from the policy's project (`project_of`), and may not contain ``..``.
 """
 
 import tomllib
@@ -14,6 +14,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PrivateAttr,
     ValidationError,
     model_validator,
 )
@@ -40,6 +41,7 @@ from enginegate.gates import (
 )
 from enginegate.model_source import ModelSource
 from enginegate.operating import Approval, Ensemble, Name, Retention, Scan, Signing, Target, Watch
+from enginegate.paths import ROOT, project_of
 from enginegate.recording import Data, Shadow
 from enginegate.serving import ServingOptions
 
@@ -138,6 +140,16 @@ class Policy(Record):
     watch: Watch = Watch()
     scan: Scan = Scan()
     retention: Retention = Retention()
+    _root: Path | None = PrivateAttr(default=None)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Remember the folder that relative paths start from; no part of the record."""
+        self._root = (context or {}).get(ROOT)
+
+    @property
+    def root(self) -> Path | None:
+        """The folder that relative paths start from; None if it was not read from a file."""
+        return self._root
 
     @model_validator(mode="before")
     @classmethod
@@ -193,11 +205,12 @@ class Policy(Record):
         return parse_policy(
             {**self.model_dump(), "model": {**self.model.model_dump(), "uri": uri}},
             f"model {uri!r}",
+            self._root,
         )
 
 
 def read_policy(path: Path) -> Policy:
-    """Read and check a policy file.
+    """Read and check a policy file; its relative paths start from its project.
 
     Raises:
         PolicyError: the file cannot be read, is not TOML, or breaks a rule; every problem is listed
@@ -209,13 +222,23 @@ def read_policy(path: Path) -> Policy:
         raise PolicyError(f"Cannot read the policy {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise PolicyError(f"{path} is not TOML: {error}.") from error
-    return parse_policy(raw, str(path))
+    # A link to a policy belongs where the link is: mounted configuration links into hidden folders.
+    return parse_policy(raw, str(path), project_of(path.parent.resolve()))
 
 
-def parse_policy(raw: Mapping[str, Any], origin: str) -> Policy:
-    """Check a policy that was already read; ``origin`` names it in errors."""
+def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) -> Policy:
+    """Check a policy that was already read.
+
+    Args:
+        raw: its tables.
+        origin: names it in errors.
+        root: the folder that relative paths start from; None leaves them to the current folder.
+
+    Raises:
+        PolicyError: it breaks a rule.
+    """
     try:
-        return Policy.model_validate(raw)
+        return Policy.model_validate(raw, context={ROOT: root})
     except ValidationError as error:
         raise PolicyError(
             f"{origin} is not a valid policy:\n{explain_validation(error)}\n"

@@ -1,21 +1,12 @@
 """Tables of a policy that say where data and recorded traffic come from, and what is kept of it."""
 
-from pathlib import Path, PurePath
 from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from enginegate.canonical import Record
+from enginegate.paths import SafePath
 
-
-def _stays_below(path: Path) -> Path:
-    if ".." in PurePath(path).parts:
-        message = "a path in a policy may not contain '..'; use an absolute path, or move the file"
-        raise ValueError(message)
-    return path
-
-
-SafePath = Annotated[Path, AfterValidator(_stays_below)]
 Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
 
 

@@ -1,4 +1,4 @@
-"""Where a checkout keeps what it makes: one folder, ``.enginegate`` unless ENGINEGATE_HOME says."""
+"""Where a project keeps what it makes: one folder, ``.enginegate`` unless ENGINEGATE_HOME says."""
 
 import os
 from collections.abc import Callable
@@ -14,6 +14,8 @@ from enginegate.decision import Decision
 from enginegate.durable import write_file
 from enginegate.errors import InputError
 from enginegate.evidence import Scorecard
+from enginegate.paths import WORKSPACE, project_of
+from enginegate.policy import Policy
 
 R = TypeVar("R", bound=Record)
 
@@ -26,8 +28,18 @@ class Workspace:
 
     @classmethod
     def here(cls) -> "Workspace":
-        """The workspace of the current folder, or of ENGINEGATE_HOME."""
-        return cls(Path(os.environ.get("ENGINEGATE_HOME", ".enginegate")).absolute())
+        """The workspace of the current folder's project, or of ENGINEGATE_HOME."""
+        return cls._in(project_of(Path.cwd()))
+
+    @classmethod
+    def of(cls, rules: Policy) -> "Workspace":
+        """The workspace of a policy's project, or of ENGINEGATE_HOME."""
+        return cls._in(rules.root) if rules.root is not None else cls.here()
+
+    @classmethod
+    def _in(cls, project: Path) -> "Workspace":
+        home = os.environ.get("ENGINEGATE_HOME")
+        return cls(Path(home).absolute() if home else project / WORKSPACE)
 
     @property
     def onnx(self) -> Path:

@@ -1,12 +1,15 @@
 """Reading policies: what is refused, and where the message points."""
 
+import copy
 from pathlib import Path
 
 import pytest
 
 from enginegate.candidate import Candidate, Precision
 from enginegate.errors import PolicyError
+from enginegate.paths import project_of
 from enginegate.policy import read_policy
+from enginegate.workspace import Workspace
 
 DIGITS = Path(__file__).parents[2] / "policies" / "digits.toml"
 
@@ -127,3 +130,73 @@ def test_a_candidate_is_read_back_from_its_name():
     """Names and candidates are the same thing in two forms."""
     for candidate in read_policy(DIGITS).candidates.all():
         assert Candidate.parse(candidate.name) == candidate
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Write the example policy into a project, run in another folder, and return the policy."""
+
+    def make(name: str = "project") -> Path:
+        policies = tmp_path / name / "policies"
+        policies.mkdir(parents=True)
+        (tmp_path / name / "pyproject.toml").touch()
+        (policies / "digits.toml").write_text(DIGITS.read_text())
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir(exist_ok=True)
+        monkeypatch.chdir(elsewhere)
+        return policies / "digits.toml"
+
+    return make
+
+
+def test_relative_paths_start_from_the_policys_project(project, tmp_path):
+    """Not from the current folder; absolute ones stay as they are."""
+    path = project()
+    path.write_text(
+        path.read_text()
+        .replace('uri = "models:/digits/1"', 'uri = "file:models/net.onnx"')
+        .replace("[target]", '[signing]\npublic_key = "/etc/key.pem"\n\n[target]')
+    )
+    root = tmp_path / "project"
+
+    policy = read_policy(Path("..") / "project" / "policies" / "digits.toml")
+
+    assert policy.root == root
+    assert policy.target.repository == root / ".enginegate/live/digits"
+    assert policy.data.evaluation == root / ".enginegate/data/digits/evaluation.npz"
+    assert policy.model.path == root / "models/net.onnx"
+    assert policy.signing.public_key == Path("/etc/key.pem")
+    assert policy.with_model("models:/digits/2").target == policy.target
+    assert copy.deepcopy(policy).digest == policy.digest
+
+
+def test_the_workspace_is_that_of_the_policys_project(project, tmp_path, monkeypatch):
+    """ENGINEGATE_HOME, where it is set, is the workspace of everything."""
+    policy = read_policy(project())
+
+    monkeypatch.delenv("ENGINEGATE_HOME", raising=False)
+    assert Workspace.of(policy).root == tmp_path / "project" / ".enginegate"
+    monkeypatch.setenv("ENGINEGATE_HOME", "home")
+    assert Workspace.of(policy).root == tmp_path / "elsewhere" / "home"
+
+
+def test_a_project_is_the_nearest_folder_that_says_so(tmp_path):
+    """A workspace or a project file; where there is none, the policy's own folder."""
+    deep = tmp_path / "outer" / "inner" / "policies"
+    deep.mkdir(parents=True)
+
+    assert project_of(deep) == deep
+    (tmp_path / "outer" / "pyproject.toml").touch()
+    assert project_of(deep) == tmp_path / "outer"
+    (tmp_path / "outer" / "inner" / ".enginegate").mkdir()
+    assert project_of(deep) == tmp_path / "outer" / "inner"
+
+
+def test_a_policys_digest_does_not_depend_on_where_it_lies(project):
+    """An approval binds to it, and workers have the checkout in other places."""
+    here, there = read_policy(project("here")), read_policy(project("there"))
+
+    assert here.target.repository != there.target.repository
+    assert here.digest == there.digest == read_policy(DIGITS).digest
+    assert here.data.digest == there.data.digest
+    assert here.with_model("models:/digits/2").digest == there.with_model("models:/digits/2").digest

@@ -135,7 +135,7 @@ def qualify(
     flow = of_checkout("flows.qualify")
     with interruptible(out):
         scorecard: Scorecard = flow.qualify(policy, model)
-    print_scorecard(scorecard, out, Workspace.here().engine_sizes(scorecard))
+    print_scorecard(scorecard, out, _workspace(policy).engine_sizes(scorecard))
     if scorecard.winner is None:
         raise typer.Exit(_why_not(scorecard))
     out.print(f"\nNext: enginegate approve {scorecard.digest[:12]} --reason WHY")
@@ -163,7 +163,7 @@ def approve(
     policy: RulesFile = None,
 ) -> None:
     """Approve the winner of a scorecard. Binds to that digest, and expires."""
-    workspace = Workspace.here()
+    workspace = _workspace(policy)
     given = _approve.Answer("approve", approver, reason, candidate, accept_inconclusive)
     _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
 
@@ -176,7 +176,7 @@ def reject(
     policy: RulesFile = None,
 ) -> None:
     """Reject a scorecard: it cannot be promoted unless somebody approves it later."""
-    workspace = Workspace.here()
+    workspace = _workspace(policy)
     given = _approve.Answer("reject", approver, reason)
     _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
 
@@ -216,7 +216,8 @@ def status(
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
     for path in policies_of(policies):
-        _live.print_status(read_policy(path), Workspace.here(), out)
+        rules = read_policy(path)
+        _live.print_status(rules, Workspace.of(rules), out)
 
 
 @app.command()
@@ -243,7 +244,8 @@ def serve(
 ) -> None:
     """Run Triton on a policy's live repository, on 127.0.0.1, until Ctrl-C."""
     ports = Ports(http=http_port, grpc=grpc_port)
-    _live.serve(read_policy(policy), Workspace.here(), out, ports)
+    rules = read_policy(policy)
+    _live.serve(rules, Workspace.of(rules), out, ports)
 
 
 @app.command()
@@ -262,6 +264,11 @@ def demo(
     with interruptible(out):
         code = path.run(answer, workspace, out)
     raise typer.Exit(code)
+
+
+def _workspace(policy: Path | None) -> Workspace:
+    """The workspace of the policy that was named, else of the current folder."""
+    return Workspace.of(read_policy(policy)) if policy is not None else Workspace.here()
 
 
 def _why_not(scorecard: Scorecard) -> ExitCode:

@@ -17,6 +17,7 @@ from enginegate.approving import (
 from enginegate.candidate import Candidate
 from enginegate.canonical import explain_validation
 from enginegate.cli.live import answer_suspended
+from enginegate.cli.policies import policies_here
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
@@ -157,7 +158,7 @@ def _rules(scorecard: Scorecard, given: Path | None) -> Policy | None:
     Raises:
         ApprovalError: the given one is another.
     """
-    for path in [given] if given else sorted(Path("policies").glob("*.toml")):
+    for path in [given] if given else policies_here():
         policy = _read(path, required=given is not None)
         if policy and policy.with_model(scorecard.model_uri).digest == scorecard.policy_sha256:
             return policy

@@ -111,7 +111,7 @@ def benchmark(  # noqa: PLR0913, PLR0917 - one argument for each option
     """
     asked = Asked(load, rate, seconds, driver)
     rules = asked.rules(policy)
-    folder = out or Workspace.here().root / "serving" / rules.name
+    folder = out or Workspace.of(rules).root / "serving" / rules.name
     _check_use(asked, server, candidate, model)
     if folder.exists() and not folder.is_dir():
         raise InputError(f"--out {folder} is a file. Name a folder, which need not be there yet.")
@@ -168,7 +168,7 @@ def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path)
 def _measure_there(rules: Policy, asked: Asked, where: tuple[str, str], folder: Path) -> ExitCode:
     """One load; of an open one the exit code says whether the SLO is shown to hold."""
     console = _console()
-    served, workspace = remote_model(*where), Workspace.here()
+    served, workspace = remote_model(*where), Workspace.of(rules)
     traffic = _traffic(rules, served)
     load = asked.one_load(rules)
     _log.info("%s at %s: %s for %.0f s", served.name, where[0], load, load.duration_s)
@@ -204,7 +204,7 @@ def said_of(found: Sampled, slo: Slo) -> tuple[ExitCode, str]:
 
 
 def _traffic(rules: Policy, served: RemoteModel) -> Traffic:
-    requests = offered(rules, served.config.inputs, Workspace.here().shadow)
+    requests = offered(rules, served.config.inputs, Workspace.of(rules).shadow)
     return Traffic.from_data(
         served.name,
         requests.data,

@@ -38,7 +38,7 @@ _MISSES = 5
 
 def repository_of(policy: Policy) -> LiveTarget:
     """Everything a release of the policy goes to, with every server that answers."""
-    return open_repository(policy, Workspace.here(), way="command")
+    return open_repository(policy, Workspace.of(policy), way="command")
 
 
 def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:

@@ -5,21 +5,28 @@ from pathlib import Path
 from rich.console import Console
 
 from enginegate.errors import InputError
+from enginegate.paths import project_of
 from enginegate.policy import Policy
 
 
 def policies_of(given: list[Path] | None) -> list[Path]:
-    """Those that were named, else all of this checkout.
+    """Those that were named, else all of the current folder's project.
 
     Raises:
         InputError: there is none.
     """
-    found = given or sorted(Path("policies").glob("*.toml"))
+    found = given or policies_here()
     if not found:
         raise InputError(
-            f"{Path.cwd()} has no policies/*.toml. Name a policy, or change into your checkout."
+            f"{project_of(Path.cwd())} has no policies/*.toml. Name a policy, or change into your "
+            "checkout."
         )
     return found
+
+
+def policies_here() -> list[Path]:
+    """All policies of the current folder's project."""
+    return sorted((project_of(Path.cwd()) / "policies").glob("*.toml"))
 
 
 def print_policy(policy: Policy, out: Console) -> None:

@@ -31,7 +31,8 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
         release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
         _say(release, out)
         return
-    rules, workspace = read_policy(policy), Workspace.here()
+    rules = read_policy(policy)
+    workspace = Workspace.of(rules)
     repository, outbox = open_repository(rules, workspace, way="command"), Outbox(workspace)
     with outbox.expecting(rules.target.repository, rules.name):
         release = repository.rollback(rules.name, to, reason=reason)

@@ -35,7 +35,7 @@ def record(
     rules = read_policy(policy)
     server = connect(endpoint or _live_endpoint(rules))
     taken = record_live(
-        server, rules.name, _wanted(rules), home=Workspace.here().shadow, duration_s=seconds
+        server, rules.name, _wanted(rules), home=Workspace.of(rules).shadow, duration_s=seconds
     )
     _show(*taken)
 
@@ -51,7 +51,7 @@ def take(
     """Take over a sample that another system recorded, redacted and sliced as the policy says."""
     rules = read_policy(policy)
     shapes = dict(_shape(text) for text in shape or ())
-    home = Workspace.here().shadow
+    home = Workspace.of(rules).shadow
     _show(*import_sample(source, rules.name, _wanted(rules), home=home, shapes=shapes or None))
 
 

@@ -23,7 +23,7 @@ def open_file(source: ModelSource) -> Opened:
     Raises:
         ModelError: it is missing, damaged, or keeps weights outside its folder.
     """
-    path = Path(source.location)
+    path = source.path
     if not path.is_file():
         raise ModelError(f"{source.uri}: there is no file {path.absolute()}. Check [model] uri.")
     if path.suffix == ".pt2":

@@ -92,7 +92,7 @@ def open_folder(source: ModelSource) -> Opened:
 
 
 def _read(source: ModelSource) -> _Folder:
-    path = Path(source.location)
+    path = source.path
     try:
         config = json.loads((path / "config.json").read_text())
         pooling = _pooling(path, source.uri)

@@ -482,7 +482,7 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
         (again,) = watch(rules).looks
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert any("champion" in sentence for sentence in tell_ledger.fn())
+    assert any("champion" in sentence for sentence in tell_ledger.fn(read_policy(released)))
     assert (first.version, first.outcome, first.action) == (1, Outcome.FAILED, "alert")
     assert (again.version, again.outcome, again.action) == (2, Outcome.FAILED, "alert")
     assert release_of(released).version == 2
