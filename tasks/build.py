@@ -7,7 +7,7 @@ from prefect.cache_policies import NO_CACHE
 
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
 from enginegate.data import read_data
-from enginegate.engines import build_engine, plan_engine
+from enginegate.engines import build_engine, obstacle_to, plan_engine, this_machine
 from enginegate.errors import BuildError
 from enginegate.policy import Policy
 from enginegate.sources import Kept
@@ -20,11 +20,16 @@ _log = logging.getLogger("enginegate.build")
 def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[Engine] | Unbuilt:
     """Build one engine, or reuse the one with the same plan.
 
-    A candidate that cannot be built is a result like any other; the rest go on.
+    A candidate that cannot be built is a result like any other; the rest go on. One that cannot be
+    decided here is not built, unless its engine shows something by itself.
     """
+    obstacle = obstacle_to(candidate, rules, this_machine(rules))
+    if obstacle is not None and not obstacle.builds:
+        _log.warning("%s: not built, it cannot be decided here: %s", candidate, obstacle.why)
+        return Unbuilt(
+            candidate=candidate, why=obstacle.why, undecidable=True, remedy=obstacle.remedy
+        )
     calibration = rules.data.calibration
-    if candidate.precision.needs_calibration and calibration is None:
-        return _unbuilt(candidate, "the policy names no calibration data ([data] calibration)")
     data = read_data(calibration) if calibration is not None else None
     plan = plan_engine(source, candidate, policy=rules, calibration=data)
     try:

@@ -40,7 +40,7 @@ from validation.asked import Asked, questions
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
 from validation.expectations import judge
 from validation.shadow import judge_noise
-from validation.verdict import for_errored, for_unbuilt, for_unrunnable, verdict_on
+from validation.verdict import for_errored, for_unbuilt, for_undecidable, for_unrunnable, verdict_on
 
 _log = logging.getLogger("enginegate.validate")
 _LIKE_FP32 = frozenset({Precision.FP32, Precision.TF32})
@@ -99,6 +99,8 @@ def observe(
 def validate(rules: Policy, attempt: Kept[Engine] | Unbuilt, reference: Reference) -> Judgement:
     """The verdict on one candidate; the same engine, data and gates are judged once."""
     if isinstance(attempt, Unbuilt):
+        if attempt.undecidable:
+            return Judgement(verdict=for_undecidable(attempt))
         return Judgement(verdict=for_unbuilt(attempt.candidate, attempt.why))
     engine = attempt.value
     obstacle = runnable_here(engine)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from enginegate.candidate import Candidate, Engine
+from enginegate.candidate import Candidate, Engine, Unbuilt
 from enginegate.evidence import Finding, Outcome, Verdict
 from validation.expectations import Judged
 
@@ -50,6 +50,18 @@ def for_unrunnable(engine: Engine, why: str, *emulated: Finding) -> Verdict:
         engine_sha256=engine.file.sha256,
         findings=(finding, precision_proof(engine), *emulated),
     )
+
+
+def for_undecidable(attempt: Unbuilt) -> Verdict:
+    """The verdict on a candidate that no device or data here can decide: inconclusive."""
+    finding = Finding(
+        gate="runnable",
+        scope=_ENGINE,
+        outcome=Outcome.INCONCLUSIVE,
+        reason=f"cannot be decided here: {attempt.why}",
+        remedy=attempt.remedy,
+    )
+    return Verdict(candidate=attempt.candidate, engine_sha256=None, findings=(finding,))
 
 
 def for_unbuilt(candidate: Candidate, why: str) -> Verdict:

@@ -195,10 +195,17 @@ class ShapeRange(Record):
 
 
 class Unbuilt(Record):
-    """A candidate whose engine could not be built, and why."""
+    """A candidate without an engine, and why.
+
+    Either its build broke, or nothing here could have decided it, so that none was tried.
+    """
 
     candidate: Candidate
     why: str
+    undecidable: bool = Field(
+        default=False, description="no device, library or data here allows it; it is not at fault"
+    )
+    remedy: str = ""
 
 
 class Engine(Record):

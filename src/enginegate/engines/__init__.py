@@ -1,6 +1,7 @@
 """Engines: planned, built once, proven, run and served."""
 
 from enginegate.engines.build import build_engine, plan_engine, read_engine
+from enginegate.engines.decidable import Machine, Obstacle, obstacle_to, this_machine, undecidable
 from enginegate.engines.kinds import NATIVE
 from enginegate.engines.onnxruntime import open_onnx
 from enginegate.engines.plan import BuildPlan
@@ -19,12 +20,15 @@ __all__ = [
     "NATIVE",
     "Availability",
     "BuildPlan",
+    "Machine",
+    "Obstacle",
     "Runner",
     "Served",
     "availability",
     "build_engine",
     "check_plan",
     "native_obstacle",
+    "obstacle_to",
     "open_engine",
     "open_onnx",
     "open_reference",
@@ -33,4 +37,6 @@ __all__ = [
     "read_engine",
     "runnable_here",
     "serving",
+    "this_machine",
+    "undecidable",
 ]

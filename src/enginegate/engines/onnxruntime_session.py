@@ -32,7 +32,7 @@ PRECISIONS: dict[Device, frozenset[Precision]] = {
     "cuda": frozenset(Precision) - {Precision.FP8},
 }
 _WEIGHTS_BESIDE = "session.optimized_model_external_initializers_file_name"
-_AMPERE = 80  # the first capability with TF32 and BF16 arithmetic
+AMPERE = 80  # the first capability with TF32 and BF16 arithmetic
 _TYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -87,28 +87,48 @@ def device_of(rules: OnnxRuntime) -> Device:
     return "cuda" if CUDA in onnxruntime.get_available_providers() else "cpu"
 
 
+def providers() -> frozenset[str]:
+    """The execution providers that the installed ONNX Runtime has; none if it is not installed."""
+    if version() is None:
+        return frozenset()
+    import onnxruntime  # noqa: PLC0415
+
+    return frozenset(onnxruntime.get_available_providers())
+
+
 def check_precision(precision: Precision, device: Device) -> None:
     """Refuse what the provider or the GPU has no arithmetic for.
 
     Raises:
         BuildError: names the precision, the device and what to change.
     """
+    why = lacks(precision, device, cuda.gpu() if device == "cuda" else None)
+    if why:
+        raise BuildError(f"{why}. Drop {precision} from onnxruntime under [candidates].")
+
+
+def lacks(precision: Precision, device: Device, gpu: cuda.Gpu | None) -> str:
+    """Why a device has no arithmetic for a precision; empty when it has."""
     if precision not in PRECISIONS[device]:
         instead = (
-            "that needs the CUDA provider and a GPU" if device == "cpu" else "TensorRT has fp8"
+            "that needs the CUDA provider and a GPU"
+            if device == "cpu" and precision in PRECISIONS["cuda"]
+            else "TensorRT has fp8"
         )
         computes = "fp32 or int8" if device == "cpu" else "fp32, tf32, fp16, bf16 or int8"
-        raise BuildError(
+        return (
             f"ONNX Runtime's {PROVIDERS[device]} computes in {computes}, not in {precision}; "
-            f"{instead}. Drop {precision} from onnxruntime under [candidates]."
+            f"{instead}"
         )
-    found = cuda.gpu() if device == "cuda" else None
-    old = found is not None and int(found.capability.removeprefix("sm")) < _AMPERE
+    old = gpu is not None and capability(gpu) < AMPERE
     if old and precision in {Precision.TF32, Precision.BF16}:
-        raise BuildError(
-            f"{precision} needs compute capability 8.0; the GPU here is {found}. Drop {precision} "
-            "from onnxruntime under [candidates]."
-        )
+        return f"{precision} needs compute capability 8.0, and the GPU here is {gpu}"
+    return ""
+
+
+def capability(gpu: cuda.Gpu) -> int:
+    """Its compute capability as one number, e.g. 89."""
+    return int(gpu.capability.removeprefix("sm"))
 
 
 def open_session(

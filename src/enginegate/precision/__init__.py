@@ -3,6 +3,7 @@
 from enginegate.precision.census import Census
 from enginegate.precision.convert import Conversion, convert, converter_of, reads_data
 from enginegate.precision.curve import curve_plot
+from enginegate.precision.modelopt import modelopt_for
 from enginegate.precision.repair import Curve, Trial, repair
 from enginegate.precision.safety import (
     EMULATED,
@@ -29,6 +30,7 @@ __all__ = [
     "curve_plot",
     "emulated",
     "judge_range",
+    "modelopt_for",
     "reads_data",
     "repair",
     "sensitivities",

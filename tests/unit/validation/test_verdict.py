@@ -8,9 +8,16 @@ from pathlib import Path
 import pytest
 
 import validation
+from enginegate.candidate import Unbuilt
 from enginegate.evidence import Finding, Outcome
 from validation.expectations import Judged
-from validation.verdict import for_unbuilt, for_unrunnable, precision_proof, verdict_on
+from validation.verdict import (
+    for_unbuilt,
+    for_undecidable,
+    for_unrunnable,
+    precision_proof,
+    verdict_on,
+)
 
 
 def _judged(outcome, scope="evaluation"):
@@ -96,6 +103,20 @@ def test_unbuilt_is_failed(engine):
     assert verdict.outcome is Outcome.FAILED
     assert verdict.engine_sha256 is None
     assert "operator Foo is not supported" in verdict.findings[0].reason
+
+
+def test_what_cannot_be_decided_here_is_inconclusive(engine):
+    """Like TensorRT without a GPU: this machine or the data is at fault, not the candidate."""
+    attempt = Unbuilt(
+        candidate=engine.candidate, why="it needs calibration", undecidable=True, remedy="Give it."
+    )
+
+    verdict = for_undecidable(attempt)
+
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert verdict.engine_sha256 is None
+    assert verdict.findings[0].reason == "cannot be decided here: it needs calibration"
+    assert verdict.findings[0].remedy == "Give it."
 
 
 def test_imports_without_great_expectations():

@@ -1,0 +1,112 @@
+"""What a machine and a policy's data allow is known before anything is built."""
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from enginegate.candidate import Candidate
+from enginegate.engines.cuda import Gpu
+from enginegate.engines.decidable import Machine, undecidable
+from enginegate.policy import parse_policy
+
+DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+LAPTOP = Machine(
+    onnxruntime=True,
+    device="cpu",
+    providers=frozenset({CPU}),
+    tensorrt="tensorrt_rtx",
+    tensorrt_obstacle="",
+    converter_obstacle="",
+    gpu=None,
+)
+ADA = replace(
+    LAPTOP,
+    device="cuda",
+    providers=frozenset({CPU, CUDA}),
+    tensorrt="tensorrt",
+    gpu=Gpu("NVIDIA L4", "sm89"),
+)
+ALL = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
+
+
+def found(machine, *, calibration=True, onnxruntime=ALL, tensorrt=ALL, **tables):
+    """What cannot be decided: the candidate's name -> why."""
+    raw = tomllib.loads(DIGITS.read_text())
+    raw["candidates"] = {"onnxruntime": list(onnxruntime), "tensorrt": list(tensorrt)}
+    if not calibration:
+        del raw["data"]["calibration"]
+    rules = parse_policy(raw | tables, "a test")
+    return {candidate.name: each for candidate, each in undecidable(rules, machine).items()}
+
+
+def test_without_calibration_data_int8_and_fp8_are_open_everywhere():
+    """Scales are never made up, so nothing is built; the remedy names the key."""
+    without = found(ADA, calibration=False)
+
+    assert set(without) == {
+        f"{kind}-{precision}"
+        for kind in ("onnxruntime", "tensorrt")
+        for precision in ("int8", "fp8")
+    }
+    assert all(not each.builds for each in without.values())
+    assert "needs calibration data" in without["onnxruntime-int8"].why
+    assert "[data]" in without["onnxruntime-int8"].remedy
+
+
+def test_a_cpu_has_no_arithmetic_for_short_floats():
+    """ONNX Runtime computes fp32 and int8 there; TF32 is a GPU's."""
+    open_here = found(LAPTOP, tensorrt=())
+
+    assert set(open_here) == {f"onnxruntime-{p}" for p in ("tf32", "fp16", "bf16", "fp8")}
+    assert (
+        "not in fp16; that needs the CUDA provider and a GPU" in open_here["onnxruntime-fp16"].why
+    )
+    assert "TensorRT has fp8" in open_here["onnxruntime-fp8"].why
+    assert not any(each.builds for each in open_here.values())
+
+
+def test_plans_that_nothing_here_can_run_are_built_all_the_same():
+    """TensorRT-RTX builds ahead of time: size, precision and range are shown."""
+    open_here = found(LAPTOP, onnxruntime=())
+
+    assert set(open_here) == {f"tensorrt-{p}" for p in ALL}
+    assert all(each.builds for each in open_here.values())
+    assert "for sm89, and this machine has no NVIDIA GPU" in open_here["tensorrt-int8"].why
+
+
+def test_a_gpu_decides_what_it_has_arithmetic_for():
+    """An Ada GPU decides everything but ONNX Runtime's fp8; a Turing one not TF32, BF16 and FP8."""
+    turing = replace(ADA, gpu=Gpu("NVIDIA T4", "sm75"))
+
+    assert set(found(ADA)) == {"onnxruntime-fp8"}
+    assert set(found(turing)) == {
+        *("onnxruntime-tf32", "onnxruntime-bf16", "onnxruntime-fp8"),
+        *("tensorrt-tf32", "tensorrt-bf16", "tensorrt-fp8"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("machine", "candidate", "why"),
+    [
+        (replace(LAPTOP, onnxruntime=False), "onnxruntime-fp32", "not installed"),
+        (replace(LAPTOP, onnxruntime=False), "tensorrt-fp16", "converts models to fp16"),
+        (
+            replace(LAPTOP, tensorrt=None, tensorrt_obstacle="no library"),
+            "tensorrt-fp32",
+            "no libr",
+        ),
+        (replace(LAPTOP, converter_obstacle="no ModelOpt"), "tensorrt-int8", "no ModelOpt"),
+        (replace(LAPTOP, device="cuda"), "onnxruntime-fp32", "there is no NVIDIA GPU"),
+        (replace(ADA, providers=frozenset({CPU})), "onnxruntime-fp32", f"has no {CUDA}"),
+    ],
+)
+def test_what_is_not_installed_decides_nothing(machine, candidate, why):
+    """Nothing is built for it, and the reason is this machine's."""
+    obstacle = found(machine)[Candidate.parse(candidate).name]
+
+    assert why in obstacle.why
+    assert not obstacle.builds
+    assert obstacle.remedy
