@@ -10,6 +10,7 @@ from enginegate.evidence import Scorecard
 from enginegate.policy import Policy, read_policy
 from tasks.benchmark import benchmark
 from tasks.build import build
+from tasks.check import check
 from tasks.export import export, resolve
 from tasks.pick_up import pick_up
 from tasks.record import make_scorecard, record
@@ -39,6 +40,7 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     """
     wanted = _rules(Path(policy), model_uri)
     pick_up(wanted)
+    check(wanted, Path(policy))
     rules = resolve(wanted)
     source = export(rules)
     engines = build.map(rules.candidates.all(), unmapped(rules), unmapped(source)).result()

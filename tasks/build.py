@@ -25,7 +25,7 @@ def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[
     """
     obstacle = obstacle_to(candidate, rules, this_machine(rules))
     if obstacle is not None and not obstacle.builds:
-        _log.warning("%s: not built, it cannot be decided here: %s", candidate, obstacle.why)
+        _log.info("%s: not built, it cannot be decided here: %s", candidate, obstacle.why)
         return Unbuilt(
             candidate=candidate, why=obstacle.why, undecidable=True, remedy=obstacle.remedy
         )

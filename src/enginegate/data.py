@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +26,7 @@ Array: TypeAlias = NDArray[Any]
 Tensors: TypeAlias = dict[str, Array]
 
 _DIGEST_ROWS = 4096
+_UNREADABLE = (OSError, ValueError, TypeError, BadZipFile, EOFError, zlib.error)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +134,40 @@ class DataSet:
         return arrays
 
 
+@dataclass(frozen=True, slots=True)
+class DataHeader:
+    """What a set's headers say, without its values.
+
+    Attributes:
+        samples: how many it holds, one or more.
+        inputs: by name; the first axis is -1.
+        arrays: names of all its arrays.
+    """
+
+    samples: int
+    inputs: Mapping[str, TensorSpec]
+    arrays: frozenset[str]
+
+
+def read_header(path: Path) -> DataHeader:
+    """What a data set holds, by its headers alone: quick, however large it is.
+
+    Raises:
+        DataError: it is missing, corrupt, pickled, empty, or its arrays differ in length.
+    """
+    shapes = _shapes(path)
+    _check_rows(path, {name: shape for name, (_, shape) in shapes.items()})
+    inputs = {
+        name.removeprefix("input."): TensorSpec(
+            name=name.removeprefix("input."), dtype=dtype.name, shape=(-1, *shape[1:])
+        )
+        for name, (dtype, shape) in shapes.items()
+        if name.startswith("input.")
+    }
+    samples = next(iter(shapes.values()))[1][0]
+    return DataHeader(samples, inputs, frozenset(shapes))
+
+
 def read_data(path: Path) -> DataSet:
     """Read a data set from an ``.npz`` file or a folder of ``.npy`` files.
 
@@ -144,14 +179,7 @@ def read_data(path: Path) -> DataSet:
     inputs = {
         name.removeprefix("input."): a for name, a in arrays.items() if name.startswith("input.")
     }
-    if not inputs:
-        raise DataError(f"{path} holds no input: name arrays input.NAME (found: {sorted(arrays)}).")
-    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
-    count = next(iter(lengths.values()))
-    if set(lengths.values()) != {count}:
-        raise DataError(f"{path}: arrays differ in length: {lengths}. Each needs one row a sample.")
-    if count == 0:
-        raise DataError(f"{path} holds no samples.")
+    count = _check_rows(path, {name: array.shape for name, array in arrays.items()})
     ids = arrays.get("id", np.arange(count)).astype(np.str_)
     if len(np.unique(ids)) != count:
         raise DataError(f"{path}: the array id repeats values; each sample needs its own.")
@@ -169,6 +197,19 @@ def write_data(data: DataSet, path: Path) -> None:
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **data.arrays())
     write_file(path, buffer.getvalue(), mode=0o600)
+
+
+def _check_rows(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """How many samples the arrays hold; refuses a set without inputs or with uneven arrays."""
+    if not any(name.startswith("input.") for name in shapes):
+        raise DataError(f"{path} holds no input: name arrays input.NAME (found: {sorted(shapes)}).")
+    lengths = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
+    count = next(iter(lengths.values()))
+    if set(lengths.values()) != {count}:
+        raise DataError(f"{path}: arrays differ in length: {lengths}. Each needs one row a sample.")
+    if count == 0:
+        raise DataError(f"{path} holds no samples.")
+    return count
 
 
 def _labels(path: Path, array: Array | None) -> NDArray[np.int64] | None:
@@ -196,6 +237,41 @@ def _targets(path: Path, arrays: dict[str, Array]) -> dict[str, Array]:
     return targets
 
 
+def _shapes(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Type and shape of every array, from its header."""
+    try:
+        if path.is_dir():
+            return {name: (array.dtype, array.shape) for name, array in _load(path).items()}
+        with ZipFile(path) as archive:
+            names = [name for name in archive.namelist() if name.endswith(".npy")]
+            return {name.removesuffix(".npy"): _header(archive, name) for name in names}
+    except FileNotFoundError as error:
+        raise DataError(f"There is no data at {path}. The policy's [data] names it.") from error
+    except (*_UNREADABLE, RuntimeError) as error:
+        raise DataError(_unreadable(path, error)) from error
+
+
+def _header(archive: ZipFile, name: str) -> tuple[np.dtype[Any], tuple[int, ...]]:
+    with archive.open(name) as file:
+        version = np.lib.format.read_magic(file)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        shape, _, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"{name} is pickled")
+    return dtype, shape
+
+
+def _unreadable(path: Path, error: Exception) -> str:
+    return (
+        f"{path} cannot be read as .npz or a folder of .npy: {error}. "
+        "Write it with numpy.savez; pickled arrays are refused."
+    )
+
+
 def _load(path: Path) -> dict[str, Array]:
     try:
         if path.is_dir():
@@ -206,8 +282,5 @@ def _load(path: Path) -> dict[str, Array]:
             return {name: archive[name] for name in archive.files}
     except FileNotFoundError as error:
         raise DataError(f"There is no data at {path}. The policy's [data] names it.") from error
-    except (OSError, ValueError, TypeError, BadZipFile, EOFError, zlib.error) as error:
-        raise DataError(
-            f"{path} cannot be read as .npz or a folder of .npy: {error}. "
-            "Write it with numpy.savez; pickled arrays are refused."
-        ) from error
+    except _UNREADABLE as error:
+        raise DataError(_unreadable(path, error)) from error

@@ -30,7 +30,7 @@ from enginegate.cli import rollback as _rollback
 from enginegate.cli import shadow as _shadow
 from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.policies import policies_of, print_policy
+from enginegate.cli.policies import policies_of, print_check, print_policy
 from enginegate.cli.terminal import INTERRUPTED, err, interruptible, log_to_terminal, out
 from enginegate.errors import EnginegateError, ExitCode
 from enginegate.evidence import Outcome, Scorecard
@@ -119,8 +119,14 @@ def doctor(
 
 @policy_app.command("check")
 def policy_check(policy: PolicyFile) -> None:
-    """Check a policy file and show what it asks for; every problem is listed with its place."""
-    print_policy(read_policy(policy), out)
+    """Check a policy file, and what it names, and show what it asks for.
+
+    Every problem is listed with its place: keys and limits, files, functions and types. What no
+    device or data here can decide is listed too. Nothing is built, opened or run.
+    """
+    rules = read_policy(policy)
+    print_policy(rules, out)
+    print_check(rules, policy, out)
     out.print(f"\n{policy} is valid. Next: enginegate qualify {policy}")
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 from enginegate.errors import InputError
 from enginegate.paths import project_of
 from enginegate.policy import Policy
+from enginegate.policy_check import check_policy
 
 
 def policies_of(given: list[Path] | None) -> list[Path]:
@@ -27,6 +28,20 @@ def policies_of(given: list[Path] | None) -> list[Path]:
 def policies_here() -> list[Path]:
     """All policies of the current folder's project."""
     return sorted((project_of(Path.cwd()) / "policies").glob("*.toml"))
+
+
+def print_check(policy: Policy, origin: Path, out: Console) -> None:
+    """What is here of what it names, and what will be inconclusive.
+
+    Raises:
+        PolicyError: something that it names is not there.
+    """
+    found = check_policy(policy)
+    found.refuse(origin)
+    will_be = [f"{c}: {o.why}. {o.remedy}" for c, o in found.undecidable.items()]
+    for sentence in (*will_be, *found.notes):
+        out.print("[yellow]inconclusive[/] ", end="")
+        out.print(sentence, markup=False, soft_wrap=True)
 
 
 def print_policy(policy: Policy, out: Console) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[3]
@@ -66,13 +67,30 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(enginegate):
     assert "Triton server" in done.stdout
 
 
-def test_a_good_policy_is_explained(enginegate, policy):
-    """Candidates, SLO and search in a few lines."""
+def test_a_good_policy_is_explained(enginegate, policy, tmp_path):
+    """Candidates, SLO and search in a few lines; and what will be inconclusive here, and why."""
+    text = policy.read_text()
+    policy.write_text(text.replace('calibration = ".enginegate/data/digits/calibration.npz"', ""))
+    for name in ("evaluation", "traffic"):
+        path = tmp_path / ".enginegate" / "data" / "digits" / f"{name}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        images = np.zeros((2000, 1, 8, 8), np.float32)
+        np.savez(path, **{"input.image": images, "label": np.zeros(2000, np.int64)})
+
     done = enginegate("policy", "check", str(policy))
 
-    assert done.returncode == 0
-    assert "onnxruntime-int8" in done.stdout
+    assert done.returncode == 0, done.stderr
     assert "is valid" in done.stdout
+    assert "inconclusive onnxruntime-int8: int8 needs calibration data" in done.stdout
+
+
+def test_a_policy_whose_data_is_missing_is_a_bad_policy(enginegate, policy):
+    """The file, the key, its value and what to do; exit code 6."""
+    done = enginegate("policy", "check", str(policy))
+
+    assert done.returncode == 6
+    assert 'data.evaluation = ".enginegate/data/digits/evaluation.npz"' in done.stderr
+    assert "is valid" not in done.stdout
 
 
 def test_a_bad_policy_exits_with_bad_input(enginegate, policy):

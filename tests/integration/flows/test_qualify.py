@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from enginegate.data import write_data
-from enginegate.errors import DataError, LedgerError, ModelError, PolicyError
+from enginegate.errors import InputError, LedgerError, ModelError, PolicyError
 from enginegate.evidence import Outcome
 from enginegate.ledger import Ledger
 from flows.qualify import qualify
@@ -98,7 +98,16 @@ def test_a_second_run_finds_everything(qualified, family):
         (("models:/tiny/1", "models:/tiny/99"), ModelError, r"models:/tiny/99.*versions: 1"),
         (("models:/tiny/1", "models:/absent/1"), ModelError, r"no model 'absent'.*tiny"),
         (("p99_ms", "p99_millis"), PolicyError, r"slo\.p99_millis"),
-        (("{root}/evaluation.npz", "{root}/nothing.npz"), DataError, r"no data at .*nothing\.npz"),
+        (
+            ("{root}/evaluation.npz", "{root}/nothing.npz"),
+            PolicyError,
+            r"no data at .*nothing\.npz",
+        ),
+        (
+            ("[shadow]", '[shadow]\nslicer = "mine:absent"'),
+            PolicyError,
+            r"shadow\.slicer.*no module mine",
+        ),
     ],
 )
 def test_bad_input_is_named_and_leaves_nothing(family, tmp_path, edit, error, message):
@@ -120,7 +129,7 @@ def test_bad_input_is_named_and_leaves_nothing(family, tmp_path, edit, error, me
             "sample 2",
         ),
         (lambda x: x[:, :8], r"shape \(600, 8\)"),
-        (lambda x: x.astype(np.float64), "is float64"),
+        (lambda x: x.astype(np.float64), "data.evaluation x: float64"),
     ],
     ids=["nan", "shape", "type"],
 )
@@ -134,7 +143,7 @@ def test_spoilt_evaluation_data_is_refused(family, tmp_path, spoil, message):
         tmp_path / "policy.toml", (f"{family.root}/evaluation.npz", f"{tmp_path}/spoilt.npz")
     )
 
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(InputError, match=message):
         qualify(policy)
 
 

@@ -1,0 +1,34 @@
+"""Building a candidate: what cannot be decided here is not built."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from enginegate.candidate import Candidate
+from enginegate.evidence import Outcome
+from enginegate.policy import parse_policy
+from tasks.build import build
+from tasks.validate import validate
+
+DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("onnxruntime-int8", "needs calibration data, and the policy names none"),
+        ("onnxruntime-fp16", "computes in fp32 or int8, not in fp16"),
+    ],
+)
+def test_what_cannot_be_decided_here_is_neither_built_nor_failed(name, why):
+    """There is not even a model to build from; the verdict is inconclusive and says why."""
+    raw = tomllib.loads(DIGITS.read_text())
+    del raw["data"]["calibration"]
+    rules = parse_policy(raw | {"onnxruntime": {"device": "cpu"}}, "a test")
+
+    attempt = build.fn(Candidate.parse(name), rules, None)
+    verdict = validate.fn(rules, attempt, None).verdict
+
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert why in verdict.findings[0].reason
