@@ -8,7 +8,7 @@ from enginegate.engines.plan_header import check_plan, plan_info
 from enginegate.engines.protocol import Availability, Runner, Served
 from enginegate.engines.run import (
     availability,
-    native_obstacle,
+    native_drawback,
     open_engine,
     open_reference,
     runnable_here,
@@ -24,7 +24,7 @@ __all__ = [
     "availability",
     "build_engine",
     "check_plan",
-    "native_obstacle",
+    "native_drawback",
     "open_engine",
     "open_onnx",
     "open_reference",
