@@ -72,6 +72,7 @@ def attempt(tmp_path):
 def stage(rules, tmp_path):
     """Of an installation that has every backend."""
     (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
+    (tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so").touch()
     binary = tmp_path / "tritonserver"
     binary.write_bytes(b"")
     install = TritonInstall(binary, tmp_path / "backends", (), "test")
