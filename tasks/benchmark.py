@@ -12,7 +12,7 @@ from enginegate import __version__
 from enginegate.candidate import ONNX_FILE, Engine, EngineKind, OnnxModel, Sha256, Unbuilt
 from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.durable import file_lock
-from enginegate.engines import NATIVE, native_obstacle, runnable_here, serving
+from enginegate.engines import NATIVE, native_drawback, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline
 from enginegate.kept import Kept
@@ -108,14 +108,13 @@ def _measure(
 def _backend(stage: Stage, engine: Engine) -> str:
     """Triton's own backend for this kind where both servers have it, else the Python backend.
 
-    Where it would not compute what was validated, only a policy that insists gets it, and so the
-    reason why not.
+    Where it has a drawback for this engine, only a policy that insists gets it.
 
     Raises:
         ModelError: the policy insists on a backend that is not there.
     """
     wanted = stage.rules.serving.backend
-    if wanted != "native" and native_obstacle(engine) is not None:
+    if wanted != "native" and native_drawback(engine) is not None:
         wanted = "python"
     with ExitStack() as stack:
         live = live_client(stage.rules.target)
@@ -181,6 +180,7 @@ def _live(rules: Policy, engine: Engine) -> LiveSubject | None:
         outputs=release.outputs,
         files={name: folder / name for name in release.files},
         gpu=release.gpu,
+        settings=release.settings,
     )
     digests = {name: digest.sha256 for name, digest in release.files.items()}
     subject = Subject(model, digests, release.options.uncached)
@@ -272,6 +272,7 @@ def _identity(live: LiveSubject) -> dict[str, object]:
         "files": dict(subject.files),
         "options": subject.options.digest,
         "backend": subject.model.backend,
+        "settings": subject.model.settings.digest,
     }
 
 

@@ -14,7 +14,6 @@ from prefect.context import FlowRunContext
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
 from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.data import DataSet, read_data
-from enginegate.engines import serving
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.ledger import Exhibit, Ledger, plots_available
 from enginegate.machine import gpus, processor, user_at_host
@@ -23,8 +22,7 @@ from enginegate.precision import Curve, curve_plot
 from enginegate.report import accuracies, scorecard_markdown, serving_page, serving_report
 from enginegate.repository import Layout
 from enginegate.sources import Kept
-from enginegate.triton.config_comments import annotated_config
-from enginegate.triton.deploy import ServedModel
+from enginegate.triton.config_comments import measured_config
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
 from validation.speed import with_speed
@@ -109,15 +107,10 @@ def sizes_of(attempts: Sequence[Kept[Engine] | Unbuilt]) -> dict[Candidate, int]
 def _exhibit(
     rules: Policy, card: Scorecard, built: Kept[Engine], results: dict[str, str]
 ) -> Exhibit:
-    measured = card.benchmark(built.value.candidate)
-    config = ""
-    if measured is not None and measured.chosen is not None:
-        served = serving(built.value, built.folder)
-        model = ServedModel.of(rules.name, built.value, served)
-        config = annotated_config(
-            model.config(measured.chosen, measured.options),
-            measured.reasons,
-            origin=f"{measured.candidate} of {card.model_uri}, measured on {measured.server}.",
+    measured, config = card.benchmark(built.value.candidate), ""
+    if measured is not None:
+        config = measured_config(
+            rules.name, built.value, built.folder, measured, model_uri=card.model_uri
         )
     return Exhibit(
         built=(built.value, built.folder),

@@ -262,6 +262,7 @@ def _package(publication: Publication) -> Package:
         further_decisions=approvals[:-1],
         promise=_promise(measured, publication.rules),
         options=publication.rules.serving,
+        settings=served.settings,
     )
     steps = publication.rules.ensemble
     return package if steps is None else as_ensemble(package, steps, _answers(publication.rules))

@@ -7,14 +7,13 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.candidate import Candidate, Engine, Unbuilt
-from enginegate.engines import runnable_here, serving
+from enginegate.engines import runnable_here
 from enginegate.evidence import Benchmark
 from enginegate.kept import Kept
 from enginegate.policy import Policy
 from enginegate.report import ServingReport
 from enginegate.repository import Layout
-from enginegate.triton.config_comments import annotated_config
-from enginegate.triton.deploy import ServedModel
+from enginegate.triton.config_comments import measured_config
 from validation.decide import choose_served
 from validation.speed import with_speed
 
@@ -69,17 +68,11 @@ def _config(
 ) -> str:
     best = report.best
     for attempt in attempts:
-        if best is None or best.chosen is None or isinstance(attempt, Unbuilt):
+        if best is None or isinstance(attempt, Unbuilt):
             continue
         if attempt.value.candidate == best.candidate:
-            engine = attempt.value
-            model = ServedModel.of(
-                rules.name, engine, serving(engine, attempt.folder, backend=best.backend)
-            )
-            return annotated_config(
-                model.config(best.chosen, best.options),
-                best.reasons,
-                origin=f"{best.candidate} of {report.model_uri}, measured on {best.server}.",
+            return measured_config(
+                rules.name, attempt.value, attempt.folder, best, model_uri=report.model_uri
             )
     return ""
 

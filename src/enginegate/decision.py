@@ -15,7 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
 from enginegate.canonical import Record
-from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 
 # What clocks of several machines may differ by.
 CLOCK_TOLERANCE = timedelta(minutes=5)
@@ -129,6 +129,10 @@ class Release(Record):
     promise: Promise
     published_at: datetime
     options: ServingOptions = ServingOptions()
+    settings: BackendSettings = Field(
+        default=BackendSettings(),
+        description="what the backend is told so that it runs the engine as it was validated",
+    )
     parts: tuple[Part, ...] = Field(
         default=(), description="the models of an ensemble, in the order they run; else empty"
     )

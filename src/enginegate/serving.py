@@ -3,6 +3,7 @@
 - **ServingConfig**: the axes of the search; a benchmark chooses one, a release serves it.
 - **ServingOptions**: everything else of ``config.pbtxt`` that a policy may set; the same for every
   configuration that is measured, and for the release.
+- **BackendSettings**: what the engine decides, so that a backend runs it as it was validated.
 """
 
 from typing import Annotated, Literal, Self
@@ -36,6 +37,27 @@ class ServingConfig(Record):
         if not self.dynamic_batching:
             said.append("no dynamic batching")
         return ", ".join(said)
+
+
+class BackendSettings(Record):
+    """What a Triton backend is told so that it runs an engine as it was validated.
+
+    They follow from the engine and the backend alone; benchmark, live release and the filed
+    configuration carry the same ones.
+    """
+
+    parameters: dict[str, str] = Field(
+        default_factory=dict, description="string parameters of the model's configuration"
+    )
+    graph_level: Literal[-1, 0, 1, 2] = Field(
+        default=0,
+        description="optimization.graph.level of the native onnxruntime backend: -1 basic, 0 all "
+        "(its default), 1 extended, 2 none",
+    )
+    cuda_provider: dict[str, str] = Field(
+        default_factory=dict,
+        description="settings of ONNX Runtime's CUDA provider in the native onnxruntime backend",
+    )
 
 
 class ServingOptions(Record):

@@ -23,22 +23,32 @@ Y = TensorSpec(name="y", dtype="float32", shape=(-1, 2))
 
 @dataclass
 class FakeTriton:
-    """Loads what it is told to; ``refuses`` are versions that do not load."""
+    """Loads what it is told to; ``refuses`` are versions that do not load.
+
+    A version whose folder lacks the file of the backend keeps the model's loads for ever, as
+    Triton 2.51 does with a Python model; ``stuck`` are these versions by model.
+    """
 
     root: Path
     loaded: dict[str, Config] = field(default_factory=dict)
     foreign: set[str] = field(default_factory=set)
     refuses: set[int] = field(default_factory=set)
+    stuck: dict[str, set[int]] = field(default_factory=dict)
     dead: bool = False
     address: str = "fake:1"
 
     def live(self) -> bool:
         return not self.dead
 
-    def load(self, model: str, config: Config, *, timeout_s: float = 0.0) -> None:  # noqa: ARG002
+    def load(self, model: str, config: Config, *, timeout_s: float = 0.0) -> None:
         self._check(model)
         if self.refuses & set(config.versions or ()):
             raise ServerError("it does not load")
+        folder, opened = self.root / model, config.opened_file
+        lacking = {v for v in config.versions or () if not (folder / str(v) / opened).exists()}
+        if lacking or model in self.stuck:
+            self.stuck.setdefault(model, set()).update(lacking)
+            raise ServerError(f"the load of {model} did not end in {timeout_s:g} s")
         self.loaded[model] = config
 
     def unload(self, model: str) -> None:
@@ -53,7 +63,11 @@ class FakeTriton:
         self._check("")
         ours = [(name, v) for name, config in self.loaded.items() for v in config.versions or ()]
         rows = [*ours, *((name, 1) for name in self.foreign)]
-        return tuple(IndexRow(name, version, "READY", "") for name, version in rows)
+        loading = [(name, v) for name, versions in self.stuck.items() for v in sorted(versions)]
+        return (
+            *(IndexRow(name, version, "READY", "") for name, version in rows),
+            *(IndexRow(name, version, "LOADING", "") for name, version in loading),
+        )
 
     def config(self, model: str, version: str = "") -> Config:  # noqa: ARG002
         self._check(model)
@@ -79,6 +93,7 @@ def package_in(folder: Path, offset: float, **changes: object) -> Package:
     built = folder / "built" / str(offset)
     built.mkdir(parents=True, exist_ok=True)
     (built / "engine.bin").write_text(str(offset))
+    (built / "model.py").write_text("# a real server would run it\n")
     x, card = np.arange(8, dtype=np.float32).reshape(4, 2), scorecard()
     made = Package(
         model="digits",
@@ -86,7 +101,7 @@ def package_in(folder: Path, offset: float, **changes: object) -> Package:
         candidate=INT8,
         engine_sha256=FileDigest.of(built / "engine.bin").sha256,
         approved={"engine.bin": FileDigest.of(built / "engine.bin")},
-        files={"engine.bin": built / "engine.bin"},
+        files={name: built / name for name in ("engine.bin", "model.py")},
         backend="python",
         gpu=False,
         inputs=(X,),

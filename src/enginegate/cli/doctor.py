@@ -14,9 +14,11 @@ from enginegate.engines import availability
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.machine import gpus
+from enginegate.triton.config import NATIVE_FILES
 from enginegate.triton.contract import ContractCheck, check_contract
 from enginegate.triton.install import find_triton
-from enginegate.triton.server import connect
+from enginegate.triton.native import offered
+from enginegate.triton.server import Server, connect
 from enginegate.workspace import Workspace
 
 
@@ -64,6 +66,7 @@ def print_contract(address: str, repository: Path | None, out: Console) -> Outco
     """
     server = connect(address)
     out.print(f"Triton {server.version} at {address}; this takes about half a minute.")
+    out.print(_backend_words(server), markup=False)
     checks = check_contract(address, repository=repository)
     out.print(contract_table(checks))
     worst = max(check.outcome for check in checks)
@@ -80,6 +83,18 @@ def print_contract(address: str, repository: Path | None, out: Console) -> Outco
             "reads, they are loaded as a promotion does it."
         )
     return worst
+
+
+def _backend_words(server: Server) -> str:
+    """Which of Triton's own backends a running server has for engines."""
+    try:
+        with server.client() as client:
+            found = offered(client)
+    except ServerError as error:
+        return f"Which backends it has cannot be asked: {error}"
+    missing = sorted(set(NATIVE_FILES) - set(found))
+    said = f"Own backends for engines: {', '.join(found) or 'none'}"
+    return f"{said}; it lacks {' and '.join(missing)}." if missing else f"{said}."
 
 
 def contract_table(checks: tuple[ContractCheck, ...]) -> Table:
@@ -122,7 +137,10 @@ def _triton() -> Part:
         found = find_triton(Workspace.here().root / "triton")
     except ServerError as error:
         return Part("Triton server", "", cost, str(error))
-    return Part("Triton server", found.origin, cost, "")
+    names = ", ".join(found.backend_names())
+    where = f" in {found.backends}" if names else ""
+    backends = f"backends {names}{where}" if names else "its backends were not found"
+    return Part("Triton server", f"{found.origin}; {backends}", cost, "")
 
 
 def _on_path(name: str, cost: str, remedy: str) -> Part:

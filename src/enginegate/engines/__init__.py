@@ -9,7 +9,7 @@ from enginegate.engines.plan_header import check_plan, plan_info
 from enginegate.engines.protocol import Availability, Runner, Served
 from enginegate.engines.run import (
     availability,
-    native_obstacle,
+    native_drawback,
     open_engine,
     open_reference,
     runnable_here,
@@ -27,6 +27,7 @@ __all__ = [
     "availability",
     "build_engine",
     "check_plan",
+    "native_drawback",
     "native_obstacle",
     "obstacle_to",
     "open_engine",

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import onnx
 
@@ -35,9 +36,17 @@ from enginegate.engines.protocol import Availability, Runner, Served, missing
 from enginegate.engines.typed import typed_census
 from enginegate.errors import BuildError, EnginegateError, ModelError
 from enginegate.precision import Conversion, convert
+from enginegate.serving import BackendSettings
 
 ENGINE_FILE, PORTABLE_FILE = "model.onnx", "optimised.onnx"
 _GPU_FILE = "onnxruntime_gpu.py"
+# As Triton's backend numbers the levels in ``optimization.graph.level``.
+_GRAPH_LEVELS: dict[str, Literal[-1, 0, 1, 2]] = {
+    "ORT_ENABLE_ALL": 0,
+    "ORT_ENABLE_EXTENDED": 1,
+    "ORT_ENABLE_BASIC": -1,
+    "ORT_DISABLE_ALL": 2,
+}
 
 
 def toolchain(building: Building) -> str:
@@ -155,7 +164,7 @@ def serving(engine: Engine, path: Path) -> Served:
     """Triton's Python backend: this room's model file, the engine, and what it must be.
 
     The engine's digest travels in the version folder, because versions of a model share one
-    configuration. The parameters are the defaults, so they may be left out.
+    configuration.
     """
     here, device = Path(__file__), _device(engine)
     files = {
@@ -164,10 +173,36 @@ def serving(engine: Engine, path: Path) -> Served:
         engine.filename: path,
         **{name: path.with_name(name) for name in engine.external},
     }
-    parameters = {"provider": PROVIDERS[device], "intra_op_threads": "1"}
+    parameters = {"provider": PROVIDERS[device], "intra_op_threads": _threads(engine)}
     if device == "cuda":
         files[_GPU_FILE] = here.with_name(_GPU_FILE)
-    return Served(backend="python", files=files, parameters=parameters, gpu=device == "cuda")
+    settings = BackendSettings(parameters=parameters)
+    return Served(backend="python", files=files, settings=settings, gpu=device == "cuda")
+
+
+def native_settings(engine: Engine) -> BackendSettings:
+    """What Triton's own ``onnxruntime`` backend is told to open the session that was validated.
+
+    Left to itself it takes every core for each instance, and TF32 for FP32 on a GPU. How many
+    threads run nodes side by side needs no word: nodes run one after the other, in both.
+
+    Raises:
+        ModelError: the engine was validated at an optimisation level that the backend cannot be
+            told.
+    """
+    level = engine.flags.get("optimisation", "ORT_ENABLE_ALL")
+    if level not in _GRAPH_LEVELS:
+        raise ModelError(
+            f"{engine.candidate} was validated at optimisation level {level}, which Triton's "
+            f"onnxruntime backend cannot be told ({', '.join(_GRAPH_LEVELS)}). Serve it with "
+            'serving.backend = "python".'
+        )
+    on_gpu = _device(engine) == "cuda"
+    return BackendSettings(
+        parameters={"intra_op_thread_count": _threads(engine)},
+        graph_level=_GRAPH_LEVELS[level],
+        cuda_provider={"use_tf32": engine.flags.get("use_tf32", "0")} if on_gpu else {},
+    )
 
 
 def availability() -> Availability:
@@ -240,7 +275,7 @@ def _flags(plan: BuildPlan, device: Device, opened: Opened) -> dict[str, str]:
     told = {
         "provider": PROVIDERS[device],
         "optimisation": sessions.level_for(plan.candidate.precision),
-        "intra_op_threads": "1",
+        "intra_op_threads": str(sessions.INTRA_OP_THREADS),
     }
     if device == "cpu":
         return told
@@ -251,6 +286,11 @@ def _flags(plan: BuildPlan, device: Device, opened: Opened) -> dict[str, str]:
         "batch_buckets": " ".join(str(size) for size in sizes),
         "copies_in_graph": str(opened.copies),
     }
+
+
+def _threads(engine: Engine) -> str:
+    """How many threads work inside one node: those that the engine was validated with."""
+    return engine.flags.get("intra_op_threads", str(sessions.INTRA_OP_THREADS))
 
 
 def _device(engine: Engine) -> Device:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 CPU = "CPUExecutionProvider"
 PROVIDERS: dict[Device, str] = {"cpu": CPU, "cuda": CUDA}
+INTRA_OP_THREADS = 1
+"""Threads inside one node: what engines are validated, measured and served with."""
 REMEDY = "pip install 'enginegate[cpu]'"
 PRECISIONS: dict[Device, frozenset[Precision]] = {
     "cpu": frozenset({Precision.FP32, Precision.INT8}),
@@ -193,7 +195,7 @@ def _cuda(precision: Precision, *, graphs: bool) -> tuple[str, dict[str, str]]:
 
 def _opened(path: Path, precision: Precision, providers: list[Any], *, inspect: bool) -> Opened:
     options = _options(level=level_for(precision))
-    options.intra_op_num_threads = 1
+    options.intra_op_num_threads = INTRA_OP_THREADS
     options.inter_op_num_threads = 1
     if not inspect:
         session = _load(path, options, providers)

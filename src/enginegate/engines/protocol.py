@@ -10,6 +10,7 @@ from enginegate.building import Building
 from enginegate.candidate import Engine, EngineKind
 from enginegate.data import Tensors
 from enginegate.engines.plan import BuildPlan
+from enginegate.serving import BackendSettings
 
 
 class Runner(Protocol):
@@ -36,13 +37,13 @@ class Served:
     Attributes:
         backend: Triton's name of the backend, e.g. ``python``.
         files: path inside the version folder -> the file to copy there.
-        parameters: string parameters of the model's configuration; defaults may be left out.
+        settings: what the backend is told so that it runs the engine as it was validated.
         gpu: whether instances belong on GPUs.
     """
 
     backend: str
     files: Mapping[str, Path]
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    settings: BackendSettings = field(default_factory=BackendSettings)
     gpu: bool = False
 
 

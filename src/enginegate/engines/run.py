@@ -6,7 +6,7 @@ from pathlib import Path
 
 from enginegate.candidate import ONNX_FILE, Engine, EngineKind, OnnxModel
 from enginegate.engines import onnxruntime
-from enginegate.engines.kinds import KINDS, NATIVE
+from enginegate.engines.kinds import KINDS, NATIVE, NATIVE_SETTINGS
 from enginegate.engines.protocol import Availability, Runner, Served
 from enginegate.errors import ModelError
 
@@ -43,14 +43,14 @@ def runnable_here(engine: Engine) -> str | None:
     return KINDS[engine.candidate.kind].obstacle(engine)
 
 
-def native_obstacle(engine: Engine) -> str | None:
-    """Why Triton's own backend would not compute what was validated, or None where it would."""
+def native_drawback(engine: Engine) -> str | None:
+    """Why Triton's own backend is not taken unless a policy insists; None where it is."""
     on_gpu = engine.target.startswith("cuda")
     if engine.candidate.kind is not EngineKind.ONNXRUNTIME or not on_gpu:
         return None
     return (
-        "on a GPU it runs FP32 as TF32 unless told otherwise, and takes neither this engine's "
-        'optimisation level nor its batch buckets. Use serving.backend = "auto" or "python".'
+        "on a GPU it takes neither this engine's batch buckets nor its CUDA graphs, so a "
+        "convolution is planned anew for every batch size that comes."
     )
 
 
@@ -64,8 +64,7 @@ def serving(engine: Engine, folder: Path, *, backend: str = "") -> Served:
 
     Raises:
         TamperedError: the file is not the one that was recorded.
-        ModelError: Triton cannot serve this engine, or not in that backend; `native_obstacle` says
-            so beforehand.
+        ModelError: Triton cannot serve this engine, or not in that backend.
     """
     engine.check(folder)
     path = folder / engine.filename
@@ -78,13 +77,13 @@ def serving(engine: Engine, folder: Path, *, backend: str = "") -> Served:
             f"{engine.candidate} cannot be served in Triton's {backend} backend: only in "
             f"{' or '.join(sorted({usual.backend, native}))}. Use a server that has it."
         )
-    obstacle = native_obstacle(engine)
-    if obstacle is not None:
-        raise ModelError(
-            f"{engine.candidate} cannot be served in Triton's {native} backend: {obstacle}"
-        )
     beside = {name: path.with_name(name) for name in engine.external}
-    return Served(backend=native, files={filename: path, **beside}, gpu=usual.gpu)
+    return Served(
+        backend=native,
+        files={filename: path, **beside},
+        settings=NATIVE_SETTINGS[engine.candidate.kind](engine),
+        gpu=usual.gpu,
+    )
 
 
 def availability() -> tuple[Availability, ...]:

@@ -120,7 +120,7 @@ def serving(engine: Engine, path: Path) -> Served:
             "plans of the full TensorRT only: build it with 'enginegate[tensorrt]' on the GPU "
             "that serves."
         )
-    return Served(backend="tensorrt", files={ENGINE_FILE: path})
+    return Served(backend="tensorrt", files={ENGINE_FILE: path}, gpu=True)
 
 
 def availability() -> Availability:

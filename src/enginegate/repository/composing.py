@@ -7,6 +7,7 @@ one that is not loaded.
 """
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from enginegate.repository.layout import Current, Layout
 from enginegate.repository.parts import owned_parts, part_config
 from enginegate.repository.serving import (
     LiveModel,
+    check_loadable,
     known_digests,
     right_config,
     served_config,
@@ -43,6 +45,10 @@ def part_configs(
         layout: of the ensemble.
         current: what is live.
         also: further versions to serve, by part.
+
+    Raises:
+        TamperedError: a part's published configuration is not what it was.
+        RepositoryError: a version could not be loaded with the configuration of its part.
     """
     versions: dict[str, set[int]] = {}
     for version in reversed(current.served):
@@ -51,10 +57,13 @@ def part_configs(
     for name in versions:
         versions[name] |= also.get(name, set())
     digests = known_digests(layout, current)
-    return {
+    configs = {
         name: served_form(_shared(layout, name, served), tuple(served), digests)
         for name, served in versions.items()
     }
+    for name, config in configs.items():
+        check_loadable(layout.part(name), config)
+    return configs
 
 
 def right_files(layout: Layout, current: Current) -> dict[Path, bytes]:
@@ -119,6 +128,20 @@ class LiveRelease:
         for name, config in part_configs(self.layout, current).items():
             self._part(name).prove_ready(config.versions or (), wait=False)
         self._prove_parts(current)
+
+    def check_settled(self, *, patience_s: float) -> None:
+        """Refuse versions of the model or a part that keep loading, whether they serve or not.
+
+        Args:
+            patience_s: how long a load or unload may still take.
+
+        Raises:
+            RepositoryError: one neither ends nor fails; names it.
+            ServerError: the server does not answer.
+        """
+        deadline_s = time.monotonic() + patience_s
+        for live in (self._own, *(self._part(part.model) for part in owned_parts(self.layout))):
+            live.check_settled(deadline_s, patience_s=patience_s)
 
     def trim(self, current: Current) -> None:
         """Let parts go of what neither the live release nor the standby needs.

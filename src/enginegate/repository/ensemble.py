@@ -78,13 +78,13 @@ def compose(model: str, rules: Ensemble, engine: PartPackage) -> Composed:
     Args:
         model: the ensemble's name; parts are named after it.
         rules: its steps.
-        engine: the engine as a part, under `part_name` of `ENGINE`.
+        engine: the engine as a part, under `part_name` of `engine_step`.
 
     Raises:
         ModelError: a folder is not a Triton model of this kind, a tensor does not fit where it
             goes (both sides are named), or a name is taken twice.
     """
-    _check_names(rules)
+    _check_names(model, rules, engine)
     steps = [_read(model, step) for step in (*rules.before, *rules.after)]
     before, after = steps[: len(rules.before)], steps[len(rules.before) :]
     parts = (*before, engine, *after)
@@ -110,9 +110,25 @@ def part_name(model: str, step: str) -> str:
     return f"{model}.{step}"
 
 
-def _check_names(rules: Ensemble) -> None:
-    names = [ENGINE, *(step.name for step in (*rules.before, *rules.after))]
-    twice = sorted({name for name in names if names.count(name) > 1})
+def engine_step(made: Package | Release) -> str:
+    """What the engine is called among the steps, e.g. ``engine`` or ``engine-onnxruntime``.
+
+    Both versions of a part serve while the ensemble goes over, with one configuration. So engines
+    that no configuration can load together have different names: of another backend, for another
+    kind of device, with and without TF32, and plans, which are loaded for one largest batch.
+    """
+    words = [ENGINE]
+    words += [made.backend] if made.backend != "python" else []
+    words += ["gpu"] if made.gpu else []
+    words += ["tf32"] if made.settings.cuda_provider.get("use_tf32") == "1" else []
+    words += [f"b{made.serving.max_batch_size}"] if made.backend == "tensorrt" else []
+    return "-".join(words)
+
+
+def _check_names(model: str, rules: Ensemble, engine: PartPackage) -> None:
+    own = {ENGINE, engine.name.removeprefix(f"{model}.")}
+    names = [step.name for step in (*rules.before, *rules.after)]
+    twice = sorted({name for name in names if names.count(name) > 1 or name in own})
     if twice:
         raise ModelError(
             f"Two parts of the ensemble are named {twice[0]!r} ({ENGINE!r} is the engine's own "
@@ -218,7 +234,7 @@ def as_ensemble(
     Raises:
         ModelError: the steps do not fit together.
     """
-    name = part_name(package.model, ENGINE)
+    name = part_name(package.model, engine_step(package))
     engine = PartPackage(
         name=name,
         config=model_config(
@@ -230,6 +246,7 @@ def as_ensemble(
             parameters={},
             gpu=package.gpu,
             options=package.options,
+            settings=package.settings,
         ),
         files=package.files,
         approved=package.approved,
@@ -262,7 +279,7 @@ def composes(layout: Layout, release: Release, rules: Ensemble | None) -> bool:
     if rules is None or not release.parts:
         return rules is None and not release.parts
     published = {part.name: part for part in release.parts}
-    name = part_name(release.model, ENGINE)
+    name = part_name(release.model, engine_step(release))
     engine = part_config(layout, release.version, published[name])
     composed = compose(release.model, rules, PartPackage(name, engine, {}))
     own = release.files[ENSEMBLE_FILE].sha256

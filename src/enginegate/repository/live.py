@@ -5,6 +5,7 @@ next start restores the old release; killed after it, the new one stands. Every 
 recovering.
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,11 +33,12 @@ from enginegate.repository.transitions import (
     check_still_live,
     live_words,
     rollback_target,
-    same_kind,
+    why_not_beside,
 )
 from enginegate.repository.undoing import Undoing
 from enginegate.triton.client import TritonClient
 
+_log = logging.getLogger("enginegate.repository")
 _LOCK_TIMEOUT_S = 30.0
 _MEND = "Free space or fix permissions; `enginegate verify --repair` then finishes or undoes it."
 
@@ -102,7 +104,7 @@ class LiveRepository:
                 journal.add(entry, "placed", **told, **origin_of(package))
                 if placed is not None:
                     placed(release)
-                after = after_publish(before, version, stays=same_kind(layout, before, release))
+                after = after_publish(before, version, stays=_stays(layout, before, release))
                 self._switch(layout, journal, entry, after)
             why = f"{release.decision.approver}: {release.decision.reason}"
             self._audit.close(journal, entry, done=True, why=why)
@@ -287,3 +289,18 @@ class LiveRepository:
                 "one (`enginegate serve POLICY`), or set target.endpoint in the policy."
             )
         return LiveRelease(self.client, layout, self.load_timeout_s)
+
+
+def _stays(layout: Layout, before: Current | None, release: Release) -> bool:
+    """Whether what is live stays loaded, ready to come back; said where it cannot."""
+    why_not = why_not_beside(layout.release(before.version), release) if before else ""
+    if before is not None and why_not:
+        _log.info(
+            "release %d of %s leaves the server while release %d comes, because one configuration "
+            "cannot load both: %s. Going back to it will load it again.",
+            before.version,
+            layout.model,
+            release.version,
+            why_not,
+        )
+    return not why_not

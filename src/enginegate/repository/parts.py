@@ -23,6 +23,7 @@ from enginegate.repository.golden import Golden
 from enginegate.repository.layout import PART_OF, Current, Layout
 from enginegate.triton.config import Config, config_text, read_config
 from enginegate.triton.ensembling import served_form
+from enginegate.triton.sharing import cannot_share
 
 Fill = Callable[[Mapping[str, Path], Path], dict[str, FileDigest]]
 
@@ -159,23 +160,18 @@ def check_parts_fit(layout: Layout, parts: tuple[PartPackage, ...], before: Curr
     """Both versions of a part share one configuration while the ensemble goes over.
 
     Raises:
-        RepositoryError: a part takes or gives something else than in the live release.
+        RepositoryError: the live release's part cannot be loaded with the new configuration.
     """
     live = layout.release(before.version) if before else None
     old = {part.name: part for part in live.parts} if live else {}
     for part in parts:
         if live is None or part.name not in old:
             continue
-        was, now = part_config(layout, live.version, old[part.name]), part.config
-        if (was.inputs, was.outputs, was.backend) != (now.inputs, now.outputs, now.backend):
+        why_not = cannot_share(part_config(layout, live.version, old[part.name]), part.config)
+        if why_not:
             raise RepositoryError(
-                f"Part {part.name} now takes {_said(now.inputs)} and gives {_said(now.outputs)} "
-                f"({now.backend}); in the live release {live.version} it takes "
-                f"{_said(was.inputs)} and gives {_said(was.outputs)} ({was.backend}). Both must "
-                "serve while traffic goes over: give the changed step another name, or publish "
-                "under another model name."
+                f"Part {part.name} of the live release {live.version} cannot be loaded beside the "
+                f"new one, because one configuration cannot load both: {why_not}. Both must serve "
+                "while traffic goes over: give the changed step another name, or publish under "
+                "another model name."
             )
-
-
-def _said(specs: tuple[object, ...]) -> str:
-    return ", ".join(map(str, specs))

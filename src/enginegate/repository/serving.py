@@ -17,10 +17,11 @@ from enginegate.triton.answers import IndexRow, Reply
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text, model_config, read_config
 from enginegate.triton.ensembling import served_form
-from enginegate.triton.marks import mark, marks
+from enginegate.triton.marks import marks
 
 ENSEMBLE_FILE = "ensemble.pbtxt"
 _POLL_S = 0.02
+_MOVING = ("LOADING", "UNLOADING")
 # What Triton answers to a load or unload in its POLL mode, and in NONE.
 _POLLING = "explicit model load / unload is not allowed"
 
@@ -35,6 +36,40 @@ def served_versions(current: Current, release: Release) -> tuple[int, ...]:
     return (current.version,) if release.parts else current.served
 
 
+def check_loadable(layout: Layout, config: Config) -> None:
+    """Refuse a configuration with a version whose folder lacks the file that its backend opens.
+
+    Triton 2.51 never ends the load of a Python model without its file, and from then on no other
+    load of that model either, until it is started again.
+
+    Raises:
+        RepositoryError: a file is not there; names it.
+    """
+    for version in config.versions or ():
+        path = layout.version_folder(version) / config.opened_file
+        if config.opened_file and not path.exists():
+            raise RepositoryError(
+                f"Version {version} of {layout.model} cannot be loaded in Triton's "
+                f"{config.backend or config.message.platform} backend: {path} is not there. Triton "
+                "was not asked, because such a load may never end."
+            )
+
+
+def config_of(release: Release) -> Config:
+    """The configuration that a release of one engine asks for, whatever else is live."""
+    return model_config(
+        name=release.model,
+        inputs=release.inputs,
+        outputs=release.outputs,
+        serving=release.serving,
+        backend=release.backend,
+        parameters={},
+        gpu=release.gpu,
+        options=release.options,
+        settings=release.settings,
+    )
+
+
 def served_config(layout: Layout, current: Current) -> Config:
     """The model's configuration while ``current`` is live.
 
@@ -43,6 +78,7 @@ def served_config(layout: Layout, current: Current) -> Config:
 
     Raises:
         TamperedError: the published configuration of an ensemble is not what it was.
+        RepositoryError: a version that it names could not be loaded with it.
     """
     release = layout.release(current.version)
     digests = known_digests(layout, current)
@@ -51,18 +87,8 @@ def served_config(layout: Layout, current: Current) -> Config:
         path = layout.version_folder(current.version) / ENSEMBLE_FILE
         release.files[ENSEMBLE_FILE].check(path)
         return served_form(read_config(path.read_text(), str(path)), versions, digests)
-    config = model_config(
-        name=release.model,
-        inputs=release.inputs,
-        outputs=release.outputs,
-        serving=release.serving,
-        backend=release.backend,
-        parameters={},
-        versions=versions,
-        gpu=release.gpu,
-        options=release.options,
-    )
-    mark(config, digests)
+    config = served_form(config_of(release), versions, digests)
+    check_loadable(layout, config)
     return config
 
 
@@ -142,6 +168,27 @@ class LiveModel:
                 raise RepositoryError(
                     f"{self.layout.model}: versions {sorted(versions)} should be ready; the index "
                     f"says {self._states()}"
+                )
+            time.sleep(_POLL_S)
+
+    def check_settled(self, deadline_s: float, *, patience_s: float) -> None:
+        """Wait until no version is being loaded or unloaded.
+
+        Args:
+            deadline_s: until when, by the monotonic clock.
+            patience_s: how long that is, for the message.
+
+        Raises:
+            RepositoryError: one still is.
+        """
+        while moving := [row for row in self._rows() if row.state in _MOVING]:
+            if time.monotonic() > deadline_s:
+                raise RepositoryError(
+                    f"Version {moving[0].version} of {self.layout.model} is {moving[0].state} on "
+                    f"the server at {self.client.address}, and was for the {patience_s:g} s that "
+                    "it was watched. Until that ends the server loads nothing else of this model, "
+                    "so no promotion or rollback can succeed. Check again; if nothing moves, its "
+                    "log says more, and only starting the server again ends it."
                 )
             time.sleep(_POLL_S)
 

@@ -23,7 +23,7 @@ from enginegate.repository.parts import (
 )
 from enginegate.repository.serving import ENSEMBLE_FILE, served_config
 from enginegate.repository.transitions import after_publish
-from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import Config, config_text
 from enginegate.workspace import now
 
@@ -42,6 +42,7 @@ class Package:
         golden: samples with the validated engine's answers.
         golden_max_abs_error: how far a live answer may be from them.
         options: what Triton is told besides batching and instances.
+        settings: what the backend is told so that it runs the engine as it was validated.
         ensemble: the model's configuration when it is made of several: then the engine is one of
             the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
     """
@@ -64,6 +65,7 @@ class Package:
     promise: Promise
     further_decisions: tuple[Decision, ...] = ()
     options: ServingOptions = field(default_factory=ServingOptions)
+    settings: BackendSettings = field(default_factory=BackendSettings)
     ensemble: Config | None = None
     parts: tuple[PartPackage, ...] = ()
 
@@ -149,6 +151,7 @@ def _stage(
         further_decisions=package.further_decisions,
         audit=audit,
         options=package.options,
+        settings=package.settings,
         parts=stage_parts(package.parts, version, staging, fill=_fill),
     )
     write_file(staging / "release.json", release.pretty_json())

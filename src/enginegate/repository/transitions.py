@@ -6,6 +6,8 @@ from enginegate.decision import Release
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.journal import Entry
 from enginegate.repository.layout import Current, Layout
+from enginegate.repository.serving import config_of
+from enginegate.triton.sharing import cannot_share
 from enginegate.workspace import now
 
 
@@ -68,9 +70,16 @@ def after_publish(before: Current | None, version: int, *, stays: bool = True) -
     return Current(version=version, standby=standby, known=known, changed_at=now())
 
 
-def same_kind(layout: Layout, before: Current | None, release: Release) -> bool:
-    """Whether the live release can stand by: an engine and an ensemble share no configuration."""
-    return before is None or bool(layout.release(before.version).parts) == bool(release.parts)
+def why_not_beside(live: Release, release: Release) -> str:
+    """Why the live release cannot stay loaded beside a new one; empty: it can stand by.
+
+    Both versions of a model share one configuration, which is the new release's: it must be able
+    to load the older one's files too. The parts of an ensemble are models of their own, and
+    `check_parts_fit` looks at each.
+    """
+    if bool(live.parts) != bool(release.parts):
+        return "an engine and an ensemble share no configuration"
+    return "" if release.parts else cannot_share(config_of(live), config_of(release))
 
 
 def after_rollback(before: Current, version: int) -> Current:

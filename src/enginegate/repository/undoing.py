@@ -80,11 +80,11 @@ class Undoing:
 
     def _restore(self, layout: Layout, entry: Entry, current: Current | None) -> str:
         """Folder and server as the commit point says; why that is in doubt, if it is."""
-        if current is not None:
-            write_file(layout.config, right_config(layout, current))
-        elif entry.kind == "rollback":
+        if current is None and entry.kind == "rollback":
             return ""  # somebody removed the commit point: nothing to go by
         try:
+            if current is not None:
+                write_file(layout.config, right_config(layout, current))
             go_to(self.client, layout, current, self.load_timeout_s)
         except (ServerError, RepositoryError) as error:
             return f"that it serves could not be proved: {error}"

@@ -24,6 +24,8 @@ from enginegate.repository.signing import ReleaseSigning
 
 _LOCK_TIMEOUT_S = 10.0
 _LOOKS = 3
+# A version that takes longer to load than this is said to be loading still.
+_SETTLED_S = 10.0
 
 
 class Check(Record):
@@ -185,5 +187,6 @@ def _check_parts(layout: Layout) -> None:
 
 def _check_served(live: LiveRelease) -> None:
     current = live.layout.current()
+    live.check_settled(patience_s=min(live.load_timeout_s, _SETTLED_S))
     if current is not None:
         live.prove_all(current)

@@ -9,8 +9,13 @@ from typing import Any
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
-from enginegate.serving import ServingConfig, ServingOptions
-from enginegate.triton.options import apply_options, apply_serving, warmup_sizes
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
+from enginegate.triton.options import (
+    apply_options,
+    apply_serving,
+    apply_settings,
+    warmup_sizes,
+)
 
 _TRITON_TYPES = {
     "bool": "BOOL",
@@ -27,7 +32,14 @@ _TRITON_TYPES = {
     "float64": "FP64",
 }
 NATIVE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
+_OPENED = {
+    "python": "model.py",
+    **NATIVE_FILES,
+    "onnxruntime_onnx": "model.onnx",
+    "tensorrt_plan": "model.plan",
+}
 _PLAIN = ServingOptions()
+_AS_IT_IS = BackendSettings()
 _NUMPY_TYPES = {triton: numpy for numpy, triton in _TRITON_TYPES.items()}
 
 
@@ -85,6 +97,12 @@ class Config:
         return str(self.message.backend)
 
     @property
+    def opened_file(self) -> str:
+        """What the backend opens in a version's folder; empty for a backend that is not known."""
+        usual = _OPENED.get(self.backend or str(self.message.platform), "")
+        return str(self.message.default_model_filename) or usual
+
+    @property
     def parameters(self) -> dict[str, str]:
         """The string parameters: what a release or a search wrote to recognise itself."""
         return {key: str(value.string_value) for key, value in self.message.parameters.items()}
@@ -138,6 +156,7 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     warmup: bool = True,
     gpu: bool = False,
     options: ServingOptions = _PLAIN,
+    settings: BackendSettings = _AS_IT_IS,
 ) -> Config:
     """The configuration of a model that batches dynamically, unless ``serving`` says otherwise.
 
@@ -147,12 +166,13 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
         outputs: likewise.
         serving: batching and instances.
         backend: Triton backend.
-        parameters: strings the model and this program can read back.
+        parameters: strings this program can read back, besides those of ``settings``.
         versions: exactly these versions are served; None leaves Triton's policy (the highest).
         warmup: run batches of zeros before a version counts as ready: of 1 and of the largest
             size, unless the options name others. Other dynamic axes are warmed up at size 1.
         gpu: place instances on GPUs instead of the CPU.
         options: everything else that a policy may set.
+        settings: what the backend is told so that it runs the engine as it was validated.
 
     Raises:
         ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis; or two settings
@@ -165,7 +185,8 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
         message.default_model_filename = NATIVE_FILES[backend]
     apply_serving(message, serving, gpu=gpu)
     apply_options(message, options)
-    for key, value in sorted(parameters.items()):
+    apply_settings(message, settings)
+    for key, value in sorted({**settings.parameters, **parameters}.items()):
         message.parameters[key].string_value = value
     if versions is not None:
         message.version_policy.specific.versions.extend(sorted(versions))

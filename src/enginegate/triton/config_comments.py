@@ -2,8 +2,13 @@
 
 import textwrap
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from enginegate.candidate import Engine
+from enginegate.engines import serving
+from enginegate.evidence import Benchmark
 from enginegate.triton.config import Config, config_text
+from enginegate.triton.deploy import ServedModel
 
 _WIDTH = 100
 # Field of a serving configuration -> where it stands in the file.
@@ -15,6 +20,34 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "instances": ("instance_group", "count"),
     "gpus": ("instance_group", "gpus"),
 }
+
+
+def measured_config(
+    name: str, engine: Engine, folder: Path, measured: Benchmark, *, model_uri: str
+) -> str:
+    """The configuration that a benchmark measured, with its reasons; empty where none was chosen.
+
+    It is made by what served the engine then, in the backend that it was measured in.
+
+    Args:
+        name: the model's in Triton.
+        engine: what was measured.
+        folder: of the engine in the store.
+        measured: what came out.
+        model_uri: of the model that the engine was made from.
+
+    Raises:
+        TamperedError: the engine's file is not the one that was recorded.
+        ModelError: the engine cannot be served in that backend.
+    """
+    if measured.chosen is None:
+        return ""
+    served = serving(engine, folder, backend=measured.backend)
+    return annotated_config(
+        ServedModel.of(name, engine, served).config(measured.chosen, measured.options),
+        measured.reasons,
+        origin=f"{measured.candidate} of {model_uri}, measured on {measured.server}.",
+    )
 
 
 def annotated_config(config: Config, reasons: Mapping[str, str], *, origin: str = "") -> str:

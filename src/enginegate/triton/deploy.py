@@ -19,7 +19,7 @@ from enginegate.engines import Served
 from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.measurement import ClosedLoad, Driver, Generator, Load
-from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton import perf_analyzer
 from enginegate.triton.answers import Statistics
 from enginegate.triton.client import TritonClient
@@ -46,7 +46,7 @@ class ServedModel:
 
     Attributes:
         files: name in the version folder -> file to put there.
-        parameters: strings the backend's code reads.
+        settings: what the backend is told so that it runs the engine as it was validated.
         gpu: place instances on GPUs.
     """
 
@@ -55,7 +55,7 @@ class ServedModel:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     files: Mapping[str, Path]
-    parameters: Mapping[str, str] = field(default_factory=dict)
+    settings: BackendSettings = field(default_factory=BackendSettings)
     gpu: bool = False
 
     @classmethod
@@ -67,7 +67,7 @@ class ServedModel:
             inputs=engine.inputs,
             outputs=engine.outputs,
             files=served.files,
-            parameters=served.parameters,
+            settings=served.settings,
             gpu=served.gpu,
         )
 
@@ -79,10 +79,11 @@ class ServedModel:
             outputs=self.outputs,
             serving=serving,
             backend=self.backend,
-            parameters={**self.parameters, _SERVING: _mark(serving, options)},
+            parameters={_SERVING: _mark(serving, options)},
             versions=(_VERSION,),
             gpu=self.gpu,
             options=options,
+            settings=self.settings,
         )
 
     def probe(self) -> Tensors:

@@ -14,8 +14,13 @@ from pathlib import Path
 from enginegate.durable import new_folder
 from enginegate.engines.onnxruntime_gpu import cuda_folders
 from enginegate.errors import ServerError
+from enginegate.triton.wrapper import backend_directory, executed, is_script
 
 _WHEEL = "nvidia-pytriton"
+# Triton's own default, wherever its binary is.
+_BUILT_IN = Path("/opt/tritonserver/backends")
+# Scripts that start scripts: nobody nests them deeper, and a circle must end.
+_WRAPPERS = 5
 _GET_IT = (
     f"  - python -m pip install --no-deps {_WHEEL}==0.7.0   (x86-64 Linux, no GPU needed), or\n"
     "  - put tritonserver on PATH (NVIDIA's container nvcr.io/nvidia/tritonserver has it), or\n"
@@ -29,7 +34,8 @@ class TritonInstall:
 
     Attributes:
         binary: the ``tritonserver`` executable.
-        backends: folder of backends; None means the server's own default.
+        backends: folder of backends, which the server is started with; None: it is not known, so
+            the server takes its own.
         libraries: folders its helper processes need on LD_LIBRARY_PATH.
         origin: where it came from, for people.
     """
@@ -38,6 +44,13 @@ class TritonInstall:
     backends: Path | None
     libraries: tuple[Path, ...]
     origin: str
+
+    def backend_names(self) -> tuple[str, ...]:
+        """The backends there are, e.g. ``onnxruntime``: a folder with its library, or its code."""
+        if self.backends is None or not self.backends.is_dir():
+            return ()
+        folders = sorted(path for path in self.backends.iterdir() if path.is_dir())
+        return tuple(path.name for path in folders if _is_backend(path))
 
     def environment(self) -> dict[str, str]:
         """Variables the server needs on top of ours.
@@ -67,8 +80,33 @@ def find_triton(cache: Path) -> TritonInstall:
     """
     found = shutil.which("tritonserver")
     if found is not None:
-        return TritonInstall(Path(found), None, (), found)
+        return TritonInstall(Path(found), _backends_of(Path(found)), (), found)
     return _from_wheel(cache)
+
+
+def _backends_of(binary: Path) -> Path | None:
+    """Where a server on PATH has its backends; None where that cannot be found out.
+
+    A script that starts the server may say where. Else they are beside ``bin``, as in NVIDIA's
+    container, of the file that a link leads to.
+    """
+    for _ in range(_WRAPPERS):
+        if not is_script(binary):
+            break
+        named = backend_directory(binary)
+        if named is not None:
+            return named if named.is_dir() else None
+        within = executed(binary)
+        if within is None:
+            return None
+        binary = within
+    usual = (binary.resolve().parent.parent / "backends", _BUILT_IN)
+    return next((folder for folder in usual if folder.is_dir()), None)
+
+
+def _is_backend(folder: Path) -> bool:
+    library = folder / f"libtriton_{folder.name}.so"
+    return library.is_file() or (folder / "model.py").is_file()
 
 
 def _from_wheel(cache: Path) -> TritonInstall:

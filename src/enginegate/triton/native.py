@@ -27,9 +27,7 @@ _found: dict[tuple[str, str], bool] = {}
 
 def installed(install: TritonInstall, backend: str) -> bool:
     """Whether a server that can be started here has a backend."""
-    if install.backends is not None:
-        return (install.backends / backend).is_dir()
-    return (install.binary.parent.parent / "backends" / backend).is_dir()
+    return backend in install.backend_names()
 
 
 def offers(client: TritonClient, backend: str) -> bool:
@@ -52,6 +50,15 @@ def offers(client: TritonClient, backend: str) -> bool:
     if key not in _found:
         _found[key] = _serves(client, backend) or _probe(client, backend)
     return _found[key]
+
+
+def offered(client: TritonClient) -> tuple[str, ...]:
+    """Those of Triton's own backends for engines that a running server has.
+
+    Raises:
+        ServerError: the server does not answer, or takes no load calls (it polls).
+    """
+    return tuple(backend for backend in sorted(NATIVE_FILES) if offers(client, backend))
 
 
 def choose(wanted: Wanted, backend: str, *, has: bool) -> str:

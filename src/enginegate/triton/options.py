@@ -7,7 +7,7 @@ keeps the text it always had.
 from typing import Any
 
 from enginegate.errors import ModelError
-from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 
 
 def apply_serving(message: Any, serving: ServingConfig, *, gpu: bool) -> None:
@@ -57,6 +57,17 @@ def apply_options(message: Any, options: ServingOptions) -> None:
         if options.rate_limiter_priority:
             group.rate_limiter.priority = options.rate_limiter_priority
     _apply_optimization(message, options)
+
+
+def apply_settings(message: Any, settings: BackendSettings) -> None:
+    """Write the graph level and the CUDA provider's settings into a ``ModelConfig``."""
+    if settings.graph_level:
+        message.optimization.graph.level = settings.graph_level
+    if settings.cuda_provider:
+        accelerators = message.optimization.execution_accelerators
+        provider = accelerators.gpu_execution_accelerator.add(name="cuda")
+        for name, value in sorted(settings.cuda_provider.items()):
+            provider.parameters[name] = value
 
 
 def warmup_sizes(serving: ServingConfig, options: ServingOptions) -> tuple[int, ...]:

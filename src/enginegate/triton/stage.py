@@ -230,7 +230,7 @@ def _kept(stage: Stage, measure: Measure, subject: Subject, *, part: str = "") -
         traffic=stage.traffic_sha256,
         sending=":".join([*map(str, sending), *([part] if part else [])]),
         gpu=subject.model.gpu,
-        parameters=dict(subject.model.parameters),
+        settings=subject.model.settings,
     )
     return kept(measure, setup, stage.places.shelf, limit_ms=stage.rules.slo.p99_ms)
 

@@ -19,7 +19,7 @@ from enginegate.durable import write_file
 from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.measurement import Load, Measurement
-from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.measure import Sampled, sampled_of
 from enginegate.triton.search import Measure
 from enginegate.triton.sequential import Sequential
@@ -43,7 +43,7 @@ class Setup(Record):
     """Protocol, shared memory and driver."""
     gpu: bool = False
     """Whether instances are on GPUs."""
-    parameters: dict[str, str] = Field(default_factory=dict)
+    settings: BackendSettings = Field(default_factory=BackendSettings)
     """What the backend is told besides; the same files may compute in another precision."""
 
 

@@ -62,7 +62,7 @@ def test_triton_gets_the_buckets(fallen_back):
     """For a GPU the file that pads and warms up travels beside the model file."""
     served = serving(fallen_back.value, fallen_back.folder)
 
-    assert served.parameters["provider"] == "CUDAExecutionProvider"
+    assert served.settings.parameters["provider"] == "CUDAExecutionProvider"
     assert served.files["onnxruntime_gpu.py"].is_file()
 
 

@@ -194,13 +194,16 @@ def steps(tmp_path):
 
 @pytest.fixture
 def ensemble(package, steps):
-    """Make an ensemble's package: it answers (2 raw + offset) x 10, or (x + offset) x 10."""
+    """Make an ensemble's package: it answers (2 raw + offset) x 10, or (x + offset) x 10.
 
-    def make(offset: float, *, rules: Ensemble = steps, **changes) -> Package:
+    ``engine`` are changes of the engine inside.
+    """
+
+    def make(offset: float, *, rules: Ensemble = steps, engine=None, **changes) -> Package:
         raw = np.arange(6, dtype=np.float32).reshape(3, 2)
         given, x = ("raw", 2 * raw) if rules.before else ("x", raw)
         answers = Golden({given: raw}, {"score": (x + np.float32(offset)) * 10})
-        whole = as_ensemble(package(offset), rules, lambda _: answers)
+        whole = as_ensemble(package(offset, **(engine or {})), rules, lambda _: answers)
         return replace(whole, **changes)
 
     return make

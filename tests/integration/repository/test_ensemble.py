@@ -16,9 +16,11 @@ from enginegate.repository.parts import check_room
 from enginegate.repository.rehearsal import rehearse
 from enginegate.repository.removing import forget_old
 from enginegate.repository.staging import place
+from enginegate.serving import BackendSettings
 
 pytestmark = pytest.mark.triton
 PARTS = ("digits.double", "digits.engine", "digits.tenfold")
+OTHER = "digits.engine-tf32"
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +28,7 @@ def _parts_gone(server):
     """Leave no part loaded for the next test."""
     yield
     with server.client() as client:
-        for name in ("digits", *PARTS):
+        for name in ("digits", *PARTS, OTHER):
             client.unload(name)
 
 
@@ -89,6 +91,23 @@ def test_an_ensemble_goes_over_and_back_without_a_wrong_answer(repository, ensem
         assert (answer(repository.client), pinned(repository)) == ((1, 1.0), {1})
         assert [ready(repository, name) for name in PARTS] == [{1}] * 3
     assert traffic.asked > 10
+    assert traffic.wrong == []
+    assert problems(repository) == []
+
+
+def test_an_engine_of_another_kind_is_a_part_of_its_own(repository, ensemble, server, steps):
+    """Both engines serve while the ensemble goes over, each with a configuration that fits it."""
+    tf32 = BackendSettings(cuda_provider={"use_tf32": "1"})
+    repository.publish(ensemble(1.0), expected=None)
+    with Traffic(server) as traffic:
+        made = repository.publish(ensemble(2.0, engine={"settings": tf32}), expected=1)
+        assert answer(repository.client) == (2, 2.0)
+        assert [part.name for part in made.parts][1] == "digits.engine-tf32"
+        assert (ready(repository, "digits.engine"), ready(repository, OTHER)) == ({1}, {2})
+        assert composes(Layout(repository.root, "digits"), made, steps)
+        repository.rollback("digits")
+        assert answer(repository.client) == (1, 1.0)
+        assert (ready(repository, "digits.engine"), ready(repository, OTHER)) == ({1}, set())
     assert traffic.wrong == []
     assert problems(repository) == []
 
@@ -161,7 +180,7 @@ def test_a_part_must_go_on_taking_what_it_takes(tmp_path, ensemble, steps):
     changed = steps.before[0].model_copy(update={"inputs": {"GIVEN": "raw"}})
     rules = steps.model_copy(update={"before": (changed,)})
 
-    with pytest.raises(RepositoryError, match=r"digits\.double now takes GIVEN.*takes IN"):
+    with pytest.raises(RepositoryError, match=r'digits\.double.*"IN".*became.*"GIVEN"'):
         place(layout, ensemble(2.0, rules=rules), 2, layout.current())
 
 

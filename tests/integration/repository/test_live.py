@@ -17,6 +17,7 @@ from enginegate.errors import (
 )
 from enginegate.repository import Golden, Layout, LiveRepository
 from enginegate.repository.journal import Journal
+from enginegate.serving import BackendSettings
 from tests.fakes.evidence import SERVING
 from tests.fakes.hosts import problems
 
@@ -31,6 +32,12 @@ def processes(server, version):
             if ours in text_of(Path("/proc", pid, "cmdline")):
                 found.add(pid)
     return found
+
+
+def versions_ready(server):
+    """Versions of the model that answer."""
+    with server.client() as client:
+        return {row.version for row in client.index() if row.name == "digits" and row.ready}
 
 
 def text_of(path):
@@ -72,6 +79,36 @@ def test_publishing_leaves_what_serves_in_place(server, repository, package, ask
     assert len(began) == SERVING.instances
     assert began == beside == processes(server, 1)
     assert ask() == (3, 3.0)
+
+
+def test_releases_that_no_configuration_can_load_together_take_turns(
+    server, repository, package, ask
+):
+    """The live one leaves while the new one comes, and comes back the same way."""
+    told = BackendSettings(parameters={"mode": "another"})
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0, settings=told), expected=1)
+    assert (ask(), versions_ready(server)) == ((2, 2.0), {2})
+    assert repository.client.parameters("digits")["mode"] == "another"
+
+    repository.rollback("digits")
+
+    assert (ask(), versions_ready(server)) == ((1, 1.0), {1})
+    assert "mode" not in repository.client.parameters("digits")
+    assert problems(repository) == []
+
+
+def test_a_version_without_its_model_file_is_never_loaded(server, repository, package, ask):
+    """This Triton would never end that load, nor any other of the model."""
+    repository.publish(package(1.0), expected=None)
+    lacking = package(2.0)
+    lacking = replace(lacking, files={"engine.bin": lacking.files["engine.bin"]})
+
+    with pytest.raises(PublishError, match=r"digits/2/model\.py is not there"):
+        repository.publish(lacking, expected=1)
+    repository.publish(package(3.0), expected=1)
+
+    assert (ask(), versions_ready(server)) == ((3, 3.0), {1, 3})
 
 
 def test_a_number_is_never_issued_twice(repository, package, ask):

@@ -1,5 +1,7 @@
 """What a policy tells Triton is in force on a real one, which is asked for what it has."""
 
+from dataclasses import replace
+
 import pytest
 
 from enginegate.errors import PublishError
@@ -55,7 +57,9 @@ def test_a_server_is_asked_for_a_backend_and_left_as_it_was(repository, package)
     assert repository.client.index() == ()
     assert list(repository.root.iterdir()) == []
 
+    made = package(1.0, backend="onnxruntime")
+    native = replace(made, files={**made.files, "model.onnx": made.files["engine.bin"]})
     with pytest.raises(PublishError, match="unable to find backend library for backend 'onnx"):
-        repository.publish(package(1.0, backend="onnxruntime"), expected=None)
+        repository.publish(native, expected=None)
 
     assert not (repository.root / "digits").exists()

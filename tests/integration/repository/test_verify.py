@@ -1,11 +1,14 @@
 """What was changed behind the back of a live repository is reported, on a real Triton."""
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from enginegate.repository import Layout, verify
+from enginegate.errors import ServerError
+from enginegate.repository import Layout, LiveRepository, verify
 from enginegate.repository.journal import Journal
+from enginegate.triton.server import ServerOptions, start
 from tests.fakes.hosts import problems
 
 pytestmark = pytest.mark.triton
@@ -41,6 +44,36 @@ def test_a_server_that_serves_something_else_is_reported(repository, package):
     assert "versions [1] should be ready" in problem
     repository.bring_up("digits")
     assert problems(repository) == []
+
+
+def test_a_load_that_never_ends_is_reported(install, tmp_path, package):
+    """What serves is right, and yet nothing can be promoted until the server is started again."""
+    root = tmp_path / "repository"
+    root.mkdir()
+    ends_soon = ServerOptions(exit_timeout_s=0)
+    with (
+        start(install, root, folder=tmp_path / "server", options=ends_soon) as server,
+        server.client() as client,
+    ):
+        repository = LiveRepository(root, client, load_timeout_s=30.0)
+        repository.publish(package(1.0), expected=None)
+        both = model_config_of(client, (1, 2))
+        (root / "digits" / "2").mkdir()
+        with pytest.raises(ServerError, match="could not load digits"):
+            client.load("digits", config=both, timeout_s=0.5)
+        (root / "digits" / "2").rmdir()
+
+        (problem,) = problems(replace(repository, load_timeout_s=0.5))
+
+    assert "Version 2 of digits is LOADING" in problem
+    assert "was for the 0.5 s" in problem
+
+
+def model_config_of(client, versions):
+    """The model's configuration in force, for other versions."""
+    config = client.config("digits")
+    config.message.version_policy.specific.versions[:] = versions
+    return config
 
 
 def test_damaged_bytes_do_not_block_the_way_back(repository, package, ask):

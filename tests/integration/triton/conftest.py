@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from enginegate.candidate import TensorSpec
-from enginegate.serving import ServingConfig
+from enginegate.serving import BackendSettings, ServingConfig
 from enginegate.triton.deploy import ServedModel, deployed
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
@@ -45,7 +45,7 @@ def scale_model():
             inputs=(x,),
             outputs=(y,),
             files={"model.py": source},
-            parameters={key: str(value) for key, value in parameters.items()},
+            settings=BackendSettings(parameters={k: str(v) for k, v in parameters.items()}),
         )
 
     return make

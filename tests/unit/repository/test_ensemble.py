@@ -6,13 +6,14 @@ import pytest
 from enginegate.candidate import TensorSpec
 from enginegate.errors import DataError, ModelError
 from enginegate.operating import Ensemble, Step
-from enginegate.repository.ensemble import compose
+from enginegate.repository.ensemble import compose, engine_step
 from enginegate.repository.parts import PartPackage
 from enginegate.repository.rehearsal import rehearse
-from enginegate.serving import ServingConfig
+from enginegate.serving import BackendSettings, ServingConfig
 from enginegate.triton.config import config_text, model_config
 from enginegate.triton.ensembling import served_form
 from enginegate.triton.server import Server
+from tests.fakes.evidence import release
 
 X = TensorSpec(name="x", dtype="float32", shape=(-1, 2))
 Y = TensorSpec(name="y", dtype="float32", shape=(-1, 2))
@@ -114,6 +115,30 @@ def test_the_ensemble_is_golden(step, engine):
     assert config_text(served_form(composed.config, (7,), {7: "d1" * 32})) == GOLDEN
     assert [part.name for part in composed.parts] == ["m.pre", "m.engine"]
     assert list(composed.parts[0].files) == ["model.py"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        ({}, "engine"),
+        ({"gpu": True}, "engine-gpu"),
+        ({"backend": "onnxruntime"}, "engine-onnxruntime"),
+        (
+            {
+                "backend": "onnxruntime",
+                "gpu": True,
+                "settings": BackendSettings(cuda_provider={"use_tf32": "1"}),
+            },
+            "engine-onnxruntime-gpu-tf32",
+        ),
+        ({"backend": "tensorrt", "gpu": True}, "engine-tensorrt-gpu-b8"),
+    ],
+)
+def test_engines_that_share_no_configuration_have_different_names(changes, name):
+    """Each is a part of its own, so both can serve while the ensemble goes over."""
+    serving = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+
+    assert engine_step(release(serving=serving, **changes)) == name
 
 
 def test_files_come_along_but_no_bytecode(step, engine, tmp_path):

@@ -42,12 +42,13 @@ def placed(tmp_path):
         folder = layout.version_folder(version)
         folder.mkdir(parents=True)
         (folder / "engine.bin").write_text(f"engine {version}")
+        (folder / "model.py").write_text("# what Triton's Python backend opens\n")
         layout.golden_file(version).parent.mkdir(parents=True, exist_ok=True)
         layout.golden_file(version).write_text("samples")
         made = release(
             version=version,
             golden=FileDigest.of(layout.golden_file(version)),
-            files={"engine.bin": FileDigest.of(folder / "engine.bin")},
+            files={n: FileDigest.of(folder / n) for n in ("engine.bin", "model.py")},
             previous_version=None,
         )
         layout.release_file(version).write_bytes(made.pretty_json())

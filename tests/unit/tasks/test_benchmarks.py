@@ -1,25 +1,35 @@
 """What a benchmark is remembered by, where it is served, and what a partial run ends in."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from enginegate.candidate import Candidate, Engine, FileDigest, PrecisionProof, TensorSpec
+from enginegate.candidate import (
+    Candidate,
+    Engine,
+    EngineKind,
+    FileDigest,
+    PrecisionProof,
+    TensorSpec,
+)
 from enginegate.canonical import sha256_file
-from enginegate.engines import serving
+from enginegate.engines import NATIVE, serving
 from enginegate.errors import ModelError
 from enginegate.evidence import Outcome
 from enginegate.kept import Kept
 from enginegate.policy import parse_policy, read_policy
+from enginegate.repository.serving import config_of
 from enginegate.serving import ServingConfig, ServingOptions
-from enginegate.triton.config import read_config
+from enginegate.triton.config import config_text, read_config
 from enginegate.triton.deploy import ServedModel
 from enginegate.triton.install import TritonInstall
 from enginegate.triton.stage import Stage
 from enginegate.triton.subjects import LiveSubject, Places, Subject
 from tasks import benchmark as tried
+from tasks.record import _exhibit
 from tasks.served import served
-from tests.fakes.evidence import benchmark, sha
+from tests.fakes.evidence import benchmark, release, scorecard, sha
 
 ROOT = Path(__file__).parents[3]
 PLAIN = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
@@ -62,6 +72,7 @@ def attempt(tmp_path):
 def stage(rules, tmp_path):
     """Of an installation that has every backend."""
     (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
+    (tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so").touch()
     binary = tmp_path / "tritonserver"
     binary.write_bytes(b"")
     install = TritonInstall(binary, tmp_path / "backends", (), "test")
@@ -93,12 +104,148 @@ def test_a_benchmark_is_remembered_by_what_served_it(stage, attempt):
     assert keys[2] == tried._key(stage, one, live(), "python")
 
 
-def test_an_engine_for_a_gpu_is_not_served_in_onnx_runtimes_own_backend(stage, attempt):
-    """That would compute FP32 as TF32: auto takes the Python backend, and insisting is refused."""
+def test_only_who_insists_gets_an_engine_for_a_gpu_in_onnx_runtimes_own_backend(
+    stage, attempt, rules
+):
+    """It takes no buckets: auto takes the Python backend there, and "native" is a choice."""
+    insisting = rules.model_copy(update={"serving": ServingOptions(backend="native")})
+
     assert tried._backend(stage, attempt.value) == "onnxruntime"
     assert tried._backend(stage, on_gpu(attempt.value)) == "python"
-    with pytest.raises(ModelError, match="FP32 as TF32"):
-        serving(on_gpu(attempt.value), attempt.folder, backend="onnxruntime")
+    native = tried._backend(replace(stage, rules=insisting), on_gpu(attempt.value))
+    assert native == "onnxruntime"
+
+
+KINDS_OF_DEVICE = [
+    ("onnxruntime-int8", "cpu", "", "KIND_CPU"),
+    ("onnxruntime-int8", "cpu", "onnxruntime", "KIND_CPU"),
+    ("onnxruntime-fp32", "cuda:sm_90", "", "KIND_GPU"),
+    ("onnxruntime-fp32", "cuda:sm_90", "onnxruntime", "KIND_GPU"),
+    ("tensorrt-fp16", "sm90", "", "KIND_GPU"),
+    ("tensorrt-fp16", "sm90", "tensorrt", "KIND_GPU"),
+]
+
+
+@pytest.mark.parametrize(("candidate", "target", "backend", "kind"), KINDS_OF_DEVICE)
+def test_every_kind_of_engine_is_placed_where_it_runs(attempt, candidate, target, backend, kind):
+    """Triton's TensorRT backend refuses KIND_CPU, so no plan could be loaded with it."""
+    changes = {"candidate": Candidate.parse(candidate), "target": target, "builder": "tensorrt 10"}
+    engine = attempt.value.model_copy(update=changes)
+
+    served = serving(engine, attempt.folder, backend=backend)
+    config = ServedModel.of("digits", engine, served).config(PLAIN)
+
+    (group,) = config.message.instance_group
+    assert group.Kind.Name(group.kind) == kind
+    assert served.gpu is (kind == "KIND_GPU")
+
+
+def test_there_is_no_kind_of_engine_whose_device_is_not_tried():
+    """A new kind of engine needs its rows above."""
+    tried_kinds = {Candidate.parse(name).kind for name, *_ in KINDS_OF_DEVICE}
+
+    assert tried_kinds == set(EngineKind)
+
+
+@pytest.mark.parametrize(
+    ("name", "candidate", "changes"),
+    [
+        ("onnxruntime_cpu", "onnxruntime-int8", {"flags": {"intra_op_threads": "1"}}),
+        (
+            "onnxruntime_cuda",
+            "onnxruntime-tf32",
+            {"target": "cuda sm90 NVIDIA H200", "flags": {"use_tf32": "1"}},
+        ),
+        ("tensorrt", "tensorrt-fp16", {"target": "sm90", "builder": "tensorrt 10.3.0"}),
+    ],
+)
+def test_native_configurations_are_golden(attempt, name, candidate, changes):
+    """Backend, device, threads and TF32 of each native backend, whole."""
+    engine = attempt.value.model_copy(update={"candidate": Candidate.parse(candidate), **changes})
+    native, _ = NATIVE[engine.candidate.kind]
+
+    served = serving(engine, attempt.folder, backend=native)
+    config = ServedModel.of("digits", engine, served).config(PLAIN)
+
+    golden = ROOT / "tests" / "golden" / f"config_{name}.pbtxt"
+    assert config_text(config) == golden.read_text()
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+@pytest.mark.parametrize("backend", ["", "onnxruntime"])
+def test_what_serves_has_the_threads_that_were_validated(attempt, backend, threads):
+    """Left to itself, ONNX Runtime's own backend takes every core for each instance."""
+    engine = attempt.value.model_copy(update={"flags": {"intra_op_threads": threads}})
+
+    told = serving(engine, attempt.folder, backend=backend).settings.parameters
+
+    name = "intra_op_thread_count" if backend else "intra_op_threads"
+    assert told[name] == threads
+
+
+def test_tf32_is_told_off_where_it_was_off(attempt):
+    """The CUDA provider computes FP32 as TF32 unless it is told not to."""
+    on_cuda = on_gpu(attempt.value).model_copy(update={"flags": {"use_tf32": "0"}})
+
+    told = serving(on_cuda, attempt.folder, backend="onnxruntime").settings
+
+    assert told.cuda_provider == {"use_tf32": "0"}
+
+
+@pytest.mark.parametrize(
+    ("level", "number"), [("ORT_ENABLE_ALL", 0), ("ORT_ENABLE_BASIC", -1), ("ORT_DISABLE_ALL", 2)]
+)
+def test_the_graph_is_optimised_as_it_was_validated(attempt, level, number):
+    """Triton numbers ONNX Runtime's levels in its own way; all is its default."""
+    engine = attempt.value.model_copy(update={"flags": {"optimisation": level}})
+
+    served = serving(engine, attempt.folder, backend="onnxruntime")
+    config = ServedModel.of("digits", engine, served).config(PLAIN)
+
+    assert served.settings.graph_level == config.message.optimization.graph.level == number
+
+
+def test_an_unknown_level_is_not_served_natively(attempt):
+    """What the backend cannot be told would be something else than what was validated."""
+    engine = attempt.value.model_copy(update={"flags": {"optimisation": "ORT_ENABLE_LAYOUT"}})
+
+    with pytest.raises(ModelError, match=r"level ORT_ENABLE_LAYOUT.*cannot be told"):
+        serving(engine, attempt.folder, backend="onnxruntime")
+
+
+@pytest.mark.parametrize("backend", ["python", "onnxruntime"])
+def test_benchmark_release_and_mlflow_tell_triton_the_same(rules, attempt, backend):
+    """The configuration that was measured is filed, and served but for versions and digests."""
+    engine = attempt.value
+    measured = benchmark(candidate=engine.candidate).model_copy(update={"backend": backend})
+    card = scorecard(benchmarks=(measured,), verdicts=())
+    told = serving(engine, attempt.folder, backend=backend)
+    model = ServedModel.of(rules.name, engine, told)
+    deployed = model.config(measured.chosen, measured.options)
+
+    filed = _exhibit(rules, card, attempt, {}).config_pbtxt
+    made = release(
+        model=rules.name,
+        backend=told.backend,
+        gpu=told.gpu,
+        settings=told.settings,
+        inputs=engine.inputs,
+        outputs=engine.outputs,
+        serving=measured.chosen,
+    )
+
+    assert read_config(filed, "filed") == deployed
+    assert comparable(config_of(made)) == comparable(deployed)
+    assert deployed.backend == backend
+
+
+def comparable(config):
+    """What Triton is told of the engine, without versions and a benchmark's own mark."""
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    message.ClearField("version_policy")
+    message.parameters.pop("enginegate.serving", None)
+    return message
 
 
 @pytest.mark.parametrize("backend", ["python", "onnxruntime"])

@@ -37,6 +37,105 @@ def test_the_one_on_path_comes_first(monkeypatch, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.fixture
+def on_path(monkeypatch, tmp_path):
+    """Put a server with two backends into ``triton``, and what starts it first on PATH."""
+    server = tmp_path / "triton" / "bin" / "tritonserver"
+    _executable(server, "\x7fELF")
+    for name in ("onnxruntime", "python"):
+        library = tmp_path / "triton" / "backends" / name / f"libtriton_{name}.so"
+        library.parent.mkdir(parents=True)
+        library.touch()
+    (tmp_path / "triton" / "backends" / "empty").mkdir()
+    folder = tmp_path / "first" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder / "tritonserver"
+
+
+def _executable(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def test_a_link_leads_to_the_backends(on_path, tmp_path):
+    """The server is found by its link, its backends beside what the link leads to."""
+    on_path.symlink_to("../../triton/bin/tritonserver")
+
+    found = find_triton(tmp_path / "cache")
+
+    assert (found.binary, found.backends) == (on_path, tmp_path / "triton" / "backends")
+    assert found.backend_names() == ("onnxruntime", "python")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        'exec /usr/bin/tritonserver --backend-directory={backends} "$@"',
+        'exec /usr/bin/tritonserver \\\n  --backend-directory "{backends}" "$@"',
+        (
+            'HERE=$(cd "$(dirname "$0")" && pwd)\n'
+            'exec tritonserver "$@" --backend-directory="$HERE/../../triton/backends"'
+        ),
+        'exec tritonserver --backend-directory=`dirname $0`/../../triton/backends "$@"',
+        'exec tritonserver --backend-directory="${{0%/*}}/../../triton/backends" "$@"',
+        (
+            'export ROOT="${{TRITON_ROOT:-{root}}}"  # where it is\n'
+            'exec "$ROOT/bin/tritonserver" --backend-directory=$ROOT/backends "$@"'
+        ),
+        '# --backend-directory=/elsewhere\nexec {root}/bin/tritonserver "$@"',
+    ],
+    ids=["plain", "two-words", "own-folder", "backticks", "suffix", "variable", "none-said"],
+)
+def test_a_script_says_where_the_backends_are(on_path, tmp_path, script):
+    """Scripts that start the server with a folder of backends are read, not run."""
+    root = tmp_path / "triton"
+    said = script.format(backends=root / "backends", root=root)
+    _executable(on_path, f"#!/bin/sh\n{said}\n")
+
+    found = find_triton(tmp_path / "cache")
+
+    assert found.binary == on_path
+    assert found.backends.resolve() == root / "backends"
+    assert found.backend_names() == ("onnxruntime", "python")
+
+
+def test_a_link_to_a_script_is_both(on_path, tmp_path):
+    """The folder is meant from where the script really is, if the script says so."""
+    script = tmp_path / "triton" / "bin" / "start"
+    _executable(
+        script,
+        '#!/bin/bash\nHERE="$(dirname "$(readlink -f "${BASH_SOURCE[0]}")")"\n'
+        'exec "$HERE/tritonserver" --backend-directory="$HERE/../backends" "$@"\n',
+    )
+    on_path.symlink_to(script)
+
+    assert find_triton(tmp_path / "cache").backend_names() == ("onnxruntime", "python")
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "exec tritonserver --backend-directory=$(find / -name backends)",
+        'exec tritonserver --backend-directory="$UNKNOWN_FOLDER/backends"',
+        "exec tritonserver --backend-directory=/no/such/folder",
+        'exec tritonserver "--backend-directory=',
+        "exec $0",
+    ],
+    ids=["command", "unknown", "missing", "unclosed", "circle"],
+)
+def test_what_a_script_does_not_say_is_not_guessed(on_path, tmp_path, script, monkeypatch):
+    """No backend is believed to be there; the server is started with its own folder."""
+    monkeypatch.delenv("UNKNOWN_FOLDER", raising=False)
+    monkeypatch.setattr("enginegate.triton.install._BUILT_IN", tmp_path / "no")
+    _executable(on_path, f"#!/bin/sh\n{script}\n")
+
+    found = find_triton(tmp_path / "cache")
+
+    assert (found.backends, found.backend_names()) == (None, ())
+
+
 @pytest.mark.usefixtures("empty_path")
 def test_none_at_all(monkeypatch, tmp_path):
     """Without a server every way to get one is named, with the command."""

@@ -1,46 +1,11 @@
+from dataclasses import replace
+
 import pytest
 
 from enginegate.errors import ModelError, ServerError
 from enginegate.triton import native
-from enginegate.triton.answers import ServerMetadata
 from enginegate.triton.install import TritonInstall
-
-
-class AnsweringClient:
-    """A server without models; ``says`` is what it complains about when a probe is loaded."""
-
-    address = "elsewhere:8001"
-
-    def __init__(self, says=None, name="a"):
-        self.says, self.name, self.loaded, self.unloaded = says, name, [], []
-
-    def metadata(self):
-        return ServerMetadata(self.name, "2.51.0", ())
-
-    def index(self):
-        return ()
-
-    def live(self):
-        return True
-
-    def load(self, model, config=None, *, files=None, timeout_s):
-        assert timeout_s <= 60
-        self.loaded.append((model, config.backend, tuple(files)))
-        if self.says and config.backend != "python":
-            raise ServerError(self.says)
-
-    def unload(self, model):
-        self.unloaded.append(model)
-
-
-# Both as Triton 2.51 says them.
-ABSENT = (
-    "load failed for model 'p': version 1 is at UNAVAILABLE state: Invalid argument: unable to "
-    "find backend library for backend 'tensorrt', try specifying runtime on the model "
-    "configuration.;"
-)
-DAMAGED = "load failed for model 'p': version 1 is at UNAVAILABLE state: Internal: no such plan;"
-POLLING = "explicit model load / unload is not allowed if polling is enabled"
+from tests.fakes.answering import ABSENT, DAMAGED, POLLING, AnsweringClient
 
 
 @pytest.fixture(autouse=True)
@@ -100,15 +65,27 @@ def test_a_policy_that_insists_is_refused():
         native.choose("native", "tensorrt", has=False)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["wheel", "on-path"])
-def test_an_installation_is_looked_into(tmp_path, told):
-    """Its backends are folders: where it says, else where NVIDIA's container has them."""
-    (tmp_path / "backends" / "tensorrt").mkdir(parents=True)
-    binary = tmp_path / "bin" / "tritonserver"
-    install = TritonInstall(binary, tmp_path / "backends" if told else None, (), "test")
+def test_an_installation_is_looked_into(tmp_path):
+    """A backend is a folder with its library; a folder without it cannot be loaded from."""
+    _backend(tmp_path, "tensorrt")
+    (tmp_path / "onnxruntime").mkdir()
+    install = TritonInstall(tmp_path / "tritonserver", tmp_path, (), "test")
 
     assert native.installed(install, "tensorrt")
     assert not native.installed(install, "onnxruntime")
+    assert not native.installed(replace(install, backends=None), "tensorrt")
+
+
+def test_a_running_server_tells_what_it_has():
+    """Each of Triton's own backends for engines is asked for."""
+    assert native.offered(AnsweringClient(DAMAGED)) == ("onnxruntime", "tensorrt")
+    native._found.clear()
+    assert native.offered(AnsweringClient(ABSENT)) == ()
+
+
+def _backend(folder, name):
+    (folder / name).mkdir(parents=True)
+    (folder / name / f"libtriton_{name}.so").touch()
 
 
 @pytest.mark.parametrize(
@@ -116,7 +93,7 @@ def test_an_installation_is_looked_into(tmp_path, told):
 )
 def test_what_is_measured_must_be_servable(tmp_path, says, chosen):
     """The live server must have the backend too; one that cannot be asked is believed to."""
-    (tmp_path / "tensorrt").mkdir()
+    _backend(tmp_path, "tensorrt")
     install = TritonInstall(tmp_path / "tritonserver", tmp_path, (), "test")
     live = AnsweringClient(says)
 

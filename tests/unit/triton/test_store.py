@@ -5,7 +5,7 @@ import pytest
 
 from enginegate.benchmarking import Search, Slo
 from enginegate.measurement import Load, Measurement
-from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.latencies import Requests, save_requests
 from enginegate.triton.measure import Sampled, percentiles
 from enginegate.triton.search import search
@@ -99,7 +99,7 @@ def test_the_same_is_measured_once(shelf):
         pytest.param({"traffic": sha("8")}, id="traffic"),
         pytest.param({"sending": "http"}, id="sending"),
         pytest.param({"gpu": True}, id="device"),
-        pytest.param({"parameters": {"use_tf32": "0"}}, id="parameters"),
+        pytest.param({"settings": BackendSettings(cuda_provider={"use_tf32": "0"})}, id="settings"),
     ],
 )
 def test_anything_it_depends_on_asks_for_another(shelf, changes):

@@ -1,0 +1,58 @@
+"""Which backends doctor lists: of the server that is installed, and of one that runs."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from enginegate.cli import doctor
+from enginegate.triton import native
+from tests.fakes.answering import ABSENT, DAMAGED, POLLING, AnsweringClient
+
+
+@pytest.fixture(autouse=True)
+def _nothing_known():
+    native._found.clear()
+
+
+class RunningServer:
+    """A server that somebody runs; ``says`` is what it complains about when a probe is loaded."""
+
+    def __init__(self, says):
+        self.says = says
+
+    @contextmanager
+    def client(self):
+        yield AnsweringClient(self.says)
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        (DAMAGED, "Own backends for engines: onnxruntime, tensorrt."),
+        (ABSENT, "Own backends for engines: none; it lacks onnxruntime and tensorrt."),
+        (POLLING, "Which backends it has cannot be asked: explicit model load"),
+    ],
+)
+def test_a_running_server_is_asked(says, words):
+    """A server that takes no load calls cannot say; that is no error."""
+    assert doctor._backend_words(RunningServer(says)).startswith(words)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_the_installed_server_is_looked_into(monkeypatch, tmp_path, found):
+    """The folder is named with what is in it, so that a wrong one is seen."""
+    binary = tmp_path / "bin" / "tritonserver"
+    library = tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so"
+    for path in (binary, library) if found else (binary,):
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    binary.chmod(0o755)
+    monkeypatch.setenv("PATH", str(binary.parent))
+    monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("enginegate.triton.install._BUILT_IN", tmp_path / "no")
+
+    (part,) = [each for each in doctor.parts() if each.name == "Triton server"]
+
+    said = f"backends onnxruntime in {tmp_path}/backends" if found else "backends were not found"
+    assert part.found.startswith(str(binary))
+    assert said in part.found
