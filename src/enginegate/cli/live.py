@@ -10,10 +10,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from enginegate.cli.acknowledge import state_words
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.waiting import waiting
 from enginegate.decision import Decision, Release
-from enginegate.errors import EnginegateError, ServerError
+from enginegate.errors import EnginegateError, ServerError, TamperedError
 from enginegate.policy import Policy
 from enginegate.repository import (
     Fleet,
@@ -56,6 +57,11 @@ def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
         out.print(_history(layout.releases(), current.version, layout))
     for sentence in _further(policy, current.version if current else None):
         out.print(f"  {sentence}", markup=False)
+    try:
+        for sentence in state_words(policy, workspace):
+            out.print(f"  {sentence}", markup=False)
+    except TamperedError as error:
+        out.print(f"  what people acknowledged cannot be read: {error}", markup=False)
     for sentence in waiting(policy, workspace):
         out.print(f"  {sentence}", markup=False)
 

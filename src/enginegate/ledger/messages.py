@@ -14,10 +14,13 @@ from pydantic import PositiveInt
 from enginegate.canonical import Record
 from enginegate.decision import Decision, Head, Release
 from enginegate.errors import EnginegateError
+from enginegate.ledger.live import state_tags
 from enginegate.repository import AuditLog, Layout
+from enginegate.repository.broken_promises import ShownState
 from enginegate.repository.rollout import Rollouts
 
 CHAMPION = "champion"
+STATE_TAG = "enginegate.watch"
 _log = logging.getLogger("enginegate.outbox")
 _TAG_LENGTH = 1000
 
@@ -36,8 +39,13 @@ class Message(Record):
     """The live repository that it is about; empty: it says the same whatever becomes live."""
     of: str = ""
     """The model's name in that repository."""
+    checked: str = ""
+    """Digest of the release whose checks the run is about, where the run is not named; `model` is
+    the policy's then."""
 
     def __str__(self) -> str:
+        if self.checked:
+            return f"the state of release {self.checked[:12]} of {self.model}"
         if self.version is None:
             return f"tags on run {self.run}"
         return f"{self.model}@{self.alias or 'tags'} is version {self.version}"
@@ -137,6 +145,31 @@ def _release_message(release: Release, audit: Head | None) -> Message | None:
         alias=CHAMPION,
         tags={name: text[:_TAG_LENGTH] for name, text in tags.items()},
     )
+
+
+def state_tag(state: ShownState, release: Release) -> dict[str, str]:
+    """What a registered version shows of the release that serves it."""
+    said = f"{state.word}: release {release.version}"
+    if state.latest is not None:
+        said += f", {state.latest.at:%Y-%m-%d %H:%M:%S %Z}"
+    if state.broken:
+        said += f"; nobody has acknowledged check {state.broken[-1].check}"
+    return {STATE_TAG: said}
+
+
+def state_messages(release: Release, state: ShownState) -> tuple[Message, ...]:
+    """What a release's run and its registered version show, after somebody acknowledged it."""
+    run = Message(
+        at=datetime.now(tz=UTC),
+        model=release.model,
+        checked=release.digest,
+        tags=state_tags(state),
+    )
+    if not release.model_uri.startswith("models:/"):
+        return (run,)
+    name, version = release.model_uri.removeprefix("models:/").split("/")
+    tags = state_tag(state, release)
+    return (run, Message(at=datetime.now(tz=UTC), model=name, version=int(version), tags=tags))
 
 
 def decision_message(decision: Decision, run: str) -> Message:

@@ -180,7 +180,9 @@ class Outbox:
     def _still_wanted(self, message: Message) -> bool:
         """A version or run that was deleted since cannot hold up the messages behind it."""
         ledger = self._ledger()
-        if message.version is None:
+        if message.checked:
+            found = ledger.watch_run(message.model, message.checked) is not None
+        elif message.version is None:
             found = ledger.has_run(message.run)
         else:
             found = ledger.version_tags(message.model, message.version) is not None
@@ -196,7 +198,11 @@ class Outbox:
     def _send(self, message: Message) -> None:
         ledger = self._ledger()
         if message.version is None:
-            ledger.tag_run(message.run, message.tags)
+            run = message.run
+            if message.checked:
+                run = ledger.watch_run(message.model, message.checked) or ""
+            if run:
+                ledger.tag_run(run, message.tags)
             return
         ledger.tag_version(message.model, message.version, message.tags)
         if message.alias:

@@ -37,6 +37,8 @@ What = Literal[
     "repaired",
     "refused",
     "watched",
+    "promise broken",
+    "acknowledged",
 ]
 # The way of what another host decided, and this one did after it.
 FOLLOWING = "following"
@@ -56,6 +58,9 @@ class Deed(Record):
     why: str
     origin: str
     release: PositiveInt | None = None
+    check: PositiveInt | None = None
+    """Of a broken promise: the number of the release's check that failed, or the newest of those
+    that are acknowledged."""
     scorecard: Sha256 | None = None
     operation: str = ""
     """The journal's name of it, or a decision's digest: told once, also when it was cut short."""

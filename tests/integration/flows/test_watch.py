@@ -14,11 +14,13 @@ import yaml
 from prefect.events import AutomationCore
 from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
+from typer.testing import CliRunner
 
+from enginegate.cli.app import app
 from enginegate.decision import Promise
 from enginegate.durable import file_lock
 from enginegate.engines import open_engine, serving
-from enginegate.errors import RepositoryError, ServerError
+from enginegate.errors import ExitCode, RepositoryError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.ledger import Ledger
 from enginegate.policy import read_policy
@@ -38,7 +40,7 @@ from enginegate.shadow import import_sample, latest_sample
 from enginegate.triton.callers import Callers
 from enginegate.triton.live import live_addresses, live_server
 from enginegate.triton.traffic import Traffic
-from enginegate.watching import Look, Looks
+from enginegate.watching import Look, Looks, PromiseBrokenError
 from enginegate.workspace import Workspace, now
 from flows.qualify import qualify
 from flows.rollback import rollback
@@ -213,7 +215,7 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
     assert old[0].outcome is Outcome.PASSED
     assert Looks.at(family.workspace, release_of(released)).read() == (*young, *old)
     ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    run = ledger.log_look(old[0], release_of(released))
+    run = ledger.watch_run("tiny", release_of(released).digest)
     for name in ("live/server_ms", "live/promised_server_ms"):
         steps = {point.step for point in ledger.client.get_metric_history(run, name)}
         assert steps == {look.number for look in (*young, *old)}
@@ -281,6 +283,64 @@ def test_live_requests_are_recorded_where_the_policy_lets_them(released, tmp_pat
     assert agreement.value == 1.0
 
 
+def broken(path, *run):
+    """The looks of a run in which a promise was broken, and what it said."""
+    with pytest.raises(PromiseBrokenError) as raised:
+        watch(path, *run)
+    return raised.value.watched.looks, str(raised.value)
+
+
+def shown(path, family):
+    """What MLflow shows of the live release: its run's gate and note, its version's tag."""
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    release = release_of(path)
+    tags = ledger.client.get_run(ledger.watch_run("tiny", release.digest)).data.tags
+    version = ledger.version_tags("tiny", int(release.model_uri.rpartition("/")[2]))
+    return tags["gate"], tags["mlflow.note.content"], version["enginegate.watch"]
+
+
+def test_a_broken_promise_stays_red_until_somebody_acknowledges_it(
+    released, tmp_path, family, alerts
+):
+    """In Prefect, MLflow and the terminal: two inconclusive looks after it change nothing."""
+    slow = edited(
+        released, tmp_path / "p.toml", ("p99_over_promise = 1000", "p99_over_promise = 1e-6")
+    )
+    terminal = CliRunner()
+    with visitors(released):
+        run = watch(slow, 0.0, return_state=True)
+
+    assert run.is_failed()
+    for said in ["Release 2 of tiny (onnxruntime-fp32, models:/tiny/", "promised <= 2e-06 ms"]:
+        assert said in run.message
+    assert f"enginegate acknowledge {slow} --release 2 --reason WHY" in run.message
+    for _ in range(2):
+        (look,), said = broken(released, 0.0)
+        assert look.outcome is Outcome.INCONCLUSIVE
+        assert "Nobody has acknowledged this" in said
+    gate, note, tag = shown(released, family)
+    assert gate == "failed"
+    assert "server_time: promised" in note
+    assert "inconclusive" in note
+    assert tag.startswith("failed: release 2")
+    once = terminal.invoke(app, ["watch", str(released), "--once"])
+    assert once.exit_code != 0
+    assert once.exception.exit_code is ExitCode.GATES_FAILED
+    assert "inconclusive" in once.output
+    status = terminal.invoke(app, ["status", str(released)]).output
+    assert "promise broken, not acknowledged: release 2" in status
+    assert len(alerts()) == 1
+
+    why = ["--approver", "ada", "--reason", "a noisy neighbour"]
+    done = terminal.invoke(app, ["acknowledge", str(released), *why])
+
+    assert done.exit_code == 0, done.output
+    assert shown(released, family)[0] == "inconclusive"
+    assert shown(released, family)[2].startswith("inconclusive: release 2")
+    assert watch(released, 0.0, return_state=True).is_completed()
+    assert "promise broken" not in terminal.invoke(app, ["status", str(released)]).output
+
+
 def test_answers_unlike_fp32_alert(released, tmp_path, monkeypatch, alerts):
     """What this release answered when it was recorded counts, not what it would answer now."""
     monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(tmp_path / "shadow"))
@@ -294,7 +354,8 @@ def test_answers_unlike_fp32_alert(released, tmp_path, monkeypatch, alerts):
     pq.write_table(pa.table(columns), source)
     import_sample(source, "tiny", Shadow(), home=tmp_path / "shadow")
 
-    (look,) = watch(released, 0.0).looks
+    (look,), _ = broken(released, 0.0)
+    CliRunner().invoke(app, ["acknowledge", str(released), "--reason", "a test"])
 
     assert gates(look)["agreement"].outcome is Outcome.FAILED
     assert look.action == "alert"
@@ -466,20 +527,24 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
     root = read_policy(rules).target.repository
     ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
     with visitors(released):
-        (look,) = watch(rules).looks
+        (look,), said = broken(rules)
 
+        assert "It was rolled back: release 1 is live again." in said
         assert (look.outcome, look.action) == (Outcome.FAILED, "rollback")
         assert release_of(released).version == 1
         assert ledger.alias("tiny", "champion") == 1
-        last = AuditLog(root).read()[-1]
+        noted, last = AuditLog(root).read()[-2:]
+        assert (noted.event, noted.release, noted.check) == ("promise broken", 2, look.number)
         assert (last.event, last.release) == ("rolled back", 1)
         assert "look" in last.why
         assert "server_time" in last.why
         assert "watch" in last.origin
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
-        (first,) = watch(rules).looks
+        (first,), _ = broken(rules)
         rollback(rules, 2)
-        (again,) = watch(rules).looks
+        (again,), _ = broken(rules)
+    waiting = CliRunner().invoke(app, ["acknowledge", str(rules), "--reason", "a test"]).output
+    assert [waiting.count(f"release {number} broke") for number in (1, 2)] == [1, 2]
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert any("champion" in sentence for sentence in tell_ledger.fn())

@@ -1,5 +1,6 @@
 """The number of a look is its own before anything is done about it, and names no other look."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from tasks.watch import keep_look, take_look
 from tests.fakes.evidence import release
 
 RELEASE = release()
-RULES = SimpleNamespace(watch=Watch())
+NOWHERE = SimpleNamespace(repository=Path("/nonexistent"))
+RULES = SimpleNamespace(watch=Watch(), name=RELEASE.model, target=NOWHERE)
 
 
 @pytest.fixture
@@ -49,7 +51,7 @@ def test_what_is_alerted_is_the_look_that_is_kept(looks, monkeypatch):
     monkeypatch.setattr("tasks.watch._views", views)
 
     look = taken()
-    kept = keep_look.fn(RELEASE, look.model_copy(update={"action": "alert"}))
+    kept = keep_look.fn(RULES, RELEASE, look.model_copy(update={"action": "alert"}))
 
     assert (meanwhile[0].number, look.number, kept.number) == (1, 2, 2)
     assert looks.read() == (*meanwhile, kept)
@@ -65,9 +67,9 @@ def test_a_look_that_cannot_be_kept_is_acted_on_all_the_same(looks, monkeypatch)
     with file_lock(looks.folder / ".lock"):
         look = taken()
         with pytest.raises(EnginegateError, match=r"keeping a look in .* by pid"):
-            keep_look.fn(RELEASE, look)
+            keep_look.fn(RULES, RELEASE, look)
     assert looks.read() == ()
-    assert keep_look.fn(RELEASE, look) == look
+    assert keep_look.fn(RULES, RELEASE, look) == look
 
     with pytest.raises(EnginegateError, match="cannot be kept"):
         Looks(looks.folder / ".lock").add(look)
