@@ -22,6 +22,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs."""
     app.command()(watch)
     app.command()(acknowledge)
+    app.command()(automations)
     app.command()(scan)
     app.command()(pull)
 
@@ -70,6 +71,26 @@ def _show_run(seen: Watched) -> None:
         _show(look)
     if not seen.looks:
         _out.print("Nothing is live, or it is being rolled out to a fleet.")
+
+
+def automations(
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            help="where messages are posted as JSON, e.g. of Slack or Mattermost; kept as a secret "
+            "in Prefect's webhook block 'enginegate'. Default: where that block says",
+            envvar="ENGINEGATE_WEBHOOK",
+        ),
+    ] = None,
+) -> None:
+    """Create or update, on your Prefect server, the automations in automations/ of this checkout.
+
+    They send a message when a promise was broken, when a promotion waits for a person, and when no
+    watch ran for half an hour.
+    """
+    done: tuple[str, ...] = of_checkout("flows.automations").apply_automations(webhook)
+    for sentence in done:
+        _out.print(sentence)
 
 
 def scan(

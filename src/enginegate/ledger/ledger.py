@@ -244,6 +244,18 @@ class Ledger:
             self.client.get_model_version(model_name, str(version))
             self.client.set_registered_model_alias(model_name, alias, str(version))
 
+    def remove_alias(self, model_name: str, alias: str, version: int) -> None:
+        """Let an alias stand for nothing, if it stands for this version now.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        if self.alias(model_name, alias) == version:
+            with self.connection.explained(
+                f"take {alias!r} from version {version} of {model_name}"
+            ):
+                self.client.delete_registered_model_alias(model_name, alias)
+
     def tag_version(self, model_name: str, version: int, tags: Mapping[str, str]) -> None:
         """Write facts on a registered version, such as the release that serves it.
 

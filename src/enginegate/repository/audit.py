@@ -120,18 +120,21 @@ class AuditLog:
     def close(self, journal: Journal, entry: Entry, *, done: bool, why: str) -> None:
         """End a journalled operation: here first, so that one cut short is told by recovery.
 
-        By the way that began it, whoever recovers: what was only followed stays so.
+        By the way that began it, and by whom and why where that was noted, whoever recovers: what
+        was only followed stays so.
         """
-        layout = Layout(self.root, entry.model)
-        manifest = layout.release_file(entry.version)
+        layout, begun = Layout(self.root, entry.model), journal.begun(entry)
+        scorecard = begun.get("scorecard")
+        if scorecard is None and layout.release_file(entry.version).exists():
+            scorecard = layout.release(entry.version).scorecard_sha256
         deed = Deed(
             event=_DONE[entry.kind] if done else "refused",
             model=entry.model,
-            who=user_at_host(),
-            why=why,
-            origin=origin(journal.way(entry) or self.way),
+            who=begun.get("who") or user_at_host(),
+            why=(begun.get("why") if done else None) or why,
+            origin=origin(begun.get("way") or self.way),
             release=entry.version,
-            scorecard=layout.release(entry.version).scorecard_sha256 if manifest.exists() else None,
+            scorecard=scorecard,
             operation=entry.operation,
         )
         self.note(deed)

@@ -38,7 +38,7 @@ from enginegate.repository.layout import JOURNAL, locked
 from enginegate.repository.rollout import LOCK, Progress, Rollouts
 from enginegate.shadow import import_sample, latest_sample
 from enginegate.triton.callers import Callers
-from enginegate.triton.live import live_addresses, live_server
+from enginegate.triton.live import live_addresses, live_client, live_server
 from enginegate.triton.traffic import Traffic
 from enginegate.watching import Look, Looks, PromiseBrokenError
 from enginegate.workspace import Workspace, now
@@ -46,11 +46,12 @@ from flows.qualify import qualify
 from flows.rollback import rollback
 from flows.scan import scan
 from flows.watch import _acted, watch
+from flows.withdraw import withdraw
 from tasks.build import build
 from tasks.export import export
 from tasks.live_sample import compare_live
 from tasks.pick_up import pick_up
-from tasks.watch import FAILED_EVENT, RolledBack, roll_back_failed, tell_ledger
+from tasks.watch import RolledBack, roll_back_failed, tell_ledger
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
 from validation.watch import live_finding
@@ -608,15 +609,46 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
         flow(policy)
 
 
-def test_the_automations_of_the_page_are_prefects():
-    """What docs/watching.md tells people to create is what Prefect takes."""
+def test_a_first_release_is_withdrawn(released, family):
+    """The last test that has one: nothing serves, the alias stands for nothing, `status` says why.
+
+    The release before the live one is what to go back to, so that is asked for instead.
+    """
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    why = ["--approver", "ada", "--reason", "it answers nonsense"]
+    terminal = CliRunner()
+    with pytest.raises(RepositoryError, match="enginegate rollback POLICY"):
+        withdraw(released, "it answers nonsense", "ada")
+    rollback(released)
+    refused = terminal.invoke(app, ["rollback", str(released)]).exception
+    assert "enginegate withdraw POLICY --reason WHY" in str(refused)
+    without = terminal.invoke(app, ["withdraw", str(released), "--reason", " "]).exception
+    assert without.exit_code is ExitCode.BAD_INPUT
+    assert ledger.alias("tiny", "champion") == 1
+
+    done = terminal.invoke(app, ["withdraw", str(released), *why])
+
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "Nothing is live" in done.output
+    assert ledger.alias("tiny", "champion") is None
+    assert "by ada" in ledger.version_tags("tiny", 1)["enginegate.withdrawn"]
+    with live_client(read_policy(released).target) as client:
+        assert not client.model_ready("tiny")
+    status = terminal.invoke(app, ["status", str(released)]).output
+    assert "nothing is live; release 1 was withdrawn by ada at " in status
+    assert "it answers nonsense" in status
+    assert terminal.invoke(app, ["verify", str(released)]).exit_code == 0
+    assert watch(released, 0.0).looks == ()
+
+
+def test_the_automation_of_the_page_is_prefects():
+    """What docs/watching.md tells people to create themselves is what Prefect takes."""
     page = (Path(__file__).parents[3] / "docs" / "watching.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
 
-    made = [AutomationCore.model_validate(yaml.safe_load(block)) for block in blocks]
+    (made,) = [AutomationCore.model_validate(yaml.safe_load(block)) for block in blocks]
 
-    assert len(made) == 3
-    assert made[0].trigger.expect == {FAILED_EVENT}
+    assert "promote" in str(made.trigger.match_related)
 
 
 def _only_here(home):
