@@ -3,12 +3,12 @@
 What a killed promotion or rollback left is finished or undone first. The live release is watched
 against its promise: look after look while it is young, then one look a run. Recorded traffic is
 user data, so its age is limited by the policy and enforced here; a recording whose process was
-killed is ended on the server; and the live repository is verified.
+killed is ended on the server; and the live repository is verified. A broken promise is a failed
+run, and so is every later one of that release until a person acknowledges it.
 """
 
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import flow
@@ -17,7 +17,9 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.policy import Policy, read_policy
-from enginegate.watching import Look
+from enginegate.repository import Layout
+from enginegate.repository.broken_promises import BrokenPromise, broken_words
+from enginegate.watching import Look, PromiseBrokenError, Watched
 from tasks.announce import announce
 from tasks.live_sample import compare_live
 from tasks.pick_up import pick_up
@@ -30,27 +32,16 @@ from tasks.watch import (
     is_live,
     keep_look,
     live_release,
+    record_broken_promise,
     roll_back_failed,
     take_look,
     tell_ledger,
+    unacknowledged,
     verify_live,
 )
 
 # One run goes on for at most this long, so that the next one of a schedule of ten minutes starts.
 RUN_S = 540.0
-
-
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What one run did and saw.
-
-    Attributes:
-        done: one sentence for each thing that was done.
-        looks: at what is live; none when nothing is.
-    """
-
-    done: tuple[str, ...]
-    looks: tuple[Look, ...]
 
 
 @flow(name="watch", persist_result=False, validate_parameters=False)
@@ -63,18 +54,20 @@ def watch(policy: Path, run_s: float = RUN_S) -> Watched:
 
     Raises:
         RepositoryError: the live repository is not what was published; the message lists it all.
-        ServerError: what is live could not be measured. Both alert; a look that failed does what
-            the policy says, and is in the result.
+        ServerError: what is live could not be measured. Both alert.
+        PromiseBrokenError: a look failed, now or earlier, and nobody has acknowledged it since.
     """
     rules = read_policy(Path(policy))
     try:
-        return _watch(rules, run_s)
+        return _watch(rules, policy, run_s)
+    except PromiseBrokenError:
+        raise  # the look that failed has alerted already, if the policy says so
     except EnginegateError as error:
         alert(rules.name, str(error))
         raise
 
 
-def _watch(rules: Policy, run_s: float) -> Watched:
+def _watch(rules: Policy, policy: Path, run_s: float) -> Watched:
     done = (*pick_up(rules), *expire_shadow(rules), *tell_ledger(rules), *follow_storage(rules))
     try:
         problems = verify_live(rules)
@@ -82,12 +75,56 @@ def _watch(rules: Policy, run_s: float) -> Watched:
     finally:
         # Last: a Prefect server that does not answer delays no look and no rollback.
         done += (*note_unanswered(rules), *announce(rules))
+    errored = [str(look) for look in looks if look.outcome is Outcome.ERRORED]
+    broken = [_broken_now(rules, policy, look) for look in looks if look.broken]
     if problems:
-        raise RepositoryError("\n".join(problems))
-    broken = [look for look in looks if look.outcome is Outcome.ERRORED]
+        raise RepositoryError("\n".join((*problems, *errored, *broken)))
+    if errored:
+        raise ServerError("\n".join((*errored, *broken)))
+    watched, earlier = Watched(done, looks), unacknowledged(rules)
     if broken:
-        raise ServerError("\n".join(str(look) for look in broken))
-    return Watched(done, looks)
+        raise PromiseBrokenError("\n".join(broken), watched)
+    if earlier:
+        raise PromiseBrokenError(_broken_earlier(rules, policy, earlier, looks), watched)
+    return watched
+
+
+def _broken_now(rules: Policy, policy: Path, look: Look) -> str:
+    """Which release promised what, what was measured, what was done, and the next command."""
+    layout = Layout(rules.target.repository, rules.name)
+    current, release = layout.current(), layout.release(look.version)
+    live = f"release {current.version} is live" if current else "nothing is live"
+    if look.action == "rollback":
+        done = f"It was rolled back: {live} again."
+    else:
+        done = f'It was not rolled back: {live} (watch.on_failure = "{rules.watch.on_failure}").'
+    named = f"{look.version} of {look.model} ({release.candidate}, {release.model_uri})"
+    lines = (
+        f"Release {named} broke its promise at check {look.number}:",
+        *(f"  {broken_words(finding)}" for finding in look.broken),
+        done,
+        _next(policy, look.version),
+    )
+    return "\n".join(lines)
+
+
+def _broken_earlier(
+    rules: Policy, policy: Path, broken: tuple[BrokenPromise, ...], looks: tuple[Look, ...]
+) -> str:
+    """The newest failed check that nobody has acknowledged, and how this run's checks ended."""
+    lines = (
+        f"{rules.name}: {broken[-1]}. Nobody has acknowledged this.",
+        *(f"  now: {look}" for look in looks),
+        _next(policy, broken[-1].release),
+    )
+    return "\n".join(lines)
+
+
+def _next(policy: Path, release: int) -> str:
+    return (
+        f"It stays failed until a person acknowledges it: enginegate acknowledge {policy} "
+        f"--release {release} --reason WHY"
+    )
 
 
 def _looks(rules: Policy, run_s: float) -> Iterator[Look]:
@@ -95,6 +132,7 @@ def _looks(rules: Policy, run_s: float) -> Iterator[Look]:
     end_s = time.monotonic() + run_s
     while (release := live_release(rules)) is not None:
         look = take_look(rules, release, compare_live(rules, release))
+        record_broken_promise(rules, look)
         look = keep_look(rules, release, _acted(rules, release, look))
         yield look
         stops = look.outcome in {Outcome.FAILED, Outcome.ERRORED}

@@ -16,7 +16,7 @@ from enginegate.decision import Decision, Promise, Release
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
-from enginegate.ledger import Ledger, Outbox, engine_of, live_message
+from enginegate.ledger import Ledger, Outbox, engine_of, live_message, withdrawn_message
 from enginegate.ledger.numbers import chosen_measurement
 from enginegate.machine import user_at_host
 from enginegate.policy import Policy
@@ -32,6 +32,7 @@ from enginegate.repository import (
 )
 from enginegate.repository.ensemble import Composed, as_ensemble, composes
 from enginegate.repository.rehearsal import rehearsed
+from enginegate.repository.undoing import Withdrawal
 from enginegate.workspace import Workspace
 from validation.watch import judge_reading
 
@@ -181,6 +182,8 @@ def take_back(change: Transaction) -> None:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
     _log.warning("the promotion was undone. %s", words)
+    if Layout(root, model).current() is None:
+        say_withdrawn.fn(publication.rules, release)
 
 
 @task(task_run_name="refuse", cache_policy=NO_CACHE)
@@ -225,6 +228,33 @@ def follow_with_champion(rules: Policy, release: Release) -> None:
     if refusal:
         _log.error(
             "Release %d is live, but MLflow could not be told yet: %s\nThe next promotion, "
+            "rollback or watch tells it.",
+            release.version,
+            refusal,
+        )
+
+
+@task(task_run_name="withdraw-first", cache_policy=NO_CACHE)
+def withdraw_first(rules: Policy, who: str, why: str) -> Release:
+    """Leave nothing live where nothing was before the live release; what was live."""
+    workspace = Workspace.of(rules)
+    repository = open_repository(rules, workspace, way="Prefect")
+    with Outbox(workspace).expecting(rules.target.repository, rules.name):
+        release = repository.withdraw_first(rules.name, Withdrawal(who, why))
+    _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
+    return release
+
+
+@task(task_run_name="say-withdrawn", cache_policy=NO_CACHE)
+def say_withdrawn(rules: Policy, release: Release) -> None:
+    """Take the alias from a version that was withdrawn, also if MLflow cannot be told yet."""
+    outbox, root = Outbox(Workspace.of(rules)), rules.target.repository
+    message = withdrawn_message(release.model_uri, root, rules.name)
+    refusal = outbox.tell_or_keep(message) if message else ""
+    outbox.told(rules.name)
+    if refusal:
+        _log.error(
+            "Release %d was withdrawn, but MLflow could not be told yet: %s\nThe next promotion, "
             "rollback or watch tells it.",
             release.version,
             refusal,

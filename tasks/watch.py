@@ -15,17 +15,28 @@ from enginegate.errors import (
     NotEverywhereError,
     RepositoryBusyError,
     ServerError,
+    TamperedError,
 )
 from enginegate.evidence import Finding, Outcome
-from enginegate.ledger import Ledger, Outbox
+from enginegate.ledger import Ledger, Outbox, state_tag
 from enginegate.policy import Policy
 from enginegate.repository import (
+    AuditLog,
     Current,
     Golden,
     Layout,
     ObjectRepository,
     open_repository,
     verify,
+)
+from enginegate.repository.audit import Event
+from enginegate.repository.broken_promises import (
+    BrokenPromise,
+    ShownState,
+    broken_promises,
+    operation_of,
+    record_broken,
+    shown_state,
 )
 from enginegate.repository.rollout import Rollouts
 from enginegate.shadow import expire, recover
@@ -36,7 +47,6 @@ from enginegate.workspace import Workspace, now
 from validation.watch import action_for, judge_reading, live_finding, not_measured
 
 FAILED_EVENT = "enginegate.watch.failed"
-_STATE_TAG = "enginegate.watch"
 _WAY = "watch"
 _log = logging.getLogger("enginegate.watch")
 
@@ -188,21 +198,74 @@ def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack 
         return None
 
 
+@task(task_run_name="record-broken-promise", cache_policy=NO_CACHE)
+def record_broken_promise(rules: Policy, look: Look) -> None:
+    """Write a failed look into the audit log, where it stays until somebody acknowledges it.
+
+    Where it cannot be written now, the look's own file says the same, and a later run writes it.
+    """
+    if not look.broken:
+        return
+    try:
+        record_broken(rules.target.repository, look)
+    except EnginegateError as error:
+        _log.error("the audit log does not have look %d yet: %s", look.number, error)
+
+
 @task(task_run_name="keep-look", cache_policy=NO_CACHE)
 def keep_look(rules: Policy, release: Release, look: Look) -> Look:
     """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
     workspace = Workspace.of(rules)
     look = Looks.at(workspace, release).add(look)
+    state = state_of(rules, release)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     try:
-        ledger.log_look(look, release)
+        ledger.log_look(look, release, state)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
-            state = f"{look.outcome.word}: release {look.version}, {look.at:%Y-%m-%d %H:%M:%S %Z}"
-            ledger.tag_version(name, int(version), {_STATE_TAG: state})
+            ledger.tag_version(name, int(version), state_tag(state, release))
     except LedgerError as error:
         _log.warning("look %d counts, but is not in MLflow: %s", look.number, error)
     return look
+
+
+def state_of(rules: Policy, release: Release) -> ShownState:
+    """What is shown of a release: by its looks in this workspace, and by the audit log."""
+    looks = Looks.at(Workspace.of(rules), release).read()
+    return shown_state(_events(rules), rules.name, release.version, looks)
+
+
+@task(task_run_name="unacknowledged", cache_policy=NO_CACHE)
+def unacknowledged(rules: Policy) -> tuple[BrokenPromise, ...]:
+    """Broken promises of the live release that nobody has acknowledged; those of others are said.
+
+    What is not in the audit log yet, because it could not be written, is written now.
+    """
+    current = _current(rules)
+    live = current.version if current else None
+    looks: tuple[Look, ...] = ()
+    if live is not None:
+        release = Layout(rules.target.repository, rules.name).release(live)
+        looks = Looks.at(Workspace.of(rules), release).read()
+    recorded = {event.operation for event in _events(rules)}
+    for look in looks:
+        if look.broken and operation_of(look) not in recorded:
+            record_broken_promise.fn(rules, look)
+    known = broken_promises(_events(rules), rules.name, looks)
+    waiting = tuple(each for each in known if each.acknowledged is None)
+    for each in waiting:
+        if each.release != live:
+            _log.warning("%s. Nobody has acknowledged this.", each)
+    return tuple(each for each in waiting if each.release == live)
+
+
+def _events(rules: Policy) -> tuple[Event, ...]:
+    """Of the audit log; none where it was changed, which `verify_live` reports."""
+    try:
+        return AuditLog(rules.target.repository).read()
+    except TamperedError as error:
+        _log.error("acknowledgements cannot be read: %s", error)
+        return ()
 
 
 @task(task_run_name="alert", cache_policy=NO_CACHE)

@@ -16,9 +16,10 @@
     │   ├── TamperedError         bytes on disk differ from the digest that was approved
     │   └── PublishError          a release was published, did not prove itself, and was undone
     ├── LedgerError               MLflow cannot be reached or refuses
+    ├── PromiseBrokenError        exit code 3: a live release fell short (watching.py)
     └── ApprovalError             exit code 7: no valid approval binds to this scorecard
 
-A model that is not good enough is never an error: it is a `Finding`. An error means that the
+A candidate that is not good enough is never an error: it is a `Finding`. An error means that the
 pipeline could not find out. Each message says what happened, the evidence, and what to do next.
 """
 

@@ -16,8 +16,8 @@ class Data(Record):
     evaluation: SafePath = Field(description="labelled inputs, with slice columns")
     calibration: SafePath | None = Field(
         default=None,
-        description="representative inputs; without it no int8 or fp8 candidate is built, and their "
-        "verdict is inconclusive",
+        description="representative inputs; without it no int8 or fp8 candidate is built, and "
+        "their verdict is inconclusive",
     )
     shadow: SafePath | None = Field(
         default=None,

@@ -13,7 +13,7 @@ from enginegate.candidate import Sha256
 from enginegate.canonical import Record
 from enginegate.decision import Release
 from enginegate.durable import file_lock, write_file
-from enginegate.errors import EnginegateError, InputError
+from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Finding, Outcome, worst
 from enginegate.triton.look import Reading
 from enginegate.workspace import Workspace
@@ -71,10 +71,43 @@ class Look(Record):
         kept = [f for f in self.findings if not f.advisory and f.outcome is not Outcome.PASSED]
         return tuple(sorted(kept, key=lambda finding: -finding.outcome))
 
+    @property
+    def broken(self) -> tuple[Finding, ...]:
+        """The findings by which the promise was broken, also where another one is errored."""
+        return tuple(finding for finding in self.found if finding.outcome is Outcome.FAILED)
+
     def __str__(self) -> str:
         said = "; ".join(f"{gate_of(f)}: {f.reason}" for f in self.found)
         name = f"look {self.number} at release {self.version} of {self.model}"
         return f"{name}: {self.outcome.word}{f' ({said})' if said else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """What one run of the watch did and saw.
+
+    Attributes:
+        done: one sentence for each thing that was done.
+        looks: at what is live; none when nothing is.
+    """
+
+    done: tuple[str, ...]
+    looks: tuple[Look, ...]
+
+
+class PromiseBrokenError(EnginegateError):
+    """A live release did not do what its scorecard promised, and nobody has acknowledged it.
+
+    Attributes:
+        watched: what the run did and saw all the same.
+    """
+
+    exit_code = ExitCode.GATES_FAILED
+
+    def __init__(self, message: str, watched: Watched) -> None:
+        """The message says what was promised, what was measured, and the next command."""
+        super().__init__(message)
+        self.watched = watched
 
 
 def gate_of(finding: Finding) -> str:

@@ -206,6 +206,19 @@ def rollback(
 
 
 @app.command()
+def withdraw(
+    policy: PolicyFile,
+    reason: Annotated[str, typer.Option(help="why; kept in the audit log")],
+    approver: Annotated[
+        str,
+        typer.Option("--approver", "--name", help="who decides", default_factory=getpass.getuser),
+    ],
+) -> None:
+    """Unload a first release, which has nothing to go back to: nothing is live afterwards."""
+    _rollback.withdraw(policy, approver, reason, out)
+
+
+@app.command()
 def audit(
     policy: PolicyFile,
     *,

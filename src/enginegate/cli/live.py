@@ -10,12 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from enginegate.cli.acknowledge import state_words
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.waiting import waiting
 from enginegate.decision import Decision, Release
-from enginegate.errors import EnginegateError, ServerError
+from enginegate.errors import EnginegateError, ServerError, TamperedError
 from enginegate.policy import Policy
 from enginegate.repository import (
+    AuditLog,
     Fleet,
     Layout,
     LiveRepository,
@@ -27,6 +29,7 @@ from enginegate.repository import (
     open_storage,
     verify,
 )
+from enginegate.repository.changes import last_change
 from enginegate.triton.live import live_addresses, live_client, live_server
 from enginegate.triton.ports import Ports
 from enginegate.triton.server import Server, ServerOptions
@@ -47,7 +50,7 @@ def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
     current = layout.current()
     out.print(f"[bold]{policy.name}[/] in {policy.target.repository} ({_server_words(policy)})")
     if current is None:
-        out.print("  nothing is live")
+        out.print(f"  {_nothing_words(layout)}", markup=False)
     else:
         live = layout.release(current.version)
         out.print(f"  live: release {live.version}, {live.candidate}, {live.model_uri}")
@@ -56,8 +59,27 @@ def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
         out.print(_history(layout.releases(), current.version, layout))
     for sentence in _further(policy, current.version if current else None):
         out.print(f"  {sentence}", markup=False)
+    try:
+        for sentence in state_words(policy, workspace):
+            out.print(f"  {sentence}", markup=False)
+    except TamperedError as error:
+        out.print(f"  what people acknowledged cannot be read: {error}", markup=False)
     for sentence in waiting(policy, workspace):
         out.print(f"  {sentence}", markup=False)
+
+
+def _nothing_words(layout: Layout) -> str:
+    """That nothing is live; where a release was withdrawn, by whom and why."""
+    try:
+        last = last_change(AuditLog(layout.root).read(), layout.model)
+    except TamperedError:
+        last = None  # `verify` and `audit` say what is wrong with the log
+    if last is None or last.event != "withdrawn":
+        return "nothing is live"
+    return (
+        f"nothing is live; release {last.release} was withdrawn by {last.who} at "
+        f"{last.at:%Y-%m-%d %H:%M:%S %Z}: {last.why}"
+    )
 
 
 def print_verification(policy: Policy, out: Console, *, repair: bool) -> bool:

@@ -11,12 +11,14 @@ from rich.console import Console
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Release
 from enginegate.errors import InputError
-from enginegate.ledger import Outbox, live_message
+from enginegate.ledger import Outbox, live_message, withdrawn_message
 from enginegate.policy import read_policy
 from enginegate.repository import open_repository
+from enginegate.repository.undoing import Withdrawal
 from enginegate.workspace import Workspace
 
 _ANSWER_S = 2.0
+_SHORTEST_REASON = 5
 
 
 def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
@@ -40,11 +42,36 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
     message = live_message(release, rules.target.repository)
     refusal = outbox.tell_or_keep(message) if message else ""
     outbox.told(rules.name)
-    if os.environ.get("PREFECT_API_URL"):
-        out.print("Prefect could not be told yet; the next promotion, rollback or watch tells it.")
-    if refusal:
-        out.print("MLflow could not be told yet; the next promotion, rollback or watch tells it:")
-        out.print(f"  {refusal}", markup=False)
+    _say_untold(refusal, out)
+
+
+def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
+    """Leave nothing live, as a flow where Prefect's server answers, else right here.
+
+    Raises:
+        InputError: no name or no reason.
+        RepositoryError: nothing is live, or there is a release to go back to.
+    """
+    if not who.strip() or len(reason.strip()) < _SHORTEST_REASON:
+        raise InputError(
+            f"A withdrawal needs a name and a reason (at least {_SHORTEST_REASON} characters); "
+            f"given were {who!r} and {reason!r}."
+        )
+    if prefect_answers() and Path("flows/withdraw.py").is_file():
+        release: Release = of_checkout("flows.withdraw").withdraw(policy, reason, who)
+        _say_withdrawn(release, policy, out)
+        return
+    rules = read_policy(policy)
+    workspace = Workspace.of(rules)
+    repository, outbox = open_repository(rules, workspace, way="command"), Outbox(workspace)
+    root = rules.target.repository
+    with outbox.expecting(root, rules.name):
+        release = repository.withdraw_first(rules.name, Withdrawal(who, reason))
+    _say_withdrawn(release, policy, out)
+    message = withdrawn_message(release.model_uri, root, rules.name)
+    refusal = outbox.tell_or_keep(message) if message else ""
+    outbox.told(rules.name)
+    _say_untold(refusal, out)
 
 
 def prefect_answers() -> bool:
@@ -57,6 +84,20 @@ def prefect_answers() -> bool:
             return bool(answer.status == 200)  # noqa: PLR2004
     except (OSError, urllib.error.URLError, ValueError):
         return False
+
+
+def _say_untold(refusal: str, out: Console) -> None:
+    if os.environ.get("PREFECT_API_URL"):
+        out.print("Prefect could not be told yet; the next promotion, rollback or watch tells it.")
+    if refusal:
+        out.print("MLflow could not be told yet; the next promotion, rollback or watch tells it:")
+        out.print(f"  {refusal}", markup=False)
+
+
+def _say_withdrawn(release: Release, policy: Path, out: Console) -> None:
+    named = f"Release {release.version} of {release.model} ({release.candidate})"
+    out.print(f"{named} was withdrawn. Nothing is live.", markup=False)
+    out.print(f"Next: enginegate qualify {policy}; a promotion starts anew.", markup=False)
 
 
 def _say(release: Release, out: Console) -> None:

@@ -1,16 +1,17 @@
 """Watching what is live, and scanning the registry, on the command line."""
 
+import getpass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from enginegate.cli import acknowledge as _acknowledge
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.pull import pull
-from enginegate.errors import ExitCode
-from enginegate.evidence import Outcome
-from enginegate.watching import Look, gate_of
+from enginegate.policy import read_policy
+from enginegate.watching import Look, PromiseBrokenError, Watched, gate_of
 
 _out = Console(highlight=False, markup=False, emoji=False)
 
@@ -20,6 +21,8 @@ PolicyFile = Annotated[Path, typer.Argument(help="the model family's policy")]
 def register(app: typer.Typer) -> None:
     """Add the verbs."""
     app.command()(watch)
+    app.command()(acknowledge)
+    app.command()(automations)
     app.command()(scan)
     app.command()(pull)
 
@@ -29,17 +32,65 @@ def watch(
     *,
     once: Annotated[bool, typer.Option("--once", help="one look, also at a young release")] = False,
 ) -> None:
-    """Compare what is live with what was promised; does what watch.on_failure says."""
+    """Compare what is live with what was promised; does what watch.on_failure says.
+
+    Ends with 3 if a promise was broken, now or earlier, and nobody has acknowledged it.
+    """
     flow = of_checkout("flows.watch")
-    seen = flow.watch(policy, 0.0) if once else flow.watch(policy)
+    try:
+        _show_run(flow.watch(policy, 0.0) if once else flow.watch(policy))
+    except PromiseBrokenError as error:
+        _show_run(error.watched)
+        raise
+
+
+def acknowledge(
+    policy: PolicyFile,
+    reason: Annotated[str, typer.Option(help="what was found out or will be done")],
+    approver: Annotated[
+        str,
+        typer.Option(
+            "--approver", "--name", help="who acknowledges", default_factory=getpass.getuser
+        ),
+    ],
+    release: Annotated[
+        int | None, typer.Option(help="only this release; default: each that waits")
+    ] = None,
+) -> None:
+    """Acknowledge a broken promise: from then on the newest check is shown. Kept in the audit log.
+
+    A check that fails later needs its own acknowledgement.
+    """
+    _acknowledge.acknowledge(read_policy(policy), approver, reason, release, _out)
+
+
+def _show_run(seen: Watched) -> None:
     for sentence in seen.done:
         _out.print(sentence)
     for look in seen.looks:
         _show(look)
     if not seen.looks:
         _out.print("Nothing is live, or it is being rolled out to a fleet.")
-    if any(look.outcome is Outcome.FAILED for look in seen.looks):
-        raise typer.Exit(ExitCode.GATES_FAILED)
+
+
+def automations(
+    webhook: Annotated[
+        str | None,
+        typer.Option(
+            help="where messages are posted as JSON, e.g. of Slack or Mattermost; kept as a secret "
+            "in Prefect's webhook block 'enginegate'. Default: where that block says",
+            envvar="ENGINEGATE_WEBHOOK",
+        ),
+    ] = None,
+) -> None:
+    """Create or update, on your Prefect server, the automations in automations/ of this checkout.
+
+    They send a message when a promise was broken, when a promotion waits for a person, and when no
+    watch ran for half an hour.
+    """
+    done: tuple[str, ...] = of_checkout("flows.automations").apply_automations(webhook)
+    for sentence in done:
+        _out.print(sentence)
 
 
 def scan(

@@ -4,7 +4,13 @@ from enginegate.ledger.fetching import engine_of, scorecard_of
 from enginegate.ledger.filing import Exhibit
 from enginegate.ledger.ledger import Ledger
 from enginegate.ledger.link import Comparison
-from enginegate.ledger.messages import decision_message, live_message
+from enginegate.ledger.messages import (
+    decision_message,
+    live_message,
+    state_messages,
+    state_tag,
+    withdrawn_message,
+)
 from enginegate.ledger.outbox import Outbox
 from enginegate.ledger.plot import plots_available
 
@@ -18,4 +24,7 @@ __all__ = [
     "live_message",
     "plots_available",
     "scorecard_of",
+    "state_messages",
+    "state_tag",
+    "withdrawn_message",
 ]

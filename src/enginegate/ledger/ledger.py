@@ -16,7 +16,8 @@ from enginegate.evidence import Scorecard
 from enginegate.ledger.connection import Connection
 from enginegate.ledger.filing import Exhibit, Filing
 from enginegate.ledger.link import Comparison, comparison_of
-from enginegate.ledger.live import file_look
+from enginegate.ledger.live import file_look, watch_run
+from enginegate.repository.broken_promises import ShownState
 from enginegate.watching import Look
 
 if TYPE_CHECKING:
@@ -112,14 +113,28 @@ class Ledger:
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return filing.record()
 
-    def log_look(self, look: Look, release: Release) -> str:
+    def log_look(self, look: Look, release: Release, state: ShownState) -> str:
         """File one look at a live release in the release's watch run; that run's id.
+
+        Args:
+            look: its numbers, one step.
+            release: what was looked at.
+            state: what the run shows as the release's state.
 
         Raises:
             LedgerError: MLflow cannot be reached, or refuses.
         """
         with self.connection.explained(f"file look {look.number} at release {release.version}"):
-            return file_look(self.connection, look, release)
+            return file_look(self.connection, look, release, state)
+
+    def watch_run(self, model: str, release_sha256: str) -> str | None:
+        """The run of a release's checks; None: none was ever filed.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        with self.connection.explained(f"look up the checks of {model!r}"):
+            return watch_run(self.connection, model, release_sha256)
 
     def comparison(self, run_id: str) -> Comparison:
         """Where the UI compares the candidates of a recorded scorecard.
@@ -228,6 +243,18 @@ class Ledger:
         with self.connection.explained(f"let {model_name}@{alias} stand for version {version}"):
             self.client.get_model_version(model_name, str(version))
             self.client.set_registered_model_alias(model_name, alias, str(version))
+
+    def remove_alias(self, model_name: str, alias: str, version: int) -> None:
+        """Let an alias stand for nothing, if it stands for this version now.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        if self.alias(model_name, alias) == version:
+            with self.connection.explained(
+                f"take {alias!r} from version {version} of {model_name}"
+            ):
+                self.client.delete_registered_model_alias(model_name, alias)
 
     def tag_version(self, model_name: str, version: int, tags: Mapping[str, str]) -> None:
         """Write facts on a registered version, such as the release that serves it.

@@ -3,14 +3,18 @@
 from enginegate.decision import Release
 from enginegate.ledger.connection import Connection
 from enginegate.ledger.filing import experiment_name
+from enginegate.repository.broken_promises import ShownState
 from enginegate.watching import Look
 
 _PERCENT = 100.0
 _DECIMALS = 6
 
 
-def file_look(connection: Connection, look: Look, release: Release) -> str:
-    """Add a look to its release's run, which is made by the first one; the run's id."""
+def file_look(connection: Connection, look: Look, release: Release, state: ShownState) -> str:
+    """Add a look to its release's run, which is made by the first one; the run's id.
+
+    Its numbers are the look's; the run's gate and note are the release's state.
+    """
     from mlflow.entities import Metric, RunTag  # noqa: PLC0415
 
     stamp = int(look.at.timestamp() * 1000)
@@ -21,19 +25,30 @@ def file_look(connection: Connection, look: Look, release: Release) -> str:
             Metric(name, round(value, _DECIMALS), stamp, look.number)
             for name, value in live_metrics(look, release).items()
         ],
-        tags=[RunTag("gate", look.outcome.word), RunTag("mlflow.note.content", str(look))],
+        tags=[RunTag(name, text) for name, text in state_tags(state).items()],
     )
     return run
 
 
+def state_tags(state: ShownState) -> dict[str, str]:
+    """What a release's run shows of its state: *failed* until a person acknowledges it."""
+    return {"gate": state.word, "mlflow.note.content": str(state)}
+
+
+def watch_run(connection: Connection, model: str, release_sha256: str) -> str | None:
+    """The run of a release's checks; None: none was ever filed."""
+    found = connection.client.search_runs(
+        [connection.experiment(experiment_name(model))],
+        filter_string=f"tags.kind = 'watch' and tags.release_sha256 = '{release_sha256}'",
+    )
+    return str(found[0].info.run_id) if found else None
+
+
 def _run_of(connection: Connection, release: Release) -> str:
     experiment = connection.experiment(experiment_name(release.model))
-    found = connection.client.search_runs(
-        [experiment],
-        filter_string=f"tags.kind = 'watch' and tags.release_sha256 = '{release.digest}'",
-    )
-    if found:
-        return str(found[0].info.run_id)
+    found = watch_run(connection, release.model, release.digest)
+    if found is not None:
+        return found
     tags = {
         "kind": "watch",
         "release_sha256": release.digest,

@@ -14,10 +14,15 @@ from pydantic import PositiveInt
 from enginegate.canonical import Record
 from enginegate.decision import Decision, Head, Release
 from enginegate.errors import EnginegateError
+from enginegate.ledger.live import state_tags
 from enginegate.repository import AuditLog, Layout
+from enginegate.repository.broken_promises import ShownState
+from enginegate.repository.changes import last_change
 from enginegate.repository.rollout import Rollouts
 
 CHAMPION = "champion"
+STATE_TAG = "enginegate.watch"
+WITHDRAWN_TAG = "enginegate.withdrawn"
 _log = logging.getLogger("enginegate.outbox")
 _TAG_LENGTH = 1000
 
@@ -36,8 +41,17 @@ class Message(Record):
     """The live repository that it is about; empty: it says the same whatever becomes live."""
     of: str = ""
     """The model's name in that repository."""
+    withdrawn: bool = False
+    """Nothing is live any more: the alias must not stay on the version."""
+    checked: str = ""
+    """Digest of the release whose checks the run is about, where the run is not named; `model` is
+    the policy's then."""
 
     def __str__(self) -> str:
+        if self.withdrawn:
+            return f"{self.model} version {self.version} is not {self.alias} any more"
+        if self.checked:
+            return f"the state of release {self.checked[:12]} of {self.model}"
         if self.version is None:
             return f"tags on run {self.run}"
         return f"{self.model}@{self.alias or 'tags'} is version {self.version}"
@@ -50,6 +64,8 @@ class Message(Record):
     def as_of_now(self) -> "Message | None":
         """The same about what is live by now; None: nothing is, or nothing that is registered.
 
+        That a release was withdrawn stays as it is while nothing is live.
+
         Where nobody can say what is live, it stays as it is.
         """
         root = Path(self.root)
@@ -57,7 +73,9 @@ class Message(Record):
             return self
         try:
             live = live_in(root, self.of)
-            return live_message(live, root) if live else None
+            if live is None:
+                return self if self.withdrawn else None
+            return live_message(live, root)
         except (EnginegateError, OSError):
             return self
 
@@ -70,20 +88,27 @@ class Change(Record):
     root: str
     model: str
     before: PositiveInt | None
+    before_uri: str = ""
+    """The model version that was live, whose manifest is gone when it was withdrawn."""
 
     @property
     def has_happened(self) -> bool:
         """Whether anything else is live than before, for now or for good."""
         live = live_in(Path(self.root), self.model)
-        return live is not None and live.version != self.before
+        return (live.version if live else None) != self.before
 
     def message(self) -> Message | None:
-        """What is live instead; None: it is what was before, may not stay, or is not registered."""
+        """What is live instead, or that nothing is.
+
+        None: it is what was before, may not stay, or is not registered.
+        """
         root = Path(self.root)
         live = live_in(root, self.model)
         # Only then: what is read here may be a canary since.
-        if live is None or live.version == self.before or rolls(root, self.model):
+        if (live.version if live else None) == self.before or rolls(root, self.model):
             return None
+        if live is None:
+            return withdrawn_message(self.before_uri, root, self.model)
         return live_message(live, root)
 
 
@@ -115,6 +140,28 @@ def live_message(release: Release, root: Path) -> Message | None:
     return message.model_copy(update=place) if message else None
 
 
+def withdrawn_message(model_uri: str, root: Path, model: str) -> Message | None:
+    """That a registered version's release was withdrawn, by whom and why, as the audit log says.
+
+    None: it is not registered, or the last change that the log knows of is no withdrawal.
+    """
+    last = last_change(AuditLog(root).read(), model)
+    if not model_uri.startswith("models:/") or last is None or last.event != "withdrawn":
+        return None
+    name, version = model_uri.removeprefix("models:/").split("/")
+    said = f"release {last.release} by {last.who} at {last.at.isoformat(timespec='seconds')}"
+    return Message(
+        at=datetime.now(tz=UTC),
+        model=name,
+        version=int(version),
+        alias=CHAMPION,
+        tags={WITHDRAWN_TAG: f"{said}: {last.why}"[:_TAG_LENGTH]},
+        root=str(root.absolute()),
+        of=model,
+        withdrawn=True,
+    )
+
+
 def _release_message(release: Release, audit: Head | None) -> Message | None:
     """That a release is live: alias, approvals and the audit log's head; None: not registered."""
     if not release.model_uri.startswith("models:/"):
@@ -137,6 +184,31 @@ def _release_message(release: Release, audit: Head | None) -> Message | None:
         alias=CHAMPION,
         tags={name: text[:_TAG_LENGTH] for name, text in tags.items()},
     )
+
+
+def state_tag(state: ShownState, release: Release) -> dict[str, str]:
+    """What a registered version shows of the release that serves it."""
+    said = f"{state.word}: release {release.version}"
+    if state.latest is not None:
+        said += f", {state.latest.at:%Y-%m-%d %H:%M:%S %Z}"
+    if state.broken:
+        said += f"; nobody has acknowledged check {state.broken[-1].check}"
+    return {STATE_TAG: said}
+
+
+def state_messages(release: Release, state: ShownState) -> tuple[Message, ...]:
+    """What a release's run and its registered version show, after somebody acknowledged it."""
+    run = Message(
+        at=datetime.now(tz=UTC),
+        model=release.model,
+        checked=release.digest,
+        tags=state_tags(state),
+    )
+    if not release.model_uri.startswith("models:/"):
+        return (run,)
+    name, version = release.model_uri.removeprefix("models:/").split("/")
+    tags = state_tag(state, release)
+    return (run, Message(at=datetime.now(tz=UTC), model=name, version=int(version), tags=tags))
 
 
 def decision_message(decision: Decision, run: str) -> Message:

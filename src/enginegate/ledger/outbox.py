@@ -15,7 +15,7 @@ from pathlib import Path
 from enginegate.durable import file_lock, write_file
 from enginegate.errors import EnginegateError, InputError, LedgerError
 from enginegate.ledger.ledger import Ledger
-from enginegate.ledger.messages import Change, Message, rolls
+from enginegate.ledger.messages import Change, Message, live_in, rolls
 from enginegate.repository import Layout
 from enginegate.workspace import Workspace
 
@@ -124,12 +124,16 @@ class Outbox:
         return self.workspace.outbox
 
     def _change(self, root: Path, model: str) -> Change:
-        current = Layout(root, model).current()
+        current, uri = Layout(root, model).current(), ""
+        with suppress(EnginegateError):  # a damaged manifest keeps nobody from going back
+            live = live_in(root, model)
+            uri = live.model_uri if live else ""
         return Change(
             at=datetime.now(tz=UTC),
             root=str(root.absolute()),
             model=model,
             before=current.version if current else None,
+            before_uri=uri,
         )
 
     def _changes(self) -> list[Path]:
@@ -180,7 +184,9 @@ class Outbox:
     def _still_wanted(self, message: Message) -> bool:
         """A version or run that was deleted since cannot hold up the messages behind it."""
         ledger = self._ledger()
-        if message.version is None:
+        if message.checked:
+            found = ledger.watch_run(message.model, message.checked) is not None
+        elif message.version is None:
             found = ledger.has_run(message.run)
         else:
             found = ledger.version_tags(message.model, message.version) is not None
@@ -196,10 +202,16 @@ class Outbox:
     def _send(self, message: Message) -> None:
         ledger = self._ledger()
         if message.version is None:
-            ledger.tag_run(message.run, message.tags)
+            run = message.run
+            if message.checked:
+                run = ledger.watch_run(message.model, message.checked) or ""
+            if run:
+                ledger.tag_run(run, message.tags)
             return
         ledger.tag_version(message.model, message.version, message.tags)
-        if message.alias:
+        if message.withdrawn:
+            ledger.remove_alias(message.model, message.alias, message.version)
+        elif message.alias:
             ledger.move_alias(message.model, message.alias, message.version)
         _log.info("%s", message)
 

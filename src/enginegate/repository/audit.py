@@ -37,6 +37,8 @@ What = Literal[
     "repaired",
     "refused",
     "watched",
+    "promise broken",
+    "acknowledged",
 ]
 # The way of what another host decided, and this one did after it.
 FOLLOWING = "following"
@@ -56,6 +58,9 @@ class Deed(Record):
     why: str
     origin: str
     release: PositiveInt | None = None
+    check: PositiveInt | None = None
+    """Of a broken promise: the number of the release's check that failed, or the newest of those
+    that are acknowledged."""
     scorecard: Sha256 | None = None
     operation: str = ""
     """The journal's name of it, or a decision's digest: told once, also when it was cut short."""
@@ -115,18 +120,21 @@ class AuditLog:
     def close(self, journal: Journal, entry: Entry, *, done: bool, why: str) -> None:
         """End a journalled operation: here first, so that one cut short is told by recovery.
 
-        By the way that began it, whoever recovers: what was only followed stays so.
+        By the way that began it, and by whom and why where that was noted, whoever recovers: what
+        was only followed stays so.
         """
-        layout = Layout(self.root, entry.model)
-        manifest = layout.release_file(entry.version)
+        layout, begun = Layout(self.root, entry.model), journal.begun(entry)
+        scorecard = begun.get("scorecard")
+        if scorecard is None and layout.release_file(entry.version).exists():
+            scorecard = layout.release(entry.version).scorecard_sha256
         deed = Deed(
             event=_DONE[entry.kind] if done else "refused",
             model=entry.model,
-            who=user_at_host(),
-            why=why,
-            origin=origin(journal.way(entry) or self.way),
+            who=begun.get("who") or user_at_host(),
+            why=(begun.get("why") if done else None) or why,
+            origin=origin(begun.get("way") or self.way),
             release=entry.version,
-            scorecard=layout.release(entry.version).scorecard_sha256 if manifest.exists() else None,
+            scorecard=scorecard,
             operation=entry.operation,
         )
         self.note(deed)

@@ -181,6 +181,15 @@ class LiveRelease:
             if live.is_loaded():
                 live.unload()
 
+    def prove_gone(self) -> None:
+        """Prove that the model does not answer any more.
+
+        Raises:
+            RepositoryError: it does.
+            ServerError: the server does not answer.
+        """
+        self._own.prove_gone()
+
     @property
     def _own(self) -> LiveModel:
         return LiveModel(self.client, self.layout, self.load_timeout_s)

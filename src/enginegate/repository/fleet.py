@@ -25,7 +25,14 @@ from enginegate.repository.live import LiveRepository
 from enginegate.repository.recall import LEAD, Recall
 from enginegate.repository.rollout import Progress
 from enginegate.repository.staging import Package
-from enginegate.repository.transitions import check_expected, check_still_live, rollback_target
+from enginegate.repository.transitions import (
+    check_expected,
+    check_still_live,
+    check_withdrawable,
+    live_release,
+    rollback_target,
+)
+from enginegate.repository.undoing import UNDONE, Withdrawal
 from enginegate.triton.client import TritonClient
 
 
@@ -157,6 +164,65 @@ class Fleet:
             finally:
                 self._recall.rollouts.settle(model)
 
+    def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
+        """Leave nothing live on every server that answers; what is live now, in words.
+
+        Raises:
+            RepositoryError: another release is live by now.
+        """
+        with self._recall.rollouts.alone():
+            layout = Layout(self.root, model)
+            check_still_live(layout, layout.current(), version)
+            progress = Progress(model=model, canary=version, who=by.who, why=by.why)
+            self._recall.rollouts.note(progress)
+            try:
+                return self._recall.give_back(progress, self.members)
+            finally:
+                self._recall.rollouts.settle(model)
+
+    def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
+        """Unload the live release that nothing was before from every server; nothing is live then.
+
+        A server that does not answer would serve it again when it is back, so all must answer. The
+        lead is last: until then all go back to the release if one refuses.
+
+        Args:
+            model: its name.
+            by: whom, and why.
+            checked: whoever calls knows that there is no release to go back to.
+
+        Returns:
+            What was live.
+
+        Raises:
+            RepositoryError: a server does not answer, nothing is live, or there is a release to go
+                back to.
+            PublishError: a server did not let it go, so it is live on all that could be reached;
+                the message names the server.
+        """
+        with self._recall.rollouts.alone():
+            self._check_all_answer()
+            self._recall.recover()
+            layout = Layout(self.root, model)
+            release = live_release(layout)
+            if not checked:
+                check_withdrawable(layout, release)
+            progress = Progress(model=model, canary=release.version, who=by.who, why=by.why)
+            self._recall.rollouts.note(progress)
+            failed: dict[str, str] = {}
+            try:
+                each_of(self.members, lambda m: m.return_to(model, None, by=by), failed)
+                if not failed:
+                    return self.lead.withdraw_first(model, by, checked=True)
+                self._recall.rollouts.note(progress.model_copy(update={"held": True}))
+                words = " ".join(self._recall.align(model))
+            finally:
+                self._recall.rollouts.settle(model)
+            raise PublishError(
+                f"Release {release.version} of {model} was not withdrawn, because not every server "
+                f"let it go:\n{lines(failed)}\n{words}"
+            )
+
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left, on every server."""
         with self._recall.rollouts.alone():
@@ -189,7 +255,8 @@ class Fleet:
             for member in self.members:
                 if not member.shares:
                     said += [f"{member.name}: {words}" for words in member.repository.repair()]
-            for model in models(self.root):
+            known = {*models(self.root), *(m for each in self.members for m in each.models())}
+            for model in sorted(known):
                 said += self._recall.align(model)
             return tuple(said)
 

@@ -7,8 +7,9 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError
 from enginegate.repository.composing import LiveRelease
 from enginegate.repository.copies import Copy
-from enginegate.repository.layout import Current, Layout, locked
+from enginegate.repository.layout import Current, Layout, locked, models
 from enginegate.repository.live import LiveRepository
+from enginegate.repository.undoing import UNDONE, Withdrawal
 
 _LOCK_TIMEOUT_S = 30.0
 
@@ -30,6 +31,10 @@ class FleetMember:
     def shares(self) -> bool:
         """Whether it serves the lead's folder."""
         return self.repository.root == self.lead.root
+
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that were published on it."""
+        return models(self.repository.root)
 
     def answers(self) -> bool:
         """Whether its server is there."""
@@ -75,7 +80,7 @@ class FleetMember:
             expected = current.version if current else None
             self.repository.publish(Copy(release, self.lead.root), expected=expected)
 
-    def return_to(self, model: str, before: Current | None) -> None:
+    def return_to(self, model: str, before: Current | None, *, by: Withdrawal = UNDONE) -> None:
         """Serve again what was live; before the first release that is nothing.
 
         The lead's folder still says otherwise then: a server that shares it is told directly.
@@ -91,7 +96,7 @@ class FleetMember:
         if current is None:
             return
         if before is None:
-            self.repository.take_away(model, current.version)
+            self.repository.take_away(model, current.version, by=by)
         elif current.version != before.version:
             self.repository.rollback(model, before.version)
         elif not self.repository.serves(model):

@@ -28,6 +28,7 @@ from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_journal import ObjectJournal, holder
 from enginegate.repository.object_release import ObjectReleases, Pointer
 from enginegate.repository.object_turns import live_version, was_undone
+from enginegate.repository.undoing import Withdrawal
 
 _LOCK = ".enginegate-pull.lock"
 _LOCK_TIMEOUT_S = 30.0
@@ -189,7 +190,15 @@ def _check_wanted(releases: ObjectReleases, journal: ObjectJournal, release: Rel
 def _leave(local: LiveRepository | Fleet, journal: ObjectJournal, pointer: Pointer | None) -> None:
     """Nothing is live in storage: take away here what was withdrawn there, or never got in."""
     here = Layout(local.root, journal.model).current()
-    if here is not None and (pointer is not None or was_undone(journal.last(), here)):
+    if here is None:
+        return
+    if pointer is not None:
+        # Also where this host has not followed for long, and has something later or earlier.
+        why = pointer.why or "its promotion failed"
+        as_follower(local, journal).take_away(
+            journal.model, here.version, by=Withdrawal(pointer.who, why)
+        )
+    elif was_undone(journal.last(), here):
         as_follower(local, journal).withdraw(journal.model, here.version)
 
 

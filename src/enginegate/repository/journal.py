@@ -1,5 +1,6 @@
 """What was under way: an append-only, flushed, hash-chained list of steps."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -64,9 +65,9 @@ class Journal:
         latest = {entry.operation: entry for entry in self.read()}
         return tuple(entry for entry in latest.values() if entry.step not in CLOSING)
 
-    def way(self, entry: Entry) -> str | None:
-        """By which way an operation was begun; None where that was not noted."""
-        return next(e.detail.get("way") for e in self.read() if e.operation == entry.operation)
+    def begun(self, entry: Entry) -> Mapping[str, str]:
+        """What was noted when an operation began, such as by which way, by whom and why."""
+        return next(e.detail for e in self.read() if e.operation == entry.operation)
 
     def last_step(self, entry: Entry) -> Step:
         """How far an operation has come."""

@@ -31,11 +31,13 @@ from enginegate.repository.transitions import (
     check_expected,
     check_not_lost,
     check_still_live,
+    check_withdrawable,
+    live_release,
     live_words,
     rollback_target,
     why_not_beside,
 )
-from enginegate.repository.undoing import Undoing
+from enginegate.repository.undoing import UNDONE, Undoing, Withdrawal
 from enginegate.triton.client import TritonClient
 
 _log = logging.getLogger("enginegate.repository")
@@ -160,7 +162,7 @@ class LiveRepository:
             return f"Release {back.version} is live, as before."
         return self.take_away(model, version)
 
-    def take_away(self, model: str, version: int) -> str:
+    def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
         """Leave nothing live: the way back from a release before which nothing was.
 
         Returns:
@@ -172,8 +174,41 @@ class LiveRepository:
         with self._changing() as journal:
             layout = Layout(self.root, model)
             check_still_live(layout, layout.current(), version)
-            entry = journal.open("withdraw", model, version, way=self.way)
-            return self._undoing(journal).undo(layout, entry, reason="its promotion failed")
+            scorecard = layout.release(version).scorecard_sha256
+            noted = {"who": by.who, "why": by.why, "scorecard": scorecard}
+            entry = journal.open("withdraw", model, version, way=self.way, **noted)
+            return self._undoing(journal).undo(layout, entry, reason=by.why)
+
+    def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
+        """Unload the live release that nothing was before, and leave nothing live.
+
+        Killed before the journal has it, it is live; after that, the next start ends it. Its bytes
+        and those of releases that were left before it go; the audit log and the journal stay.
+
+        Args:
+            model: its name.
+            by: whom, and why.
+            checked: whoever calls knows that there is no release to go back to.
+
+        Returns:
+            What was live.
+
+        Raises:
+            RepositoryError: nothing is live, there is a release to go back to, or no server
+                answers; or it was withdrawn here, and that the server let it go is not proved.
+        """
+        self.recover()
+        layout = Layout(self.root, model)
+        live, release = self._live(layout), live_release(layout)
+        if not checked:
+            check_withdrawable(layout, release)
+        words = self.take_away(model, release.version, by=by)
+        if any(entry.model == model for entry in Journal(self.root / JOURNAL).unfinished()):
+            raise RepositoryError(
+                f"The withdrawal of {model} release {release.version} is not finished: {words}"
+            )
+        live.prove_gone()
+        return release
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left; one sentence for each operation found."""

@@ -26,6 +26,7 @@ from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.copies import Copy, check_same, release_files
 from enginegate.repository.layout import Layout
 from enginegate.repository.storage import ObjectStore
+from enginegate.repository.transitions import not_first
 from enginegate.triton.marks import RECORDS
 from enginegate.workspace import now
 
@@ -46,6 +47,9 @@ class Pointer(Record):
     version: PositiveInt | None = None
     release: Sha256 | None = None
     changed_at: datetime
+    who: str = ""
+    why: str = ""
+    """Of a withdrawal: by whom, and why; for the audit logs of the hosts that follow."""
     unused: bool = False
     """Nothing was ever live: written only to keep out whoever was overtaken before the first."""
 
@@ -84,8 +88,16 @@ class ObjectReleases:
         # Refused: somebody committed just now, which did the same.
         self.store.replace(self._pointer_key, again.pretty_json(), tag)
 
-    def commit(self, release: Release | None, tag: str | None) -> None:
+    def commit(
+        self, release: Release | None, tag: str | None, *, who: str = "", why: str = ""
+    ) -> None:
         """Make a release live (None: nothing), if nobody did since ``tag`` was read.
+
+        Args:
+            release: what becomes live.
+            tag: of the commit point that is replaced.
+            who: of a withdrawal, by whom.
+            why: of a withdrawal.
 
         Raises:
             RepositoryError: somebody did.
@@ -94,6 +106,8 @@ class ObjectReleases:
             version=release.version if release else None,
             release=release.digest if release else None,
             changed_at=now(),
+            who=who,
+            why=why,
         )
         if not self.store.replace(self._pointer_key, pointer.pretty_json(), tag):
             raise RepositoryError(
@@ -197,7 +211,8 @@ class ObjectReleases:
         target = self.release(live).previous_version if to is None else to
         if target is None:
             raise RepositoryError(
-                f"Release {live} of {self.model} is the first one; nothing is before it."
+                f"Release {live} of {self.model} is the first one; nothing is before it. "
+                "To leave nothing live: enginegate withdraw POLICY --reason WHY"
             )
         if target == live:
             raise RepositoryError(f"Release {target} of {self.model} is live already.")
@@ -208,6 +223,16 @@ class ObjectReleases:
                 "Promote its scorecard again to publish them under a new number."
             )
         return release
+
+    def check_withdrawable(self, release: Release) -> None:
+        """Refuse to withdraw a live release that replaced another one, which can come back.
+
+        Raises:
+            RepositoryError: there is a release to go back to.
+        """
+        before = release.previous_version
+        if before is not None and self.has_bytes(before):
+            raise RepositoryError(not_first(release))
 
     def versions(self) -> tuple[int, ...]:
         """Numbers of every release there ever was, oldest first, also where its bytes are gone."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
+from enginegate.machine import user_at_host
 from enginegate.repository.copies import last_number
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.following import follow, go_back_here, note_way_back, sweep_pulls
@@ -34,6 +35,7 @@ from enginegate.repository.object_turns import (
 )
 from enginegate.repository.staging import Package
 from enginegate.repository.storage import ObjectStore
+from enginegate.repository.undoing import Withdrawal
 from enginegate.triton.client import TritonClient
 
 LEASE_S = 3600.0
@@ -159,6 +161,33 @@ class ObjectRepository:
             self._commit(turn, None, tag)
         return "Nothing is live, as before."
 
+    def withdraw_first(self, model: str, by: Withdrawal) -> Release:
+        """Unload the live release that nothing was before, and leave nothing live in storage.
+
+        Other hosts let it go with their next pull.
+
+        Returns:
+            What was live.
+
+        Raises:
+            RepositoryBusyError: another host is changing this model.
+            RepositoryError: nothing is live, or there is a release to go back to.
+            PublishError: something went wrong on the way; what was live is live in storage.
+        """
+        self._check_model(model)
+        self.store.check_conditions()
+        self.recover()
+        pointer = self.current()
+        release = self.releases.release_of(pointer) if pointer else None
+        if release is None:
+            raise RepositoryError(f"Nothing of {model} is live in {self.store.url}.")
+        self.releases.check_withdrawable(release)
+        with self._turn("withdraw", release.version) as turn:
+            tag = check_live(self.releases, release.version)
+            self.local.withdraw_first(model, by, checked=True)
+            self._commit(turn, None, tag, by)
+        return release
+
     def pull(self) -> Release | None:
         """Bring this host to what is live in storage: fetch, check every digest, load, prove.
 
@@ -231,10 +260,15 @@ class ObjectRepository:
         self.releases.upload(self.root, release, turn.entry.operation)
         turn.add("placed")
 
-    def _commit(self, turn: Turn, release: Release | None, tag: str | None) -> None:
+    def _commit(
+        self, turn: Turn, release: Release | None, tag: str | None, by: Withdrawal | None = None
+    ) -> None:
         """The moment a change happens, if nothing did since the turn's tag was read."""
         turn.add("loaded")
-        self.releases.commit(release, tag)
+        if by is None:
+            self.releases.commit(release, tag)
+        else:
+            self.releases.commit(release, tag, who=by.who or user_at_host(), why=by.why)
 
     @contextmanager
     def _turn(self, kind: Kind, version: int) -> Iterator[Turn]:

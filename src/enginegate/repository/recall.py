@@ -9,6 +9,7 @@ from enginegate.repository.layout import Layout
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.rollout import Progress, Rollouts
 from enginegate.repository.transitions import after_rollback, live_words
+from enginegate.repository.undoing import UNDONE, Withdrawal, was_withdrawn
 
 LEAD = "the lead"
 _NOT_HELD = "its roll-out did not hold"
@@ -33,13 +34,14 @@ class Recall:
         if current is None or canary is None or current.version != canary:
             return " ".join([f"{live_words(current)} by now.", *self.align(model)])
         target = after_rollback(current, before) if before is not None else None
+        by = Withdrawal(progress.who, progress.why) if progress.why else UNDONE
         failed: dict[str, str] = {}
         returned = each_of(
-            tuple(reversed(told)), lambda member: member.return_to(model, target), failed
+            tuple(reversed(told)), lambda member: member.return_to(model, target, by=by), failed
         )
         try:
             if before is None:
-                self.lead.take_away(model, canary)
+                self.lead.take_away(model, canary, by=by)
             else:
                 self.lead.rollback(model, before, reason=_NOT_HELD, expected=canary)
             returned += [LEAD]
@@ -90,6 +92,18 @@ class Recall:
         except EnginegateError as error:
             return [f"{member.name} could not be recovered: {error}"]
 
+    def _emptied(self, model: str, failed: dict[str, str]) -> list[str]:
+        """What was withdrawn must not serve on a server that was away meanwhile."""
+        left = [
+            member
+            for member in self.members
+            if not member.shares and Layout(member.repository.root, model).current() is not None
+        ]
+        by = Withdrawal(why="it was withdrawn on the lead")
+        done = each_of(left, lambda member: member.return_to(model, None, by=by), failed)
+        said = [f"{name} let go of {model}, which was withdrawn." for name in done]
+        return said + [f"{name} could not be emptied: {why}" for name, why in failed.items()]
+
     def align(self, model: str) -> list[str]:
         """Bring every server to what the lead's repository says."""
         return self._aligned(model, {})
@@ -98,7 +112,7 @@ class Recall:
         layout = Layout(self.lead.root, model)
         current = layout.current()
         if current is None:
-            return []
+            return self._emptied(model, failed) if was_withdrawn(layout) else []
         release = layout.release(current.version)
         behind = [m for m in self.members if not m.serves(model, current.version)]
         reached = each_of(behind, lambda member: member.take(release), failed)

@@ -54,9 +54,16 @@ def sweep(layout: Layout) -> None:
         shutil.rmtree(left, ignore_errors=True)
 
 
-def remove_all(layout: Layout, version: int) -> None:
-    """Take a model out whose only release this was, with its parts; else its history stays."""
-    others = {r.version for r in layout.releases()} - {version}
+def remove_all(layout: Layout, version: int, *, history: bool = False) -> None:
+    """Take a model out whose only release this was, with its parts; else its history stays.
+
+    Args:
+        layout: of the model.
+        version: which release this was.
+        history: take its other releases out too, none of which can go live again without a
+            promotion: a server that loads whatever it finds must not find them.
+    """
+    others = {r.version for r in layout.releases()} - {version} if not history else set()
     if layout.is_ours and not others:
         _take_out(layout, layout, version)
     if not others:

@@ -30,6 +30,9 @@ class Progress(Record):
     before: PositiveInt | None = None
     canary: PositiveInt | None = None
     """What was made live on the lead, or is about to be; nothing else is ever taken back."""
+    who: str = ""
+    why: str = ""
+    """Of a withdrawal: by whom, and why."""
     held: bool = False
     """Whether the canary's window has held; before that the release goes back after a kill."""
 

@@ -192,6 +192,15 @@ class LiveModel:
                 )
             time.sleep(_POLL_S)
 
+    def prove_gone(self) -> None:
+        """Prove that no version answers any more; a server that polls takes a while.
+
+        Raises:
+            RepositoryError: one does, after the time that a load may take.
+            ServerError: the server does not answer.
+        """
+        self.prove_ready((), wait=True)
+
     def ready(self) -> set[int]:
         """Versions that answer requests."""
         return {row.version for row in self._rows() if row.ready}

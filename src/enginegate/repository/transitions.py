@@ -100,7 +100,8 @@ def rollback_target(layout: Layout, before: Current | None, to: int | None) -> i
     target = layout.release(before.version).previous_version if to is None else to
     if target is None:
         raise RepositoryError(
-            f"Release {before.version} of {layout.model} is the first one; nothing is before it."
+            f"Release {before.version} of {layout.model} is the first one; nothing is before it. "
+            "To leave nothing live: enginegate withdraw POLICY --reason WHY"
         )
     if target == before.version:
         raise RepositoryError(f"Release {target} of {layout.model} is live already.")
@@ -111,6 +112,38 @@ def rollback_target(layout: Layout, before: Current | None, to: int | None) -> i
             "Promote its scorecard again to publish them under a new number."
         )
     return target
+
+
+def live_release(layout: Layout) -> Release:
+    """The release that is live.
+
+    Raises:
+        RepositoryError: nothing is.
+    """
+    current = layout.current()
+    if current is None:
+        raise RepositoryError(f"Nothing of {layout.model} is live in {layout.root}.")
+    return layout.release(current.version)
+
+
+def check_withdrawable(layout: Layout, release: Release) -> None:
+    """Refuse to withdraw a live release that replaced another one, which can come back.
+
+    Raises:
+        RepositoryError: there is a release to go back to.
+    """
+    before = release.previous_version
+    if before is not None and layout.version_folder(before).is_dir():
+        raise RepositoryError(not_first(release))
+
+
+def not_first(release: Release) -> str:
+    """Why a release is not withdrawn, and what to do instead."""
+    return (
+        f"Release {release.version} of {release.model} is not the first one: it replaced release "
+        f"{release.previous_version}. Go back with `enginegate rollback POLICY`; a withdrawal "
+        "leaves nothing live."
+    )
 
 
 def live_words(current: Current | None) -> str:

@@ -7,7 +7,7 @@ from enginegate.errors import RepositoryError, ServerError
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import finish, go_to
 from enginegate.repository.journal import Entry, Journal, Step
-from enginegate.repository.layout import Current, Layout, models
+from enginegate.repository.layout import JOURNAL, Current, Layout, models
 from enginegate.repository.removing import remove, remove_all, sweep
 from enginegate.repository.serving import right_config
 from enginegate.repository.transitions import live_words
@@ -18,6 +18,28 @@ _UNKNOWN = (
     "what a server serves is not known, because none answers: what was cut short stays noted, and "
     "whoever starts next with one ends it"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Withdrawal:
+    """By whom a release is withdrawn, and why.
+
+    Attributes:
+        who: empty: whoever runs this process.
+    """
+
+    who: str = ""
+    why: str = "its promotion failed"
+
+
+UNDONE = Withdrawal()
+
+
+def was_withdrawn(layout: Layout) -> bool:
+    """Whether the last change of what is live left nothing, by the journal."""
+    entries = Journal(layout.root / JOURNAL).read()
+    done = [e for e in entries if e.model == layout.model and e.step == "done"]
+    return bool(done) and done[-1].kind == "withdraw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +96,7 @@ class Undoing:
         if entry.kind == "publish":
             remove(layout, entry.version, known=self.journal.was_published(entry))
         if current is None and entry.kind != "rollback":
-            remove_all(layout, entry.version)
+            remove_all(layout, entry.version, history=entry.kind == "withdraw")
         self._close(entry, done=entry.kind == "withdraw", why=reason)
         return f"{live_words(current)}, as before."
 

@@ -12,6 +12,7 @@ from enginegate.repository.object_journal import is_abandoned, is_open
 from enginegate.repository.object_turns import cut_short
 from enginegate.repository.objects import ObjectRepository
 from enginegate.repository.rollout import Rollouts
+from enginegate.repository.undoing import was_withdrawn
 from enginegate.repository.verify import Check, checked, verify_folder
 
 
@@ -40,7 +41,7 @@ def _fleet(fleet: Fleet) -> Iterator[Check]:
         if not member.shares:
             for check in verify_folder(member.repository):
                 yield check.model_copy(update={"subject": f"{member.name}: {check.subject}"})
-        for model in models(fleet.root):
+        for model in sorted({*models(fleet.root), *member.models()}):
             subject = f"{member.name}: {model} as on the lead"
             who = Rollouts(fleet.root).under_way_by(model)
             if who is None:
@@ -52,6 +53,12 @@ def _fleet(fleet: Fleet) -> Iterator[Check]:
 def _as_on_lead(member: FleetMember, fleet: Fleet, model: str) -> None:
     current = Layout(fleet.root, model).current()
     live = current.version if current else None
+    here = Layout(member.repository.root, model).current()
+    if live is None and here is not None and was_withdrawn(Layout(fleet.root, model)):
+        raise RepositoryError(
+            f"{model} was withdrawn; server {member.name!r} has release {here.version} in "
+            f"{member.repository.root}. Take it out with `enginegate verify --repair`."
+        )
     if live is not None and not member.serves(model, live):
         client = member.repository.client
         state = "does not serve it" if client is not None and client.live() else "does not answer"

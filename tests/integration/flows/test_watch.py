@@ -14,11 +14,13 @@ import yaml
 from prefect.events import AutomationCore
 from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
+from typer.testing import CliRunner
 
+from enginegate.cli.app import app
 from enginegate.decision import Promise
 from enginegate.durable import file_lock
 from enginegate.engines import open_engine, serving
-from enginegate.errors import RepositoryError, ServerError
+from enginegate.errors import ExitCode, RepositoryError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.ledger import Ledger
 from enginegate.policy import read_policy
@@ -36,19 +38,20 @@ from enginegate.repository.layout import JOURNAL, locked
 from enginegate.repository.rollout import LOCK, Progress, Rollouts
 from enginegate.shadow import import_sample, latest_sample
 from enginegate.triton.callers import Callers
-from enginegate.triton.live import live_addresses, live_server
+from enginegate.triton.live import live_addresses, live_client, live_server
 from enginegate.triton.traffic import Traffic
-from enginegate.watching import Look, Looks
+from enginegate.watching import Look, Looks, PromiseBrokenError
 from enginegate.workspace import Workspace, now
 from flows.qualify import qualify
 from flows.rollback import rollback
 from flows.scan import scan
 from flows.watch import _acted, watch
+from flows.withdraw import withdraw
 from tasks.build import build
 from tasks.export import export
 from tasks.live_sample import compare_live
 from tasks.pick_up import pick_up
-from tasks.watch import FAILED_EVENT, RolledBack, roll_back_failed, tell_ledger
+from tasks.watch import RolledBack, roll_back_failed, tell_ledger
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
 from validation.watch import live_finding
@@ -213,7 +216,7 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
     assert old[0].outcome is Outcome.PASSED
     assert Looks.at(family.workspace, release_of(released)).read() == (*young, *old)
     ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    run = ledger.log_look(old[0], release_of(released))
+    run = ledger.watch_run("tiny", release_of(released).digest)
     for name in ("live/server_ms", "live/promised_server_ms"):
         steps = {point.step for point in ledger.client.get_metric_history(run, name)}
         assert steps == {look.number for look in (*young, *old)}
@@ -281,6 +284,64 @@ def test_live_requests_are_recorded_where_the_policy_lets_them(released, tmp_pat
     assert agreement.value == 1.0
 
 
+def broken(path, *run):
+    """The looks of a run in which a promise was broken, and what it said."""
+    with pytest.raises(PromiseBrokenError) as raised:
+        watch(path, *run)
+    return raised.value.watched.looks, str(raised.value)
+
+
+def shown(path, family):
+    """What MLflow shows of the live release: its run's gate and note, its version's tag."""
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    release = release_of(path)
+    tags = ledger.client.get_run(ledger.watch_run("tiny", release.digest)).data.tags
+    version = ledger.version_tags("tiny", int(release.model_uri.rpartition("/")[2]))
+    return tags["gate"], tags["mlflow.note.content"], version["enginegate.watch"]
+
+
+def test_a_broken_promise_stays_red_until_somebody_acknowledges_it(
+    released, tmp_path, family, alerts
+):
+    """In Prefect, MLflow and the terminal: two inconclusive looks after it change nothing."""
+    slow = edited(
+        released, tmp_path / "p.toml", ("p99_over_promise = 1000", "p99_over_promise = 1e-6")
+    )
+    terminal = CliRunner()
+    with visitors(released):
+        run = watch(slow, 0.0, return_state=True)
+
+    assert run.is_failed()
+    for said in ["Release 2 of tiny (onnxruntime-fp32, models:/tiny/", "promised <= 2e-06 ms"]:
+        assert said in run.message
+    assert f"enginegate acknowledge {slow} --release 2 --reason WHY" in run.message
+    for _ in range(2):
+        (look,), said = broken(released, 0.0)
+        assert look.outcome is Outcome.INCONCLUSIVE
+        assert "Nobody has acknowledged this" in said
+    gate, note, tag = shown(released, family)
+    assert gate == "failed"
+    assert "server_time: promised" in note
+    assert "inconclusive" in note
+    assert tag.startswith("failed: release 2")
+    once = terminal.invoke(app, ["watch", str(released), "--once"])
+    assert once.exit_code != 0
+    assert once.exception.exit_code is ExitCode.GATES_FAILED
+    assert "inconclusive" in once.output
+    status = terminal.invoke(app, ["status", str(released)]).output
+    assert "promise broken, not acknowledged: release 2" in status
+    assert len(alerts()) == 1
+
+    why = ["--approver", "ada", "--reason", "a noisy neighbour"]
+    done = terminal.invoke(app, ["acknowledge", str(released), *why])
+
+    assert done.exit_code == 0, done.output
+    assert shown(released, family)[0] == "inconclusive"
+    assert shown(released, family)[2].startswith("inconclusive: release 2")
+    assert watch(released, 0.0, return_state=True).is_completed()
+    assert "promise broken" not in terminal.invoke(app, ["status", str(released)]).output
+
+
 def test_answers_unlike_fp32_alert(released, tmp_path, monkeypatch, alerts):
     """What this release answered when it was recorded counts, not what it would answer now."""
     monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(tmp_path / "shadow"))
@@ -294,7 +355,8 @@ def test_answers_unlike_fp32_alert(released, tmp_path, monkeypatch, alerts):
     pq.write_table(pa.table(columns), source)
     import_sample(source, "tiny", Shadow(), home=tmp_path / "shadow")
 
-    (look,) = watch(released, 0.0).looks
+    (look,), _ = broken(released, 0.0)
+    CliRunner().invoke(app, ["acknowledge", str(released), "--reason", "a test"])
 
     assert gates(look)["agreement"].outcome is Outcome.FAILED
     assert look.action == "alert"
@@ -466,20 +528,24 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
     root = read_policy(rules).target.repository
     ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
     with visitors(released):
-        (look,) = watch(rules).looks
+        (look,), said = broken(rules)
 
+        assert "It was rolled back: release 1 is live again." in said
         assert (look.outcome, look.action) == (Outcome.FAILED, "rollback")
         assert release_of(released).version == 1
         assert ledger.alias("tiny", "champion") == 1
-        last = AuditLog(root).read()[-1]
+        noted, last = AuditLog(root).read()[-2:]
+        assert (noted.event, noted.release, noted.check) == ("promise broken", 2, look.number)
         assert (last.event, last.release) == ("rolled back", 1)
         assert "look" in last.why
         assert "server_time" in last.why
         assert "watch" in last.origin
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
-        (first,) = watch(rules).looks
+        (first,), _ = broken(rules)
         rollback(rules, 2)
-        (again,) = watch(rules).looks
+        (again,), _ = broken(rules)
+    waiting = CliRunner().invoke(app, ["acknowledge", str(rules), "--reason", "a test"]).output
+    assert [waiting.count(f"release {number} broke") for number in (1, 2)] == [1, 2]
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     assert any("champion" in sentence for sentence in tell_ledger.fn(read_policy(released)))
@@ -543,15 +609,46 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
         flow(policy)
 
 
-def test_the_automations_of_the_page_are_prefects():
-    """What docs/watching.md tells people to create is what Prefect takes."""
+def test_a_first_release_is_withdrawn(released, family):
+    """The last test that has one: nothing serves, the alias stands for nothing, `status` says why.
+
+    The release before the live one is what to go back to, so that is asked for instead.
+    """
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    why = ["--approver", "ada", "--reason", "it answers nonsense"]
+    terminal = CliRunner()
+    with pytest.raises(RepositoryError, match="enginegate rollback POLICY"):
+        withdraw(released, "it answers nonsense", "ada")
+    rollback(released)
+    refused = terminal.invoke(app, ["rollback", str(released)]).exception
+    assert "enginegate withdraw POLICY --reason WHY" in str(refused)
+    without = terminal.invoke(app, ["withdraw", str(released), "--reason", " "]).exception
+    assert without.exit_code is ExitCode.BAD_INPUT
+    assert ledger.alias("tiny", "champion") == 1
+
+    done = terminal.invoke(app, ["withdraw", str(released), *why])
+
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "Nothing is live" in done.output
+    assert ledger.alias("tiny", "champion") is None
+    assert "by ada" in ledger.version_tags("tiny", 1)["enginegate.withdrawn"]
+    with live_client(read_policy(released).target) as client:
+        assert not client.model_ready("tiny")
+    status = terminal.invoke(app, ["status", str(released)]).output
+    assert "nothing is live; release 1 was withdrawn by ada at " in status
+    assert "it answers nonsense" in status
+    assert terminal.invoke(app, ["verify", str(released)]).exit_code == 0
+    assert watch(released, 0.0).looks == ()
+
+
+def test_the_automation_of_the_page_is_prefects():
+    """What docs/watching.md tells people to create themselves is what Prefect takes."""
     page = (Path(__file__).parents[3] / "docs" / "watching.md").read_text()
     blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
 
-    made = [AutomationCore.model_validate(yaml.safe_load(block)) for block in blocks]
+    (made,) = [AutomationCore.model_validate(yaml.safe_load(block)) for block in blocks]
 
-    assert len(made) == 3
-    assert made[0].trigger.expect == {FAILED_EVENT}
+    assert "promote" in str(made.trigger.match_related)
 
 
 def _only_here(home):

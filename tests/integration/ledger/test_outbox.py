@@ -9,9 +9,9 @@ import pytest
 
 from enginegate.durable import file_lock, write_file
 from enginegate.errors import LedgerError, PublishError
-from enginegate.ledger import Outbox, decision_message, live_message
+from enginegate.ledger import Outbox, decision_message, live_message, withdrawn_message
 from enginegate.ledger.messages import Message
-from enginegate.repository import Current, Layout
+from enginegate.repository import Current, Deed, Layout, record_deed
 from enginegate.repository.rollout import LOCK, Progress, Rollouts
 from enginegate.workspace import Workspace
 from tasks.release import PUBLISHED, UNDO, take_back
@@ -240,6 +240,61 @@ def test_a_promotion_that_is_taken_back_is_corrected(outbox, ledger, registered,
     outbox.deliver()
 
     assert ledger.alias("taken-back", "champion") == first
+
+
+def withdrawn(root, version):
+    """What is on disk when a release was withdrawn."""
+    Layout(root, "digits").current_file.unlink()
+    deed = {"model": "digits", "release": version, "who": "ada", "why": "it answers nonsense"}
+    record_deed(root, Deed(event="withdrawn", origin="ada@host, command", **deed))
+
+
+@pytest.mark.parametrize("by", ["the command", "whoever delivers next"])
+def test_the_alias_does_not_stay_on_what_was_withdrawn(outbox, ledger, registered, by):
+    """Also where the process died between the commit and MLflow; the version says why."""
+    root, version = outbox.workspace.root / "live", registered("withdrawn")
+    other = registered("withdrawn")
+    uri = f"models:/withdrawn/{version}"
+    outbox.tell(live_message(go_live(root, 1, uri), root))
+    ledger.move_alias("withdrawn", "another", other)
+    with outbox.expecting(root, "digits"):
+        assert outbox.deliver() == ()
+        withdrawn(root, 1)
+
+    if by == "the command":
+        assert outbox.tell_or_keep(withdrawn_message(uri, root, "digits")) == ""
+        outbox.told("digits")
+        assert outbox.deliver() == ()
+    else:
+        (said,) = outbox.deliver()
+        assert "is not champion any more" in said
+
+    assert ledger.alias("withdrawn", "champion") is None
+    assert ledger.alias("withdrawn", "another") == other
+    tag = ledger.version_tags("withdrawn", version)["enginegate.withdrawn"]
+    assert tag.startswith("release 1 by ada at ")
+    assert tag.endswith(": it answers nonsense")
+    assert list(outbox.workspace.outbox.glob("*.change")) == []
+
+
+def test_a_withdrawal_told_late_takes_no_alias_from_a_newer_release(
+    outbox, ledger, registered, monkeypatch
+):
+    """It was kept while MLflow was away; by then another release is live."""
+    root = outbox.workspace.root / "live"
+    first, second = registered("late"), registered("late")
+    go_live(root, 1, f"models:/late/{first}")
+    withdrawn(root, 1)
+    message = withdrawn_message(f"models:/late/{first}", root, "digits")
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+        assert outbox.tell_or_keep(message)
+    go_live(root, 2, f"models:/late/{second}")
+    ledger.move_alias("late", "champion", second)
+
+    outbox.deliver()
+
+    assert ledger.alias("late", "champion") == second
 
 
 def test_a_run_is_told_who_decided(outbox, ledger):

@@ -15,11 +15,14 @@ from typer.testing import CliRunner
 from enginegate.candidate import FileDigest
 from enginegate.cli.app import app
 from enginegate.errors import ExitCode, PolicyError, PublishError, RepositoryError, TamperedError
+from enginegate.repository import AuditLog
 from enginegate.repository.object_journal import ObjectJournal, highest
 from enginegate.repository.object_release import ObjectReleases
 from enginegate.repository.storage import ObjectStore
+from enginegate.repository.undoing import Withdrawal
 from tests.fakes.hosts import answer, problems
 
+ADA = Withdrawal("ada", "it answers nonsense")
 ROOT = Path(__file__).parents[3]
 
 
@@ -48,6 +51,31 @@ class TestHosts:
         assert there.pull() == back
         assert answer(there) == (1, 1.0)
         assert problems(here) + problems(there) == []
+
+    def test_a_first_release_is_withdrawn_on_every_host(self, here, there, package):
+        """By the next pull, also where another release is live; each log says by whom and why."""
+        here.publish(package(1.0), expected=None)
+        there.pull()
+        here.publish(package(2.0), expected=1)
+        there.pull()
+        with pytest.raises(RepositoryError, match="not the first one"):
+            here.withdraw_first("digits", ADA)
+        here.rollback("digits")
+        with pytest.raises(RepositoryError, match="enginegate withdraw POLICY"):
+            here.rollback("digits")
+
+        assert here.withdraw_first("digits", ADA).version == 1
+        assert not here.client.model_ready("digits")
+        assert there.client.model_ready("digits")
+        assert there.pull() is None
+
+        for host in (here, there):
+            assert not host.client.model_ready("digits")
+            event = AuditLog(host.root).read()[-1]
+            assert (event.event, event.who, event.why) == ("withdrawn", ADA.who, ADA.why)
+        assert problems(here) + problems(there) == []
+        assert here.publish(package(3.0), expected=None).version == 3
+        assert there.pull().version == 3
 
     def test_what_a_host_serves_already_moves_in(self, here, package):
         """Its live release becomes the first one in storage, under its number."""

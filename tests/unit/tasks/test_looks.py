@@ -1,5 +1,6 @@
 """The number of a look is its own before anything is done about it, and names no other look."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from tasks.watch import keep_look, take_look
 from tests.fakes.evidence import release
 
 RELEASE = release()
-RULES = SimpleNamespace(watch=Watch(), root=None)
+NOWHERE = SimpleNamespace(repository=Path("/nonexistent"))
+RULES = SimpleNamespace(watch=Watch(), name=RELEASE.model, target=NOWHERE, root=None)
 
 
 @pytest.fixture

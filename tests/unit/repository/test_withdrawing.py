@@ -1,0 +1,218 @@
+"""Withdrawing a first release: nothing is live, nothing serves, and it is known by whom and why."""
+
+from dataclasses import replace
+
+import pytest
+
+from enginegate.errors import NotLoadedError, PublishError, RepositoryError
+from enginegate.repository import AuditLog, Layout, verify
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.journal import Journal
+from enginegate.repository.layout import JOURNAL
+from enginegate.repository.rollout import Progress, Rollouts
+from enginegate.repository.undoing import Undoing, Withdrawal
+from tests.fakes.live_triton import FakeTriton
+
+ADA = Withdrawal("ada", "it answers nonsense")
+
+
+class _KilledError(BaseException):
+    """Stands for a kill: nothing is cleaned up after it."""
+
+
+@pytest.fixture
+def own(repository, tmp_path):
+    """A server with a repository of its own."""
+    root = tmp_path / "own" / "live"
+    root.mkdir(parents=True)
+    return FleetMember("own", replace(repository, root=root, client=FakeTriton(root)), repository)
+
+
+def last(repository):
+    event = AuditLog(repository.root).read()[-1]
+    return event.event, event.release, event.who, event.why
+
+
+def live(repository):
+    current = Layout(repository.root, "digits").current()
+    return current.version if current else None
+
+
+def problems(target):
+    return [check.problem for check in verify(target) if check.problem]
+
+
+def test_a_first_release_is_withdrawn_and_another_promoted_after_it(repository, server, package):
+    """Its number is never used again; the audit log has its scorecard, and nothing is wrong."""
+    published = repository.publish(package(1.0), expected=None)
+
+    assert repository.withdraw_first("digits", ADA) == published
+
+    assert live(repository) is None
+    assert not server.model_ready("digits")
+    assert not (repository.root / "digits").exists()
+    assert last(repository) == ("withdrawn", 1, "ada", "it answers nonsense")
+    assert AuditLog(repository.root).read()[-1].scorecard == published.scorecard_sha256
+    assert problems(repository) == []
+    assert repository.publish(package(2.0), expected=None).version == 2
+    assert problems(repository) == []
+
+
+def test_what_was_left_before_goes_too(repository, server, package):
+    """A server that loads whatever it finds in its folder must not bring an older one back."""
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    with pytest.raises(RepositoryError, match=r"not the first one.*enginegate rollback"):
+        repository.withdraw_first("digits", ADA)
+    repository.rollback("digits")
+    with pytest.raises(RepositoryError, match="enginegate withdraw POLICY --reason"):
+        repository.rollback("digits")
+
+    repository.withdraw_first("digits", ADA)
+
+    assert not (repository.root / "digits").exists()
+    assert not server.model_ready("digits")
+    assert problems(repository) == []
+
+
+def test_one_whose_predecessor_was_forgotten_can_be_withdrawn(repository, package):
+    """There is nothing to go back to either."""
+    for number in (1, 2):
+        replace(repository, keep=1).publish(package(float(number)), expected=number - 1 or None)
+    for number in (3, 4):
+        replace(repository, keep=1).publish(package(float(number)), expected=number - 1)
+    layout = Layout(repository.root, "digits")
+    repository.rollback("digits", 3)
+    assert not layout.version_folder(2).exists()
+
+    assert repository.withdraw_first("digits", ADA).version == 3
+
+
+def test_killed_on_the_way_it_is_the_old_state_or_the_new(repository, server, package, monkeypatch):
+    """Before the journal has it the release is live; after that the next start withdraws it."""
+    repository.publish(package(1.0), expected=None)
+
+    def killed(*_, **__):
+        raise _KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "open", killed)
+        with pytest.raises(_KilledError):
+            repository.withdraw_first("digits", ADA)
+    assert repository.recover() == ()
+    assert (live(repository), server.model_ready("digits")) == (1, True)
+    for place in ("_restore", "_close"):
+        with monkeypatch.context() as patch:
+            patch.setattr(Undoing, place, killed)
+            with pytest.raises(_KilledError):
+                repository.withdraw_first("digits", ADA)
+        (said,) = repository.recover()
+        assert "withdraw of digits release" in said
+        assert (live(repository), server.model_ready("digits")) == (None, False)
+        assert last(repository)[2:] == ("ada", "it answers nonsense")
+        assert problems(repository) == []
+        repository.publish(package(2.0), expected=None)
+
+
+@pytest.mark.parametrize("state", ["nothing", "no server"])
+def test_what_cannot_be_is_refused_and_nothing_begun(repository, package, state):
+    """Nothing is live, or no server answers that could be seen to let it go."""
+    if state == "no server":
+        repository.publish(package(1.0), expected=None)
+        repository = replace(repository, client=None)
+
+    with pytest.raises(RepositoryError, match=r"Nothing of digits|No live Triton answers"):
+        repository.withdraw_first("digits", ADA)
+
+    assert Journal(repository.root / JOURNAL).unfinished() == ()
+    assert live(repository) == (1 if state == "no server" else None)
+
+
+def test_a_server_that_goes_on_serving_is_no_success(repository, server, package, monkeypatch):
+    """Its folder is gone by then; whoever starts next tries again."""
+    repository.publish(package(1.0), expected=None)
+    with monkeypatch.context() as patch:
+
+        def refuse(_name):
+            raise NotLoadedError("unload failed")
+
+        patch.setattr(server, "unload", refuse)
+        with pytest.raises(RepositoryError, match="is not finished"):
+            repository.withdraw_first("digits", ADA)
+
+    assert server.model_ready("digits")
+    repository.recover()
+    assert not server.model_ready("digits")
+    assert last(repository) == ("withdrawn", 1, "ada", "it answers nonsense")
+
+
+def test_every_server_of_a_fleet_lets_it_go(repository, own, package):
+    """Each log says by whom and why."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+
+    assert fleet.withdraw_first("digits", ADA).version == 1
+
+    for each in (repository, own.repository):
+        assert live(each) is None
+        assert not each.client.model_ready("digits")
+        assert last(each) == ("withdrawn", 1, "ada", "it answers nonsense")
+    assert problems(fleet) == []
+    assert list(Rollouts(fleet.root).unfinished()) == []
+
+
+def test_a_fleet_begins_nothing_while_a_server_is_away(repository, own, package):
+    """It would serve what was withdrawn when it is back."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    own.repository.client.dead = True
+
+    with pytest.raises(RepositoryError, match="own does not answer, so nothing was begun"):
+        fleet.withdraw_first("digits", ADA)
+
+    assert live(repository) == 1
+
+
+def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
+    repository, own, package, monkeypatch
+):
+    """It is named, and the others are as before."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+
+    def refuse(*_, **__):
+        raise RepositoryError("its disk is full")
+
+    monkeypatch.setattr(FleetMember, "return_to", refuse)
+    with pytest.raises(PublishError, match=r"(?s)not withdrawn.*own: its disk is full"):
+        fleet.withdraw_first("digits", ADA)
+
+    assert (live(repository), live(own.repository)) == (1, 1)
+    assert list(Rollouts(fleet.root).unfinished()) == []
+    assert fleet.recover() == ()
+
+
+def test_a_fleets_withdrawal_that_was_cut_short_is_ended(repository, own, package):
+    """The note beside the lead's journal says that it is one, by whom and why."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    Rollouts(fleet.root).note(Progress(model="digits", canary=1, who=ADA.who, why=ADA.why))
+
+    fleet.recover()
+
+    assert (live(repository), live(own.repository)) == (None, None)
+    assert last(repository) == last(own.repository) == ("withdrawn", 1, "ada", ADA.why)
+
+
+def test_a_server_that_was_away_is_found_and_repaired(repository, own, package):
+    """What was withdrawn on the lead alone serves nowhere after a repair."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    repository.withdraw_first("digits", ADA)
+
+    assert any("was withdrawn; server 'own' has release 1" in said for said in problems(fleet))
+    fleet.repair()
+
+    assert live(own.repository) is None
+    assert problems(fleet) == []
