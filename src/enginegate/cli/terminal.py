@@ -76,7 +76,7 @@ def terminable() -> Iterator[None]:
     wanted = [n for n in _ENDINGS if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in wanted}
     hears, told = socket.socketpair()
-    told.setblocking(False)
+    told.setblocking(False)  # noqa: FBT003 - the standard library takes no keyword
     wakeup = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
     threading.Thread(target=_end_in_time, args=(hears, frozenset(wanted)), daemon=True).start()
     try:
