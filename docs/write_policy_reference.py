@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from enginegate.policy import Policy
+from enginegate.policy_limits import LARGEST
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -59,6 +60,13 @@ _TITLES = {
 }
 _SCHEMA: Schema = Policy.model_json_schema()
 _DEFINITIONS: Schema = _SCHEMA["$defs"]
+_LARGEST_VALUES = """## Largest values
+
+No number may be infinite or "not a number". What is larger than this cannot be meant, and is
+refused with the key and its value:
+
+| key | largest | because |
+|---|---|---|"""
 _GATES = (
     "State every limit under `[gates.default]`. A table `[gates.fp32]`, `[gates.tf32]`, "
     "`[gates.fp16]`, `[gates.bf16]`, `[gates.int8]` or `[gates.fp8]` states only what differs. "
@@ -68,7 +76,12 @@ _GATES = (
 
 def reference() -> str:
     """The whole page."""
-    return "\n".join([_INTRODUCTION, *_sections()])
+    return "\n".join([_INTRODUCTION, *_sections(), _largest()])
+
+
+def _largest() -> str:
+    rows = [f"| `{key}` | {most:,.12g} | {why} |" for key, (most, why) in sorted(LARGEST.items())]
+    return "\n".join([_LARGEST_VALUES, *rows, ""])
 
 
 def _sections() -> Iterator[str]:

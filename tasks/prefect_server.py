@@ -2,15 +2,26 @@
 
 Inside a flow Prefect hands out the engine's client, which waits for minutes and asks again. The
 result of a rollback, or a look at what is live, must not wait with it.
+
+Where no server is named, Prefect starts one of its own. It must not outlive this process, nor hold
+the pipe that this process writes to: a CI step ends when that is closed.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import subprocess
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from types import ModuleType
+from typing import Any
 
 from httpx import HTTPError, InvalidURL, Response
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectException
-from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+
+from enginegate.triton.keeper import guarded
+from enginegate.workspace import Workspace
 
 # It cannot be reached, refuses, or answers in words that are not Prefect's.
 REFUSALS = (HTTPError, InvalidURL, PrefectException, OSError, TypeError, ValueError)
@@ -19,6 +30,8 @@ _ANSWER_S = 5.0
 # Prefect's transport connects four times by itself.
 _CONNECT_S = 1.0
 _ASK_AGAIN = frozenset({408, 429})
+# A server that is asked to stop; Prefect itself waits for five seconds.
+_GRACE_S = 4.0
 
 
 @contextmanager
@@ -39,3 +52,42 @@ def _refuse(response: Response) -> None:
     """Without retries too, Prefect would first wait for as long as such an answer asks it to."""
     if response.is_server_error or response.status_code in _ASK_AGAIN:
         response.raise_for_status()
+
+
+def guard_own_server() -> None:
+    """Let a server that Prefect starts by itself end with this process, however this one ends."""
+    if PREFECT_API_URL.value():
+        return
+    # It takes most of a second to import, and only a server of our own needs it.
+    from prefect.server.api import server  # noqa: PLC0415
+
+    # Prefect has no setting for how it starts its server; it calls `subprocess.Popen` there.
+    server.subprocess = _Guarding("subprocess")  # type: ignore[attr-defined]
+
+
+class _Guarding(ModuleType):
+    """The module `subprocess`, except that what it starts runs under our guard."""
+
+    @staticmethod
+    def Popen(args: Sequence[str], env: Mapping[str, str]) -> "subprocess.Popen[bytes]":  # noqa: N802
+        log = Workspace.here().logs / "prefect-server.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        theirs, ours = os.pipe()
+        with os.fdopen(theirs), ExitStack() as failed:
+            failed.callback(os.close, ours)
+            process = subprocess.Popen(  # noqa: S603
+                guarded(args, log=log, grace_s=_GRACE_S),
+                env=env,
+                stdin=theirs,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                # Ctrl-C is ours to handle: Prefect still has to write down what became of the run.
+                start_new_session=True,
+            )
+            failed.pop_all()
+        # The guard ends when our end is closed: with Prefect's handle, or with this process.
+        weakref.finalize(process, os.close, ours)
+        return process
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(subprocess, name)

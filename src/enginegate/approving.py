@@ -8,7 +8,7 @@ from enginegate.candidate import Candidate
 from enginegate.decision import CLOCK_TOLERANCE, Decision, OnRecord
 from enginegate.errors import ApprovalError
 from enginegate.evidence import Finding, Outcome, Scorecard
-from enginegate.operating import Approval
+from enginegate.operating import Approval, person
 
 _NOTHING = OnRecord()
 _USED_UP = (
@@ -145,10 +145,10 @@ def expires_at(approval: Decision, rules: Approval) -> datetime:
 
 def still_asked(standing: Standing, scorecard: Scorecard, rules: Approval) -> tuple[str, ...]:
     """Whom the policy names that could approve as well; empty if it names nobody who could."""
-    passed_over = {_person(approval.approver) for approval in standing.approvals}
+    passed_over = {person(approval.approver) for approval in standing.approvals}
     if not rules.requester_may_approve:
-        passed_over.add(_person(scorecard.requested_by))
-    return tuple(name for name in rules.approvers if _person(name) not in passed_over)
+        passed_over.add(person(scorecard.requested_by))
+    return tuple(name for name in rules.approvers if person(name) not in passed_over)
 
 
 def objection(approval: Decision, scorecard: Scorecard, rules: Approval, *, now: datetime) -> str:
@@ -177,7 +177,7 @@ def _who_objection(approval: Decision, scorecard: Scorecard, rules: Approval) ->
             "the scorecard does not say who asked for it, so that nobody approves their own "
             "request cannot be shown. Qualify again."
         )
-    if _person(approval.approver) == _person(scorecard.requested_by):
+    if person(approval.approver) == person(scorecard.requested_by):
         return f"{scorecard.requested_by} asked for this qualification; somebody else must approve."
     return ""
 
@@ -228,18 +228,18 @@ def _answers(
     noes = [d for d in given if d.answer == "reject" and not may_not_reject(d.approver, rules)]
     latest: dict[tuple[str, bool], Decision] = {}
     for decision in given:
-        person = _person(decision.approver)
-        own = [no for no in noes if _person(no.approver) == person]
+        who = person(decision.approver)
+        own = [no for no in noes if person(no.approver) == who]
         if decision.answer == "approve" and all(record.follows(decision, no) for no in own):
-            latest[person, _named(decision, rules)] = decision
-    changed = {person for person, named in latest if named}
+            latest[who, _named(decision, rules)] = decision
+    changed = {who for who, named in latest if named}
     yes = sorted(latest.values(), key=_when)
-    return yes, [no for no in noes if _person(no.approver) not in changed]
+    return yes, [no for no in noes if person(no.approver) not in changed]
 
 
 def may_not_reject(name: str, rules: Approval) -> str:
     """Why somebody's no does not count; empty when it does: the person must be named, no more."""
-    if not rules.approvers or _person(name) in {_person(each) for each in rules.approvers}:
+    if not rules.approvers or person(name) in {person(each) for each in rules.approvers}:
         return ""
     return f"{name!r} may not decide on this model. The policy names: {', '.join(rules.approvers)}."
 
@@ -274,11 +274,6 @@ def _too_few(standing: Standing, scorecard: Scorecard, rules: Approval) -> str:
 def _named(decision: Decision, rules: Approval) -> bool:
     names = {name.strip().casefold() for name in rules.approvers}
     return not names or decision.approver.strip().casefold() in names
-
-
-def _person(name: str) -> str:
-    """The same for ``ada``, ``Ada`` and ``ada@host``: counting one person twice is the fault."""
-    return name.strip().casefold().partition("@")[0]
 
 
 def _when(decision: Decision) -> datetime:

@@ -8,16 +8,18 @@ A folder's arrays are memory-mapped, so a set may be larger than memory.
 
 import hashlib
 import io
+import math
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
-from zipfile import BadZipFile, ZipFile
+from zipfile import BadZipFile, ZipFile, ZipInfo, is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
 
+from enginegate.archives import objections
 from enginegate.candidate import TensorSpec
 from enginegate.durable import write_file
 from enginegate.errors import DataError
@@ -27,6 +29,11 @@ Tensors: TypeAlias = dict[str, Array]
 
 _DIGEST_ROWS = 4096
 _UNREADABLE = (OSError, ValueError, TypeError, BadZipFile, EOFError, zlib.error)
+# Version 3 is for names of fields in other alphabets; what it holds is checked when it is read.
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +284,7 @@ def _load(path: Path) -> dict[str, Array]:
         if path.is_dir():
             files = sorted(path.glob("*.npy"))
             return {file.stem: np.load(file, mmap_mode="r", allow_pickle=False) for file in files}
+        _check_archive(path)
         # NumPy leaves a file open when it is not an archive; this one is ours to close.
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
@@ -284,3 +292,37 @@ def _load(path: Path) -> dict[str, Array]:
         raise DataError(f"There is no data at {path}. The policy's [data] names it.") from error
     except _UNREADABLE as error:
         raise DataError(_unreadable(path, error)) from error
+    except MemoryError as error:
+        raise DataError(
+            f"{path} does not fit into memory: {error}. Write it as a folder of .npy files, which "
+            "are not read into memory."
+        ) from error
+
+
+def _check_archive(path: Path) -> None:
+    """Refuse an archive by what it says of itself, before any array of it is unpacked."""
+    if not is_zipfile(path):
+        return
+    with ZipFile(path) as archive:
+        why = next(objections(path, archive, endings=(".npy",)), "")
+        for member in () if why else archive.infolist():
+            why = why or _contradiction(archive, member)
+    if why:
+        raise DataError(f"{path} was not read: {why}")
+
+
+def _contradiction(archive: ZipFile, member: ZipInfo) -> str:
+    """What an array's header says that its bytes do not bear out; empty if nothing."""
+    with archive.open(member) as content:
+        version = np.lib.format.read_magic(content)
+        if version not in _HEADERS:
+            return ""
+        shape, _, dtype = _HEADERS[version](content)
+        left = member.file_size - content.tell()
+    claimed = math.prod(shape) * dtype.itemsize
+    if dtype.hasobject or (claimed == left and dtype.itemsize):
+        return ""
+    return (
+        f"{member.filename} says that it holds {shape} values of {dtype}, which are {claimed:,} "
+        f"bytes; it has {left:,}. Write it again with numpy.savez."
+    )

@@ -47,6 +47,29 @@ def gpus() -> str:
     return "; ".join(line.strip() for line in asked.stdout.splitlines() if line.strip())
 
 
+def free_memory() -> int | None:
+    """Bytes of memory that this process may still take: of the machine, or of its container."""
+    free = _number("/proc/meminfo", "MemAvailable:")
+    known = [] if free is None else [free * 1024]
+    group = Path("/sys/fs/cgroup")
+    most, used = _number(group / "memory.max"), _number(group / "memory.current")
+    # What a container's files take of its memory is given back when it is needed.
+    cached = _number(group / "memory.stat", "inactive_file") or 0
+    if most is not None and used is not None:
+        known.append(max(0, most - used + cached))
+    return min(known, default=None)
+
+
+def _number(path: Path | str, word: str = "") -> int | None:
+    """The number after a word, or the whole content; None where there is none."""
+    try:
+        lines = [line.split() for line in Path(path).read_text().splitlines()]
+        parts = next(line for line in lines if not word or line[0] == word)
+        return int(parts[1 if word else 0])
+    except (OSError, StopIteration, IndexError, ValueError):
+        return None
+
+
 def runs(pid: int) -> bool:
     """Whether a process with this number runs on this machine, whoever owns it."""
     try:

@@ -1,8 +1,17 @@
 """Tables of a policy that say where a release goes, on whose word, and who looks after it."""
 
+import os
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
 from enginegate.canonical import Record
 from enginegate.gates import Confidence
@@ -40,12 +49,29 @@ class Ensemble(Record):
     )
 
 
+# Folders in which a file that was moved or removed is the system's.
+_SYSTEM = "bin boot dev etc home lib lib64 proc root run sbin sys usr var"
+_NOT_OURS = frozenset({"/", ".", *(f"/{name}" for name in _SYSTEM.split())})
+
+
+def _own_folder(path: Path) -> Path:
+    if os.path.normpath(path.as_posix().replace("//", "/")) in _NOT_OURS:
+        raise ValueError(
+            f"{path.as_posix()!r} cannot be meant: releases are written and removed there. Name a "
+            "folder of its own, such as /srv/models or .enginegate/live/digits"
+        )
+    return path
+
+
+RepositoryPath = Annotated[SafePath, AfterValidator(_own_folder)]
+
+
 class Member(Record):
     """One more server that a release goes to."""
 
     name: Name
     endpoint: Address = Field(description="gRPC HOST:PORT of that Triton")
-    repository: SafePath | None = Field(
+    repository: RepositoryPath | None = Field(
         default=None, description="its own live repository; none: it serves the target's"
     )
     metrics: Address | None = Field(
@@ -57,7 +83,7 @@ class Member(Record):
 class Target(Record):
     """Where a promoted release goes live."""
 
-    repository: SafePath = Field(description="the live Triton model repository")
+    repository: RepositoryPath = Field(description="the live Triton model repository")
     objects: ObjectUrl | None = Field(
         default=None,
         description="object storage (s3://BUCKET/PREFIX) that releases are published to instead; "
@@ -109,6 +135,30 @@ class Approval(Record):
     timeout_hours: PositiveFloat = Field(
         default=24.0, description="how long a suspended promotion waits; no answer means no"
     )
+
+    @model_validator(mode="after")
+    def _enough_people(self) -> Self:
+        people: dict[str, str] = {}
+        for name in self.approvers:
+            if not person(name):
+                raise ValueError(f"approvers: {name!r} names nobody")
+            if person(name) in people:
+                raise ValueError(
+                    f"approvers: {people[person(name)]!r} and {name!r} are one person: neither "
+                    "case nor what follows @ tells people apart. Name each person once"
+                )
+            people[person(name)] = name
+        if people and self.required > len(people):
+            raise ValueError(
+                f"required is {self.required}, and approvers names {len(people)}: nothing could "
+                f"ever be approved. Allowed is 1 to {len(people)}, or name more people"
+            )
+        return self
+
+
+def person(name: str) -> str:
+    """The same for ``ada``, ``Ada`` and ``ada@host``: counting one person twice is the fault."""
+    return name.strip().casefold().partition("@")[0].strip()
 
 
 class Signing(Record):

@@ -42,8 +42,11 @@ from enginegate.gates import (
 from enginegate.model_source import ModelSource
 from enginegate.operating import Approval, Ensemble, Name, Retention, Scan, Signing, Target, Watch
 from enginegate.paths import ROOT, project_of
+from enginegate.policy_limits import impossible_numbers
 from enginegate.recording import Data, Shadow
 from enginegate.serving import ServingOptions
+
+_MOST_BYTES = 1 << 20
 
 
 class Candidates(Record):
@@ -217,10 +220,18 @@ def read_policy(path: Path) -> Policy:
             with the place it is at.
     """
     try:
-        raw = tomllib.loads(path.read_text())
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+        if len(content) > _MOST_BYTES:
+            raise PolicyError(
+                f"{path} is larger than {_MOST_BYTES:,} bytes, which no policy is. Name a policy."
+            )
+        raw = tomllib.loads(content.decode())
     except OSError as error:
         raise PolicyError(f"Cannot read the policy {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError as error:
+        raise PolicyError(_too_deep(str(path))) from error
+    except ValueError as error:  # not TOML, not UTF-8, or a number that no computer could hold
         raise PolicyError(f"{path} is not TOML: {error}.") from error
     # A link to a policy belongs where the link is: mounted configuration links into hidden folders.
     return parse_policy(raw, str(path), project_of(path.parent.resolve()))
@@ -237,10 +248,32 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
     Raises:
         PolicyError: it breaks a rule.
     """
+    if wrong := impossible_numbers(raw):
+        listed = "\n".join(wrong)
+        raise PolicyError(
+            f"{origin} is not a valid policy:\n{listed}\n"
+            "docs/policy.md lists every key with its meaning and unit."
+        )
     try:
         return Policy.model_validate(raw, context={ROOT: root})
+    except RecursionError as error:
+        raise PolicyError(_too_deep(origin)) from error
     except ValidationError as error:
         raise PolicyError(
-            f"{origin} is not a valid policy:\n{explain_validation(error)}\n"
+            f"{origin} is not a valid policy:\n{_explained(error, origin)}\n"
             "docs/policy.md lists every key with its meaning and unit."
         ) from error
+
+
+def _explained(error: ValidationError, origin: str) -> str:
+    try:
+        return explain_validation(error)
+    except RecursionError as deep:
+        raise PolicyError(_too_deep(origin)) from deep
+
+
+def _too_deep(origin: str) -> str:
+    return (
+        f"{origin} is nested too deep: a policy has tables, and lists in them. Take the brackets "
+        "or dots out that nobody needs."
+    )

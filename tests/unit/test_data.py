@@ -1,11 +1,15 @@
 """Reading data: what fits, and what is refused with the sample it is in."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 
 from enginegate.candidate import TensorSpec
 from enginegate.data import DataSet, read_data, write_data
 from enginegate.errors import DataError
+from enginegate.machine import free_memory
 
 IMAGE = TensorSpec(name="image", dtype="float32", shape=(-1, 2))
 
@@ -151,3 +155,101 @@ class TestTargets:
 
         with pytest.raises(DataError, match=message):
             read_data(path)
+
+
+def _header(shape, dtype="<f4"):
+    """The beginning of an array file that says it holds this much."""
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        content, {"descr": dtype, "fortran_order": False, "shape": shape}
+    )
+    return content.getvalue()
+
+
+def _archive(path, content, *, name="input.image.npy", compression=zipfile.ZIP_DEFLATED):
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr(name, content)
+    return path
+
+
+@pytest.mark.parametrize(
+    "shape", [pytest.param((10**12,), id="values"), pytest.param((10**9, 10**9), id="beyond")]
+)
+def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path, shape):
+    """Nothing is set aside for values that nobody sent."""
+    path = _archive(tmp_path / "data.npz", _header(shape) + bytes(64))
+
+    with pytest.raises(DataError, match=r"input\.image\.npy says .* it has 64\. Write it again"):
+        read_data(path)
+
+
+def test_values_without_a_size_are_refused(tmp_path):
+    """A million millions of nothing are not samples."""
+    path = _archive(tmp_path / "data.npz", _header((10**12,), "|V0"))
+
+    with pytest.raises(DataError, match="which are 0 bytes"):
+        read_data(path)
+
+
+def test_a_foreign_member_is_refused(tmp_path):
+    """An archive that holds something else is not a data set."""
+    path = _archive(tmp_path / "data.npz", b"hello", name="README.txt")
+
+    with pytest.raises(DataError, match=r"'README\.txt' does not belong there.*NAME\.npy"):
+        read_data(path)
+
+
+def test_an_encrypted_member_is_refused(saved):
+    """It is said which, instead of asking for a password."""
+    path = saved()
+    content = bytearray(path.read_bytes())
+    for signature, flags in ((b"PK\x01\x02", 8), (b"PK\x03\x04", 6)):
+        content[content.index(signature) + flags] |= 1
+    path.write_bytes(content)
+
+    with pytest.raises(DataError, match="is encrypted"):
+        read_data(path)
+
+
+def test_an_unknown_compression_is_refused(tmp_path):
+    """LZMA and its like are not what NumPy writes."""
+    path = _archive(tmp_path / "data.npz", _header((1,)) + bytes(4), compression=zipfile.ZIP_LZMA)
+
+    with pytest.raises(DataError, match="compressed by method 14"):
+        read_data(path)
+
+
+def test_an_archive_that_expands_beyond_reason_is_refused(tmp_path, monkeypatch):
+    """A small file that becomes gibibytes is not unpacked, unless its owner says so."""
+    path = tmp_path / "data.npz"
+    block = bytes(1 << 24)
+    with (
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+        archive.open("input.image.npy", "w", force_zip64=True) as member,
+    ):
+        member.write(_header((67 * len(block) // 4,)))
+        for _ in range(67):
+            member.write(block)
+    monkeypatch.setattr("enginegate.archives.free_memory", lambda: 1 << 40)
+
+    with pytest.raises(DataError, match=r"to 1\.0 GiB, \d+ times its size.*MAX_ARCHIVE_GIB"):
+        read_data(path)
+    monkeypatch.setattr("enginegate.archives.free_memory", lambda: 1 << 20)
+    with pytest.raises(DataError, match=r"1\.0 GiB, and 0\.0 GiB of memory are free"):
+        read_data(path)
+    monkeypatch.setenv("ENGINEGATE_MAX_ARCHIVE_GIB", "0.5")
+    with pytest.raises(DataError, match=r"ENGINEGATE_MAX_ARCHIVE_GIB allows 0\.5"):
+        read_data(path)
+
+
+def test_its_owner_may_allow_what_expands(saved, monkeypatch):
+    """The variable is a limit of its own, instead of what is free."""
+    monkeypatch.setattr("enginegate.archives.free_memory", lambda: 1)
+    monkeypatch.setenv("ENGINEGATE_MAX_ARCHIVE_GIB", "1")
+
+    assert len(read_data(saved())) == 6
+
+
+def test_free_memory_is_known():
+    """On Linux, and below what any machine has."""
+    assert 1 << 20 < free_memory() < 1 << 46

@@ -200,3 +200,76 @@ def test_a_policys_digest_does_not_depend_on_where_it_lies(project):
     assert here.digest == there.digest == read_policy(DIGITS).digest
     assert here.data.digest == there.data.digest
     assert here.with_model("models:/digits/2").digest == there.with_model("models:/digits/2").digest
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        pytest.param("p99_ms = 100", "p99_ms = inf", "slo.p99_ms: inf cannot be meant", id="inf"),
+        pytest.param(
+            "max_accuracy_loss = ", "max_accuracy_loss = nan #", "max_accuracy_loss: nan", id="nan"
+        ),
+        pytest.param(
+            "expires_hours = ",
+            "expires_hours = 1e18 #",
+            r"expires_hours: 1e\+18 .*at most 8,784",
+            id="expiry",
+        ),
+        pytest.param(
+            "expires_hours = ",
+            f"expires_hours = 1{'0' * 400} #",
+            "expires_hours: 1.79769",
+            id="huge",
+        ),
+        pytest.param(
+            "instances = [1, 2]",
+            "instances = [1, 1_000_000]",
+            "search.instances: 1000000 cannot be meant; allowed is at most 256",
+            id="instances",
+        ),
+        pytest.param(
+            "approvers = []",
+            "required = 3\napprovers = ['ada', 'bo']",
+            "required is 3, and approvers names 2",
+            id="required",
+        ),
+        pytest.param(
+            "approvers = []",
+            "approvers = ['ada', 'Ada@x']",
+            "'ada' and 'Ada@x' are one person",
+            id="twice",
+        ),
+        pytest.param("approvers = []", "approvers = [' @x']", "' @x' names nobody", id="nobody"),
+        pytest.param(
+            'repository = ".enginegate/live/digits"', 'repository = "//"', "'//?' cannot", id="root"
+        ),
+        pytest.param(
+            'repository = ".enginegate/live/digits"', 'repository = "./"', "cannot be", id="here"
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(edited, old, new, message):
+    """The key, its value and what is allowed are named; nothing is run with it first."""
+    with pytest.raises(PolicyError, match=message):
+        read_policy(edited(old, new))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a = " + "[" * 5000 + "]" * 5000, id="brackets"),
+        pytest.param("a" + ".a" * 5000 + " = 1", id="dots"),
+    ],
+)
+def test_one_nested_too_deep_is_refused(tmp_path, text):
+    """Nobody has to read a traceback of a thousand lines."""
+    (tmp_path / "deep.toml").write_text(text)
+
+    with pytest.raises(PolicyError, match="nested too deep"):
+        read_policy(tmp_path / "deep.toml")
+
+
+def test_one_that_is_no_policy_is_not_read_to_its_end():
+    """A device or a data file that was named by mistake fills no memory."""
+    with pytest.raises(PolicyError, match="larger than 1,048,576 bytes"):
+        read_policy(Path("/dev/zero"))

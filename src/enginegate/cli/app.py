@@ -31,7 +31,14 @@ from enginegate.cli import shadow as _shadow
 from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.policies import policies_of, print_check, print_policy
-from enginegate.cli.terminal import INTERRUPTED, err, interruptible, log_to_terminal, out
+from enginegate.cli.terminal import (
+    ended_by,
+    err,
+    interruptible,
+    log_to_terminal,
+    out,
+    terminable,
+)
 from enginegate.errors import EnginegateError, ExitCode
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
@@ -83,14 +90,15 @@ def main() -> None:
     """Run the command; expected failures become one message and their exit code."""
     log_to_terminal()
     try:
-        app()
+        with terminable():
+            app()
     except EnginegateError as error:
         err.print(f"[bold red]{_kind(error)}[/]: ", end="")
         err.print(str(error), markup=False)
         sys.exit(error.exit_code)
     except SystemExit as stop:
-        if stop.code == ExitCode.INTERRUPTED:
-            err.print(INTERRUPTED)
+        if last_words := ended_by(stop.code):
+            err.print(last_words)
         raise
 
 

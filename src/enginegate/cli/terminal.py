@@ -1,10 +1,12 @@
-"""The terminal: its two consoles, what is logged to it, and Ctrl-C."""
+"""The terminal: its two consoles, what is logged to it, Ctrl-C, and being told to end."""
 
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,6 +18,10 @@ from enginegate.errors import ExitCode
 
 # What is not down by then is ended by its own guard.
 _UNWIND_S = 4.0
+# Less than the ten seconds after which `docker stop` kills.
+_TERMINATE_S = 8.0
+_ENDINGS = (signal.SIGTERM, signal.SIGHUP)
+_BY_SIGNAL = 128
 INTERRUPTED = "\nInterrupted. What was finished is kept; run it again to continue."
 # A pipe has no width of its own; the tables need this much.
 _PIPE_COLUMNS = 120
@@ -51,6 +57,49 @@ def interruptible(console: Console) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP take down what is running, then end with status 128 + the signal.
+
+    The handler raises, but that may be lost: Prefect has its own handler while a flow runs, Python
+    drops what is raised in a finaliser, and a thread in a vendor's library may hold the exit up. A
+    thread of ours hears of the signal whoever handles it, and ends the process in time.
+    """
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(_BY_SIGNAL + number)
+
+    # SIGHUP is ignored under nohup, and that is kept.
+    wanted = [n for n in _ENDINGS if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in wanted}
+    hears, told = socket.socketpair()
+    told.setblocking(False)  # noqa: FBT003 - the standard library takes no keyword
+    wakeup = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_in_time, args=(hears, frozenset(wanted)), daemon=True).start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end_in_time(hears: socket.socket, wanted: frozenset[int]) -> None:
+    while number := hears.recv(1):
+        if number[0] in wanted:
+            time.sleep(_TERMINATE_S)
+            os._exit(_BY_SIGNAL + number[0])
+
+
+def ended_by(status: object) -> str:
+    """What is said at the end of a process that was told to end by a signal; empty for others."""
+    for number in _ENDINGS:
+        if status == _BY_SIGNAL + number:
+            return f"\nEnded by {number.name}. What was finished is kept; run it again to continue."
+    return INTERRUPTED if status == ExitCode.INTERRUPTED else ""
 
 
 def log_to_terminal() -> None:

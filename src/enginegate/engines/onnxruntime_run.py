@@ -11,6 +11,7 @@ from enginegate.data import Array, Tensors
 from enginegate.engines.onnxruntime_gpu import PROVIDER, Bucketed
 from enginegate.engines.onnxruntime_session import Opened, specs
 from enginegate.engines.rows import run_rows
+from enginegate.precision.deadline import run_in_time
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -35,7 +36,7 @@ class SessionRunner:
 
     def _once(self, inputs: Tensors) -> Tensors:
         names = [output.name for output in self.session.get_outputs()]
-        return dict(zip(names, self.session.run(names, inputs), strict=True))
+        return dict(zip(names, run_in_time(self.session, names, inputs), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from enginegate.engines import cuda
 from enginegate.engines.onnxruntime_gpu import PROVIDER as CUDA
 from enginegate.engines.onnxruntime_gpu import load_cuda_libraries, provider
 from enginegate.engines.typed import executed_layers
-from enginegate.errors import BuildError, ModelError
+from enginegate.errors import BuildError, InputError, ModelError
+from enginegate.precision.deadline import opening
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions  # type: ignore[import-untyped]
@@ -253,10 +254,12 @@ def _load(path: Path, options: "SessionOptions", providers: list[Any]) -> "Infer
     import onnxruntime as ort  # noqa: PLC0415
 
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), opening(options, what=str(path)):
             # A provider that is missing is told by what the session has, not by a warning.
             warnings.filterwarnings("ignore", "Specified provider")
             return ort.InferenceSession(str(path), options, providers=providers)
+    except InputError:
+        raise
     except Exception as error:  # ONNX Runtime's errors share no base class of its own
         raise ModelError(
             f"ONNX Runtime {ort.__version__} cannot load {path}: {str(error).strip()}\n"

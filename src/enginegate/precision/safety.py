@@ -17,6 +17,7 @@ from enginegate.errors import BuildError
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy import Calibration
 from enginegate.precision.convert import convert
+from enginegate.precision.deadline import run_in_time
 from enginegate.precision.emulate import Emulation, emulation
 from enginegate.precision.session import open_session
 
@@ -101,7 +102,7 @@ class EmulatedRunner:
     def _once(self, inputs: Tensors) -> Tensors:
         watched = self.emulation.watched if self.emulation else {}
         names = [*self.outputs, *watched]
-        answers = dict(zip(names, self.session.run(names, inputs), strict=True))
+        answers = dict(zip(names, run_in_time(self.session, names, inputs), strict=True))
         for name, node in watched.items():
             peak = float(answers.pop(name))
             seen = self.peaks.get(node, 0.0)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from enginegate.data import Array, Tensors
-from enginegate.errors import BuildError
+from enginegate.errors import BuildError, InputError
+from enginegate.precision.deadline import opening, run_in_time
 from enginegate.precision.sample import Sample
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "
 
     Raises:
         BuildError: ONNX Runtime cannot load it.
+        ModelError: it took too long.
     """
     import onnxruntime as ort  # noqa: PLC0415
 
@@ -38,7 +40,10 @@ def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     source = str(model) if isinstance(model, Path) else model
     try:
-        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        with opening(options, what=what):
+            return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except InputError:
+        raise
     except Exception as error:  # ONNX Runtime's errors share no base class of its own
         raise BuildError(
             f"{what} cannot be run by ONNX Runtime {ort.__version__}: {str(error).strip()}\n"
@@ -56,7 +61,7 @@ def batches_of(session: "InferenceSession", sample: Sample) -> Iterator[Tensors]
     """The session's outputs, one batch at a time."""
     names = [output.name for output in session.get_outputs()]
     for batch in sample.batches():
-        yield dict(zip(names, session.run(names, batch), strict=True))
+        yield dict(zip(names, run_in_time(session, names, batch), strict=True))
 
 
 def relative_error(expected: Tensors, given: Tensors) -> float:

@@ -227,6 +227,8 @@ def _holds(trial: Trial, inputs: Tensors, name: str, size: int) -> bool:
 def _answers(model: Runs, inputs: Tensors, what: str) -> Tensors:
     try:
         answers = model.run(inputs)
+    except InputError:
+        raise
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         raise ModelError(

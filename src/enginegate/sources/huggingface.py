@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CLASSIFIER = "ForSequenceClassification"
 _ENCODER = "Model"
+_MOST_BYTES = 1 << 24
+_KINDS: dict[type, str] = {list: "a list", str: "text", int: "a number", float: "a number"}
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # two positions are padding
 
 
@@ -61,7 +63,7 @@ class _Folder:
     def largest_sequence(self) -> int | None:
         largest = self.config.get("max_position_embeddings")
         offset = 2 if self.config.get("model_type") in _OFFSET_POSITIONS else 0
-        return int(largest) - offset if largest else None
+        return largest - offset if largest and largest > offset else None
 
     def files(self, *, code: bool) -> list[Path]:
         """Files that decide what the model computes; the tokenizer's do not."""
@@ -94,7 +96,7 @@ def open_folder(source: ModelSource) -> Opened:
 def _read(source: ModelSource) -> _Folder:
     path = source.path
     try:
-        config = json.loads((path / "config.json").read_text())
+        config = _table(path / "config.json", source.uri)
         pooling = _pooling(path, source.uri)
     except OSError as error:
         raise ModelError(
@@ -106,6 +108,7 @@ def _read(source: ModelSource) -> _Folder:
         raise ModelError(
             f"{source.uri}: a JSON file is damaged: {error}. Fetch it again."
         ) from error
+    _check_config(config, source.uri)
     folder = _Folder(path, source.uri, config, pooling)
     if not (folder.classifies or folder.embeds):
         raise ModelError(
@@ -115,16 +118,69 @@ def _read(source: ModelSource) -> _Folder:
     return folder
 
 
+def _json(path: Path, uri: str) -> Any:
+    """What a JSON file of a stranger's folder holds.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+        ModelError: it is larger, or nested deeper, than any description of a model.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise ModelError(
+            f"{uri}: {path.name} has {path.stat().st_size:,} bytes; more than {_MOST_BYTES:,} is "
+            "no description of a model. Fetch it again."
+        )
+    try:
+        return json.loads(path.read_text())
+    except RecursionError as error:
+        raise ModelError(f"{uri}: {path.name} is nested too deep. Fetch it again.") from error
+
+
+def _table(path: Path, uri: str) -> dict[str, Any]:
+    found = _json(path, uri)
+    if not isinstance(found, dict):
+        raise ModelError(
+            f"{uri}: {path.name} holds {_KINDS.get(type(found), 'a value')}, and must hold a "
+            "table of settings. Fetch it again."
+        )
+    return found
+
+
+def _check_config(config: dict[str, Any], uri: str) -> None:
+    """Refuse settings that are read here and are of another kind than transformers writes."""
+    architectures = config.get("architectures") or []
+    largest = config.get("max_position_embeddings")
+    wrong = ""
+    if not isinstance(architectures, list) or not all(isinstance(a, str) for a in architectures):
+        wrong = f"architectures is {architectures!r:.80}, and must be a list of names"
+    elif largest is not None and (not isinstance(largest, int) or isinstance(largest, bool)):
+        wrong = f"max_position_embeddings is {largest!r:.80}, and must be a whole number"
+    elif not isinstance(config.get("auto_map", {}), dict):
+        wrong = f"auto_map is {config['auto_map']!r:.80}, and must be a table"
+    elif not isinstance(config.get("model_type", ""), str):
+        wrong = f"model_type is {config['model_type']!r:.80}, and must be a name"
+    if wrong:
+        raise ModelError(f"{uri}: in config.json {wrong}. Fetch it again.")
+
+
 def _pooling(path: Path, uri: str) -> _Pooling:
     if not (path / "modules.json").is_file():
         return _Pooling()
-    modules = json.loads((path / "modules.json").read_text())
+    modules = _json(path / "modules.json", uri)
+    if not isinstance(modules, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("type"), str) and isinstance(m.get("path"), str)
+        for m in modules
+    ):
+        raise ModelError(
+            f"{uri}: modules.json must list modules, each with its type and path. Fetch it again."
+        )
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     unknown = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
     place = next(
         (m["path"] for m, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), ""
     )
-    modes = json.loads((path / place / "config.json").read_text()) if place else {}
+    modes = _table(path / place / "config.json", uri) if place else {}
     active = sorted(n for n, on in modes.items() if n.startswith("pooling_mode_") and on is True)
     known = [["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"], []]
     if unknown or active not in known:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
+from enginegate.archives import objections
 from enginegate.candidate import Sha256
 from enginegate.errors import ModelError
 from enginegate.sources.form import digest_of
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _PICKLE_SWITCH = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
 _SWITCH_LOCK = threading.Lock()
+_MOST_BYTES = 1 << 24
 
 
 class Flavour(StrEnum):
@@ -83,19 +86,21 @@ def read_logged(uri: str, folder: Path) -> LoggedModel:
     Raises:
         ModelError: the folder is not a logged model, or has no flavour that can become ONNX.
     """
-    from mlflow.models import Model  # noqa: PLC0415
-
-    if not (folder / "MLmodel").is_file():
-        raise ModelError(f"MLflow knows {uri}, but its files are gone. Log the model again.")
-    described = Model.load(str(folder))
+    described = _described(uri, folder)
     for flavour, entry in _ENTRIES.items():
         if flavour not in described.flavors:
             continue
         settings = described.flavors[flavour]
-        data = folder / settings[entry]
+        named = settings.get(entry) if isinstance(settings, dict) else None
+        if not isinstance(named, str):
+            raise ModelError(
+                f"{uri}: its MLmodel file does not say where its {flavour} files are (flavors."
+                f"{flavour}.{entry}: {named!r:.80}). Log the model again."
+            )
+        data = folder / named
         if not data.exists():
-            raise ModelError(f"{uri} lacks {settings[entry]}, which its MLmodel file names.")
-        code = (settings["code"],) if settings.get("code") else ()
+            raise ModelError(f"{uri} lacks {named}, which its MLmodel file names.")
+        code = (str(settings["code"]),) if settings.get("code") else ()
         outputs, axes = _signature(described)
         return LoggedModel(uri, flavour, folder, data, code, outputs, axes)
     named = sorted(set(described.flavors) - {"python_function"})
@@ -103,6 +108,39 @@ def read_logged(uri: str, folder: Path) -> LoggedModel:
         f"{uri} has the flavour {', '.join(named) or 'python_function'}; this program reads "
         f"{', '.join(Flavour)}. Log the model with mlflow.onnx, mlflow.pytorch or mlflow.sklearn."
     )
+
+
+def _described(uri: str, folder: Path) -> "Model":
+    """What the MLmodel file says.
+
+    Raises:
+        ModelError: it is missing, too large for what it is, or says nothing that MLflow knows.
+    """
+    from mlflow.models import Model  # noqa: PLC0415
+
+    file = folder / "MLmodel"
+    if not file.is_file():
+        raise ModelError(f"MLflow knows {uri}, but its files are gone. Log the model again.")
+    if file.stat().st_size > _MOST_BYTES:
+        raise ModelError(
+            f"{uri}: its MLmodel file has {file.stat().st_size:,} bytes; more than "
+            f"{_MOST_BYTES:,} is no description of a model. Log the model again."
+        )
+    try:
+        described = Model.load(str(folder))
+        found = isinstance(described.flavors, dict)
+    except Exception as error:  # MLflow lets through what YAML and its own parts raise
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{uri}: its MLmodel file is damaged: {type(error).__name__}: {first_line:.200}\n"
+            "Log the model again."
+        ) from error
+    if not found:
+        raise ModelError(
+            f"{uri}: its MLmodel file is damaged: flavors is {described.flavors!r:.80}, which is "
+            "no table. Log the model again."
+        )
+    return described
 
 
 def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module":
@@ -113,6 +151,7 @@ def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module"
     """
     import mlflow.pytorch  # noqa: PLC0415
 
+    _check_archives(model)
     if not allow_pickle:
         _refuse_code(
             model,
@@ -142,6 +181,7 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
         ModelError: it is pickled, carries code or unknown types and that is not allowed, or it
             cannot be opened.
     """
+    _check_archives(model)
     if not allow_pickle:
         _refuse_code(model, "mlflow.sklearn.log_model(..., serialization_format='skops')")
     try:
@@ -161,6 +201,21 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
             "of scikit-learn and NumPy only, or set allow_pickle = true under [model] if you "
             "trust whoever logged it",
         ) from error
+
+
+def _check_archives(model: LoggedModel) -> None:
+    """Refuse files that unpack to more than there is room for (archives.py)."""
+    files = sorted(model.data.rglob("*")) if model.data.is_dir() else [model.data]
+    for file in files:
+        if not (file.is_file() and is_zipfile(file)):
+            continue
+        try:
+            with ZipFile(file) as archive:
+                why = next(objections(file, archive), "")
+        except (BadZipFile, OSError, ValueError) as error:
+            why = f"it is a damaged archive: {error}."
+        if why:
+            raise ModelError(f"{model.uri} was not opened: {file.name}: {why}")
 
 
 def _signature(described: "Model") -> tuple[tuple[str, ...], Axes]:

@@ -35,6 +35,8 @@ __all__ = [
     "tensors",
 ]
 
+# The largest exports of encoders and detectors that we know have some twenty thousand.
+MOST_NODES = 50_000
 _STANDARD = {"", "ai.onnx", "ai.onnx.ml"}
 _REDUCED: dict[int, str] = {
     TensorProto.FLOAT16: "fp16",
@@ -80,6 +82,7 @@ def check_sound(model: ModelProto, *, origin: str, path: Path | None = None) -> 
     Raises:
         ModelError: with what is wrong, the node or tensor it is wrong with, and the remedy.
     """
+    _check_size(model, origin)
     _check_operators(model, origin)
     try:
         onnx.checker.check_model(model if path is None else str(path), full_check=True)
@@ -149,6 +152,16 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(name=value.name, dtype=dtype, shape=tuple(axes))
 
 
+def _check_size(model: ModelProto, origin: str) -> None:
+    nodes = sum(len(graph.node) for graph in graphs(model.graph))
+    if nodes > MOST_NODES:
+        raise ModelError(
+            f"{origin} has {nodes:,} nodes; {MOST_NODES:,} at most, because opening and converting "
+            "it takes longer with the square of them. Export it without unrolled loops: with a "
+            "dynamic axis, or as operators for whole layers."
+        )
+
+
 def _check_operators(model: ModelProto, origin: str) -> None:
     versions = {entry.domain: entry.version for entry in model.opset_import}
     own = {(function.domain, function.name) for function in model.functions}
@@ -193,7 +206,13 @@ def _check_tensor(tensor: TensorProto, origin: str, folder: Path) -> None:
         )
     if tensor.data_type not in {TensorProto.FLOAT, TensorProto.DOUBLE}:
         return
-    values = onnx.numpy_helper.to_array(whole(tensor, folder))
+    try:
+        values = onnx.numpy_helper.to_array(whole(tensor, folder))
+    except (ValueError, TypeError, MemoryError) as error:
+        raise ModelError(
+            f"{origin}: weight {tensor.name!r} does not hold what its shape "
+            f"{tuple(tensor.dims)} says: {error}. Export the model again."
+        ) from error
     finite = np.isfinite(values)
     if not finite.all() and (np.isnan(values).any() or values[finite].any()):
         index = tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(~finite)))

@@ -6,7 +6,8 @@ The owner holds the other end of standard input: a byte or end of file means "st
 own parent-death signal fires when the *thread* that started a child ends, so it cannot be used by
 the owner, whose threads come and go; here there is one thread, and it is used below this process.
 The command's process group is killed last: Triton's Python backend leaves processes behind when
-the server crashes.
+the server crashes. SIGTERM to the guard means "stop" too. Nothing that it starts holds its
+owner's standard output or standard error: whoever reads those would wait for it.
 """
 
 import ctypes
@@ -16,10 +17,17 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.1
 _USAGE = 2
+_asked_to_stop = False
+
+
+def _stop_soon(_number: int, _frame: FrameType | None) -> None:
+    global _asked_to_stop  # noqa: PLW0603 - a signal handler has nowhere else to write to
+    _asked_to_stop = True
 
 
 def _die_with_guard() -> None:
@@ -28,6 +36,7 @@ def _die_with_guard() -> None:
 
 def _start(log: str, command: list[str]) -> subprocess.Popen[bytes]:
     with open(log, "ab") as out:  # noqa: PTH123 - pathlib would double the start time
+        os.dup2(out.fileno(), sys.stderr.fileno())
         return subprocess.Popen(  # noqa: S603
             command,
             stdin=subprocess.DEVNULL,
@@ -40,7 +49,7 @@ def _start(log: str, command: list[str]) -> subprocess.Popen[bytes]:
 
 def _let_go(owner: int) -> bool:
     asked, _, _ = select.select([sys.stdin], [], [], _POLL_S)
-    return bool(asked) or os.getppid() != owner
+    return bool(asked) or _asked_to_stop or os.getppid() != owner
 
 
 def _stop(child: subprocess.Popen[bytes], grace_s: float) -> None:
@@ -55,6 +64,7 @@ def main(arguments: list[str]) -> int:
     owner, grace_s, log, *command = arguments
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop_soon)
     try:
         child = _start(log, command)
     except OSError as error:

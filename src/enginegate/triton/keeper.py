@@ -27,6 +27,21 @@ class Kept:
         return self.guard.poll()
 
 
+def guarded(command: Sequence[str], *, log: Path, grace_s: float) -> list[str]:
+    """The command line that runs a command under a guard, for whoever starts it in another way.
+
+    Started by this process, it ends with this process, on SIGTERM, and when its standard input has
+    a byte or is closed. It says its process id, or why it could not be started, and its exit status
+    is the command's.
+    """
+    script = str(Path(__file__).with_name("guard.py"))
+    return [
+        *(sys.executable, "-I", "-S", script),
+        *(str(os.getpid()), str(grace_s), str(log)),
+        *command,
+    ]
+
+
 @contextmanager
 def kept(
     command: Sequence[str], *, log: Path, environment: Mapping[str, str], grace_s: float
@@ -39,9 +54,8 @@ def kept(
     Raises:
         ServerError: it cannot be executed.
     """
-    script = str(Path(__file__).with_name("guard.py"))
     guard = subprocess.Popen(  # noqa: S603
-        [sys.executable, "-I", "-S", script, str(os.getpid()), str(grace_s), str(log), *command],
+        guarded(command, log=log, grace_s=grace_s),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},

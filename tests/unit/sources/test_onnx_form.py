@@ -182,3 +182,11 @@ def test_sound_model_passes():
     """The model all others here are broken forms of is fine."""
     check_sound(model(), origin="m")
     assert onnx.load_from_string(onnx_bytes(model(), origin="m")) == model()
+
+
+def test_a_graph_of_too_many_nodes_is_refused(monkeypatch):
+    """It is said how many there are, before anything that takes long is done with them."""
+    monkeypatch.setattr("enginegate.sources.onnx_form.MOST_NODES", 0)
+
+    with pytest.raises(ModelError, match="has 1 nodes; 0 at most"):
+        check_sound(model(), origin="models:/m/1")

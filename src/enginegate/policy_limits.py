@@ -1,0 +1,92 @@
+"""Numbers that no policy can mean: infinite, not a number, or beyond what anything here could do.
+
+They are refused before anything else is checked. A limit that decides a promotion has no largest
+value here: what is too loose is for its owner to say.
+"""
+
+import math
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+_HOUR_S, _DAY_S = 3600.0, 86_400.0
+_WEEK_S = 7 * _DAY_S
+_YEAR_H = 366 * 24.0
+# By key: the largest value, and why that one.
+LARGEST: dict[str, tuple[float, str]] = {
+    "approval.expires_hours": (_YEAR_H, "that is a year"),
+    "approval.timeout_hours": (_YEAR_H, "that is a year"),
+    "calibration.batch_size": (65_536, "rows are held in memory together"),
+    "load.processes": (1024, "each is a process of this machine"),
+    "load.timeout_s": (_HOUR_S, "that is an hour"),
+    "onnxruntime.batch_buckets": (65_536, "rows are held in memory together"),
+    "repair.budget_s": (_WEEK_S, "that is a week"),
+    "repair.max_builds": (10_000, "each takes minutes"),
+    "retention.releases": (10_000, "each holds an engine"),
+    "retention.shadow_days": (36_600, "a hundred years"),
+    "search.budget_s": (_WEEK_S, "that is a week"),
+    "search.gpus": (1023, "GPUs of one server"),
+    "search.instances": (256, "each holds the engine in memory"),
+    "search.max_batch_sizes": (65_536, "rows are held in memory together"),
+    "search.max_measurements": (100_000, "each takes seconds"),
+    "search.max_rate_per_s": (1e8, "requests a second of one server"),
+    "search.measurement_s": (_DAY_S, "that is a day"),
+    "search.preferred_batch_sizes": (65_536, "rows are held in memory together"),
+    "search.queue_delays_us": (60e6, "that is a minute"),
+    "serving.max_queue_size": (1e9, "requests are held in memory"),
+    "serving.priority_levels": (1e6, "each is a queue"),
+    "serving.queue_timeout_us": (_HOUR_S * 1e6, "that is an hour"),
+    "serving.warmup_batch_sizes": (65_536, "rows are held in memory together"),
+    "serving.warmup_count": (100_000, "each is a run"),
+    "shadow.max_mib": (1 << 20, "a tebibyte of text"),
+    "shadow.max_samples": (1e8, "samples are kept on this disk"),
+    "shadow.rate_per_s": (1e8, "requests a second of one server"),
+    "slo.confirm_requests": (1e9, "requests that have to be sent"),
+    "slo.confirmations": (1000, "each takes minutes"),
+    "slo.p99_ms": (_HOUR_S * 1e3, "that is an hour"),
+    "target.canary_s": (_WEEK_S, "that is a week"),
+    "target.load_timeout_s": (_DAY_S, "that is a day"),
+    "tensorrt.timeout_s": (_WEEK_S, "that is a week"),
+    "watch.look_s": (_DAY_S, "that is a day"),
+    "watch.window_s": (_WEEK_S, "that is a week"),
+}
+
+
+def impossible_numbers(raw: Any) -> tuple[str, ...]:
+    """One line for each number that cannot be meant: its key, its value, what is allowed.
+
+    Args:
+        raw: a policy as TOML gives it.
+    """
+    return tuple(line for key, value in _numbers(raw, "") for line in _wrong(key, value))
+
+
+def _wrong(key: str, value: float) -> Iterator[str]:
+    largest, why = LARGEST.get(key, (math.inf, ""))
+    if not math.isfinite(value):
+        allowed = f"a finite number, at most {largest:,.12g}" if why else "a finite number"
+        yield f"  {key}: {value} cannot be meant; allowed is {allowed}"
+    elif value > largest:
+        yield f"  {key}: {value:.12g} cannot be meant; allowed is at most {largest:,.12g} ({why})"
+
+
+def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:
+    """Every number with the key that it is under; those of a list are under the list's key."""
+    waiting = [(key, value)]
+    while waiting:
+        at, found = waiting.pop()
+        if isinstance(found, dict):
+            inner = [(f"{at}.{name}" if at else str(name), each) for name, each in found.items()]
+            waiting += reversed(inner)
+        elif isinstance(found, list | tuple):
+            waiting += [(at, each) for each in reversed(found)]
+        elif isinstance(found, int | float) and not isinstance(found, bool):
+            yield at, _as_float(found)
+
+
+def _as_float(number: float) -> float:
+    """The number, or the largest there is: an integer may be larger than any float."""
+    try:
+        return float(number)
+    except OverflowError:
+        return sys.float_info.max if number > 0 else -sys.float_info.max
