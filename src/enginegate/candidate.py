@@ -199,6 +199,9 @@ class Unbuilt(Record):
 
     candidate: Candidate
     why: str
+    broke: bool = Field(
+        default=False, description="a tool broke, so whether it can be built is not known"
+    )
 
 
 class Engine(Record):

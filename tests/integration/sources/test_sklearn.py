@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from enginegate.candidate import Candidate
 from enginegate.engines import open_onnx
 from enginegate.errors import DataError, ModelError
+from enginegate.policy import Calibration
+from enginegate.precision import convert
 
 pytestmark = pytest.mark.xdist_group("sources")
 
@@ -82,3 +85,18 @@ def test_step_without_onnx_form_is_named(registry, export, rows, tmp_path):
 
     with pytest.raises(ModelError, match=r"odd/1 cannot become ONNX.*FunctionTransformer"):
         export(uri, tmp_path, data=rows, allow_pickle=True)
+
+
+def test_int8_of_a_pipeline_quantises_its_layers(registry, classifier, export, rows, tmp_path):
+    """Behind a scaler, whose type ONNX's own inference does not know, the layers are found."""
+    uri = registry.log(
+        "sklearn", classifier("network"), name="scaled", serialization_format="cloudpickle"
+    )
+    path = export(uri, tmp_path, data=rows, allow_pickle=True).folder / "model.onnx"
+
+    found = convert(
+        path, Candidate.parse("onnxruntime-int8"), data=rows, rules=Calibration(method="max")
+    )
+
+    assert found.census.weighted == {"int8": 2}
+    assert "without symbolic shapes" in found.converter

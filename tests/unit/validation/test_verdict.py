@@ -98,6 +98,13 @@ def test_unbuilt_is_failed(engine):
     assert "operator Foo is not supported" in verdict.findings[0].reason
 
 
+def test_unbuilt_because_a_tool_broke_is_errored(engine):
+    """Whether it can be built was not found out."""
+    verdict = for_unbuilt(engine.candidate, "Exception: incomplete", broke=True)
+
+    assert verdict.outcome is Outcome.ERRORED
+
+
 def test_imports_without_great_expectations():
     """Every module can be imported without Great Expectations and pandas, which are slow."""
     names = sorted(module.name for module in pkgutil.iter_modules(validation.__path__))
