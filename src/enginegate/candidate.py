@@ -144,7 +144,8 @@ class OnnxModel(Record):
     producer: str
     exporter: str = Field(description="library and version that exported it")
     parity_max_abs_error: NonNegativeFloat | None = Field(
-        description="largest |framework - ONNX| over the samples; None if the source is ONNX"
+        description="largest difference between framework and ONNX over the samples "
+        "(docs/sources.md); None if the source is ONNX"
     )
     parity_tolerance: NonNegativeFloat | None
     parity_samples: NonNegativeInt
