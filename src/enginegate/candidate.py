@@ -169,7 +169,7 @@ class PrecisionProof(Record):
     """What the built graph really computes in: evidence that a candidate is what its name says."""
 
     weighted_layers: dict[str, NonNegativeInt] = Field(
-        description="count of Conv, MatMul and Gemm layers by the type they compute in"
+        description="count of Conv, MatMul, Gemm and recurrent layers by the type they compute in"
     )
     quantised_layers: NonNegativeInt = Field(description="layers fed by Quantize/Dequantize pairs")
     flops: dict[str, NonNegativeInt] = Field(
