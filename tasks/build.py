@@ -8,9 +8,10 @@ from prefect.cache_policies import NO_CACHE
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
 from enginegate.data import read_data
 from enginegate.engines import build_engine, obstacle_to, plan_engine, this_machine
-from enginegate.errors import BuildError
+from enginegate.errors import BuildError, ToolError
 from enginegate.policy import Policy
 from enginegate.sources import Kept
+from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.build")
@@ -20,8 +21,8 @@ _log = logging.getLogger("enginegate.build")
 def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[Engine] | Unbuilt:
     """Build one engine, or reuse the one with the same plan.
 
-    A candidate that cannot be built is a result like any other; the rest go on. One that cannot be
-    decided here is not built, unless its engine shows something by itself.
+    A candidate that cannot be built, or whose tools break, is a result like any other; the rest go
+    on. One that cannot be decided here is not built, unless its engine shows something by itself.
     """
     obstacle = obstacle_to(candidate, rules, this_machine(rules))
     if obstacle is not None and not obstacle.builds:
@@ -31,11 +32,12 @@ def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[
         )
     calibration = rules.data.calibration
     data = read_data(calibration) if calibration is not None else None
-    plan = plan_engine(source, candidate, policy=rules, calibration=data)
     try:
-        built = build_engine(plan, Workspace.of(rules).engines)
+        with tool_errors(f"{candidate} could not be built"):
+            plan = plan_engine(source, candidate, policy=rules, calibration=data)
+            built = build_engine(plan, Workspace.of(rules).engines)
     except BuildError as error:
-        return _unbuilt(candidate, str(error))
+        return _unbuilt(candidate, str(error), broke=isinstance(error, ToolError))
     engine = built.value
     how = "from the store" if built.reused else f"built in {engine.build_s:.1f} s"
     size_kib = engine.file.size_bytes / 1024
@@ -45,6 +47,6 @@ def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[
     return built
 
 
-def _unbuilt(candidate: Candidate, why: str) -> Unbuilt:
+def _unbuilt(candidate: Candidate, why: str, *, broke: bool = False) -> Unbuilt:
     _log.warning("%s: not built: %s", candidate, why)
-    return Unbuilt(candidate=candidate, why=why)
+    return Unbuilt(candidate=candidate, why=why, broke=broke)

@@ -20,6 +20,7 @@ from enginegate.kept import Kept
 from enginegate.policy import Policy
 from enginegate.precision import Curve, Trial, sensitivities
 from enginegate.precision import repair as search
+from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace, remembered
 
 _log = logging.getLogger("enginegate.repair")
@@ -72,7 +73,8 @@ def repair(
         return None
     bench = _Bench(rules, source, read_data(rules.data.calibration), judge, attempt, verdict)
     try:
-        curve = bench.curve()
+        with tool_errors("its nodes could not be tried"):
+            curve = bench.curve()
     except (BuildError, DataError) as error:
         _log.warning("%s: could not be repaired: %s", verdict.candidate, error)
         return None
@@ -142,7 +144,8 @@ class _Bench:
 
     def _tried(self, kept: tuple[str, ...], gate: Finding | None) -> Trial:
         try:
-            built = self.built(kept)
+            with tool_errors(f"with {len(kept)} nodes kept at fp32"):
+                built = self.built(kept)
         except BuildError as error:
             return _unbuilt(kept, str(error), gate)
         verdict = self.judge(built)

@@ -34,6 +34,7 @@ from enginegate.gates import Evaluation, Gates
 from enginegate.kept import Kept
 from enginegate.policy import Policy
 from enginegate.precision import emulated, judge_range
+from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace, remembered
 from validation.agreement import Comparison, compare
 from validation.asked import Asked, questions
@@ -101,7 +102,8 @@ def validate(rules: Policy, attempt: Kept[Engine] | Unbuilt, reference: Referenc
     if isinstance(attempt, Unbuilt):
         if attempt.undecidable:
             return Judgement(verdict=for_undecidable(attempt))
-        return Judgement(verdict=for_unbuilt(attempt.candidate, attempt.why))
+        found = for_unbuilt(attempt.candidate, attempt.why, broke=attempt.broke)
+        return Judgement(verdict=found)
     engine = attempt.value
     obstacle = runnable_here(engine)
     if obstacle is not None and not _emulable(engine):
@@ -136,7 +138,8 @@ def _judge(rules: Policy, built: Kept[Engine], reference: Reference) -> Judgemen
     try:
         for part, folder in zip(reference.observed, folders, strict=True):
             what = f"{built.value.candidate} on {part.chunks[0].scope}"
-            _run(rules.evaluation, part.chunks, built, folder, what)
+            with tool_errors(what):
+                _run(rules.evaluation, part.chunks, built, folder, what)
     except EnginegateError as error:
         return Judgement(verdict=for_errored(built.value, str(error)))
     judged = [
@@ -167,6 +170,7 @@ def _emulate(rules: Policy, built: Kept[Engine], reference: Reference, *, why: s
     gates, rows = rules.gates_for(candidate.precision), chunk.data.head(_EMULATED_SAMPLES)
     try:
         with (
+            tool_errors(f"{candidate}, emulated"),
             emulated(
                 chunk.onnx.folder / ONNX_FILE,
                 candidate,

@@ -64,17 +64,18 @@ def for_undecidable(attempt: Unbuilt) -> Verdict:
     return Verdict(candidate=attempt.candidate, engine_sha256=None, findings=(finding,))
 
 
-def for_unbuilt(candidate: Candidate, why: str) -> Verdict:
+def for_unbuilt(candidate: Candidate, why: str, *, broke: bool = False) -> Verdict:
     """The verdict on a candidate whose engine could not be built: failed, with the builder's text.
 
     Args:
         candidate: what was to be built.
         why: the message of the BuildError.
+        broke: a tool broke, so nothing was found out: errored instead.
     """
     finding = Finding(
         gate="build",
         scope=_ENGINE,
-        outcome=Outcome.FAILED,
+        outcome=Outcome.ERRORED if broke else Outcome.FAILED,
         reason=f"could not be built: {why}",
         remedy="Mend what the builder reports, or take this candidate out of the policy.",
     )

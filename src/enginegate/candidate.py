@@ -144,7 +144,8 @@ class OnnxModel(Record):
     producer: str
     exporter: str = Field(description="library and version that exported it")
     parity_max_abs_error: NonNegativeFloat | None = Field(
-        description="largest |framework - ONNX| over the samples; None if the source is ONNX"
+        description="largest difference between framework and ONNX over the samples "
+        "(docs/sources.md); None if the source is ONNX"
     )
     parity_tolerance: NonNegativeFloat | None
     parity_samples: NonNegativeInt
@@ -168,7 +169,7 @@ class PrecisionProof(Record):
     """What the built graph really computes in: evidence that a candidate is what its name says."""
 
     weighted_layers: dict[str, NonNegativeInt] = Field(
-        description="count of Conv, MatMul and Gemm layers by the type they compute in"
+        description="count of Conv, MatMul, Gemm and recurrent layers by the type they compute in"
     )
     quantised_layers: NonNegativeInt = Field(description="layers fed by Quantize/Dequantize pairs")
     flops: dict[str, NonNegativeInt] = Field(
@@ -206,6 +207,9 @@ class Unbuilt(Record):
         default=False, description="no device, library or data here allows it; it is not at fault"
     )
     remedy: str = ""
+    broke: bool = Field(
+        default=False, description="a tool broke, so whether it can be built is not known"
+    )
 
 
 class Engine(Record):

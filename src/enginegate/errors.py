@@ -8,6 +8,7 @@
     │   ├── ModelError            a registered model, an ONNX file, an engine asked for
     │   └── DataError             evaluation, calibration or shadow data
     ├── BuildError                an engine could not be built
+    │   └── ToolError             a vendor's tool broke, so whether it can be built is not known
     ├── ServerError               a Triton server is missing, dead, or will not load a model
     │   └── NotLoadedError        a server that was there did not load a model
     ├── RepositoryError           the live repository cannot be changed, or is not what it should be
@@ -67,6 +68,10 @@ class DataError(InputError):
 
 class BuildError(EnginegateError):
     """An engine could not be built; nothing half-written is left."""
+
+
+class ToolError(BuildError):
+    """A vendor's tool raised something, so whether the engine can be built is not known."""
 
 
 class ServerError(EnginegateError):

@@ -15,7 +15,7 @@ from pydantic import (
 
 from enginegate.canonical import Record
 from enginegate.gates import Confidence
-from enginegate.paths import SafePath
+from enginegate.paths import SafePath, as_written
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
 Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")]
@@ -55,10 +55,11 @@ _NOT_OURS = frozenset({"/", ".", *(f"/{name}" for name in _SYSTEM.split())})
 
 
 def _own_folder(path: Path) -> Path:
-    if os.path.normpath(path.as_posix().replace("//", "/")) in _NOT_OURS:
+    written = as_written(path)
+    if os.path.normpath(written.as_posix().replace("//", "/")) in _NOT_OURS:
         raise ValueError(
-            f"{path.as_posix()!r} cannot be meant: releases are written and removed there. Name a "
-            "folder of its own, such as /srv/models or .enginegate/live/digits"
+            f"{written.as_posix()!r} cannot be meant: releases are written and removed there. "
+            "Name a folder of its own, such as /srv/models or .enginegate/live/digits"
         )
     return path
 

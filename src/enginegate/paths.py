@@ -40,14 +40,15 @@ def _stays_below(path: Path, info: ValidationInfo) -> Path:
     return _placed_as(str(root / path), str(path))
 
 
-def _as_written(path: Path) -> Path:
+def as_written(path: Path) -> Path:
+    """A path of a policy as its file says it."""
     return Path(getattr(path, "written", "") or path)
 
 
 SafePath = Annotated[
     Path,
     AfterValidator(_stays_below),
-    PlainSerializer(_as_written, return_type=Path),
+    PlainSerializer(as_written, return_type=Path),
 ]
 
 

@@ -12,6 +12,7 @@ from enginegate.kept import Kept, kept
 from enginegate.policy import Policy
 from enginegate.precision import Sample, converter_of, reads_data
 from enginegate.sources.weights import ONE_FILE_BYTES
+from enginegate.tool_errors import tool_errors
 
 MANIFEST = "manifest.json"
 _WAIT_S = 600.0
@@ -55,7 +56,8 @@ def build_engine(plan: BuildPlan, engines_root: Path) -> Kept[Engine]:
     Flows that want the same engine at once build it once. On failure nothing is left.
 
     Raises:
-        BuildError: it cannot be built here; says why and what to change.
+        BuildError: it cannot be built here; says why and what to change. A ToolError where a
+            vendor's tool raised something of its own.
         DataError: int8 or fp8 without calibration data, or with data that does not fit.
     """
     return kept(
@@ -89,7 +91,8 @@ def _build(plan: BuildPlan, folder: Path) -> Engine:
     plan.onnx.check(plan.folder)
     _check_convertible(plan)
     try:
-        engine = kind.build(plan, folder)
+        with tool_errors(f"{plan.candidate} could not be built"):
+            engine = kind.build(plan, folder)
     except ModelError as error:
         raise BuildError(f"{plan.candidate}: {error}") from error
     write_file(folder / MANIFEST, engine.pretty_json())

@@ -46,7 +46,7 @@ _TYPES = {
     "tensor(int8)": "int8",
     "tensor(bool)": "bool",
 }
-_MULTIPLYING = ("Conv", "Gemm", "MatMul", "Attention")
+_MULTIPLYING = ("Conv", "Gemm", "MatMul", "Attention", "GRU", "LSTM", "RNN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Opened:
         session: ready to run.
         provider: what really runs it.
         graphs: whether CUDA graphs may be captured.
-        layers: Conv, Gemm and MatMul layers of the optimised graph, by type.
+        layers: Conv, Gemm, MatMul and recurrent layers of the optimised graph, by type.
         copies: copies between CPU and GPU that the runtime put into the graph.
         elsewhere: layers that multiply and were left to another provider.
     """

@@ -5,10 +5,10 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Nothing: names for the same bytes, or done together with a neighbour.
+# Nothing: names for the same bytes, done together with a neighbour, or all in the bodies they hold.
 FREE = _names(
     "Constant ConstantOfShape Shape Size Reshape Flatten Squeeze Unsqueeze Identity Dropout Cast "
-    "Range DequantizeLinear QuantizeLinear DynamicQuantizeLinear"
+    "Range DequantizeLinear QuantizeLinear DynamicQuantizeLinear If Loop Scan"
 )
 # Bytes only.
 MOVING = _names(

@@ -6,23 +6,15 @@ from dataclasses import dataclass, field
 from math import prod
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto
 
+from enginegate.precision.census import INDICES, RECURRENT, WEIGHTED, WORDS, operand, quantised_type
 from enginegate.sources.onnx_form import graphs
+from enginegate.sources.scopes import Scope, Sizes, walk
 
-_WORDS: dict[int, str] = {
-    TensorProto.FLOAT: "fp32",
-    TensorProto.DOUBLE: "fp64",
-    TensorProto.FLOAT16: "fp16",
-    TensorProto.BFLOAT16: "bf16",
-    TensorProto.INT8: "int8",
-    TensorProto.UINT8: "int8",
-    TensorProto.FLOAT8E4M3FN: "fp8",
-}
-_PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 _PAIR = frozenset({"QuantizeLinear", "DequantizeLinear"})
 _INTEGER = ("QLinear", "QGemm", "MatMulInteger", "ConvInteger", "DynamicQuantize", "QAttention")
-_FUSED = ("Conv", "Gemm", "MatMul", "Attention")
+_FUSED = ("Conv", "Gemm", "MatMul", "Attention", "GRU", "LSTM", "RNN")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +22,19 @@ class Typed:
     """Sums by type.
 
     Attributes:
-        flops: operations of Conv, Gemm and MatMul for one sample, a multiplication and an addition
-            counting as two; of layers whose shapes are known.
+        flops: operations of Conv, Gemm, MatMul and recurrent layers for one sample, a
+            multiplication and an addition counting as two; of layers whose shapes are known. What
+            is in the body of a Loop or a Scan counts as often as it runs, where that is known.
         weights: numbers in initialisers, without scales, zero points, indices and shapes.
+        unsized: layers whose shapes are not known.
+        multiplied: weights of layers, once for each time that their graph runs; of layers whose
+            second operand has a known shape.
     """
 
     flops: dict[str, int]
     weights: dict[str, int]
+    unsized: int = 0
+    multiplied: dict[str, int] = field(default_factory=dict)
 
 
 def typed_census(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Typed:
@@ -44,16 +42,20 @@ def typed_census(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> Ty
     sized = _at(model, shapes)
     flops: Counter[str] = Counter()
     weights: Counter[str] = Counter()
+    multiplied: Counter[str] = Counter()
+    unsized = 0
+    for node, scope in walk(sized.graph):
+        if node.op_type in WEIGHTED and operand(node, scope) not in INDICES:
+            made, word = scope.runs * _flops(node, scope.sizes), _word(node, scope)
+            flops[word] += made
+            multiplied[word] += scope.runs * _held(node, scope.sizes)
+            unsized += not made
     for graph in graphs(sized.graph):
-        known = _Known.of(graph)
-        for node in graph.node:
-            if node.op_type in _PRODUCTS:
-                flops[known.word(node)] += _flops(node, known.dims)
         scales = {n for each in graph.node if each.op_type in _PAIR for n in each.input[1:]}
         for tensor in graph.initializer:
-            if tensor.data_type in _WORDS and tensor.name not in scales:
-                weights[_WORDS[tensor.data_type]] += prod(tensor.dims)
-    return Typed(_sorted(flops), _sorted(weights))
+            if tensor.data_type in WORDS and tensor.name not in scales:
+                weights[WORDS[tensor.data_type]] += prod(tensor.dims)
+    return Typed(_sorted(flops), _sorted(weights), unsized, _sorted(multiplied))
 
 
 def executed_layers(optimised: ModelProto) -> dict[str, int]:
@@ -62,59 +64,20 @@ def executed_layers(optimised: ModelProto) -> dict[str, int]:
     Its fused operators carry their type in their name or in their operands.
     """
     counts: Counter[str] = Counter()
-    for graph in graphs(optimised.graph):
-        types = _Known.of(graph)
-        for node in graph.node:
-            if any(word in node.op_type for word in _INTEGER):
-                counts["int8"] += any(word in node.op_type for word in (*_FUSED, "QGemm"))
-            elif any(word in node.op_type for word in _FUSED):
-                counts[types.operand(node)] += 1
-            types.follow(node)
+    for node, scope in walk(optimised.graph):
+        if any(word in node.op_type for word in _INTEGER):
+            counts["int8"] += any(word in node.op_type for word in (*_FUSED, "QGemm"))
+        elif any(word in node.op_type for word in _FUSED):
+            kind = operand(node, scope)
+            if kind not in INDICES:
+                counts[WORDS.get(kind, "unknown")] += 1
     return _sorted(counts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    """Types and sizes of a graph's tensors, and which node makes each."""
-
-    types: dict[str, int]
-    dims: dict[str, tuple[int, ...]]
-    makers: dict[str, NodeProto] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, graph: GraphProto) -> "_Known":
-        types: dict[str, int] = {}
-        dims: dict[str, tuple[int, ...]] = {}
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            tensor = value.type.tensor_type
-            types[value.name] = tensor.elem_type
-            dims[value.name] = tuple(axis.dim_value for axis in tensor.shape.dim)
-        for constant in graph.initializer:
-            types[constant.name], dims[constant.name] = constant.data_type, tuple(constant.dims)
-        return cls(types, dims, {name: node for node in graph.node for name in node.output})
-
-    def word(self, node: NodeProto) -> str:
-        """What a layer computes in: the quantised type if both operands are dequantised."""
-        makers = [self.makers.get(name) for name in node.input[:2]]
-        if all(maker is not None and maker.op_type == "DequantizeLinear" for maker in makers):
-            narrow = makers[1].input[0] if makers[1] is not None else ""
-            return _WORDS.get(self.types.get(narrow, 0), "unknown")
-        return self.operand(node)
-
-    def operand(self, node: NodeProto) -> str:
-        """The type of a layer's operands, from the first that is known."""
-        found = (self.types.get(name, 0) for name in reversed(node.input[:2]))
-        return next((_WORDS[kind] for kind in found if kind in _WORDS), "unknown")
-
-    def follow(self, node: NodeProto) -> None:
-        """Carry types over a node, in graphs that do not state them."""
-        kind = next((a.i for a in node.attribute if a.name == "to"), 0)
-        if node.op_type == "DequantizeLinear":
-            kind = self.types.get(node.input[1], 0)
-        elif not kind and node.input:
-            kind = self.types.get(node.input[0], 0)
-        for name in node.output:
-            self.types.setdefault(name, kind)
+def _word(node: NodeProto, scope: Scope) -> str:
+    """What a layer computes in: the quantised type if all its operands are dequantised."""
+    narrow = quantised_type(node, scope)
+    return WORDS.get(operand(node, scope) if narrow is None else narrow, "unknown")
 
 
 def _at(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
@@ -131,17 +94,32 @@ def _at(model: ModelProto, shapes: Mapping[str, tuple[int, ...]]) -> ModelProto:
     return onnx.shape_inference.infer_shapes(sized, data_prop=True)
 
 
-def _flops(node: NodeProto, dims: Mapping[str, tuple[int, ...]]) -> int:
-    made, operand = dims.get(node.output[0], ()), dims.get(node.input[1], ())
-    if not made or not operand or 0 in made or 0 in operand:
+def _flops(node: NodeProto, sizes: Mapping[str, Sizes]) -> int:
+    """For one run of the node; 0 if a size is not known."""
+    if node.op_type in RECURRENT:
+        return _recurrent(node, sizes)
+    made, second = sizes.get(node.output[0], ()), sizes.get(node.input[1], ())
+    if not made or not second or min(made) <= 0 or min(second) <= 0:
         return 0
     if node.op_type == "Conv":
-        return 2 * prod(made) * prod(operand[1:])
+        return 2 * prod(made) * prod(second[1:])
     if node.op_type == "ConvTranspose":
-        given = dims.get(node.input[0], ())
-        return 2 * prod(given) * prod(operand[1:])
+        given = sizes.get(node.input[0], ())
+        return max(2 * prod(given) * prod(second[1:]), 0)
     transposed = any(a.name == "transB" and a.i for a in node.attribute)
-    return 2 * prod(made) * (operand[-1] if transposed or len(operand) == 1 else operand[-2])
+    return 2 * prod(made) * (second[-1] if transposed or len(second) == 1 else second[-2])
+
+
+def _recurrent(node: NodeProto, sizes: Mapping[str, Sizes]) -> int:
+    """Every step of every sample multiplies all weights of the input and of the state once."""
+    steps = sizes.get(node.input[0], ())[:2]  # steps and samples, in either order
+    return 2 * prod(steps) * _held(node, sizes) if steps and min(steps) > 0 else 0
+
+
+def _held(node: NodeProto, sizes: Mapping[str, Sizes]) -> int:
+    """Numbers that a layer multiplies its input (and its state, if it is recurrent) by."""
+    shapes = [sizes.get(name, ()) for name in node.input[1 : 3 if node.op_type in RECURRENT else 2]]
+    return sum(prod(shape) for shape in shapes if shape and min(shape) > 0)
 
 
 def _sorted(counts: Counter[str]) -> dict[str, int]:

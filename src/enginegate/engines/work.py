@@ -6,19 +6,19 @@ the engines here do: they cost traffic only for a second operand. A multiplicati
 count as two operations; other layers by the size of what they make.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 from onnx.inliner import inline_local_functions
 
 from enginegate.candidate import Precision
 from enginegate.engines.operators import ELEMENTWISE, FOLDING, FREE, MOVING, NORMALISING
-from enginegate.sources.weights import graphs
+from enginegate.sources.scopes import Scope, walk
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -79,23 +79,23 @@ def work_of(
         shapes: of inputs, e.g. those of a typical request, for axes of no fixed size; the first
             axis is ignored. Without them such axes are 1.
 
-    The branches of control flow are each counted once.
+    The branches of an If are each counted once; the body of a Loop or a Scan as often as it runs,
+    where that is known, else once.
     """
     if isinstance(model, Path):
         model = onnx.load(model, load_external_data=False)
     sized = _inferred(model, batch_size, shapes or {})
     flops, moved, layers = 0.0, 0.0, 0
     uncounted: dict[str, int] = {}
-    for graph in graphs(sized.graph):
-        tensors = _Tensors.of(graph, precision)
-        for node in graph.node:
-            layers += 1
-            try:
-                cost = _flops(node, tensors), _moved(node, tensors)
-            except (_UnknownError, ValueError, IndexError, StopIteration):
-                uncounted[node.op_type] = uncounted.get(node.op_type, 0) + 1
-            else:
-                flops, moved = flops + cost[0], moved + cost[1]
+    for node, scope in walk(sized.graph):
+        layers += 1
+        tensors = _Tensors(scope, precision)
+        try:
+            cost = _flops(node, tensors), _moved(node, tensors)
+        except (_UnknownError, ValueError, IndexError, StopIteration):
+            uncounted[node.op_type] = uncounted.get(node.op_type, 0) + 1
+        else:
+            flops, moved = flops + scope.runs * cost[0], moved + scope.runs * cost[1]
     return Work(batch_size, flops, moved, layers, dict(sorted(uncounted.items())))
 
 
@@ -105,23 +105,13 @@ class _UnknownError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    shapes: dict[str, tuple[int, ...]]
-    bits: dict[str, int]
-
-    @classmethod
-    def of(cls, graph: GraphProto, precision: Precision) -> "_Tensors":
-        shapes: dict[str, tuple[int, ...]] = {}
-        bits: dict[str, int] = {}
-        for name, kind, shape in _described(graph):
-            shapes[name] = shape
-            as_float = kind == TensorProto.FLOAT
-            bits[name] = _FLOAT_BITS[precision] if as_float else _BITS.get(kind, _NARROW)
-        return cls(shapes, bits)
+    scope: Scope
+    precision: Precision
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor's axes, all of them known."""
-        found = self.shapes.get(name)
-        if found is None or -1 in found:
+        found = self.scope.sizes.get(name)
+        if found is None or min(found, default=0) < 0:
             raise _UnknownError(name)
         return found
 
@@ -131,17 +121,12 @@ class _Tensors:
 
     def bytes_of(self, name: str) -> float:
         """What moving a tensor once costs."""
-        return self.size(name) * self.bits[name] / 8.0
-
-
-def _described(graph: GraphProto) -> Iterator[tuple[str, int, tuple[int, ...]]]:
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        tensor = value.type.tensor_type
-        if tensor.HasField("shape"):
-            axes = (a.dim_value if a.HasField("dim_value") else -1 for a in tensor.shape.dim)
-            yield value.name, tensor.elem_type, tuple(axes)
-    for constant in graph.initializer:
-        yield constant.name, constant.data_type, tuple(constant.dims)
+        kind = self.scope.types.get(name)
+        if kind is None:
+            raise _UnknownError(name)
+        as_float = kind == TensorProto.FLOAT
+        bits = _FLOAT_BITS[self.precision] if as_float else _BITS.get(kind, _NARROW)
+        return self.size(name) * bits / 8.0
 
 
 def _inferred(model: ModelProto, batch_size: int, shapes: Shapes) -> ModelProto:
@@ -195,8 +180,9 @@ def _moved(node: NodeProto, tensors: _Tensors) -> float:
     if kind in FREE:
         return 0.0
     # Further outputs are optional, and described only where something reads them.
-    made = tensors.bytes_of(node.output[0]) + sum(
-        tensors.bytes_of(name) for name in node.output[1:] if name in tensors.shapes
+    first, *others = [name for name in node.output if name]
+    made = tensors.bytes_of(first) + sum(
+        tensors.bytes_of(name) for name in others if name in tensors.scope.sizes
     )
     if kind in {"Gather", "GatherND", "GatherElements", "Slice", "Split"}:
         return 2.0 * made  # only what is taken is read

@@ -1,16 +1,16 @@
 """What a graph really computes in, read from the graph itself."""
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto
 
-from enginegate.sources.onnx_form import graphs
+from enginegate.sources.scopes import Scope, walk
 
-WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
-_WORDS: dict[int, str] = {
+RECURRENT = frozenset({"GRU", "LSTM", "RNN"})
+WEIGHTED = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"}) | RECURRENT
+WORDS: dict[int, str] = {
     TensorProto.FLOAT: "fp32",
     TensorProto.DOUBLE: "fp64",
     TensorProto.FLOAT16: "fp16",
@@ -19,6 +19,8 @@ _WORDS: dict[int, str] = {
     TensorProto.UINT8: "int8",
     TensorProto.FLOAT8E4M3FN: "fp8",
 }
+# Products of positions and lengths: no precision names what they compute in.
+INDICES = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.UINT64, TensorProto.UINT32})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,44 +28,51 @@ class Census:
     """Counts of layers that hold weights or multiply matrices.
 
     Attributes:
-        weighted: Conv, ConvTranspose, Gemm and MatMul layers by the type they compute in; a layer
-            whose two operands come from DequantizeLinear computes in the quantised type.
+        weighted: Conv, ConvTranspose, Gemm, MatMul, GRU, LSTM and RNN layers by the type they
+            compute in; a layer whose operands all come from DequantizeLinear computes in the
+            quantised type.
         quantised: how many of them are fed by Quantize/Dequantize pairs.
+        recurrent: those of them that are GRU, LSTM or RNN.
     """
 
     weighted: dict[str, int]
     quantised: int
+    recurrent: dict[str, int] = field(default_factory=dict)
 
 
 def census(model: ModelProto) -> Census:
-    """Count the layers of a model, those of its control-flow branches included."""
+    """Count the layers of a model, those in the bodies of If, Loop and Scan included."""
     inferred = onnx.shape_inference.infer_shapes(model)
     counts: Counter[str] = Counter()
+    recurrent: Counter[str] = Counter()
     quantised = 0
-    for graph in graphs(inferred.graph):
-        types = dict(_types(graph))
-        sources = {name: node for node in graph.node for name in node.output}
-        for node in graph.node:
-            if node.op_type not in WEIGHTED:
-                continue
-            narrow = _quantised_type(node, sources, types)
-            quantised += narrow is not None
-            kind = types.get(node.input[1], TensorProto.UNDEFINED) if narrow is None else narrow
-            counts[_WORDS.get(kind, "unknown")] += 1
-    return Census(dict(sorted(counts.items())), quantised)
+    for node, scope in walk(inferred.graph):
+        if node.op_type not in WEIGHTED or operand(node, scope) in INDICES:
+            continue
+        narrow = quantised_type(node, scope)
+        quantised += narrow is not None
+        word = WORDS.get(operand(node, scope) if narrow is None else narrow, "unknown")
+        counts[word] += 1
+        recurrent[word] += node.op_type in RECURRENT
+    return Census(dict(sorted(counts.items())), quantised, dict(sorted((+recurrent).items())))
 
 
-def _quantised_type(
-    node: NodeProto, sources: dict[str, NodeProto], types: dict[str, int]
-) -> int | None:
-    feeding = [sources.get(name) for name in node.input[:2]]
+def quantised_type(node: NodeProto, scope: Scope) -> int | None:
+    """The type of the weights before they were dequantised; None unless all operands were."""
+    feeding = [scope.makers.get(name) for name in node.input[: _operands(node)]]
     if any(source is None or source.op_type != "DequantizeLinear" for source in feeding):
         return None
-    return types.get(node.input[1]) if not feeding[1] else types.get(feeding[1].input[0])
+    weight = feeding[1]
+    return scope.types.get(weight.input[0], 0) if weight is not None else 0
 
 
-def _types(graph: GraphProto) -> Iterator[tuple[str, int]]:
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        yield value.name, value.type.tensor_type.elem_type
-    for tensor in graph.initializer:
-        yield tensor.name, tensor.data_type
+def operand(node: NodeProto, scope: Scope) -> int:
+    """The type of a layer's operands: its weights', else the first that is known; 0 if none is."""
+    names = list(node.input[: _operands(node)])
+    kinds = (scope.types.get(name, 0) for name in (*names[1:], *names[:1]))
+    return next((kind for kind in kinds if kind), 0)
+
+
+def _operands(node: NodeProto) -> int:
+    """A recurrent layer multiplies its input and its state, each by weights of their own."""
+    return 3 if node.op_type in RECURRENT else 2

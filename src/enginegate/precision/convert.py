@@ -170,7 +170,8 @@ class _Order:
         _check_names(prepared.model, self.keep, self.candidate)
         ranges = ranges_for(prepared, self.sample, self.rules, self.scratch)
         kept = kept_with(prepared, self.keep)
-        return with_pairs(prepared, ranges.by_tensor, keep=kept), ranges.how
+        how = f"{ranges.how}, {prepared.note}" if prepared.note else ranges.how
+        return with_pairs(prepared, ranges.by_tensor, keep=kept), how
 
     def by_modelopt(self, tool: ModelOpt) -> tuple[ModelProto, str]:
         """The model, and how ranges were found."""

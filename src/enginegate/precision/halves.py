@@ -14,10 +14,10 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import Precision
 from enginegate.data import Array
-from enginegate.errors import BuildError
 from enginegate.precision.nodes import named
 from enginegate.precision.well_formed import well_formed, with_opset
 from enginegate.sources.onnx_form import canonical, graphs
+from enginegate.tool_errors import tool_errors
 
 _BF16_OPSET = 22
 _LARGEST = {Precision.FP16: 65504.0, Precision.BF16: (2 - 2**-7) * 2.0**127}
@@ -34,7 +34,8 @@ def to_half(
         keep: nodes that stay FP32, by the names that `nodes.named` gives.
 
     Raises:
-        BuildError: an operation of the model cannot be typed at this precision.
+        BuildError: an operation of the model cannot be typed at this precision; a ToolError where
+            ONNX Runtime's converter broke.
     """
     what = f"The {precision} form of {origin}"
     if precision is Precision.BF16:
@@ -53,12 +54,8 @@ def _to_fp16(model: ModelProto, what: str, keep: tuple[str, ...]) -> ModelProto:
 
     copy = ModelProto()
     copy.CopyFrom(model)
-    try:
+    with tool_errors(f"{what} cannot be made by ONNX Runtime"):
         converted = convert_float_to_float16(copy, keep_io_types=True, node_block_list=list(keep))
-    except (ValueError, KeyError, AssertionError, RuntimeError) as error:
-        raise BuildError(
-            f"{what} cannot be made by ONNX Runtime: {type(error).__name__}: {error}"
-        ) from error
     _drop_repeated_casts(converted)
     _join_kept(converted)
     return canonical(converted)

@@ -12,6 +12,7 @@ default, the maximum, and its FP8 scales clip beyond 4.5 standard deviations of 
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,14 +22,15 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import EngineKind, Precision
-from enginegate.errors import BuildError
 from enginegate.precision.calibrate import histograms
 from enginegate.precision.nodes import LAYERS, named
 from enginegate.precision.ranges import Histogram, Range, whole
 from enginegate.precision.sample import Sample
 from enginegate.precision.session import silenced
+from enginegate.precision.shapes import with_symbolic_shapes, with_types
 from enginegate.precision.well_formed import well_formed, with_opset
 from enginegate.sources.onnx_form import graphs
+from enginegate.tool_errors import tool_errors
 
 if TYPE_CHECKING:
     from onnxruntime.quantization.calibrate import (  # type: ignore[import-untyped]
@@ -99,12 +101,14 @@ class Prepared:
         scheme: how its runtime wants it.
         operators: types of the nodes that get pairs.
         origin: the file, for messages.
+        note: what could not be inferred of it; empty if all could.
     """
 
     model: ModelProto
     scheme: Scheme
     operators: tuple[str, ...]
     origin: str
+    note: str = ""
 
     def histograms(self, sample: Sample, scratch: Path) -> dict[str, Histogram]:
         """What its activations are on the sample; see `calibrate.histograms`."""
@@ -127,25 +131,22 @@ def prepare(source: Path, scratch: Path, scheme: Scheme) -> Prepared:
     """Raise the opset, infer shapes and fold constants, as ONNX Runtime's quantiser expects.
 
     Raises:
-        BuildError: ONNX Runtime cannot, or sympy is missing.
+        BuildError: sympy is missing.
+        ToolError: ONNX Runtime cannot.
     """
     from onnxruntime.quantization.shape_inference import (  # type: ignore[import-untyped]  # noqa: PLC0415
         quant_pre_process,
     )
 
-    path = scratch / "prepared.onnx"
-    try:
-        raised = with_opset(onnx.load(source), _QDQ_OPSET, what=f"Quantising {source}")
-        quant_pre_process(raised, path, skip_symbolic_shape=False)
-    except ImportError as error:
-        raise BuildError(
-            "Quantising needs sympy, which is not installed here. Run: pip install sympy"
-        ) from error
-    except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
-        raise _refused(str(source), scheme, error) from error
-    model = named(onnx.load(path))
+    raised = with_opset(onnx.load(source), _QDQ_OPSET, what=f"Quantising {source}")
+    shaped, note = with_symbolic_shapes(raised)
+    inferred, path = scratch / "inferred.onnx", scratch / "prepared.onnx"
+    with _refusals(str(source), scheme):
+        onnx.save(shaped, inferred)
+        quant_pre_process(inferred, path, skip_symbolic_shape=True)
+        model = named(with_types(onnx.load(path), what=str(source)))
     operators = LAYERS if _has_attention(model) else (*LAYERS, *scheme.between)
-    return Prepared(model, scheme, operators, str(source))
+    return Prepared(model, scheme, operators, str(source), note)
 
 
 def with_pairs(
@@ -163,7 +164,8 @@ def with_pairs(
         keep: nodes that stay FP32.
 
     Raises:
-        BuildError: ONNX Runtime cannot quantise this model, or made something invalid.
+        BuildError: ONNX Runtime made something invalid.
+        ToolError: ONNX Runtime cannot quantise this model.
     """
     from onnxruntime.quantization import (  # type: ignore[import-untyped]  # noqa: PLC0415
         QDQQuantizer,
@@ -174,7 +176,7 @@ def with_pairs(
     silenced(calibrate)
     scheme, model = prepared.scheme, ModelProto()
     model.CopyFrom(prepared.model)
-    try:
+    with _refusals(prepared.origin, scheme):
         quantizer = QDQQuantizer(
             model,
             per_channel=True,
@@ -192,8 +194,6 @@ def with_pairs(
             },
         )
         quantizer.quantize_model()
-    except (RuntimeError, ValueError, TypeError, KeyError, AssertionError) as error:
-        raise _refused(prepared.origin, scheme, error) from error
     return well_formed(
         _with_plain_outputs(quantizer.model.model),
         what=f"The {scheme.weights} form of {prepared.origin}",
@@ -267,8 +267,8 @@ def _tensors_data(scheme: Scheme, ranges: Mapping[str, Range]) -> "TensorsData":
     return TensorsData(method, {name: TensorData(**fields) for name, fields in found.items()})
 
 
-def _refused(origin: str, scheme: Scheme, error: Exception) -> BuildError:
-    return BuildError(
-        f"ONNX Runtime cannot quantise {origin} to {scheme.weights}: "
-        f"{type(error).__name__}: {error}"
+def _refusals(origin: str, scheme: Scheme) -> AbstractContextManager[None]:
+    return tool_errors(
+        f"ONNX Runtime cannot quantise {origin} to {scheme.weights}",
+        remedy="Drop that precision from [candidates], or export the model in another way.",
     )

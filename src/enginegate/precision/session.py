@@ -12,6 +12,7 @@ from enginegate.data import Array, Tensors
 from enginegate.errors import BuildError, InputError
 from enginegate.precision.deadline import opening, run_in_time
 from enginegate.precision.sample import Sample
+from enginegate.tool_errors import told_by, tool_errors
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -46,7 +47,7 @@ def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "
         raise
     except Exception as error:  # ONNX Runtime's errors share no base class of its own
         raise BuildError(
-            f"{what} cannot be run by ONNX Runtime {ort.__version__}: {str(error).strip()}\n"
+            f"{what} cannot be run by ONNX Runtime {ort.__version__}: {told_by(error)}\n"
             "If it names an operator, export the model at another opset or without it."
         ) from error
 
@@ -61,7 +62,9 @@ def batches_of(session: "InferenceSession", sample: Sample) -> Iterator[Tensors]
     """The session's outputs, one batch at a time."""
     names = [output.name for output in session.get_outputs()]
     for batch in sample.batches():
-        yield dict(zip(names, run_in_time(session, names, batch), strict=True))
+        with tool_errors("ONNX Runtime cannot run the model on the calibration samples"):
+            found = run_in_time(session, names, batch)
+        yield dict(zip(names, found, strict=True))
 
 
 def relative_error(expected: Tensors, given: Tensors) -> float:

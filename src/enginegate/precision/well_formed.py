@@ -5,6 +5,7 @@ from onnx import ModelProto
 
 from enginegate.errors import BuildError
 from enginegate.sources.onnx_form import canonical, opset
+from enginegate.tool_errors import tool_errors
 
 
 def well_formed(model: ModelProto, *, what: str) -> ModelProto:
@@ -38,14 +39,12 @@ def with_opset(model: ModelProto, version: int, *, what: str) -> ModelProto:
     """The model at this operator set or a later one.
 
     Raises:
-        BuildError: ONNX cannot raise it.
+        ToolError: ONNX cannot raise it.
     """
     if opset(model) >= version:
         return model
-    try:
+    with tool_errors(
+        f"{what} needs opset {version}, the model uses {opset(model)}, and ONNX cannot raise it",
+        remedy=f"Export the model at opset {version}.",
+    ):
         return onnx.version_converter.convert_version(model, version)
-    except (RuntimeError, ValueError) as error:
-        raise BuildError(
-            f"{what} needs opset {version}, the model uses {opset(model)}, and ONNX cannot raise "
-            f"it: {error}\nExport the model at opset {version}."
-        ) from error

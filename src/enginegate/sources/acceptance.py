@@ -13,6 +13,7 @@ import numpy as np
 
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.errors import InputError, ModelError
+from enginegate.sources.differences import Worst, worst_of
 from enginegate.sources.form import Framework
 
 PARITY_SAMPLES = 256
@@ -35,7 +36,7 @@ Axes: TypeAlias = Mapping[str, tuple[tuple[str, int], ...]]
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """How far ONNX is from its framework, over real samples."""
+    """How far ONNX is from its framework, over real samples (`differences`)."""
 
     max_abs_error: float
     samples: int
@@ -64,6 +65,7 @@ class Trial:
         framework: the model's own answers; None if the source is ONNX itself.
         limit: largest difference allowed, in units of the outputs.
         origin: what the model is called in messages.
+        logarithms: outputs that are logarithms of probabilities.
     """
 
     model: Runs
@@ -71,6 +73,7 @@ class Trial:
     framework: Framework | None
     limit: float
     origin: str
+    logarithms: frozenset[str] = frozenset()
 
 
 def examine(trial: Trial, axes: Axes) -> Evidence:
@@ -79,20 +82,14 @@ def examine(trial: Trial, axes: Axes) -> Evidence:
     Raises:
         ModelError: something does not hold.
     """
-    model, data, limit, origin = trial.model, trial.data, trial.limit, trial.origin
-    sizes = prove_batch_sizes(model, data, limit=limit, origin=origin)
-    compared = None
-    if trial.framework is not None:
-        compared = measure_parity(trial.framework, model, data, limit=limit, origin=origin)
+    sizes = prove_batch_sizes(trial)
+    compared = measure_parity(trial, trial.framework) if trial.framework is not None else None
     lengths = {name: prove_lengths(trial, name, places) for name, places in axes.items()}
     return Evidence(sizes, lengths, compared)
 
 
-def prove_batch_sizes(model: Runs, data: DataSet, *, limit: float, origin: str) -> tuple[int, ...]:
+def prove_batch_sizes(trial: Trial) -> tuple[int, ...]:
     """Run several batch sizes; a sample's answer may not depend on its company.
-
-    Args:
-        limit: largest difference allowed, in units of the outputs.
 
     Returns:
         The batch sizes that were run.
@@ -100,6 +97,7 @@ def prove_batch_sizes(model: Runs, data: DataSet, *, limit: float, origin: str) 
     Raises:
         ModelError: a batch size cannot be run, or changes a sample's answer.
     """
+    model, data, limit, origin = trial.model, trial.data, trial.limit, trial.origin
     rows = np.arange(max(BATCH_SIZES)) % len(data)
     together = model.run({name: array[rows] for name, array in data.inputs.items()})
     for size in BATCH_SIZES:
@@ -110,12 +108,13 @@ def prove_batch_sizes(model: Runs, data: DataSet, *, limit: float, origin: str) 
                     f"{origin}: output {name!r} has {len(values)} rows for {size} samples, so "
                     "requests cannot be batched. Its first axis must be the batch."
                 )
-            error = max_abs_error(values, together[name][:size])
-            if not error <= limit:
+            logarithm = name in trial.logarithms
+            worst = worst_of(together[name][:size], values, logarithm=logarithm)
+            if not worst.error <= limit:
                 raise ModelError(
-                    f"{origin}: output {name!r} of the same samples differs by {error:.3g} between "
-                    f"batches of {size} and {len(rows)} (limit {limit:g}). Samples influence one "
-                    "another, as batch normalisation in training mode makes them do."
+                    f"{origin}: output {name!r} of the same samples differs by {worst.error:.3g} "
+                    f"between batches of {size} and {len(rows)} (limit {limit:g}). Samples "
+                    "influence one another, as batch normalisation in training mode makes them do."
                 )
     return BATCH_SIZES
 
@@ -153,48 +152,40 @@ def prove_lengths(trial: Trial, name: str, places: tuple[tuple[str, int], ...]) 
     return run
 
 
-def measure_parity(
-    framework: Framework,
-    model: Runs,
-    data: DataSet,
-    *,
-    limit: float,
-    origin: str,
-) -> Parity:
+def measure_parity(trial: Trial, framework: Framework) -> Parity:
     """Compare outputs over the first samples of the data.
 
     Raises:
-        ModelError: a difference is over the limit or not a number; names the sample.
+        ModelError: a difference is over the limit or not a number; names the worst sample, both
+            numbers, and how many samples are over the limit.
     """
-    worst = 0.0
-    samples = data.head(PARITY_SAMPLES)
+    found: tuple[Worst, str, str] | None = None
+    samples, over = trial.data.head(PARITY_SAMPLES), set[str]()
     for start, inputs in zip(range(0, len(samples), _ROWS), samples.batches(_ROWS), strict=True):
-        answers = model.run(inputs)
+        answers = trial.model.run(inputs)
         for name, expected in framework(inputs).items():
+            logarithm = name in trial.logarithms
             for row, (left, right) in enumerate(zip(expected, answers[name], strict=True)):
-                error = max_abs_error(left, right)
-                if not error <= limit:
-                    raise ModelError(
-                        f"{origin}: ONNX and the framework differ by {error:.3g} in output "
-                        f"{name!r} of sample {samples.ids[start + row]} (limit "
-                        "parity_max_abs_error = "
-                        f"{limit:g}, {data.origin}). The export changed the model: find the "
-                        "operation, or raise the limit under [model] if that error is harmless."
-                    )
-                worst = max(worst, error)
-    return Parity(worst, len(samples))
+                sample = str(samples.ids[start + row])
+                worst = worst_of(np.asarray(left), np.asarray(right), logarithm=logarithm)
+                over |= set() if worst.error <= trial.limit else {sample}
+                if found is None or worst.error > found[0].error:
+                    found = worst, name, sample
+    if found is not None and over:
+        raise _unlike(trial, *found, over=len(over), samples=len(samples))
+    return Parity(found[0].error if found else 0.0, len(samples))
 
 
-def max_abs_error(left: Array, right: Array) -> float:
-    """Largest absolute difference in float64; NaN if either holds NaN, Inf if shapes differ.
-
-    Equal values differ by 0, infinities included.
-    """
-    if left.shape != right.shape:
-        return float("inf")
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(left.astype(np.float64) - right.astype(np.float64))
-    return float(np.where(left == right, 0.0, difference).max(initial=0.0))
+def _unlike(
+    trial: Trial, worst: Worst, output: str, sample: str, *, over: int, samples: int
+) -> ModelError:
+    place = f"{output}{list(worst.place)}" if worst.place else output
+    return ModelError(
+        f"{trial.origin}: ONNX and the framework differ by up to {worst.error:.3g} (limit "
+        f"parity_max_abs_error = {trial.limit:g}), in {over} of {samples} samples of "
+        f"{trial.data.origin} by more than that. The worst is {place} of sample {sample}: "
+        f"{worst}.\n{worst.advice(trial.limit)}"
+    )
 
 
 def _cut(inputs: Mapping[str, Array], places: tuple[tuple[str, int], ...], length: int) -> Tensors:
@@ -214,12 +205,13 @@ def _holds(trial: Trial, inputs: Tensors, name: str, size: int) -> bool:
             return False
     answers = _answers(trial.model, inputs, f"{trial.origin}: {name} = {size}")
     for output, values in expected.items():
-        error = max_abs_error(values, answers[output])
-        if not error <= trial.limit:
+        logarithm = output in trial.logarithms
+        worst = worst_of(values, answers[output], logarithm=logarithm)
+        if not worst.error <= trial.limit:
             raise ModelError(
                 f"{trial.origin}: with {name} = {size}, ONNX and the framework differ by "
-                f"{error:.3g} in output {output!r} (limit {trial.limit:g}). The export fixed a "
-                "size that varies: export it again with that axis dynamic."
+                f"{worst.error:.3g} in output {output!r} (limit {trial.limit:g}). The export "
+                "fixed a size that varies: export it again with that axis dynamic."
             )
     return True
 

@@ -110,9 +110,8 @@ def _export(job: _Job, folder: Path) -> OnnxModel:
     onnx_form.check_sound(model, origin=origin, path=path)
     job.data.check_fits(onnx_form.input_specs(model))
     with job.open_onnx(path) as running:
-        trial = Trial(
-            running, job.data, converted.framework, job.source.parity_max_abs_error, origin
-        )
+        limit = job.source.parity_max_abs_error
+        trial = Trial(running, job.data, converted.framework, limit, origin, converted.logarithms)
         evidence = examine(trial, onnx_form.dynamic_axes(model))
     onnx = _described(job, model, FileDigest.of(path), external, evidence)
     write_file(folder / MANIFEST, onnx.pretty_json())

@@ -20,10 +20,12 @@ class Converted:
 
     Attributes:
         framework: the model's own answers, to compare with; None if the source is ONNX itself.
+        logarithms: outputs that are logarithms of probabilities, and compared as such.
     """
 
     path: Path
     framework: Framework | None = None
+    logarithms: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

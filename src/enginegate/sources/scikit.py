@@ -62,7 +62,8 @@ def onnx_from_estimator(estimator: Any, data: DataSet, scratch: Path, *, origin:
         _rename_output(model, PREDICTION)
     path = scratch / "exported.onnx"
     onnx.save(model, path)
-    return Converted(path, _framework(estimator, name, classifier=classifier))
+    logarithms = frozenset({LOGITS} if classifier else ())
+    return Converted(path, _framework(estimator, name, classifier=classifier), logarithms)
 
 
 def _input(estimator: Any, data: DataSet, origin: str) -> str:

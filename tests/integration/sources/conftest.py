@@ -105,12 +105,16 @@ def classifier(rows):
     """Fits a scikit-learn model of a kind."""
     from sklearn.ensemble import RandomForestClassifier
     from sklearn.linear_model import LogisticRegression
+    from sklearn.neural_network import MLPClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
     def fit(kind="logistic"):
         made = {
             "logistic": make_pipeline(StandardScaler(), LogisticRegression()),
+            "network": make_pipeline(
+                StandardScaler(), MLPClassifier((16,), tol=1.0, random_state=0)
+            ),
             "forest": RandomForestClassifier(10, random_state=0),
         }[kind]
         return made.fit(rows.inputs["features"], rows.labels)

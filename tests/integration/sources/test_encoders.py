@@ -6,9 +6,12 @@ import shutil
 import numpy as np
 import pytest
 
+from enginegate.candidate import Candidate
 from enginegate.engines import open_onnx
 from enginegate.errors import ModelError
 from enginegate.model_source import ModelSource
+from enginegate.policy import Calibration
+from enginegate.precision import convert
 from enginegate.sources import huggingface
 
 pytestmark = pytest.mark.xdist_group("sources")
@@ -105,3 +108,19 @@ def test_folder_that_is_not_there_says_how_to_get_it(export, tokens, tmp_path):
     """Names on the hub are not downloaded."""
     with pytest.raises(ModelError, match=r"is not a model folder(?s:.*)hf download"):
         export("hf:sentence-transformers/all-MiniLM-L6-v2", tmp_path, data=tokens)
+
+
+def test_int8_of_an_encoder_leaves_nothing_behind(
+    export, encoders, tokens, store, tmp_path, monkeypatch
+):
+    """Symbolic inference gives up on transformers' masks; INT8 is made without it."""
+    path = export(f"hf:{encoders}/classifier", store / "onnx", data=tokens).folder / "model.onnx"
+    monkeypatch.chdir(tmp_path)
+
+    found = convert(
+        path, Candidate.parse("onnxruntime-int8"), data=tokens, rules=Calibration(method="max")
+    )
+
+    assert found.census.weighted["int8"] == found.census.quantised > 10
+    assert "without symbolic shapes (ONNX Runtime's inference does not follow" in found.converter
+    assert list(tmp_path.iterdir()) == []

@@ -2,9 +2,19 @@
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer
+from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import FunctionTransformer, StandardScaler
 
+from enginegate.candidate import Candidate
+from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.errors import DataError, ModelError
+from enginegate.policy import Calibration
+from enginegate.precision import convert
 
 pytestmark = pytest.mark.xdist_group("sources")
 
@@ -72,13 +82,67 @@ def test_data_that_does_not_fit_is_refused(registry, classifier, export, samples
 
 def test_step_without_onnx_form_is_named(registry, export, rows, tmp_path):
     """A step that skl2onnx does not know is an error with its name."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import FunctionTransformer
-
     model = make_pipeline(FunctionTransformer(np.log1p), LogisticRegression())
     model.fit(abs(rows.inputs["features"]), rows.labels)
     uri = registry.log("sklearn", model, name="odd", serialization_format="cloudpickle")
 
     with pytest.raises(ModelError, match=r"odd/1 cannot become ONNX.*FunctionTransformer"):
         export(uri, tmp_path, data=rows, allow_pickle=True)
+
+
+def test_int8_of_a_pipeline_quantises_its_layers(registry, classifier, export, rows, tmp_path):
+    """Behind a scaler, whose type ONNX's own inference does not know, the layers are found."""
+    uri = registry.log(
+        "sklearn", classifier("network"), name="scaled", serialization_format="cloudpickle"
+    )
+    path = export(uri, tmp_path, data=rows, allow_pickle=True).folder / "model.onnx"
+
+    found = convert(
+        path, Candidate.parse("onnxruntime-int8"), data=rows, rules=Calibration(method="max")
+    )
+
+    assert found.census.weighted == {"int8": 2}
+    assert "without symbolic shapes" in found.converter
+
+
+@pytest.fixture(scope="module")
+def tumours():
+    """Two classes of 30 features that classifiers are very sure about."""
+    features, classes = load_breast_cancer(return_X_y=True)
+    ids = np.arange(len(classes)).astype(str)
+    return DataSet("tumours.npz", {"x": features.astype(np.float32)}, classes, ids, {})
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(lambda: make_pipeline(StandardScaler(), LogisticRegression()), id="logistic"),
+        pytest.param(
+            lambda: make_pipeline(
+                StandardScaler(), MLPClassifier((16,), solver="lbfgs", random_state=0)
+            ),
+            id="network",
+        ),
+        pytest.param(
+            lambda: HistGradientBoostingClassifier(max_iter=40, learning_rate=0.5), id="boosting"
+        ),
+    ],
+)
+def test_sure_classifiers_are_like_their_onnx(registry, export, tumours, tmp_path, request, model):
+    """Probabilities of almost 0, whose logarithms differ in float32, pass at the default limit."""
+    fitted = model().fit(tumours.inputs["x"], tumours.labels)
+    uri = registry.log(
+        "sklearn",
+        fitted,
+        name=f"sure-{request.node.callspec.id}",
+        serialization_format="cloudpickle",
+    )
+
+    kept = export(uri, tmp_path, data=tumours, allow_pickle=True)
+
+    assert kept.value.parity_max_abs_error < kept.value.parity_tolerance == 1e-3
+    rows = tumours.head(256).inputs
+    with open_onnx(kept.folder / "model.onnx") as opened:
+        logits = opened.run(dict(rows))["logits"]
+    exact = np.log(np.maximum(fitted.predict_proba(rows["x"]), 1e-6))
+    assert np.abs(logits - exact).max() > 0.01

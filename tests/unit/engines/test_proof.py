@@ -4,6 +4,7 @@ import pytest
 
 from enginegate.candidate import Candidate
 from enginegate.engines.proof import prove
+from enginegate.engines.typed import Typed
 from enginegate.precision import Census
 
 
@@ -65,3 +66,57 @@ def test_what_runs_decides(name, census, executed, proven):
 
     assert proof.proven is proven
     assert proven or "values are converted back" in proof.detail
+
+
+HEAD_ONLY = Census({"fp32": 1, "int8": 1}, 1, {"fp32": 1})
+
+
+@pytest.mark.parametrize(
+    ("typed", "share"),
+    [
+        pytest.param(
+            Typed({"fp32": 27648, "int8": 128}, {}, 0, {"fp32": 1152, "int8": 64}),
+            "int8: 0.5% of the operations, 5.3% of the layers' weights, 50.0% of the layers",
+            id="operations",
+        ),
+        pytest.param(
+            Typed({"int8": 128}, {}, 1, {"fp32": 1152, "int8": 64}),
+            "int8: 5.3% of the layers' weights, 50.0% of the layers",
+            id="weights",
+        ),
+    ],
+)
+def test_a_minority_is_not_what_the_name_says(typed, share):
+    """A GRU at FP32 with an INT8 head is no INT8 engine; how much is INT8 is said."""
+    proof = prove(Candidate.parse("onnxruntime-int8"), HEAD_ONLY, device="cpu", typed=typed)
+
+    assert not proof.proven
+    assert share in proof.detail
+    assert "1 fp32 of them recurrent" in proof.detail
+    assert "Less than half of it computes in int8" in proof.detail
+
+
+def test_a_majority_is_proven_and_its_share_is_said():
+    """One small layer at FP32 refutes nothing."""
+    typed = Typed({"fp32": 100, "int8": 900}, {}, 0, {"fp32": 10, "int8": 90})
+
+    proof = prove(
+        Candidate.parse("onnxruntime-int8"),
+        Census({"fp32": 3, "int8": 1}, 1),
+        device="cpu",
+        typed=typed,
+    )
+
+    assert proof.proven
+    assert "int8: 90.0% of the operations" in proof.detail
+
+
+def test_a_repaired_candidate_may_keep_most_of_its_operations():
+    """Its name says that nodes are kept, and the policy how many may be."""
+    typed = Typed({"fp32": 900, "int8": 100}, {}, 0, {"fp32": 90, "int8": 10})
+    candidate = Candidate.parse("onnxruntime-int8").model_copy(update={"variant": "+keep1"})
+
+    proof = prove(candidate, Census({"fp32": 1, "int8": 3}, 3), device="cpu", typed=typed)
+
+    assert proof.proven
+    assert "int8: 10.0% of the operations" in proof.detail

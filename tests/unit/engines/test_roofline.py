@@ -7,6 +7,7 @@ from enginegate.candidate import Precision
 from enginegate.engines.ceilings import Ceilings, ceilings
 from enginegate.engines.roofline import explain, roofline
 from enginegate.engines.work import Work, work_of
+from tests.fakes import recurrent
 
 FP32 = Precision.FP32
 DEVICE = Ceilings(flops_per_s=1e12, bytes_per_s=1e11, one_thread_flops_per_s=4e11)
@@ -145,6 +146,23 @@ def test_a_shape_that_is_computed_is_followed():
 
     assert work.flops == 2 * 2 * 10 * 4 * 16 * 16
     assert work.covered == 1.0
+
+
+@pytest.mark.parametrize(
+    ("model", "flops"),
+    [
+        pytest.param(recurrent.gru, 2 * 12 * 48 * (8 + 16) + 2 * 16 * 4, id="gru"),
+        pytest.param(
+            recurrent.scan, 12 * (2 * 16 * (8 + 16) + 2 * 16) + 2 * 16 * 4 + 112, id="scan"
+        ),
+    ],
+)
+def test_sequences_are_counted_by_the_step(model, flops):
+    """A recurrent operator without its sequence as output, and the body of a Scan, are counted."""
+    work = work_of(model(), FP32, batch_size=1)
+
+    assert work.uncounted == {}
+    assert work.flops == flops
 
 
 def test_what_is_not_known_is_listed():

@@ -5,6 +5,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.engines.typed import Typed, executed_layers, typed_census
+from tests.fakes import recurrent
+from tests.fakes.recurrent import CLASSES, FEATURES, HIDDEN, STEPS, TRIPS
 
 
 def model(nodes, weights, *, inputs=("n", 3, 8, 8), outputs=None):
@@ -60,7 +62,8 @@ def test_operations_of_one_sample(nodes, weights, inputs, flops):
 
     found = typed_census(model(nodes, weights, inputs=inputs), {"x": shape})
 
-    assert found == Typed({"fp32": flops}, {"fp32": next(iter(weights.values())).size})
+    numbers = {"fp32": next(iter(weights.values())).size}
+    assert found == Typed({"fp32": flops}, numbers, unsized=0, multiplied=numbers)
 
 
 def pairs(name):
@@ -115,3 +118,50 @@ def test_optimised_graphs_are_read_by_what_they_run(nodes, expected):
     weights = {"w": W, "s": np.float32(1.0), "z": np.int8(0)}
 
     assert executed_layers(model(nodes, weights)) == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "flops"),
+    [
+        pytest.param(
+            recurrent.gru,
+            (1, STEPS, FEATURES),
+            2 * STEPS * 3 * HIDDEN * (FEATURES + HIDDEN) + 2 * HIDDEN * CLASSES,
+            id="gru",
+        ),
+        pytest.param(
+            recurrent.scan,
+            (1, STEPS, FEATURES),
+            2 * STEPS * HIDDEN * (FEATURES + HIDDEN) + 2 * HIDDEN * CLASSES,
+            id="scan",
+        ),
+        pytest.param(
+            recurrent.branch,
+            (1, FEATURES),
+            2 * 2 * FEATURES * FEATURES + 2 * FEATURES * CLASSES,
+            id="if",
+        ),
+    ],
+)
+def test_sequences_count_each_step(model, shape, flops):
+    """A recurrent operator and the body of a Scan multiply once for every step."""
+    found = typed_census(model(), {"x": shape})
+
+    assert (found.flops, found.unsized) == ({"fp32": flops}, 0)
+
+
+def test_loop_of_unknown_sizes_is_weighed_by_its_weights():
+    """A Loop's state may grow, so its sizes are not known; how often it runs is."""
+    found = typed_census(recurrent.loop(), {"x": (1, FEATURES)})
+
+    assert (found.flops, found.unsized) == ({}, 2)
+    assert found.multiplied == {"fp32": TRIPS * FEATURES * FEATURES + FEATURES * CLASSES}
+
+
+@pytest.mark.parametrize("model", [recurrent.gru, recurrent.scan, recurrent.loop, recurrent.branch])
+def test_optimised_bodies_are_read_without_stated_types(model):
+    """ONNX Runtime writes no types into what it optimised; they are carried into every body."""
+    graph = model()
+    expected = {"fp32": 3 if model in {recurrent.scan, recurrent.branch} else 2}
+
+    assert executed_layers(graph) == expected

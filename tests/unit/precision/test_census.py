@@ -5,6 +5,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.precision.census import Census, census
+from tests.fakes import recurrent
 
 
 def layer(kind, *, pairs=""):
@@ -64,3 +65,22 @@ def test_branches_are_counted():
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 22)], ir_version=10)
 
     assert census(model) == Census({"fp32": 2}, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        pytest.param(recurrent.gru, Census({"fp32": 2}, 0, {"fp32": 1}), id="gru"),
+        pytest.param(recurrent.scan, Census({"fp32": 3}, 0), id="scan"),
+        pytest.param(recurrent.loop, Census({"fp32": 2}, 0), id="loop"),
+        pytest.param(recurrent.branch, Census({"fp32": 3}, 0), id="if"),
+    ],
+)
+def test_recurrent_layers_and_bodies_are_typed(model, expected):
+    """A GRU is a layer; bodies see the weights around them, and what is given to their inputs."""
+    assert census(model()) == expected
+
+
+def test_products_of_indices_are_no_layers():
+    """A MatMul of whole numbers computes positions: no precision names its type."""
+    assert census(layer(TensorProto.INT64)) == Census({}, 0)

@@ -119,6 +119,13 @@ def test_what_cannot_be_decided_here_is_inconclusive(engine):
     assert verdict.findings[0].remedy == "Give it."
 
 
+def test_unbuilt_because_a_tool_broke_is_errored(engine):
+    """Whether it can be built was not found out."""
+    verdict = for_unbuilt(engine.candidate, "Exception: incomplete", broke=True)
+
+    assert verdict.outcome is Outcome.ERRORED
+
+
 def test_imports_without_great_expectations():
     """Every module can be imported without Great Expectations and pandas, which are slow."""
     names = sorted(module.name for module in pkgutil.iter_modules(validation.__path__))
