@@ -30,6 +30,7 @@ from enginegate.cli import rollback as _rollback
 from enginegate.cli import shadow as _shadow
 from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
+from enginegate.cli.failures import failure_of, keep_traceback
 from enginegate.cli.policies import policies_of, print_check, print_policy
 from enginegate.cli.terminal import (
     ended_by,
@@ -100,6 +101,24 @@ def main() -> None:
         if last_words := ended_by(stop.code):
             err.print(last_words)
         raise
+    except BrokenPipeError:
+        # Whoever read what we print has gone, as `head` does; Python must not print that at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(ExitCode.CRASH)
+    except Exception as error:  # noqa: BLE001 - a traceback is no message
+        sys.exit(_tell(error))
+
+
+def _tell(error: Exception) -> ExitCode:
+    """One message for what nobody expected; the traceback is kept for whoever mends it."""
+    failure = failure_of(error)
+    err.print(f"[bold red]{failure.kind}[/]: ", end="")
+    err.print(failure.said, markup=False)
+    if failure.our_fault:
+        kept = keep_traceback(error)
+        where = f"is in {kept}" if kept else "could not be written anywhere"
+        err.print(f"The whole traceback {where}.", markup=False)
+    return failure.exit_code
 
 
 @app.command()

@@ -83,15 +83,17 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.set_wakeup_fd(wakeup)
+        told.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _end_in_time(hears: socket.socket, wanted: frozenset[int]) -> None:
-    while number := hears.recv(1):
-        if number[0] in wanted:
-            time.sleep(_TERMINATE_S)
-            os._exit(_BY_SIGNAL + number[0])
+    with hears:
+        while number := hears.recv(1):
+            if number[0] in wanted:
+                time.sleep(_TERMINATE_S)
+                os._exit(_BY_SIGNAL + number[0])
 
 
 def ended_by(status: object) -> str:

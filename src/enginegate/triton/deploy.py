@@ -24,6 +24,7 @@ from enginegate.triton import perf_analyzer
 from enginegate.triton.answers import Statistics
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
+from enginegate.triton.liveness import Liveness, attended
 from enginegate.triton.measure import Beside, Sampled, measure, skipped_s
 from enginegate.triton.placing import check_files, clear, place
 from enginegate.triton.resources import watched
@@ -175,6 +176,16 @@ class Bench:
         Raises:
             ServerError: the model does not load, or the server died.
         """
+        with attended(self.deployment.server) as liveness:
+            return self._measured(config, load, ends, liveness)
+
+    def _measured(
+        self,
+        config: ServingConfig,
+        load: Load | ClosedLoad,
+        ends: Sequential | None,
+        liveness: Liveness,
+    ) -> Sampled:
         deployment, name = self.deployment, self.deployment.model.name
         cold_start_s = deployment.serve(config, self.options)
         if cold_start_s is None:
@@ -183,7 +194,7 @@ class Bench:
             # The load began them anew; the answer that proved it may not be counted yet.
             before = deployment.client.counted(name, Statistics(), answers=1)
         with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
-            result = self._send(load, ends)
+            result = self._send(load, ends, liveness)
         if result.failed:
             deployment.server.check_alive()
         answered = len(result.latency_s) - result.failed
@@ -196,7 +207,9 @@ class Bench:
             beside=Beside(usage, self.generator, self.price_per_hour, cold_start_s),
         )
 
-    def _send(self, load: Load | ClosedLoad, ends: Sequential | None) -> LoadResult:
+    def _send(
+        self, load: Load | ClosedLoad, ends: Sequential | None, liveness: Liveness
+    ) -> LoadResult:
         server, sending = self.deployment.server, self.sending
         address = server.http if sending.protocol == "http" else server.grpc
         if address is None:
@@ -206,9 +219,9 @@ class Bench:
             )
         if self.driver == "perf_analyzer":
             return perf_analyzer.run(address, self.traffic, load, protocol=sending.protocol)
-        early = None
-        if ends is not None:
-            early = EarlyEnd(self.slo_p99_ms / 1e3, skipped_s(load), _decided_by(ends))
+        early = EarlyEnd(
+            self.slo_p99_ms / 1e3, skipped_s(load), _decided_by(ends, lambda: liveness.gone)
+        )
         return run_load(
             address,
             self.traffic,
@@ -218,10 +231,15 @@ class Bench:
         )
 
 
-def _decided_by(test: Sequential) -> Callable[[int, int], bool]:
-    """Whether a run may end: the test has decided, from enough to give percentiles too."""
+def _decided_by(test: Sequential | None, gone: Callable[[], bool]) -> Callable[[int, int], bool]:
+    """Whether a run may end: the test has decided, from enough to give percentiles too.
+
+    Or the server has stopped, and nobody will answer.
+    """
 
     def decided(requests: int, over: int) -> bool:
+        if gone() or test is None:
+            return gone()
         return requests >= _FEWEST and test.look(requests, over) is not Outcome.INCONCLUSIVE
 
     return decided
@@ -263,7 +281,7 @@ def _take_away(client: TritonClient, name: str) -> None:
     """Unload and wait until it is gone; a dead server has nothing to unload."""
     deadline = time.monotonic() + _UNLOAD_S
     with suppress(ServerError):
-        client.unload(name)
+        client.unload(name, timeout_s=_UNLOAD_S)
         while any(row.name == name and row.state in _PRESENT for row in client.index()):
             if time.monotonic() > deadline:
                 return

@@ -1,5 +1,7 @@
 """Measures a model on a server that somebody else runs, as it is configured there."""
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,9 +9,10 @@ from enginegate.errors import ServerError
 from enginegate.measurement import ClosedLoad, Driver, Load
 from enginegate.triton import perf_analyzer
 from enginegate.triton.config import Config
+from enginegate.triton.liveness import attended
 from enginegate.triton.measure import Sampled, measure
 from enginegate.triton.server import Server, connect
-from enginegate.triton.traffic import LoadResult, Sending, Traffic, run_load
+from enginegate.triton.traffic import EarlyEnd, LoadResult, Sending, Traffic, run_load
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,9 @@ class RemoteModel:
         Raises:
             ServerError: the server is gone.
         """
-        with self.server.client() as client:
+        with attended(self.server) as liveness, self.server.client() as client:
             before = client.statistics(self.name)
-            result = self._send(traffic, load, driver)
+            result = self._send(traffic, load, driver, lambda: liveness.gone)
             if result.failed:
                 self.server.check_alive()
             answered = len(result.latency_s) - result.failed
@@ -67,10 +70,17 @@ class RemoteModel:
             slo_p99_ms=slo_p99_ms,
         )
 
-    def _send(self, traffic: Traffic, load: Load | ClosedLoad, driver: Driver) -> LoadResult:
+    def _send(
+        self,
+        traffic: Traffic,
+        load: Load | ClosedLoad,
+        driver: Driver,
+        gone: Callable[[], bool],
+    ) -> LoadResult:
         if driver == "perf_analyzer":
             return perf_analyzer.run(self.server.grpc, traffic, load)
-        return run_load(self.server.grpc, traffic, load, sending=Sending())
+        early = EarlyEnd(math.inf, 0.0, lambda _requests, _over: gone())
+        return run_load(self.server.grpc, traffic, load, ends=early, sending=Sending())
 
 
 def remote_model(address: str, name: str) -> RemoteModel:

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -84,20 +85,35 @@ def server_of(repository):
     return None
 
 
-def test_a_server_that_dies_is_replaced_and_the_measurement_repeated(stage, scale_model):
+@pytest.mark.parametrize(
+    ("number", "within_s"),
+    [
+        pytest.param(signal.SIGKILL, 8.0, id="dies"),
+        pytest.param(signal.SIGSTOP, 16.0, id="stops"),
+    ],
+)
+def test_a_server_that_is_lost_is_replaced_and_the_measurement_repeated(
+    stage, scale_model, number, within_s
+):
     """The search goes on as if nothing had been; each valid measurement is kept for the next.
 
-    What is only shown and cannot be found out changes nothing about what was.
+    One that only stopped is given up in seconds, though it still accepts what is sent to it. What
+    is only shown and cannot be found out changes nothing about what was.
     """
-    said, killers = [], []
+    said, killers, at_s = [], [], []
 
     def kill_once(_):
         if not killers:
             pid = server_of(stage.places.repository)
-            killers.append(threading.Timer(0.3, os.kill, (pid, signal.SIGKILL)))
+            at_s.append(time.monotonic())
+            killers.append(threading.Timer(0.3, os.kill, (pid, number)))
             killers[0].start()
 
-    watched = replace(stage, said=said.append)
+    def say(text):
+        said.append(text)
+        at_s.append(time.monotonic())
+
+    watched = replace(stage, said=say)
 
     def broken(_):
         raise ModelError("its graph cannot be read")
@@ -113,6 +129,7 @@ def test_a_server_that_dies_is_replaced_and_the_measurement_repeated(stage, scal
     killers[0].join()
     valid = {m.load.digest for m in found.measurements if not m.invalid}
     assert "starting another (restart 1 of 3)" in said[0]
+    assert at_s[1] - at_s[0] < within_s
     assert said[-1] == "left out of what is shown: its graph cannot be read"
     assert found.roofline is None
     assert found.outcome is Outcome.PASSED
