@@ -14,7 +14,7 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.cli.waiting import waiting
 from enginegate.decision import Decision, Release
 from enginegate.errors import EnginegateError, ServerError
-from enginegate.policy import Policy
+from enginegate.policy import Policy, read_policy
 from enginegate.repository import (
     Fleet,
     Layout,
@@ -41,8 +41,9 @@ def repository_of(policy: Policy) -> LiveTarget:
     return open_repository(policy, Workspace.here(), way="command")
 
 
-def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
+def print_status(path: Path, workspace: Workspace, out: Console) -> None:
     """What is live, since when, on whose word; every release; what waits for a decision."""
+    policy = read_policy(path)
     layout = Layout(policy.target.repository, policy.name)
     current = layout.current()
     out.print(f"[bold]{policy.name}[/] in {policy.target.repository} ({_server_words(policy)})")
@@ -56,7 +57,7 @@ def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
         out.print(_history(layout.releases(), current.version, layout))
     for sentence in _further(policy, current.version if current else None):
         out.print(f"  {sentence}", markup=False)
-    for sentence in waiting(policy, workspace):
+    for sentence in waiting(policy, workspace, path):
         out.print(f"  {sentence}", markup=False)
 
 

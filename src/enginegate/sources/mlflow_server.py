@@ -60,8 +60,8 @@ def _ask(tracking_uri: str, shown: str) -> None:
     from mlflow.utils.rest_utils import http_request  # noqa: PLC0415
 
     try:
-        http_request(
-            get_default_host_creds(tracking_uri),
+        http_request(  # type: ignore[no-untyped-call]
+            get_default_host_creds(tracking_uri),  # type: ignore[no-untyped-call]
             "/health",
             "GET",
             max_retries=0,
