@@ -13,8 +13,9 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.responses import SetStateStatus
 
 from enginegate.decision import Decision
+from enginegate.errors import EnginegateError
 from enginegate.masking import masked
-from tasks.prefect_server import REFUSALS
+from tasks.prefect_server import REFUSALS, check_answers
 
 _WAITING = FlowRunFilter(
     state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended", "Paused"]))
@@ -40,13 +41,14 @@ def answer_suspended(decision: Decision) -> tuple[str, ...]:
     }
     answered: list[str] = []
     try:
+        check_answers()
         with get_client(sync_client=True) as client:
             answered += [
                 str(run.name)
                 for run in client.read_flow_runs(flow_run_filter=_WAITING)
                 if _waits_for(run, decision) and _took_or_said(client, run, form)
             ]
-    except REFUSALS as error:
+    except (EnginegateError, *REFUSALS) as error:
         _log.warning(
             "Prefect could not be asked which promotions wait for this decision, which is kept: "
             "%s\nIf one is suspended, resume it in Prefect's UI; it finds the decision.",

@@ -15,11 +15,14 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from httpx import HTTPError, InvalidURL, Response
+from httpx import HTTPError, HTTPStatusError, InvalidURL, ReadTimeout, Response
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
+from enginegate.errors import EnginegateError
+from enginegate.masking import masked, masked_error
+from enginegate.slow import said_if_slow
 from enginegate.triton.keeper import guarded
 from enginegate.workspace import Workspace
 
@@ -27,6 +30,9 @@ from enginegate.workspace import Workspace
 REFUSALS = (HTTPError, InvalidURL, PrefectException, OSError, TypeError, ValueError)
 
 _ANSWER_S = 5.0
+# A flow needs the server, so that its first answer may take longer.
+_FIRST_ANSWER_S = 15.0
+_SAID_AFTER_S = 3.0
 # Prefect's transport connects four times by itself.
 _CONNECT_S = 1.0
 _ASK_AGAIN = frozenset({408, 429})
@@ -34,11 +40,41 @@ _ASK_AGAIN = frozenset({408, 429})
 _GRACE_S = 4.0
 
 
+def check_answers() -> None:
+    """Return if Prefect's server answers, whatever it says; one inside this process is not asked.
+
+    By itself Prefect's client waits for minutes, without a word.
+
+    Raises:
+        EnginegateError: nothing accepts a connection there, or nothing answers within seconds.
+    """
+    server = masked(PREFECT_API_URL.value() or "")
+    if not server:
+        return
+    waiting = f"waiting for Prefect's server at {server}; given up after {_FIRST_ANSWER_S:g} s"
+    try:
+        with (
+            said_if_slow(waiting, after_s=_SAID_AFTER_S),
+            quick_client(_FIRST_ANSWER_S) as client,
+        ):
+            client.request("GET", "/health")
+    except (HTTPStatusError, PrefectException):
+        return  # an answer; what it means is Prefect's to say
+    except REFUSALS as error:
+        silent = isinstance(error, ReadTimeout)
+        why = f"no answer in {_FIRST_ANSWER_S:g} s" if silent else masked(str(error))
+        raise EnginegateError(
+            f"Prefect's server at {server} does not answer: {why}. See whether it runs, name "
+            "another with PREFECT_API_URL, or unset that: then Prefect runs inside this process."
+        ) from masked_error(error)
+
+
 @contextmanager
-def quick_client() -> Iterator[SyncPrefectClient]:
+def quick_client(answer_s: float | None = None) -> Iterator[SyncPrefectClient]:
     """A client of its own: what it asks is answered within seconds, or is one of `REFUSALS`."""
+    answer_s = answer_s or _ANSWER_S
     asked_once = {
-        "timeout": (_CONNECT_S, _ANSWER_S, _ANSWER_S, _ANSWER_S),
+        "timeout": (_CONNECT_S, answer_s, answer_s, answer_s),
         "event_hooks": {"response": [_refuse]},
     }
     with (

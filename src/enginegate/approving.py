@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from enginegate.candidate import Candidate
-from enginegate.decision import CLOCK_TOLERANCE, Decision, OnRecord
+from enginegate.decision import CLOCK_TOLERANCE, Decision, OnRecord, Release
 from enginegate.errors import ApprovalError
 from enginegate.evidence import Finding, Outcome, Scorecard
 from enginegate.operating import Approval, person
@@ -118,6 +118,43 @@ def check_approvable(scorecard: Scorecard, rules: Approval) -> None:
         f"Scorecard {scorecard.digest[:12]} has no candidate that passed every gate, so there "
         f"is nothing to approve: {scorecard.reason}"
     )
+
+
+def outdated(
+    scorecard: Scorecard, candidate: Candidate | None, *, rules_sha256: str, live: Release | None
+) -> str:
+    """Why a scorecard cannot be promoted any more, whoever approves it; empty when it can.
+
+    Args:
+        scorecard: what is to be promoted.
+        candidate: what of it; None: the winner.
+        rules_sha256: digest of the policy as it is now, for the scorecard's version of the model.
+        live: the release that is live now; None: nothing is.
+    """
+    if rules_sha256 != scorecard.policy_sha256:
+        return (
+            "it was made under other rules than its policy has now. Qualify again: what was "
+            "measured stays, and the new scorecard needs its own decision."
+        )
+    version = live.version if live else None
+    verdict = scorecard.verdict(named) if (named := candidate or scorecard.winner) else None
+    # The same bytes of the same version are live already: promoting them changes nothing.
+    same = (
+        live is not None
+        and verdict is not None
+        and (live.engine_sha256, live.model_uri) == (verdict.engine_sha256, scorecard.model_uri)
+    )
+    if version == scorecard.replaces or same:
+        return ""
+    return (
+        f"it was made while {_release_words(scorecard.replaces)} was live; now it is "
+        f"{_release_words(version)}. Qualify again: what was measured stays, and the new scorecard "
+        "is compared with what is live now."
+    )
+
+
+def _release_words(version: int | None) -> str:
+    return f"release {version}" if version else "nothing"
 
 
 def inconclusive(candidate: Candidate, scorecard: Scorecard) -> tuple[str, ...]:

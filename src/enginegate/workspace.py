@@ -114,18 +114,27 @@ class Workspace:
             raise InputError(
                 f"There is no scorecard {reference!r} in {folder}. `enginegate status` lists them."
             )
-        scorecard = Scorecard.read(path)
-        if path.parent == folder and path.stem != scorecard.digest:
-            raise InputError(
-                f"{path} was changed after it was written: its content is {scorecard.digest[:12]}. "
-                "Qualify again."
-            )
-        return scorecard
+        return _read_scorecard(path) if path.parent == folder else Scorecard.read(path)
 
     def scorecards(self) -> tuple[Scorecard, ...]:
-        """Every scorecard, oldest first."""
-        read = [Scorecard.read(path) for path in (self.root / "scorecards").glob("*.json")]
+        """Every scorecard that can be read, oldest first; `unreadable` names the others."""
+        read = []
+        for path in (self.root / "scorecards").glob("*.json"):
+            with suppress(InputError):
+                read.append(_read_scorecard(path))
         return tuple(sorted(read, key=lambda scorecard: scorecard.created_at))
+
+    def unreadable(self) -> tuple[str, ...]:
+        """One message for each file of a scorecard or a decision that is not what it should be."""
+        messages = []
+        kinds = (("scorecards/*.json", _read_scorecard), ("decisions/*/*.json", Decision.read))
+        for pattern, read in kinds:
+            for path in sorted(self.root.glob(pattern)):
+                try:
+                    read(path)
+                except InputError as error:
+                    messages.append(str(error))
+        return tuple(messages)
 
     def save_decision(self, decision: Decision) -> Path:
         """Write a decision on a scorecard; earlier ones are kept beside it."""
@@ -137,7 +146,11 @@ class Workspace:
         return path
 
     def decisions(self, scorecard: Sha256) -> tuple[Decision, ...]:
-        """Every decision on a scorecard, oldest first."""
+        """Every decision on a scorecard, oldest first.
+
+        Raises:
+            InputError: one cannot be read: it may be a no, so that nobody decides without it.
+        """
         written = (self.root / "decisions" / scorecard).glob("*.json")
         return tuple(Decision.read(path) for path in sorted(written))
 
@@ -174,6 +187,17 @@ class Workspace:
             for verdict in scorecard.verdicts
             if verdict.engine_sha256 in sizes
         }
+
+
+def _read_scorecard(path: Path) -> Scorecard:
+    """A scorecard that is named after its digest."""
+    scorecard = Scorecard.read(path)
+    if path.stem != scorecard.digest:
+        raise InputError(
+            f"{path} was changed after it was written: its content is {scorecard.digest[:12]}. "
+            "Qualify again."
+        )
+    return scorecard
 
 
 def remembered(

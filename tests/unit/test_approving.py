@@ -1,10 +1,11 @@
 """The approval gate: what lets a scorecard through, and what does not."""
 
+import re
 from datetime import timedelta
 
 import pytest
 
-from enginegate.approving import check_decision, may_not_reject, standing_of
+from enginegate.approving import check_decision, may_not_reject, outdated, standing_of
 from enginegate.candidate import Candidate
 from enginegate.decision import OnRecord
 from enginegate.errors import ApprovalError
@@ -17,6 +18,7 @@ from tests.fakes.evidence import (
     benchmark,
     decision,
     finding,
+    release,
     scorecard,
     verdict,
 )
@@ -356,3 +358,29 @@ def test_changed_evidence_changes_the_digest():
     after = scorecard(benchmarks=(benchmark(399.0, candidate=INT8),))
 
     assert after.digest != before.digest
+
+
+@pytest.mark.parametrize(
+    ("changes", "live", "message"),
+    [
+        ({"replaces": None}, None, ""),
+        ({"replaces": 2}, {"version": 2}, ""),
+        (
+            {"replaces": 1},
+            {"version": 2, "engine_sha256": "d" * 64},
+            "release 1.*is release 2",
+        ),
+        ({"replaces": None}, {"version": 2, "engine_sha256": "d" * 64}, "nothing was live; now it"),
+        ({"replaces": 1}, None, "while release 1 was live; now it is nothing"),
+        ({"replaces": 1}, {"version": 2, "engine_sha256": "e" * 64}, ""),
+        ({"policy_sha256": "f" * 64}, None, "other rules.*Qualify again"),
+    ],
+)
+def test_what_happened_since_may_end_a_scorecard(changes, live, message):
+    """Other rules, or another release live than then, unless it serves these very bytes."""
+    card = scorecard(**changes)
+    there = release(**live, model_uri=card.model_uri) if live else None
+
+    why = outdated(card, None, rules_sha256=scorecard().policy_sha256, live=there)
+
+    assert re.search(message, why) if message else why == ""

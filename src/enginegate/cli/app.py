@@ -16,6 +16,7 @@ Exit codes:
 import getpass
 import os
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,7 +41,7 @@ from enginegate.cli.terminal import (
     out,
     terminable,
 )
-from enginegate.errors import EnginegateError, ExitCode
+from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
 from enginegate.report import explain as explained
@@ -94,8 +95,7 @@ def main() -> None:
         with terminable():
             app()
     except EnginegateError as error:
-        err.print(f"[bold red]{_kind(error)}[/]: ", end="")
-        err.print(str(error), markup=False)
+        _print_error(error)
         sys.exit(error.exit_code)
     except SystemExit as stop:
         if last_words := ended_by(stop.code):
@@ -261,9 +261,19 @@ def status(
     policies: Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")] = None,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
-    for path in policies_of(policies):
+    workspaces: dict[Path, Workspace] = {}
+
+    def show(path: Path) -> None:
         rules = read_policy(path)
-        _live.print_status(rules, Workspace.of(rules), out)
+        workspace = workspaces.setdefault(rules.root or path, Workspace.of(rules))
+        _live.print_status(rules, path, workspace, out)
+
+    code = _for_each(policies_of(policies), show)
+    unreadable = (message for each in workspaces.values() for message in each.unreadable())
+    for message in dict.fromkeys(unreadable):
+        code = code or ExitCode.BAD_INPUT
+        _print_error(InputError(message))
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -275,11 +285,13 @@ def verify(
     ] = False,
 ) -> None:
     """Recompute every digest of the live repository, and prove what its server serves."""
-    good = [
-        _live.print_verification(read_policy(p), out, repair=repair) for p in policies_of(policies)
-    ]
-    if not all(good):
-        raise typer.Exit(ExitCode.GATES_FAILED)
+    good = []
+
+    def check(path: Path) -> None:
+        good.append(_live.print_verification(read_policy(path), out, repair=repair))
+
+    code = _for_each(policies_of(policies), check)
+    raise typer.Exit(code if all(good) else ExitCode.GATES_FAILED)
 
 
 @app.command()
@@ -320,6 +332,27 @@ def _workspace(policy: Path | None) -> Workspace:
 def _why_not(scorecard: Scorecard) -> ExitCode:
     outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
     return _EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
+
+
+def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> ExitCode:
+    """Do it for every policy; one that cannot be read or looked at is shown and left out.
+
+    Returns:
+        The first one's exit code; OK if there is none.
+    """
+    code = ExitCode.OK
+    for path in paths:
+        try:
+            do(path)
+        except EnginegateError as error:
+            code = code or error.exit_code
+            _print_error(error)
+    return code
+
+
+def _print_error(error: EnginegateError) -> None:
+    err.print(f"[bold red]{_kind(error)}[/]: ", end="")
+    err.print(str(error), markup=False)
 
 
 def _kind(error: EnginegateError) -> str:

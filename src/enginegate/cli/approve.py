@@ -1,5 +1,6 @@
 """Deciding on a scorecard on the terminal: approve, reject, accept what is inconclusive."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -12,6 +13,7 @@ from enginegate.approving import (
     inconclusive,
     may_not_reject,
     objection,
+    outdated,
     standing_of,
 )
 from enginegate.candidate import Candidate
@@ -23,9 +25,11 @@ from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.ledger import Outbox, decision_message
 from enginegate.policy import Policy, read_policy
-from enginegate.repository import origin, record_decision
+from enginegate.repository import Layout, origin, record_decision
 from enginegate.repository.decided import answers_to
 from enginegate.workspace import Workspace, now
+
+_log = logging.getLogger("enginegate.approve")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,11 @@ def decide(
         ApprovalError: it would not count, by the policy that the scorecard was made under.
         InputError: it is no decision, or names a candidate that the scorecard does not have.
     """
-    rules = _rules(scorecard, policy)
+    rules = _rules(scorecard, policy, answer)
     decision = _decision(scorecard, answer)
     _check(decision, scorecard, rules)
+    # One that cannot be read may be a no: nothing is added to it, and the message names it.
+    workspace.decisions(scorecard.digest)
     workspace.save_decision(decision)
     word = "Approved" if answer.answer == "approve" else "Rejected"
     out.print(
@@ -118,6 +124,18 @@ def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> No
         if decision.candidate is None and scorecard.winner is None:
             raise ApprovalError(f"There is nothing to approve: {scorecard.reason}")
         return
+    layout = Layout(rules.target.repository, rules.name)
+    current = layout.current()
+    why = outdated(
+        scorecard,
+        decision.candidate,
+        rules_sha256=rules.with_model(scorecard.model_uri).digest,
+        live=layout.release(current.version) if current else None,
+    )
+    if why:
+        raise ApprovalError(
+            f"Scorecard {scorecard.digest[:12]} of {rules.name} cannot be promoted any more: {why}"
+        )
     check_approvable(scorecard, rules.approval)
     reason = objection(decision, scorecard, rules.approval, now=now())
     if reason:
@@ -152,20 +170,25 @@ def _next(
         out.print(f"Next: enginegate promote POLICY {scorecard.digest[:12]}")
 
 
-def _rules(scorecard: Scorecard, given: Path | None) -> Policy | None:
+def _rules(scorecard: Scorecard, given: Path | None, answer: Answer) -> Policy | None:
     """The policy that a scorecard was made under: the one given, else one of ``policies/``.
 
     Raises:
-        ApprovalError: the given one is another.
+        ApprovalError: it is to be approved, and the given one, or the one of its model, is another.
     """
-    for path in [given] if given else policies_here():
-        policy = _read(path, required=given is not None)
+    found = [given] if given else policies_here()
+    policies = {path: _read(path, required=given is not None) for path in found}
+    for policy in policies.values():
         if policy and policy.with_model(scorecard.model_uri).digest == scorecard.policy_sha256:
             return policy
-    if given is not None:
+    others = [
+        path for path, policy in policies.items() if policy and policy.name == scorecard.model
+    ]
+    if given is not None or (others and answer.answer == "approve"):
         raise ApprovalError(
-            f"Scorecard {scorecard.digest[:12]} was made under other rules than {given} has now. "
-            "Qualify under it, and decide on the new scorecard."
+            f"Scorecard {scorecard.digest[:12]} was made under other rules than "
+            f"{given or others[0]} has now. Qualify under it, and decide on the new scorecard."
+            + ("" if given else " If it was made under another file, name that with --policy.")
         )
     return None
 
@@ -173,7 +196,8 @@ def _rules(scorecard: Scorecard, given: Path | None) -> Policy | None:
 def _read(path: Path, *, required: bool) -> Policy | None:
     try:
         return read_policy(path)
-    except EnginegateError:
+    except EnginegateError as error:
         if required:
             raise
+        _log.warning("%s is left out: %s", path, error)
         return None

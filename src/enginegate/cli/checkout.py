@@ -17,6 +17,9 @@ _PREFECT = {
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "180",
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
+    # Of each answer; by itself six times a minute. A server restarts within four times half of one.
+    "PREFECT_API_REQUEST_TIMEOUT": "30",
+    "PREFECT_CLIENT_MAX_RETRIES": "3",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "enginegate",
     "DO_NOT_TRACK": "1",
@@ -25,11 +28,16 @@ _PREFECT = {
 }
 
 
+# It tells of a decision that is made already: a server that does not answer is no reason to fail.
+_ANSWERING = "flows.answer"
+
+
 def of_checkout(name: str) -> ModuleType:
     """A module of the checkout that the command runs in, such as ``flows.qualify``.
 
     Raises:
         InputError: the current folder is not a checkout.
+        EnginegateError: the Prefect server that is named does not answer.
     """
     root = Path.cwd()
     if not (root / "flows" / "qualify.py").is_file():
@@ -43,4 +51,7 @@ def of_checkout(name: str) -> ModuleType:
         _log.info("starting Prefect inside this process; this takes a few seconds")
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
+    if name != _ANSWERING:
+        # Not loaded before this: Prefect reads its settings when it is imported.
+        importlib.import_module("tasks.prefect_server").check_answers()
     return importlib.import_module(name)

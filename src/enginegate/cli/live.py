@@ -31,7 +31,7 @@ from enginegate.repository import (
 )
 from enginegate.repository.changes import last_change
 from enginegate.triton.live import live_addresses, live_client, live_server
-from enginegate.triton.ports import Ports
+from enginegate.triton.ports import LOOPBACK, Ports
 from enginegate.triton.server import Server, ServerOptions
 from enginegate.workspace import Workspace
 
@@ -44,7 +44,7 @@ def repository_of(policy: Policy) -> LiveTarget:
     return open_repository(policy, Workspace.of(policy), way="command")
 
 
-def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
+def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console) -> None:
     """What is live, since when, on whose word; every release; what waits for a decision."""
     layout = Layout(policy.target.repository, policy.name)
     current = layout.current()
@@ -64,7 +64,7 @@ def print_status(policy: Policy, workspace: Workspace, out: Console) -> None:
             out.print(f"  {sentence}", markup=False)
     except TamperedError as error:
         out.print(f"  what people acknowledged cannot be read: {error}", markup=False)
-    for sentence in waiting(policy, workspace):
+    for sentence in waiting(policy, workspace, path):
         out.print(f"  {sentence}", markup=False)
 
 
@@ -102,8 +102,8 @@ def print_verification(policy: Policy, out: Console, *, repair: bool) -> bool:
 
 def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> None:
     """Run Triton on the live repository until Ctrl-C; every live release is loaded and proved."""
-    root = policy.target.repository
-    with live_server(root, workspace, ServerOptions(ports=ports)) as server:
+    root, member = policy.target.repository, _member_at(policy, ports.grpc)
+    with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
         with server.client() as client:
             repository = replace(open_lead(policy, workspace, way="serve"), client=client)
             _follow(policy, repository, out)
@@ -117,6 +117,13 @@ def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> N
                 out.print(f"Release {release.version} of {name} is loaded and proved.")
         out.print(f"Serving {root}: http://{server.http}, gRPC {server.grpc}. Ctrl-C stops it.")
         _watch(server)
+
+
+def _member_at(policy: Policy, port: int) -> str:
+    """The fleet's member that serves the target's repository at this port here; empty: none."""
+    addresses = {f"{host}:{port}" for host in (LOOPBACK, "localhost")}
+    found = (m.name for m in policy.target.fleet if not m.repository and m.endpoint in addresses)
+    return next(found, "")
 
 
 def _follow(policy: Policy, repository: LiveRepository, out: Console) -> None:

@@ -1,44 +1,90 @@
-"""What waits for people: scorecards without an answer, and those that too few have approved."""
+"""What waits for people: scorecards without an answer, without enough, or not promoted yet."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from enginegate.approving import expires_at, standing_of, still_asked
+from enginegate.approving import Standing, expires_at, outdated, standing_of, still_asked
+from enginegate.decision import Release
 from enginegate.errors import EnginegateError
 from enginegate.evidence import Scorecard
+from enginegate.operating import Approval
 from enginegate.policy import Policy
+from enginegate.repository import Layout
 from enginegate.repository.decided import answers_to
 from enginegate.workspace import Workspace, now
 
+_WHEN = "%Y-%m-%d %H:%M:%S %Z"
 
-def waiting(policy: Policy, workspace: Workspace) -> Iterator[str]:
-    """One sentence for each scorecard of the policy that people have not answered to the end."""
+
+def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[str]:
+    """One sentence for each scorecard of the policy that somebody has to do something about.
+
+    Args:
+        policy: the rules as they are now.
+        workspace: holds scorecards and decisions.
+        path: the policy's file, for the command to type.
+    """
+    layout = Layout(policy.target.repository, policy.name)
+    current, releases = layout.current(), layout.releases()
+    live = next((r for r in releases if current and r.version == current.version), None)
+    published = {release.scorecard_sha256 for release in releases}
+    past = 0
     for card in workspace.scorecards():
-        if card.model != policy.name:
+        if card.model != policy.name or (live and live.scorecard_sha256 == card.digest):
             continue
-        named = f"{card.digest[:12]} ({card.model_uri})"
-        if not workspace.decisions(card.digest):
-            if card.winner:
-                yield f"waits for a decision: {named}"
-        elif policy.with_model(card.model_uri).digest == card.policy_sha256:
-            missing = _missing(card, policy, workspace)
-            if missing:
-                yield f"waits for more approvals: {named}: {missing}"
+        why = _outdated(card, policy, live)
+        try:
+            given = workspace.decisions(card.digest)
+            sentence = _sentence(card, policy, workspace, path) if given and not why else ""
+        except EnginegateError as error:
+            yield f"cannot be decided: {_named(card)}: {error}"
+            continue
+        if why:
+            past += card.digest not in published and card.winner is not None
+        elif not given and card.winner:
+            yield f"waits for a decision: {_named(card)}"
+        elif sentence:
+            yield sentence
+    if past:
+        yield (
+            f"not promoted, and cannot be any more: {past} of the scorecards, made under other "
+            "rules or before another release went live"
+        )
 
 
-def _missing(card: Scorecard, policy: Policy, workspace: Workspace) -> str:
-    """Who has approved, until when, and who else may; empty where nobody has, or enough have."""
+def _outdated(card: Scorecard, policy: Policy, live: Release | None) -> str:
+    rules = policy.with_model(card.model_uri).digest
+    return outdated(card, None, rules_sha256=rules, live=live)
+
+
+def _sentence(card: Scorecard, policy: Policy, workspace: Workspace, path: Path) -> str:
+    """What its answers amount to; empty where somebody said no."""
     rules, given = policy.approval, workspace.decisions(card.digest)
-    try:
-        answers = answers_to(card, given, policy.target.repository)
-        standing = standing_of(answers.decisions, card, rules, now=now(), record=answers.record)
-    except EnginegateError as error:
-        return str(error)
-    if not (standing.approvals and standing.missing):
-        return ""
-    by = ", ".join(
-        f"{each.approver} (valid until {expires_at(each, rules):%Y-%m-%d %H:%M:%S %Z})"
+    answers = answers_to(card, given, policy.target.repository)
+    standing = standing_of(answers.decisions, card, rules, now=now(), record=answers.record)
+    if standing.approvals and not standing.missing and not standing.rejection:
+        return (
+            f"approved and not promoted: {_named(card)}: approved by {_by(standing, rules)}. "
+            f"Next: enginegate promote {path} {card.digest[:12]}"
+        )
+    if standing.approvals:
+        left = " or ".join(still_asked(standing, card, rules)) or "nobody that the policy names"
+        asked = left if rules.approvers else "anybody else"
+        return (
+            f"waits for more approvals: {_named(card)}: approved by {_by(standing, rules)}; "
+            f"{standing.missing} more needed, by {asked}"
+        )
+    if standing.objections and not standing.rejection:
+        return f"waits for a new decision: {_named(card)}: {' '.join(standing.objections)}"
+    return ""
+
+
+def _by(standing: Standing, rules: Approval) -> str:
+    return ", ".join(
+        f"{each.approver} (valid until {expires_at(each, rules):{_WHEN}})"
         for each in standing.approvals
     )
-    left = " or ".join(still_asked(standing, card, rules)) or "nobody that the policy names"
-    asked = left if rules.approvers else "anybody else"
-    return f"approved by {by}; {standing.missing} more needed, by {asked}"
+
+
+def _named(card: Scorecard) -> str:
+    return f"{card.digest[:12]} ({card.model_uri})"

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from enginegate.errors import LedgerError
-from enginegate.masking import masked
+from enginegate.masking import link_base, masked, masked_error
+from enginegate.slow import said_if_slow
+from enginegate.sources.mlflow_server import check_answers, set_mlflow_up
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -19,15 +21,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# Read by MLflow when it is imported. With its own seven retries a dead server costs minutes.
-_SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
-}
 _REASON_LENGTH = 300
+# Filing a scorecard with its engines takes seconds; longer than this, somebody wonders.
+_SAID_AFTER_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class Connection:
 
     @property
     def shown_uri(self) -> str:
-        """The tracking URI without a password."""
+        """The tracking URI without a password or a token."""
         return masked(self.tracking_uri)
 
     @property
@@ -116,22 +112,29 @@ class Connection:
 
     @contextmanager
     def explained(self, doing: str) -> Iterator[None]:
-        """Turn what MLflow raises in the block into a LedgerError that says what to do."""
+        """Turn what MLflow raises in the block into a LedgerError that says what to do.
+
+        A server that does not answer is found out before the block, within seconds.
+        """
+        check_answers(self.tracking_uri)
+        waiting = f"MLflow at {self.shown_uri} has not finished yet: {doing}"
         try:
-            yield
+            with said_if_slow(waiting, after_s=_SAID_AFTER_S):
+                yield
         except _refusals() as error:
             lines = str(error).splitlines() or [type(error).__name__]
             raise LedgerError(
                 f"MLflow at {self.shown_uri} could not {doing}: "
                 f"{masked(lines[0])[:_REASON_LENGTH]}\n"
                 f"{self._advice()}"
-            ) from error
+            ) from masked_error(error)
 
     def _advice(self) -> str:
         if self.tracking_uri.startswith("http"):
             return (
-                f"See whether the server answers (curl {self.shown_uri}/health), or give another "
-                "tracking URI."
+                f"See whether the server answers (curl {link_base(self.tracking_uri)}/health), or "
+                "give another tracking URI. MLFLOW_HTTP_REQUEST_TIMEOUT is how many seconds it has "
+                "for each answer."
             )
         if self.tracking_uri.startswith("sqlite"):
             return (
@@ -143,8 +146,7 @@ class Connection:
 
 @cache
 def _client(tracking_uri: str) -> "MlflowClient":
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    set_mlflow_up()
     import mlflow  # noqa: PLC0415
 
     logging.getLogger("mlflow").setLevel(os.environ["MLFLOW_LOGGING_LEVEL"])

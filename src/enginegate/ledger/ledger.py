@@ -1,23 +1,22 @@
 """The ledger: evidence in, registry versions and aliases out."""
 
 import re
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 from enginegate.candidate import Candidate
 from enginegate.decision import Release
-from enginegate.errors import LedgerError, ModelError
+from enginegate.errors import ModelError
 from enginegate.evidence import Scorecard
 from enginegate.ledger.connection import Connection
 from enginegate.ledger.filing import Exhibit, Filing
 from enginegate.ledger.link import Comparison, comparison_of
 from enginegate.ledger.live import file_look, watch_run
 from enginegate.repository.broken_promises import ShownState
+from enginegate.sources.mlflow_server import check_answers
 from enginegate.watching import Look
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
 
 _LISTED = 20
-_ANSWER_S = 2.0
-_PORTS = {"http": 80, "https": 443}
 _NO_PAGES: Mapping[str, bytes] = MappingProxyType({})
 
 
@@ -286,22 +283,12 @@ class Ledger:
                 self.client.set_tag(run_id, name, value)
 
     def check_answers(self) -> None:
-        """Find out quickly that a tracking server is away: MLflow itself waits for minutes.
+        """Find out quickly that a tracking server is away or hangs: MLflow itself waits longer.
 
         Raises:
-            LedgerError: nothing accepts a connection at its address.
+            LedgerError: nothing accepts a connection at its address, or nothing answers.
         """
-        address = urlsplit(self.tracking_uri)
-        if address.scheme not in _PORTS or address.hostname is None:
-            return
-        port = address.port or _PORTS[address.scheme]
-        try:
-            socket.create_connection((address.hostname, port), timeout=_ANSWER_S).close()
-        except OSError as error:
-            raise LedgerError(
-                f"MLflow at {self.connection.shown_uri} could not be reached: {error}. See whether "
-                "its server runs, or give another tracking URI."
-            ) from error
+        check_answers(self.tracking_uri)
 
     def _model(self, name: str) -> "RegisteredModel | None":
         with self.connection.explained(f"look up the model {name!r}"):

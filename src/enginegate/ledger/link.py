@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from enginegate.ledger.connection import Connection
+from enginegate.masking import link_base
 
 _UI = "http://127.0.0.1:5000"
 
@@ -33,7 +34,7 @@ def comparison_of(
     connection: Connection, experiment: str, parent: str, children: tuple[str, ...]
 ) -> Comparison:
     """The links for a parent run and its children."""
-    base = connection.shown_uri.rstrip("/") if connection.is_server else _UI
+    base = link_base(connection.tracking_uri) if connection.is_server else _UI
     runs = _query(
         workflowType="machine_learning",
         searchFilter=f"tags.\"mlflow.parentRunId\" = '{parent}'",
@@ -42,8 +43,9 @@ def comparison_of(
         compareRunsMode="CHART",
     )
     compared = _query(
-        workflowType="machine_learning",
+        # MLflow's page reads it only where it comes first.
         runs=json.dumps(children),
+        workflowType="machine_learning",
         experiments=json.dumps([experiment]),
     )
     return Comparison(

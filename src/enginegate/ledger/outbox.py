@@ -20,9 +20,9 @@ from enginegate.repository import Layout
 from enginegate.workspace import Workspace
 
 _LOCK_TIMEOUT_S = 30.0
-# Whoever tells something else may wait for MLflow's own three tries of two minutes, and what cannot
-# be told is taken back: a promotion would rather wait.
-_PROMOTION_TIMEOUT_S = 600.0
+# Whoever tells something else may wait for MLflow's own two tries of half a minute, for each of its
+# messages, and what cannot be told is taken back: a promotion would rather wait.
+_PROMOTION_TIMEOUT_S = 300.0
 # A change that has not happened by then never will.
 _EXPECTED_FOR = timedelta(hours=24)
 _CHANGE = ".change"

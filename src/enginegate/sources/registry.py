@@ -3,7 +3,6 @@
 Does not know what is in them, or what happens to them afterwards.
 """
 
-import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -12,13 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginegate.errors import LedgerError, ModelError
+from enginegate.masking import masked, masked_error
+from enginegate.sources.mlflow_server import check_answers, set_mlflow_up
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.exceptions import MlflowException
 
 _ABSENT = {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE", "NOT_FOUND"}
-_PROGRESS_BAR = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 
 
 def resolve(uri: str, *, tracking_uri: str) -> str:
@@ -47,7 +47,7 @@ def resolve(uri: str, *, tracking_uri: str) -> str:
         else:
             found = client.get_model_version(name, number)
     except MlflowException as error:
-        raise _refused(error, uri, tracking_uri) from error
+        raise _refused(error, uri, tracking_uri) from masked_error(error)
     return f"models:/{name}/{found.version}"
 
 
@@ -62,7 +62,6 @@ def fetched(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
     import mlflow.artifacts  # noqa: PLC0415
     from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
-    os.environ.setdefault(_PROGRESS_BAR, "false")
     concrete = resolve(uri, tracking_uri=tracking_uri)
     with tempfile.TemporaryDirectory(prefix="enginegate-model-") as scratch:
         try:
@@ -72,16 +71,18 @@ def fetched(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
                 tracking_uri=tracking_uri,
             )
         except MlflowException as error:
-            raise _refused(error, concrete, tracking_uri) from error
+            raise _refused(error, concrete, tracking_uri) from masked_error(error)
         except OSError as error:
             raise ModelError(
-                f"MLflow knows {concrete}, but its files cannot be read: {error}. "
+                f"MLflow knows {concrete}, but its files cannot be read: {masked(str(error))}. "
                 "They were deleted or moved; log the model again."
-            ) from error
+            ) from masked_error(error)
         yield concrete, Path(path)
 
 
 def _client(tracking_uri: str) -> "MlflowClient":
+    set_mlflow_up()
+    check_answers(tracking_uri)
     from mlflow import MlflowClient  # noqa: PLC0415
 
     return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
@@ -112,9 +113,10 @@ def _location_in_run(run_id: str, path: str, client: "MlflowClient") -> str:
 
 
 def _refused(error: "MlflowException", uri: str, tracking_uri: str) -> ModelError | LedgerError:
+    server, said = masked(tracking_uri), masked(str(error.message))
     if error.error_code in _ABSENT:
         return ModelError(
-            f"{tracking_uri} has no {uri}: {error.message}\n"
+            f"{server} has no {uri}: {said}\n"
             "Check [model] uri in the policy, and that MLFLOW_TRACKING_URI is the registry meant."
         )
-    return LedgerError(f"MLflow at {tracking_uri} did not answer about {uri}: {error.message}")
+    return LedgerError(f"MLflow at {server} did not answer about {uri}: {said}")

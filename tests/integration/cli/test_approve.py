@@ -13,7 +13,7 @@ from enginegate.errors import ApprovalError, InputError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
-from enginegate.workspace import Workspace
+from enginegate.workspace import Workspace, now
 from tests.fakes.evidence import FP32, benchmark, finding, scorecard, verdict
 from tests.fakes.family import _POLICY as POLICY
 
@@ -32,7 +32,7 @@ class Desk:
     def card(self, **changes):
         """A scorecard made under that policy."""
         fields = {"model": "tiny", "model_uri": "models:/tiny/1"}
-        return scorecard(policy_sha256=self.rules.digest, **(fields | changes))
+        return scorecard(**(fields | {"policy_sha256": self.rules.digest} | changes))
 
     def say(self, card, answer="approve", approver="ada", **options):
         given = Answer(answer, approver, "margins are wide", **options)
@@ -84,14 +84,14 @@ def test_the_first_of_two_is_told_that_one_is_missing(desk):
 
 
 def test_status_says_who_approved_who_may_and_until_when(desk):
-    """Of a scorecard that needs two; once it has them, it waits for nobody."""
+    """Of a scorecard that needs two; once it has them, what is left to do is the command."""
     both = desk('approvers = ["ada", "grace", "linus"]\nrequired = 2\n')
     card = both.card()
     both.workspace.save_scorecard(card)
     named = f"{card.digest[:12]} (models:/tiny/1)"
 
     def lines():
-        return list(waiting(both.rules, both.workspace))
+        return list(waiting(both.rules, both.workspace, both.policy))
 
     assert lines() == [f"waits for a decision: {named}"]
     both.say(card)
@@ -102,7 +102,13 @@ def test_status_says_who_approved_who_may_and_until_when(desk):
         f"(valid until {until:%Y-%m-%d %H:%M:%S} UTC); 1 more needed, by grace or linus"
     )
     both.say(card, approver="grace")
-    assert lines() == []
+    last = both.workspace.decision(card.digest).decided_at + timedelta(hours=1)
+    (sentence,) = lines()
+    assert sentence == (
+        f"approved and not promoted: {named}: approved by ada (valid until "
+        f"{until:%Y-%m-%d %H:%M:%S} UTC), grace (valid until {last:%Y-%m-%d %H:%M:%S} UTC). "
+        f"Next: enginegate promote {both.policy} {card.digest[:12]}"
+    )
 
 
 def test_status_passes_over_who_may_not_approve(desk):
@@ -112,11 +118,11 @@ def test_status_passes_over_who_may_not_approve(desk):
     four.workspace.save_scorecard(card)
     four.say(card)
 
-    (sentence,) = waiting(four.rules, four.workspace)
+    (sentence,) = waiting(four.rules, four.workspace, four.policy)
     assert sentence.endswith("1 more needed, by nobody that the policy names")
 
     four.say(card, "reject", approver="grace")
-    assert list(waiting(four.rules, four.workspace)) == []
+    assert list(waiting(four.rules, four.workspace, four.policy)) == []
 
 
 def test_a_rejection_is_told_too(desk):
@@ -166,6 +172,60 @@ def test_what_the_promotion_would_refuse_is_refused_at_once(
 
     assert here.workspace.decisions(card.digest) == ()
     assert here.log.read() == ()
+
+
+def test_what_can_no_longer_be_promoted_is_not_approved(desk):
+    """Nothing is written, status does not ask for it, and a no is no harm."""
+    here = desk()
+    card, won = here.card(replaces=3), here.card()
+    changed = here.card(policy_sha256="f" * 64)
+    for each in (card, changed):
+        here.workspace.save_scorecard(each)
+
+    with pytest.raises(ApprovalError, match=r"while release 3 was live; now it is nothing.*again"):
+        here.say(card)
+    with pytest.raises(ApprovalError, match=r"other rules than .*tiny.toml has now. Qualify"):
+        here.say(changed)
+
+    assert here.log.read() == ()
+    assert not (here.workspace.root / "decisions").exists()
+    (sentence,) = waiting(here.rules, here.workspace, here.policy)
+    assert sentence.startswith("not promoted, and cannot be any more: 2 of the scorecards")
+    here.say(changed, "reject")
+    here.say(won)
+
+
+def test_an_approval_that_is_over_is_asked_for_again(desk, monkeypatch):
+    """Status says when and why; it could still be promoted."""
+    here = desk()
+    card = here.card()
+    here.workspace.save_scorecard(card)
+    here.say(card)
+    monkeypatch.setattr("enginegate.cli.waiting.now", lambda: now() + timedelta(hours=2))
+
+    (sentence,) = waiting(here.rules, here.workspace, here.policy)
+
+    assert sentence.startswith(f"waits for a new decision: {card.digest[:12]}")
+    assert "2.0 h old; an approval stands for 1 h" in sentence
+
+
+def test_a_decision_that_cannot_be_read_stops_nobody_but_its_own_scorecard(desk):
+    """It may be a no: it is named, nothing is added to it, and the others are still listed."""
+    here = desk()
+    card, other = here.card(), here.card(model_uri="models:/tiny/1", requested_by="ada")
+    for each in (card, other):
+        here.workspace.save_scorecard(each)
+    here.say(card)
+    (path,) = (here.workspace.root / "decisions").rglob("*.json")
+    path.write_text(path.read_text()[:40])
+
+    with pytest.raises(InputError, match=f"{path.name} is not a valid Decision"):
+        here.say(card, approver="grace")
+
+    assert list(path.parent.iterdir()) == [path]
+    said = list(waiting(here.rules, here.workspace, here.policy))
+    assert f"waits for a decision: {other.digest[:12]} (models:/tiny/1)" in said
+    assert any(line.startswith(f"cannot be decided: {card.digest[:12]}") for line in said)
 
 
 def unsure(desk):

@@ -137,6 +137,28 @@ def test_nothing_live_is_said_plainly(enginegate, policy):
     assert enginegate("verify", str(policy)).returncode == 0
 
 
+@pytest.mark.parametrize("verb", ["status", "verify"])
+def test_a_bad_policy_or_scorecard_does_not_hide_the_others(enginegate, policy, tmp_path, verb):
+    """Each is named, the rest is shown, and the exit code says that something was left out."""
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    (policies / "a.toml").write_text("schema_version = ")
+    policy.rename(policies / "digits.toml")
+    damaged = tmp_path / "workspace" / "scorecards" / f"{'0' * 64}.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text('{"schema_version": 1')
+
+    done = enginegate(verb)
+
+    assert done.returncode == 6
+    assert "a.toml is not TOML" in done.stderr
+    if verb == "status":
+        assert "nothing is live" in done.stdout
+        assert f"{damaged.name} is not a valid Scorecard" in done.stderr.replace("\n", "")
+    else:
+        assert "only the folder was checked" in done.stdout
+
+
 @pytest.mark.triton
 def test_serving_on_a_taken_port_names_the_port(enginegate, policy):
     """Exit code 5, and no server is left running."""

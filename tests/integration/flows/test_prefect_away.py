@@ -1,16 +1,24 @@
 """What waits for Prefect's server while it is away, hangs, refuses, or is something else."""
 
+import logging
+import os
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from unittest.mock import patch
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from enginegate.cli.checkout import of_checkout
+from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
+from flows.answer import answer_suspended
 from tasks.announce import announce
+from tasks.prefect_server import check_answers
 from tasks.unanswered import note_unanswered
+from tests.fakes.evidence import decision, scorecard
 from tests.fakes.family import _POLICY as POLICY
 
 _QUICK_S = 6.0
@@ -55,12 +63,15 @@ class Odd(BaseHTTPRequestHandler):
 def odd_server(request, monkeypatch):
     """Its address, with a password, is where Prefect is said to be."""
     monkeypatch.setattr("tasks.prefect_server._ANSWER_S", 0.5)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
+    monkeypatch.setattr("tasks.prefect_server._FIRST_ANSWER_S", 0.5)
+    monkeypatch.setattr("tasks.prefect_server._SAID_AFTER_S", 0.1)
+    # What a command sets for Prefect is not for the tests after this one.
+    with patch.dict(os.environ), ThreadingHTTPServer(("127.0.0.1", 0), Odd) as server:
         server.kind, server.over = request.param, threading.Event()
         port = 9 if request.param == "away" else server.server_port
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with temporary_settings({PREFECT_API_URL: f"http://ada:secret@127.0.0.1:{port}/api"}):
-            yield
+            yield request.param
         server.over.set()
         server.shutdown()
 
@@ -84,4 +95,36 @@ def test_nobody_waits_for_it_and_no_password_is_told(
     assert time.monotonic() - begun_s < _QUICK_S
     (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("enginegate.")]
     assert line.startswith(("Prefect was not told", "promotions that nobody answered were not"))
+    assert "secret" not in caplog.text
+
+
+def test_a_flow_does_not_start_on_a_server_that_does_not_answer(odd_server, caplog):
+    """Known within seconds, with what to do; whatever else it answers is Prefect's own to judge."""
+    caplog.set_level(logging.INFO, logger="enginegate")
+    begun_s = time.monotonic()
+    if odd_server in {"away", "hangs"}:
+        with pytest.raises(EnginegateError, match="PREFECT_API_URL") as refused:
+            of_checkout("flows.qualify")
+        assert "http://***@127.0.0.1:" in str(refused.value)
+        assert "secret" not in f"{refused.value}{refused.value.__cause__!r}"
+    else:
+        check_answers()
+
+    assert time.monotonic() - begun_s < _QUICK_S
+    if odd_server == "hangs":
+        assert "waiting for Prefect's server" in caplog.text
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("odd_server", ["away", "hangs"], indirect=True)
+def test_an_approval_does_not_wait_for_a_server_that_does_not_answer(odd_server, caplog):
+    """The decision is kept already, so it is a warning that says how to go on."""
+    del odd_server  # it only has to be there
+    begun_s = time.monotonic()
+
+    assert of_checkout("flows.answer").answer_suspended is answer_suspended
+    assert answer_suspended(decision(scorecard())) == ()
+
+    assert time.monotonic() - begun_s < _QUICK_S
+    assert "resume it in Prefect's UI" in caplog.text
     assert "secret" not in caplog.text

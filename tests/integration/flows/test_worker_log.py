@@ -1,6 +1,7 @@
 """What a worker's flow runs log on Prefect's server, as `prefect.yaml` has them started."""
 
 import os
+import socket
 import subprocess
 import sys
 import uuid
@@ -16,6 +17,7 @@ from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.repository.journal import Journal
 from enginegate.repository.layout import JOURNAL
+from flows.qualify import qualify
 from flows.watch import watch
 from tests.fakes.family import _POLICY as POLICY
 
@@ -53,18 +55,39 @@ def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
     assert "release 1 is live of tiny after nothing" in said["enginegate.announce"]
 
 
-def started(policy):
+def test_prefect_keeps_nothing_of_how_one_signs_in_at_mlflow(prefect_server, tmp_path):
+    """Neither in the logs, where a failure comes with everything it was raised from, nor in the
+    run itself."""
+    del prefect_server  # it only has to run
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY.format(root=tmp_path))
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        nobody = f"http://ada:secret@127.0.0.1:{closed.getsockname()[1]}/?token=t0ken"
+
+        run = started(path, qualify, "flows.qualify.qualify")
+        said = logged(run, path, check=False, MLFLOW_TRACKING_URI=nobody)
+
+    with get_client(sync_client=True) as client:
+        kept = f"{client.read_flow_run(run)} {client.read_flow_run_states(run)} {said}"
+    assert "MLflow at http://***@127.0.0.1" in kept
+    assert "Traceback" in kept
+    assert "secret" not in kept
+    assert "t0ken" not in kept
+
+
+def started(policy, flow=watch, entrypoint="flows.watch.watch"):
     with get_client(sync_client=True) as client:
         deployment = client.create_deployment(
-            flow_id=client.create_flow(watch),
+            flow_id=client.create_flow(flow),
             name=f"test-{uuid.uuid4().hex[:6]}",
-            entrypoint="flows.watch.watch",
+            entrypoint=entrypoint,
         )
         parameters = {"policy": str(policy)}
         return client.create_flow_run_from_deployment(deployment, parameters=parameters).id
 
 
-def logged(run, policy):
+def logged(run, policy, *, check=True, **further):
     """Run it in a process of its own, as a worker does; the lines on the server, by logger."""
     away = {"PREFECT_LOGGING_TO_API_ENABLED", "PREFECT_LOGGING_EXTRA_LOGGERS"}
     environment = {name: value for name, value in os.environ.items() if name not in away}
@@ -73,9 +96,10 @@ def logged(run, policy):
         "PREFECT__FLOW_RUN_ID": str(run),
         "ENGINEGATE_HOME": str(policy.parent / "workspace"),
         "PYTHONPATH": str(_CHECKOUT),
+        **further,
     }
     command = [sys.executable, "-m", "prefect.engine"]
-    subprocess.run(command, cwd=_CHECKOUT, env=environment, check=True, timeout=300)
+    subprocess.run(command, cwd=_CHECKOUT, env=environment, check=check, timeout=300)
     with get_client(sync_client=True) as client:
         mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))
         lines = client.read_logs(mine, limit=200)

@@ -20,8 +20,8 @@ def test_database_needs_a_ui():
         "&orderByKey=metrics.`perf/p99_ms`&orderByAsc=true&compareRunsMode=CHART"
     )
     assert unquote(links.compare_url) == (
-        "http://127.0.0.1:5000/#/compare-runs?workflowType=machine_learning"
-        '&runs=["x"]&experiments=["7"]'
+        'http://127.0.0.1:5000/#/compare-runs?runs=["x"]'
+        '&workflowType=machine_learning&experiments=["7"]'
     )
     assert links.start_command.endswith(
         "mlflow server --workers 1 --port 5000 --backend-store-uri 'sqlite:////data/my mlflow.db'"
@@ -34,6 +34,16 @@ def test_server_is_its_own_ui():
 
     assert links.runs_url.startswith("http://mlflow.local:80/#/experiments/7/runs?")
     assert links.start_command == ""
+
+
+def test_links_do_not_carry_how_to_sign_in():
+    """They go to Prefect's artifacts and onto pages; a query in the middle would break them too."""
+    uri = "https://ada:secret@mlflow.local/team?token=t0ken"
+    links = comparison_of(Connection(uri, Path("a")), "7", "p", ())
+
+    assert links.runs_url.startswith("https://mlflow.local/team/#/experiments/7/runs?")
+    assert "secret" not in f"{links}"
+    assert "t0ken" not in f"{links}"
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,36 @@
 """What a server that was started here leaves for the commands that run beside it."""
 
 import os
-from contextlib import ExitStack, contextmanager
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
 
+from enginegate.errors import ServerError
 from enginegate.operating import Target
 from enginegate.triton.live import live_addresses, live_server
+
+# `serve`, with a server that is this very process.
+_SERVING = """
+import os, sys, time
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from enginegate.triton import live
+
+@contextmanager
+def start(*_, **__):
+    yield SimpleNamespace(grpc="127.0.0.1:7", http=None, pid=int(sys.argv[2]), metrics=None)
+
+live.find_triton, live.start = lambda _: None, start
+root = Path(sys.argv[1])
+with live.live_server(root, SimpleNamespace(root=root, logs=root)):
+    print("serving", flush=True)
+    time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -25,17 +48,48 @@ def workspace(tmp_path, monkeypatch):
     return SimpleNamespace(root=tmp_path, logs=tmp_path)
 
 
-def test_a_server_that_ends_takes_its_own_address_with_it_only(tmp_path, workspace):
-    """Of two on one repository the later one is found, until it ends itself."""
-    repository = tmp_path / "repository"
+@pytest.fixture
+def repository(tmp_path):
+    return tmp_path / "repository"
+
+
+def test_a_second_server_is_refused_and_the_first_one_stays_known(repository, workspace):
+    """The refusal names the one that serves; when that ends, the next may start."""
     target = Target(repository=repository)
-    first = ExitStack()
-    first.enter_context(live_server(repository, workspace))
+    with live_server(repository, workspace) as first:
+        with (
+            pytest.raises(ServerError, match=f"served already at gRPC {first.grpc}.*pid"),
+            live_server(repository, workspace),
+        ):
+            pytest.fail("a second server was started")
 
-    with live_server(repository, workspace) as second:
-        first.close()
-        found = live_addresses(target)
-
-    assert found.grpc == second.grpc
+        assert live_addresses(target).grpc == first.grpc
     assert live_addresses(target) is None
-    assert list(repository.iterdir()) == []
+
+    with live_server(repository, workspace) as next_one:
+        assert live_addresses(target).grpc == next_one.grpc
+
+
+def test_a_member_of_the_fleet_comes_and_goes_beside_the_first_server(repository, workspace):
+    """The policy says where it is, so that it neither takes nor removes the first one's place."""
+    target = Target(repository=repository)
+    with live_server(repository, workspace) as first:
+        with live_server(repository, workspace, member="b"):
+            assert live_addresses(target).grpc == first.grpc
+
+        assert live_addresses(target).grpc == first.grpc
+
+
+def test_what_a_killed_server_left_is_no_server(repository, workspace):
+    """Also when another process has its number by now; the next server starts at once."""
+    repository.mkdir()
+    command = [sys.executable, "-c", _SERVING, str(repository), str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "serving\n"
+        served = live_addresses(Target(repository=repository))
+        process.send_signal(signal.SIGKILL)
+
+    assert served.grpc == "127.0.0.1:7"
+    assert live_addresses(Target(repository=repository)) is None
+    with live_server(repository, workspace) as server:
+        assert live_addresses(Target(repository=repository)).grpc == server.grpc

@@ -1,0 +1,41 @@
+"""Which server of a policy `serve` starts."""
+
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from enginegate.cli import live
+from enginegate.errors import ServerError
+from enginegate.policy import read_policy
+from enginegate.triton.ports import Ports
+from enginegate.workspace import Workspace
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "port", "member"),
+    [("127.0.0.1:8011", 8011, "b"), ("127.0.0.1:8011", 8012, ""), ("elsewhere:8011", 8011, "")],
+)
+def test_a_port_that_the_policy_names_is_that_member_of_the_fleet(
+    tmp_path, monkeypatch, endpoint, port, member
+):
+    """Any other port is the first server's, of which there is one."""
+    path = Path(shutil.copy(ROOT / "policies" / "digits.toml", tmp_path))
+    path.write_text(f'{path.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "{endpoint}"\n')
+    started = []
+
+    @contextmanager
+    def live_server(*_, member):
+        started.append(member)
+        raise ServerError("far enough")
+        yield
+
+    monkeypatch.setattr(live, "live_server", live_server)
+    with pytest.raises(ServerError, match="far enough"):
+        live.serve(read_policy(path), Workspace(tmp_path), Console(), Ports(grpc=port))
+
+    assert started == [member]
