@@ -74,6 +74,19 @@ class Finding(Record):
         default=None, allow_inf_nan=False, description="the limit it would just have passed"
     )
 
+    @property
+    def of_fp32(self) -> bool:
+        """Whether it tells FP32's own score, which is evidence about labels, not a candidate."""
+        return self.gate.endswith(_OF_FP32)
+
+
+_OF_FP32 = "_fp32"
+
+
+def loss_gate(gate: str) -> str:
+    """The gate whose evidence FP32's own score is, e.g. accuracy_loss for accuracy_fp32."""
+    return f"{gate.removesuffix(_OF_FP32)}_loss"
+
 
 def worst(findings: tuple[Finding, ...]) -> Outcome:
     """The worst outcome of the findings that count; no evidence is INCONCLUSIVE, never PASSED."""
@@ -247,6 +260,18 @@ class Scorecard(Record):
     def benchmark(self, candidate: Candidate) -> Benchmark | None:
         """The benchmark of one candidate."""
         return next((b for b in self.benchmarks if b.candidate == candidate), None)
+
+    @property
+    def fp32_scores(self) -> tuple[Finding, ...]:
+        """FP32's own scores on labelled data, overall and by slice, as the first verdict has them.
+
+        They are the same in every verdict, but for intervals where precisions differ in confidence.
+        """
+        found = (
+            tuple(f for f in v.findings if f.of_fp32 and f.scope.startswith("evaluation"))
+            for v in self.verdicts
+        )
+        return next((scores for scores in found if scores), ())
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """A candidate's outcome over verdict and benchmark; without a benchmark never PASSED."""

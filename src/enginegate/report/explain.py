@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
-from enginegate.report.content import one_line, short_digest
+from enginegate.report.content import fp32_sentences, fp32_slices, one_line, short_digest
 from enginegate.report.serving import pattern_sentences, roofline_sentence
 
 _MEANINGS = MappingProxyType(
@@ -65,6 +65,9 @@ def explain(scorecard: Scorecard) -> str:
         "",
         _headline(scorecard),
     ]
+    told = (*fp32_sentences(scorecard), *fp32_slices(scorecard, most=None))
+    if told:
+        lines += ["", *told]
     for verdict in scorecard.verdicts:
         lines += ["", *_candidate(scorecard, verdict)]
     return "\n".join(lines) + "\n"
@@ -94,7 +97,7 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
     if benchmark is not None:
         yield f"  {_speed(benchmark)}"
         yield from (f"  {sentence}" for sentence in _serving(benchmark))
-    shown = [finding for finding in findings if finding.advisory]
+    shown = [finding for finding in findings if finding.advisory and not finding.of_fp32]
     if shown:
         yield "  Shown only, decides nothing:"
         yield from (f"    - {one_line(_plain(finding))}" for finding in shown)
