@@ -81,6 +81,7 @@ class Finding(Record):
 
 
 _OF_FP32 = "_fp32"
+_SAME_RATE = 1e-6  # rates are of one grid, so only rounding can part them
 
 
 def loss_gate(gate: str) -> str:
@@ -167,6 +168,20 @@ class Point(Record):
     confirmed: bool = False
 
 
+class PointDecision(Record):
+    """Whether one configuration is shown to hold the SLO at one rate: the rule of gate p99_ms.
+
+    All valid measurements there together, at the policy's confidence, at the number of independent
+    requests that they are worth.
+    """
+
+    config: ServingConfig
+    rate_per_s: NonNegativeFloat
+    outcome: OutcomeWord = Field(description="passed: it holds; failed: it does not")
+    requests: NonNegativeInt
+    over: NonNegativeInt = Field(description="took longer than the limit, or failed")
+
+
 class Benchmark(Record):
     """What Triton delivered for one candidate."""
 
@@ -176,6 +191,18 @@ class Benchmark(Record):
     measurements: tuple[Measurement, ...]
     chosen: ServingConfig | None = Field(description="the configuration that holds the SLO best")
     throughput_at_slo_per_s: NonNegativeFloat = Field(description="0 when none holds the SLO")
+    confirmed_rate_per_s: NonNegativeFloat | None = Field(
+        default=None, description="rate that was offered there; of it so much was answered"
+    )
+    ceiling_per_s: NonNegativeFloat | None = Field(
+        default=None, description="highest rate that the policy allows to try"
+    )
+    decisions: tuple[PointDecision, ...] = Field(
+        default=(), description="one for each point that was measured validly"
+    )
+    engine_bytes: NonNegativeInt | None = Field(
+        default=None, description="the engine's files; None: not known"
+    )
     p99_at_slo: Percentile | None
     findings: tuple[Finding, ...]
     options: ServingOptions = Field(
@@ -217,6 +244,23 @@ class Benchmark(Record):
         return worst(self.findings)
 
     @property
+    def offered_at_slo_per_s(self) -> float:
+        """The rate that was confirmed, as it was offered; its throughput where that is not kept."""
+        rate = self.confirmed_rate_per_s
+        return self.throughput_at_slo_per_s if rate is None else rate
+
+    @property
+    def at_ceiling(self) -> bool:
+        """Whether nothing above its rate could be tried, so that it may hold more."""
+        top = self.ceiling_per_s
+        return top is not None and self.offered_at_slo_per_s >= top * (1.0 - _SAME_RATE)
+
+    @property
+    def throughput_text(self) -> str:
+        """Requests a second within the SLO, for people: ``≥ 800`` at the search's ceiling."""
+        return f"{'≥ ' if self.at_ceiling else ''}{self.throughput_at_slo_per_s:,.0f}"
+
+    @property
     def at_slo(self) -> Measurement | None:
         """The valid measurement of what was chosen nearest to the throughput it was given."""
         usable = [m for m in self.measurements if m.config == self.chosen and not m.invalid]
@@ -250,6 +294,9 @@ class Scorecard(Record):
     )
     winner: Candidate | None = Field(description="None when no candidate passed every gate")
     reason: str = Field(description="why the winner won, or why there is none")
+    tied: tuple[Candidate, ...] = Field(
+        default=(), description="candidates that the measurements do not tell from the winner"
+    )
     ledger_run: str = Field(default="", description="MLflow run id of the qualification")
     requested_by: str = Field(default="", description="who ran the qualification")
 

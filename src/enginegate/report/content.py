@@ -77,14 +77,20 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) 
     """What the table says about one candidate; ``sizes`` are engine bytes."""
     verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
     return Row(
-        candidate=f"{candidate.name} (winner)" if candidate == scorecard.winner else candidate.name,
+        candidate=candidate.name + _mark(scorecard, candidate),
         outcome=scorecard.outcome(candidate).word,
         accuracy=accuracy_text(verdict),
         worst_slice=_worst_slice(verdict),
-        throughput=f"{benchmark.throughput_at_slo_per_s:,.0f}" if benchmark else _MISSING,
+        throughput=benchmark.throughput_text if benchmark else _MISSING,
         p99=_p99(benchmark),
         size=_size(sizes.get(candidate)),
     )
+
+
+def _mark(scorecard: Scorecard, candidate: Candidate) -> str:
+    if candidate == scorecard.winner:
+        return " (winner)"
+    return " (tied)" if candidate in scorecard.tied else ""
 
 
 def obstacles(scorecard: Scorecard) -> tuple[Obstacle, ...]:
@@ -201,7 +207,7 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
         )
     if benchmark and benchmark.chosen and benchmark.p99_at_slo:
         yield (
-            f"Served with {benchmark.chosen}, it held {benchmark.throughput_at_slo_per_s:,.0f} "
+            f"Served with {benchmark.chosen}, it held {benchmark.throughput_text} "
             f"requests a second at a p99 of {_p99(benchmark)} ms over "
             f"{benchmark.p99_at_slo.samples:,} requests."
         )

@@ -104,6 +104,11 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
 
 
 def _meaning(scorecard: Scorecard, candidate: Candidate, outcome: Outcome) -> str:
+    if candidate in scorecard.tied:
+        return (
+            f"It passed every gate and is tied with {scorecard.winner}: the measurements do not "
+            "tell which serves better."
+        )
     if outcome is Outcome.PASSED and candidate != scorecard.winner:
         return "It passed every gate, and another candidate serves better."
     return _MEANINGS[outcome]
@@ -247,6 +252,6 @@ def _speed(benchmark: Benchmark) -> str:
     if benchmark.p99_at_slo is None:
         return "No configuration of it was found to be fast enough."
     return (
-        f"Serving it handles {benchmark.throughput_at_slo_per_s:,.0f} requests a second, 99 of 100 "
+        f"Serving it handles {benchmark.throughput_text} requests a second, 99 of 100 "
         f"within {benchmark.p99_at_slo.value_ms:.1f} ms."
     )
