@@ -280,4 +280,4 @@ def _described(found: Benchmark) -> str:
     if found.chosen is None:
         return f"{found.outcome.word}: {found.findings[0].reason}"
     p99 = f"{found.p99_at_slo.value_ms:.1f} ms" if found.p99_at_slo else "unknown"
-    return f"{found.throughput_at_slo_per_s:.0f} requests/s at p99 {p99} with {found.chosen}"
+    return f"{found.throughput_text} requests/s at p99 {p99} with {found.chosen}"

@@ -45,7 +45,7 @@ def make_scorecard(
     live = layout.release(current.version).engine_sha256 if current else None
     judged = with_speed(benchmarks, rules.slo, rules.search, live=live)
     measured = tuple(found for found in judged if found is not None)
-    choice = choose(verdicts, measured, objective=rules.search.objective)
+    choice = choose(verdicts, measured, rules.search)
     card = Scorecard(
         model=rules.name,
         model_uri=rules.model.uri,
@@ -59,6 +59,7 @@ def make_scorecard(
         replaces=current.version if current else None,
         winner=choice.winner,
         reason=choice.reason,
+        tied=choice.tied,
         requested_by=_requester(),
     )
     asked = {"created_at", "requested_by"}

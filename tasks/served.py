@@ -47,7 +47,7 @@ def served(
     left_out = set(rules.candidates.all()) - asked
     judged = with_speed(benchmarks, rules.slo, rules.search, live=live, left_out=left_out)
     measured = tuple(found for found in judged if found is not None)
-    choice = choose_served(measured, rules.search.objective)
+    choice = choose_served(measured, rules.search)
     report = ServingReport(
         model=rules.name,
         model_uri=rules.model.uri,
@@ -55,6 +55,7 @@ def served(
         candidates=measured,
         winner=choice.winner,
         reason=choice.reason,
+        tied=choice.tied,
     )
     return Served(report, _config(rules, report, attempts), dict(_unmeasured(attempts)))
 

@@ -16,14 +16,14 @@ from enginegate.errors import DataError
 from enginegate.gates import OutputTask
 from validation.asked import CLASSIFY, Asked
 from validation.form import check_form, flat, nonfinite_rows
-from validation.score import labels_for, score
+from validation.score import labels_by_measure, labels_for, own_score, score
 from validation.traits import parts_of, traits_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NO_CLASS = -1
-_MAPPINGS = ("slices", "scores", "traits")
+_MAPPINGS = ("slices", "scores", "own", "traits", "labels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,11 @@ class Comparison:
         power: sum of squares of FP32's output, and of the difference, as one complex number.
         cosine: between both outputs; -1 where nonfinite.
         scores: by metric; see ``validation.score`` for what a column holds.
+        own: by right-or-wrong metric, whether FP32 itself is right; the other columns of
+            ``scores`` hold FP32's score themselves.
         traits: what parts of the data are cut by; see ``validation.traits``.
+        labels: by metric, and as ``accuracy``, what FP32 was scored against; shape ``(N, ...)``,
+            from the data itself.
         task: what the output means.
     """
 
@@ -66,7 +70,9 @@ class Comparison:
     power: NDArray[np.complex128] | None = None
     cosine: NDArray[np.float64] | None = None
     scores: Mapping[str, Array] = field(default_factory=dict)
+    own: Mapping[str, Array] = field(default_factory=dict)
     traits: Mapping[str, Array] = field(default_factory=dict)
+    labels: Mapping[str, Array] = field(default_factory=dict)
     task: OutputTask = "classification"
 
     def __len__(self) -> int:
@@ -148,8 +154,9 @@ def compare(
         max_abs_error=np.where(nonfinite, np.inf, _max_abs_error(counted, candidate, len(data))),
         nonfinite=nonfinite,
         **_distances(pair),
-        scores=_scores(asked, name, pair, data),
+        **_scores(asked, name, pair, data),
         traits=traits_of(asked.traits, data, pair.reference if classes else None),
+        labels=labels_by_measure(data, name, asked),
         task=asked.task,
     )
 
@@ -255,16 +262,19 @@ def _distances(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _scores(asked: Asked, name: str, pair: Pair, data: DataSet) -> dict[str, Array]:
-    """A column for each metric that the data has labels for."""
-    found = {}
+def _scores(asked: Asked, name: str, pair: Pair, data: DataSet) -> dict[str, Any]:
+    """A column for each metric that the data has labels for, and FP32's own where it has none."""
+    scores, own = {}, {}
     for metric_name, metric in asked.metrics.items():
         labels = labels_for(data, name, metric.kind)
         if labels is not None:
-            found[metric_name] = score(
-                metric, pair.reference, pair.candidate, labels, pair.nonfinite
+            mine = own_score(metric, pair.reference, labels)
+            if mine is not None:
+                own[metric_name] = mine
+            scores[metric_name] = score(
+                metric, pair.reference, pair.candidate, labels, pair.nonfinite, own=mine
             )
-    return found
+    return {"scores": scores, "own": own}
 
 
 def _max_abs_error(reference: Tensors, candidate: Tensors, samples: int) -> NDArray[np.float64]:

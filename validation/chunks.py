@@ -24,14 +24,14 @@ from enginegate.engines import open_engine, open_reference
 from enginegate.kept import Kept
 from validation.agreement import Comparison, compare, concatenate
 from validation.asked import Asked
-from validation.score import GALLERY
+from validation.score import GALLERY, labels_by_measure
 
 T = TypeVar("T")
 
 _log = logging.getLogger("enginegate.validate")
 _TOLD_EVERY_S = 2.0
-_TEXT = frozenset({"scope", "ids", "slices", "task"})
-_MAPPINGS = frozenset({"scores", "traits"})
+_FROM_DATA = frozenset({"scope", "ids", "slices", "task", "labels"})
+_MAPPINGS = frozenset({"scores", "own", "traits"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,9 @@ def gather(folder: Path, chunks: Iterable[Chunk], whole: DataSet, question: int)
     joined: dict[str, Array | None] = {
         name: np.concatenate([columns[name] for _, columns in parts]) for name in parts[0][1]
     }
-    return _comparison(joined, whole, first.scope, first.asked[question])
+    asked = first.asked[question]
+    labels = labels_by_measure(whole, asked.output or _output_names(first)[0], asked)
+    return _comparison(joined, whole, first.scope, asked, labels)
 
 
 def followed(done: Iterable[T], count: int, what: str) -> Iterator[T]:
@@ -131,11 +133,15 @@ def _keep_outputs(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors])
 def _kept_outputs(chunk: Chunk) -> Tensors:
     """FP32's outputs on a chunk, memory-mapped, in the model's order."""
     folder = chunk.outputs / chunk.name
-    names = (folder / "names.txt").read_text().split("\n")
     return {
         name: np.load(next(folder.glob(f"{place}.*.npy")), mmap_mode="r")
-        for place, name in enumerate(names)
+        for place, name in enumerate(_output_names(chunk))
     }
+
+
+def _output_names(chunk: Chunk) -> list[str]:
+    """Of FP32's kept outputs, in the model's order."""
+    return (chunk.outputs / chunk.name / "names.txt").read_text().split("\n")
 
 
 def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors]) -> None:
@@ -178,9 +184,9 @@ def _read_columns(path: Path) -> dict[str, Array]:
 
 
 def _columns(comparison: Comparison) -> dict[str, Array]:
-    """Everything but text; that comes from the data again."""
+    """Everything that does not come from the data again."""
     found: dict[str, Array] = {}
-    for name in (each.name for each in fields(Comparison) if each.name not in _TEXT):
+    for name in (each.name for each in fields(Comparison) if each.name not in _FROM_DATA):
         value = getattr(comparison, name)
         if name in _MAPPINGS:
             found |= {f"{name}.{key}": column for key, column in value.items()}
@@ -190,12 +196,16 @@ def _columns(comparison: Comparison) -> dict[str, Array]:
 
 
 def _comparison(
-    columns: Mapping[str, Array | None], whole: DataSet, scope: str, asked: Asked
+    columns: Mapping[str, Array | None],
+    whole: DataSet,
+    scope: str,
+    asked: Asked,
+    labels: Mapping[str, Array],
 ) -> Comparison:
     plain = {
         each.name: columns.get(each.name)
         for each in fields(Comparison)
-        if each.name not in _TEXT | _MAPPINGS
+        if each.name not in _FROM_DATA | _MAPPINGS
     }
     mappings = {
         mapping: {
@@ -210,6 +220,7 @@ def _comparison(
         ids=whole.ids,
         slices=whole.slices,
         task=asked.task,
+        labels=labels,
         **plain,  # type: ignore[arg-type]
         **mappings,  # type: ignore[arg-type]
     )

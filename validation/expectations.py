@@ -31,6 +31,7 @@ from validation.agreement import Comparison
 from validation.asked import CLASSIFY, Asked
 from validation.checks import MAXIMA, Check, checks_for
 from validation.notes import notes_on
+from validation.own_score import held_back, own_scores
 from validation.reading import Counts, counts_of
 from validation.score import paired_form
 from validation.translate import evidence_of, findings_from, self_contained
@@ -86,10 +87,11 @@ def judge(comparison: Comparison, gates: Gates, asked: Asked = CLASSIFY) -> Judg
     checks = checks_for(whole, gates, asked)
     ran = _run(checks, whole.frame(), name=whole.scope)
     result: dict[str, Any] = ran.to_json_dict()
-    findings = findings_from(result, checks, rows=len(whole))
+    own = own_scores(whole, gates, asked)
+    findings = held_back(findings_from(result, checks, rows=len(whole)), own, gates)
     return Judged(
         scope=whole.scope,
-        findings=(*findings, *notes_on(whole, gates, asked)),
+        findings=(*findings, *own, *notes_on(whole, gates, asked)),
         result_json=evidence_of(result),
         page_html=_page(ran, findings),
     )

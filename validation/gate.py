@@ -75,7 +75,7 @@ def errored(check: Check, why: str) -> Finding:
 
 def worst_slice(findings: Sequence[Finding]) -> Finding | None:
     """The slice with the worst outcome and, among those, the most harm; None without slices."""
-    slices = [f for f in findings if "/" in f.scope and f.value is not None]
+    slices = [f for f in findings if "/" in f.scope and f.value is not None and not f.of_fp32]
     return max(slices, key=lambda f: (f.outcome, _harm(f)), default=None)
 
 

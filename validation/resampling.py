@@ -124,6 +124,27 @@ def resampled_f1(codes: NDArray[np.int64], confidence: float) -> Resampled:
     return Resampled(Estimate(value, low, high, len(codes)), found.spread, detail)
 
 
+def own_mean(values: Floats, confidence: float, *, squared: bool = False) -> Estimate:
+    """One engine's mean of a score, shape ``(N,)``; squared: the root of a mean of squares."""
+    root = np.sqrt if squared else np.asarray
+
+    def statistic(sums: Floats) -> Floats:
+        return np.asarray(root(sums[:, 1] / sums[:, 0]))
+
+    units = np.column_stack([np.ones(len(values)), values])
+    return bootstrap(units, statistic, confidence).estimate
+
+
+def own_f1(codes: NDArray[np.int64], confidence: float) -> Estimate:
+    """FP32's own macro F1, from columns of packed classes, shape ``(N,)``."""
+    if len(codes) == 0:
+        return NO_ESTIMATE
+    labels, reference = codes >> 2 * BITS, (codes >> BITS) & NONE
+    units = _class_counts(labels, reference, reference, np.unique(labels))
+    statistic: Statistic = lambda sums: _f1(sums)[0]  # noqa: E731
+    return bootstrap(units, statistic, confidence, samples=len(codes)).estimate
+
+
 def bootstrap(
     units: Floats, statistic: Statistic, confidence: float, *, samples: int | None = None
 ) -> Resampled:

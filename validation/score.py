@@ -19,11 +19,13 @@ from numpy.typing import NDArray
 from enginegate.data import Array, DataSet
 from enginegate.errors import DataError, PolicyError
 from enginegate.gates import Metric
+from validation.asked import Asked
 from validation.form import flat
 
 GALLERY = 1024  # samples that one is ranked among; blocks of them start at multiples of it
 BITS = 21
 NONE = (1 << BITS) - 1  # the class of a sample that has none
+ACCURACY = "accuracy"  # what no metric may be called: whether the top class is the label
 PairedForm = Literal["binary", "classes", "numbers"]
 
 
@@ -41,8 +43,30 @@ def labels_for(data: DataSet, output: str, kind: str) -> Array | None:
     return None if kind in {"mae", "rmse", "cosine"} else data.labels
 
 
+def labels_by_measure(data: DataSet, output: str, asked: Asked) -> dict[str, Array]:
+    """The labels of each metric, and of `ACCURACY` where the output has classes; by name."""
+    kinds = {name: metric.kind for name, metric in asked.metrics.items()}
+    if asked.task == "classification":
+        kinds[ACCURACY] = "top1"
+    found = ((name, labels_for(data, output, kind)) for name, kind in kinds.items())
+    return {name: labels for name, labels in found if labels is not None}
+
+
+def own_score(metric: Metric, reference: Array, labels: Array) -> NDArray[np.bool_] | None:
+    """Whether FP32 is right, shape ``(N,)``; None where the metric's column holds it."""
+    if paired_form(metric.kind) != "binary":
+        return None
+    return _scorer(metric)(reference, labels).astype(np.bool_)
+
+
 def score(
-    metric: Metric, reference: Array, candidate: Array, labels: Array, nonfinite: NDArray[np.bool_]
+    metric: Metric,
+    reference: Array,
+    candidate: Array,
+    labels: Array,
+    nonfinite: NDArray[np.bool_],
+    *,
+    own: NDArray[np.bool_] | None = None,
 ) -> Array:
     """The metric's column, shape ``(N,)``. A nonfinite sample has the worst score there is.
 
@@ -52,6 +76,7 @@ def score(
         candidate: the same shape.
         labels: shape ``(N, ...)``.
         nonfinite: samples where the candidate gave NaN or Inf.
+        own: what `own_score` gave for FP32, where that is known already.
 
     Raises:
         PolicyError: a MODULE:CALLABLE cannot be imported, or does not give one score a sample.
@@ -60,10 +85,11 @@ def score(
     safe = np.where(_like(nonfinite, candidate), 0, candidate)
     if form == "classes":
         picked = np.where(nonfinite, NONE, safe.argmax(axis=1)).astype(np.int64)
-        own = labels.astype(np.int64) << 2 * BITS
-        return np.asarray(own | (reference.argmax(axis=1) << BITS) | picked)
+        label = labels.astype(np.int64) << 2 * BITS
+        return np.asarray(label | (reference.argmax(axis=1) << BITS) | picked)
     one = _scorer(metric)
-    expected, found = one(reference, labels), one(safe, labels)
+    expected = one(reference, labels) if own is None else own
+    found = one(safe, labels)
     if form == "binary":
         right = found.astype(np.bool_) & ~nonfinite
         return right.astype(np.int8) - expected.astype(np.bool_).astype(np.int8)

@@ -18,7 +18,6 @@ from validation.throughput import (
     Throughput,
     at_top,
     between,
-    ceiling,
     lowest_refuted,
     reached,
 )
@@ -75,7 +74,7 @@ def with_speed(
         if against.throughput is None and against.name in {each.name for each in left_out}:
             finding = _left_out(margin, against.name)
         else:
-            finding = judge_speed(reached(found, slo, bounds), against, margin, bounds)
+            finding = judge_speed(reached(found, bounds), against, margin, bounds)
         judged.append(found.model_copy(update={"findings": (*found.findings, finding)}))
     return tuple(judged)
 
@@ -132,9 +131,15 @@ def _compared(
     if tops[1]:
         theirs = Throughput(theirs.per_s, math.inf, theirs.why_open or _raise_top(bounds))
     outcome = _outcome(ours, theirs, margin, equal=all(tops))
-    said = f"{ours.per_s:,.0f}/s over {theirs.per_s:,.0f}/s of {name} is {ratio:.3g}"
+    rates = [
+        f"{'≥ ' if top else ''}{known.per_s:,.0f}/s"
+        for known, top in zip((ours, theirs), tops, strict=True)
+    ]
+    said = f"{rates[0]} over {rates[1]} of {name} is {ratio:.3g}"
     if all(tops):
-        said += f"; both hold the highest rate that is tried ({ceiling(bounds):g}/s), so neither "
+        said += (
+            f"; both hold the highest rate that is tried ({bounds.ceiling_per_s:g}/s), so neither "
+        )
         said += f"is known to be faster; {margin:g} is asked for"
     else:
         said += f"; {ratio:.3g} {'>=' if ratio >= margin else '<'} {margin:g}"
@@ -182,20 +187,20 @@ def _reference(
             return Reference("the live release", None, "not measured beside this candidate")
         return _champion(found.rival, bounds)
     fp32 = Candidate(kind=found.candidate.kind, precision=Precision.FP32)
-    return None if found.candidate == fp32 else _fp32(fp32, made, slo, bounds)
+    return None if found.candidate == fp32 else _fp32(fp32, made, bounds)
 
 
-def _fp32(fp32: Candidate, made: Sequence[Benchmark], slo: Slo, bounds: Search) -> Reference:
+def _fp32(fp32: Candidate, made: Sequence[Benchmark], bounds: Search) -> Reference:
     own = next((b for b in made if b.candidate == fp32), None)
     if own is None:
         return Reference(fp32.name, None, "it is no candidate, or was not measured")
     if own.chosen is not None:
-        return Reference(fp32.name, reached(own, slo, bounds))
+        return Reference(fp32.name, reached(own, bounds))
     return Reference(
         fp32.name,
         None,
         why=f"its own benchmark is {own.outcome.word}",
-        refuted_per_s=lowest_refuted(own, slo, bounds),
+        refuted_per_s=lowest_refuted(own, bounds),
     )
 
 
@@ -214,8 +219,8 @@ def _champion(rival: Rival, bounds: Search) -> Reference:
 
 def _raise_top(bounds: Search) -> str:
     return (
-        f"nothing above {ceiling(bounds):g}/s is tried: raise [search] max_rate_per_s, and let "
-        "the generator reach it (more processors, nothing else on this machine)"
+        f"nothing above {bounds.ceiling_per_s:g}/s is tried: raise [search] max_rate_per_s, and "
+        "let the generator reach it (more processors, nothing else on this machine)"
     )
 
 

@@ -1,11 +1,14 @@
-"""How well a throughput within the SLO is known: exactly, or between bounds."""
+"""How well a throughput within the SLO is known: exactly, or between bounds.
+
+That a rate does not hold is decided by the rule of the gate p99_ms (`Benchmark.decisions`): the
+policy's confidence, at the number of independent requests that the measurements are worth.
+"""
 
 import math
 from dataclasses import dataclass
 
-from enginegate.benchmarking import Search, Slo
+from enginegate.benchmarking import Search
 from enginegate.evidence import Benchmark, Outcome
-from enginegate.measurement import Measurement
 
 ROUNDING = 1.001
 _BUDGET = "raise [search] budget_s, so that a rate just above it is measured"
@@ -36,12 +39,12 @@ class Throughput:
         return self.most_per_s <= self.per_s
 
 
-def reached(found: Benchmark, slo: Slo, bounds: Search) -> Throughput:
+def reached(found: Benchmark, bounds: Search) -> Throughput:
     """A benchmark's throughput; a rate far above that did not hold only bounds it."""
     per_s, rejected = found.throughput_at_slo_per_s, found.rejected_rate_per_s
     if found.cut_short:
         return Throughput(per_s, math.inf, found.cut_short)
-    return between(per_s, rejected, bounds, most_per_s=_refuted_above(found, slo))
+    return between(per_s, rejected, bounds, most_per_s=_refuted_above(found))
 
 
 def between(
@@ -55,48 +58,32 @@ def between(
     return Throughput(per_s, max(per_s, most_per_s), f"{why}: {_BUDGET}")
 
 
-def _refuted_above(found: Benchmark, slo: Slo) -> float:
+def _refuted_above(found: Benchmark) -> float:
     """The lowest rate above the throughput that the chosen configuration is shown not to hold."""
     rates = (
-        m.rate_per_s
-        for m in found.measurements
-        if m.config == found.chosen and _refutes(m, slo.p99_ms)
+        point.rate_per_s
+        for point in found.decisions
+        if point.config == found.chosen and point.outcome is Outcome.FAILED
     )
     return min((rate for rate in rates if rate > found.throughput_at_slo_per_s), default=math.inf)
 
 
-def _refutes(m: Measurement, limit_ms: float) -> bool:
-    """Whether the whole interval of its p99 is above the limit, or p99 falls on failures."""
-    if m.invalid:
-        return False
-    p99 = m.percentile(0.99)
-    if p99 is None:
-        return m.failed > 0
-    return p99.low_ms is not None and p99.low_ms > limit_ms
-
-
-def lowest_refuted(own: Benchmark, slo: Slo, bounds: Search) -> float | None:
+def lowest_refuted(own: Benchmark, bounds: Search) -> float | None:
     """The lowest rate that is tried, if every configuration measured there is shown not to hold.
 
     That nothing was confirmed is not enough: it may only be known of higher rates.
     """
-    lowest = ceiling(bounds) if bounds.objective == "latency" else bounds.min_rate_per_s
+    latency = bounds.objective == "latency"
+    lowest = bounds.ceiling_per_s if latency else bounds.min_rate_per_s
     failed = any(f.gate == "p99_ms" and f.outcome is Outcome.FAILED for f in own.findings)
     there = [
-        _refutes(m, slo.p99_ms)
-        for m in own.measurements
-        if not m.invalid and m.rate_per_s <= lowest * ROUNDING
+        point.outcome is Outcome.FAILED
+        for point in own.decisions
+        if point.rate_per_s <= lowest * ROUNDING
     ]
     return lowest if failed and there and all(there) else None
 
 
 def at_top(known: Throughput, bounds: Search) -> bool:
     """Whether it is the highest rate that is tried, as closely as the search tells rates apart."""
-    return known.per_s >= ceiling(bounds) * (1.0 - bounds.resolution)
-
-
-def ceiling(bounds: Search) -> float:
-    """The highest rate that a search of this objective tries."""
-    if bounds.objective == "latency" and bounds.at_rate_per_s is not None:
-        return bounds.at_rate_per_s
-    return bounds.max_rate_per_s
+    return known.per_s >= bounds.ceiling_per_s * (1.0 - bounds.resolution)

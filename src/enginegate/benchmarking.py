@@ -132,6 +132,13 @@ class Search(Record):
         placements = len(self.gpus) if self.objective == "cost" and self.gpus else 1
         return batching * len(set(self.queue_delays_us)) * len(set(self.instances)) * placements
 
+    @property
+    def ceiling_per_s(self) -> float:
+        """The highest rate that a search of this objective tries."""
+        if self.objective == "latency" and self.at_rate_per_s is not None:
+            return self.at_rate_per_s
+        return self.max_rate_per_s
+
     @model_validator(mode="after")
     def _some_can_be_used(self) -> Self:
         for field in ("max_batch_sizes", "preferred_batch_sizes", "queue_delays_us", "instances"):

@@ -245,6 +245,11 @@ class Engine(Record):
         default={}, description="weight files beside it, when one ONNX file cannot hold them all"
     )
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the engine and its weight files."""
+        return self.file.size_bytes + sum(each.size_bytes for each in self.external.values())
+
     def check(self, folder: Path) -> None:
         """Refuse files that are not the ones that were recorded.
 

@@ -74,6 +74,20 @@ class Finding(Record):
         default=None, allow_inf_nan=False, description="the limit it would just have passed"
     )
 
+    @property
+    def of_fp32(self) -> bool:
+        """Whether it tells FP32's own score, which is evidence about labels, not a candidate."""
+        return self.gate.endswith(_OF_FP32)
+
+
+_OF_FP32 = "_fp32"
+_SAME_RATE = 1e-6  # rates are of one grid, so only rounding can part them
+
+
+def loss_gate(gate: str) -> str:
+    """The gate whose evidence FP32's own score is, e.g. accuracy_loss for accuracy_fp32."""
+    return f"{gate.removesuffix(_OF_FP32)}_loss"
+
 
 def worst(findings: tuple[Finding, ...]) -> Outcome:
     """The worst outcome of the findings that count; no evidence is INCONCLUSIVE, never PASSED."""
@@ -154,6 +168,20 @@ class Point(Record):
     confirmed: bool = False
 
 
+class PointDecision(Record):
+    """Whether one configuration is shown to hold the SLO at one rate: the rule of gate p99_ms.
+
+    All valid measurements there together, at the policy's confidence, at the number of independent
+    requests that they are worth.
+    """
+
+    config: ServingConfig
+    rate_per_s: NonNegativeFloat
+    outcome: OutcomeWord = Field(description="passed: it holds; failed: it does not")
+    requests: NonNegativeInt
+    over: NonNegativeInt = Field(description="took longer than the limit, or failed")
+
+
 class Benchmark(Record):
     """What Triton delivered for one candidate."""
 
@@ -163,6 +191,18 @@ class Benchmark(Record):
     measurements: tuple[Measurement, ...]
     chosen: ServingConfig | None = Field(description="the configuration that holds the SLO best")
     throughput_at_slo_per_s: NonNegativeFloat = Field(description="0 when none holds the SLO")
+    confirmed_rate_per_s: NonNegativeFloat | None = Field(
+        default=None, description="rate that was offered there; of it so much was answered"
+    )
+    ceiling_per_s: NonNegativeFloat | None = Field(
+        default=None, description="highest rate that the policy allows to try"
+    )
+    decisions: tuple[PointDecision, ...] = Field(
+        default=(), description="one for each point that was measured validly"
+    )
+    engine_bytes: NonNegativeInt | None = Field(
+        default=None, description="the engine's files; None: not known"
+    )
     p99_at_slo: Percentile | None
     findings: tuple[Finding, ...]
     options: ServingOptions = Field(
@@ -204,6 +244,23 @@ class Benchmark(Record):
         return worst(self.findings)
 
     @property
+    def offered_at_slo_per_s(self) -> float:
+        """The rate that was confirmed, as it was offered; its throughput where that is not kept."""
+        rate = self.confirmed_rate_per_s
+        return self.throughput_at_slo_per_s if rate is None else rate
+
+    @property
+    def at_ceiling(self) -> bool:
+        """Whether nothing above its rate could be tried, so that it may hold more."""
+        top = self.ceiling_per_s
+        return top is not None and self.offered_at_slo_per_s >= top * (1.0 - _SAME_RATE)
+
+    @property
+    def throughput_text(self) -> str:
+        """Requests a second within the SLO, for people: ``≥ 800`` at the search's ceiling."""
+        return f"{'≥ ' if self.at_ceiling else ''}{self.throughput_at_slo_per_s:,.0f}"
+
+    @property
     def at_slo(self) -> Measurement | None:
         """The valid measurement of what was chosen nearest to the throughput it was given."""
         usable = [m for m in self.measurements if m.config == self.chosen and not m.invalid]
@@ -237,6 +294,9 @@ class Scorecard(Record):
     )
     winner: Candidate | None = Field(description="None when no candidate passed every gate")
     reason: str = Field(description="why the winner won, or why there is none")
+    tied: tuple[Candidate, ...] = Field(
+        default=(), description="candidates that the measurements do not tell from the winner"
+    )
     ledger_run: str = Field(default="", description="MLflow run id of the qualification")
     requested_by: str = Field(default="", description="who ran the qualification")
 
@@ -247,6 +307,18 @@ class Scorecard(Record):
     def benchmark(self, candidate: Candidate) -> Benchmark | None:
         """The benchmark of one candidate."""
         return next((b for b in self.benchmarks if b.candidate == candidate), None)
+
+    @property
+    def fp32_scores(self) -> tuple[Finding, ...]:
+        """FP32's own scores on labelled data, overall and by slice, as the first verdict has them.
+
+        They are the same in every verdict, but for intervals where precisions differ in confidence.
+        """
+        found = (
+            tuple(f for f in v.findings if f.of_fp32 and f.scope.startswith("evaluation"))
+            for v in self.verdicts
+        )
+        return next((scores for scores in found if scores), ())
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """A candidate's outcome over verdict and benchmark; without a benchmark never PASSED."""

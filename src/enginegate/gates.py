@@ -50,6 +50,7 @@ GATES = frozenset(
             "cosine_p1",
             "constant_reference",
         ),
+        *("accuracy_fp32", "slice_accuracy_fp32"),
         *("noise_floor", "shadow_integrity", "shadow_version", "input_drift"),
     }
 )
@@ -228,7 +229,12 @@ def output_task(task: Task, outputs: Mapping[str, Output], name: str) -> OutputT
 
 def known_gates(metrics: Mapping[str, Metric]) -> frozenset[str]:
     """Names that ``advisory`` may hold."""
-    return GATES | {f"{part}{name}_loss" for name in metrics for part in ("", "slice_")}
+    return GATES | {
+        f"{part}{name}_{what}"
+        for name in metrics
+        for part in ("", "slice_")
+        for what in ("loss", "fp32")
+    }
 
 
 def check_outputs(task: Task, outputs: Mapping[str, Output], metrics: Mapping[str, Metric]) -> None:

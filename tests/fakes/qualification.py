@@ -69,7 +69,39 @@ def _judged(candidate: Candidate, *, loss: float, slice_loss: float) -> Verdict:
                 relation="<=",
                 samples=919,
             ),
+            *_own_scores(),
         ),
+    )
+
+
+def _own_scores() -> tuple[Finding, ...]:
+    said = "FP32 itself scores 97.9 % (96.8 to 98.7) on 919 samples"
+    chance = "chance is 10.4 % (always naming the most frequent class)"
+    slices = {"digit=8": (0.921, 0.847, 0.961, 89), "stroke=thin": (0.983, 0.961, 0.993, 286)}
+    return (
+        _own("accuracy_fp32", "evaluation", (0.979, 0.968, 0.987, 919), f"{said}; {chance}"),
+        *(
+            _own("slice_accuracy_fp32", f"evaluation/{part}", numbers, f"FP32 itself, {part}")
+            for part, numbers in slices.items()
+        ),
+    )
+
+
+def _own(gate: str, scope: str, numbers: tuple[float, float, float, int], said: str) -> Finding:
+    value, low, high, samples = numbers
+    return Finding(
+        gate=gate,
+        scope=scope,
+        outcome=Outcome.PASSED,
+        reason=said,
+        value=value,
+        limit=0.104,
+        relation=">=",
+        unit="fraction",
+        low=low,
+        high=high,
+        samples=samples,
+        advisory=True,
     )
 
 

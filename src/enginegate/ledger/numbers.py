@@ -134,7 +134,11 @@ def winner_metrics(scorecard: Scorecard, engine: Engine | None) -> dict[str, flo
         "gate/candidates": float(len(outcomes)),
         "gate/candidates_passed": float(sum(outcome == 0 for outcome in outcomes)),
     }
-    return counts | (metrics_of(scorecard, scorecard.winner, engine) if scorecard.winner else {})
+    if scorecard.winner:
+        return counts | metrics_of(scorecard, scorecard.winner, engine)
+    # Without a winner FP32's own score often says why.
+    own = (metric for score in scorecard.fp32_scores for metric in _finding_metrics(score))
+    return counts | {name: round(value, _DECIMALS) for name, value in own}
 
 
 def shared_tags(scorecard: Scorecard) -> dict[str, str]:

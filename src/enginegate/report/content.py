@@ -27,6 +27,7 @@ COLUMNS = (
 _MISSING = "n/a"
 _REASONS_SHOWN = 4
 _REASON_LENGTH = 240
+_SLICES_SHOWN = 5
 _DIGEST_SHOWN = 12
 _KIB, _MIB = 1 << 10, 1 << 20
 
@@ -76,14 +77,20 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) 
     """What the table says about one candidate; ``sizes`` are engine bytes."""
     verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
     return Row(
-        candidate=f"{candidate.name} (winner)" if candidate == scorecard.winner else candidate.name,
+        candidate=candidate.name + _mark(scorecard, candidate),
         outcome=scorecard.outcome(candidate).word,
         accuracy=accuracy_text(verdict),
         worst_slice=_worst_slice(verdict),
-        throughput=f"{benchmark.throughput_at_slo_per_s:,.0f}" if benchmark else _MISSING,
+        throughput=benchmark.throughput_text if benchmark else _MISSING,
         p99=_p99(benchmark),
         size=_size(sizes.get(candidate)),
     )
+
+
+def _mark(scorecard: Scorecard, candidate: Candidate) -> str:
+    if candidate == scorecard.winner:
+        return " (winner)"
+    return " (tied)" if candidate in scorecard.tied else ""
 
 
 def obstacles(scorecard: Scorecard) -> tuple[Obstacle, ...]:
@@ -110,8 +117,60 @@ def sentences(scorecard: Scorecard) -> tuple[str, ...]:
     return (
         f"{passed} of {len(outcomes)} candidates of {scorecard.model_uri} passed every gate.",
         f"{subject}: {one_line(scorecard.reason).rstrip('.')}.",
+        *fp32_sentences(scorecard),
+        *fp32_slices(scorecard),
         *_winner_sentences(scorecard),
     )
+
+
+def fp32_sentences(scorecard: Scorecard) -> tuple[str, ...]:
+    """What FP32 itself scores on the labelled data, one sentence for each measure."""
+    whole = (score for score in scorecard.fp32_scores if "/" not in score.scope)
+    return tuple(f"{one_line(_at_output(score))}." for score in whole)
+
+
+def fp32_slices(scorecard: Scorecard, *, most: int | None = _SLICES_SHOWN) -> tuple[str, ...]:
+    """FP32's own score in each slice, the worst first; one line for each measure.
+
+    Args:
+        most: so many slices a line at most; None: all of them.
+    """
+    groups: dict[tuple[str, str], list[Finding]] = {}
+    for score in scorecard.fp32_scores:
+        scope, _, part = score.scope.partition("/")
+        if part and score.value is not None:
+            groups.setdefault((score.gate, scope), []).append(score)
+    return tuple(_slices_line(scores, most) for scores in groups.values())
+
+
+def _slices_line(scores: list[Finding], most: int | None) -> str:
+    errors = scores[0].relation == "<="
+    ordered = sorted(scores, key=lambda score: score.value or 0.0, reverse=errors)
+    shown = ordered if most is None else ordered[:most]
+    said = [f"{score.scope.partition('/')[2]} {own_score_text(score)}" for score in shown]
+    hidden = len(ordered) - len(shown)
+    name = scores[0].gate.removeprefix("slice_").removesuffix("_fp32")
+    return f"FP32's own {name} by slice, the worst first: {', '.join(said)}" + (
+        f", and {hidden} better ones." if hidden else "."
+    )
+
+
+def own_score_text(score: Finding) -> str:
+    """FP32's own score with its interval: as a percentage, or in the metric's own unit."""
+    share = score.unit == "fraction"
+
+    def show(number: float) -> str:
+        return f"{100 * number:.1f}" if share else f"{number:.4g}"
+
+    said = f"{show(score.value or 0.0)}{' %' if share else ''}"
+    if score.low is None or score.high is None:
+        return said
+    return f"{said} ({show(score.low)} to {show(score.high)})"
+
+
+def _at_output(score: Finding) -> str:
+    output = score.scope.partition(":")[2]
+    return f"{score.reason} (output {output})" if output else score.reason
 
 
 def binding(scorecard: Scorecard) -> str:
@@ -148,7 +207,7 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
         )
     if benchmark and benchmark.chosen and benchmark.p99_at_slo:
         yield (
-            f"Served with {benchmark.chosen}, it held {benchmark.throughput_at_slo_per_s:,.0f} "
+            f"Served with {benchmark.chosen}, it held {benchmark.throughput_text} "
             f"requests a second at a p99 of {_p99(benchmark)} ms over "
             f"{benchmark.p99_at_slo.samples:,} requests."
         )

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
-from enginegate.report.content import one_line, short_digest
+from enginegate.report.content import fp32_sentences, fp32_slices, one_line, short_digest
 from enginegate.report.serving import pattern_sentences, roofline_sentence
 
 _MEANINGS = MappingProxyType(
@@ -65,6 +65,9 @@ def explain(scorecard: Scorecard) -> str:
         "",
         _headline(scorecard),
     ]
+    told = (*fp32_sentences(scorecard), *fp32_slices(scorecard, most=None))
+    if told:
+        lines += ["", *told]
     for verdict in scorecard.verdicts:
         lines += ["", *_candidate(scorecard, verdict)]
     return "\n".join(lines) + "\n"
@@ -94,13 +97,18 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
     if benchmark is not None:
         yield f"  {_speed(benchmark)}"
         yield from (f"  {sentence}" for sentence in _serving(benchmark))
-    shown = [finding for finding in findings if finding.advisory]
+    shown = [finding for finding in findings if finding.advisory and not finding.of_fp32]
     if shown:
         yield "  Shown only, decides nothing:"
         yield from (f"    - {one_line(_plain(finding))}" for finding in shown)
 
 
 def _meaning(scorecard: Scorecard, candidate: Candidate, outcome: Outcome) -> str:
+    if candidate in scorecard.tied:
+        return (
+            f"It passed every gate and is tied with {scorecard.winner}: the measurements do not "
+            "tell which serves better."
+        )
     if outcome is Outcome.PASSED and candidate != scorecard.winner:
         return "It passed every gate, and another candidate serves better."
     return _MEANINGS[outcome]
@@ -244,6 +252,6 @@ def _speed(benchmark: Benchmark) -> str:
     if benchmark.p99_at_slo is None:
         return "No configuration of it was found to be fast enough."
     return (
-        f"Serving it handles {benchmark.throughput_at_slo_per_s:,.0f} requests a second, 99 of 100 "
+        f"Serving it handles {benchmark.throughput_text} requests a second, 99 of 100 "
         f"within {benchmark.p99_at_slo.value_ms:.1f} ms."
     )

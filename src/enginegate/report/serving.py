@@ -41,6 +41,7 @@ class ServingReport(Record):
     candidates: tuple[Benchmark, ...]
     winner: Candidate | None
     reason: str
+    tied: tuple[Candidate, ...] = ()
 
     @property
     def best(self) -> Benchmark | None:
@@ -75,6 +76,7 @@ def serving_report(card: Scorecard, slo: Slo) -> ServingReport:
         candidates=card.benchmarks,
         winner=card.winner,
         reason=card.reason,
+        tied=card.tied,
     )
 
 
@@ -189,7 +191,7 @@ def _result(benchmark: Benchmark) -> Iterator[str]:
     p99 = benchmark.p99_at_slo
     over = f" over {p99.samples:,} requests" if p99 else ""
     said = (
-        f"Chosen: {benchmark.chosen}. Confirmed at {benchmark.throughput_at_slo_per_s:,.0f} "
+        f"Chosen: {benchmark.chosen}. Confirmed at {benchmark.throughput_text} "
         f"requests/s with a p99 of {percentile_text(p99)} ms{over}"
     )
     if benchmark.rejected_rate_per_s is not None:

@@ -5,11 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from enginegate.benchmarking import Search, Slo
-from enginegate.evidence import Rival
+from enginegate.evidence import Outcome, Rival
 from enginegate.measurement import Load
 from enginegate.serving import ServingConfig
-from enginegate.triton.edge import Known, Standing
+from enginegate.triton.edge import Known
 from enginegate.triton.measure import Sampled
+from enginegate.triton.pooled import judge
 from enginegate.triton.probing import Champion, Measure, Pace, Progress, quiet
 from enginegate.triton.search import SearchResult
 from enginegate.triton.sequential import Sequential
@@ -113,7 +114,7 @@ class Noting:
         refuted = (
             probe.rate_per_s
             for probe in self.known.of(config)
-            if probe.standing(slo) is Standing.REJECTED
+            if judge(probe.runs, slo).outcome is Outcome.FAILED
         )
         return min(refuted, default=None)
 

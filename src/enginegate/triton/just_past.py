@@ -10,9 +10,9 @@ from enginegate.benchmarking import Search, Slo
 from enginegate.evidence import Outcome
 from enginegate.measurement import Arrivals, Load
 from enginegate.triton.measure import Sampled
+from enginegate.triton.pooled import decisions
 from enginegate.triton.probing import Measure
 from enginegate.triton.search import SearchResult
-from enginegate.triton.slo import decide
 from enginegate.triton.space import seed_of
 
 # In resolutions of the search: as exact as it is, and, where that much more may hold, a bound.
@@ -55,12 +55,11 @@ def look_past(
 
 
 def _with(found: SearchResult, sampled: Sampled, slo: Slo) -> SearchResult:
-    """As the search rejects a rate: a queue that grows to the end is one cluster, yet no chance."""
-    made, over = sampled.measurement, sampled.over(slo.p99_ms)
-    shown = decide(len(sampled.latencies_ms), over, confidence=slo.confidence).outcome
-    refuted = not made.invalid and shown is Outcome.FAILED
+    made, decided = sampled.measurement, decisions([sampled], slo)
+    refuted = any(decision.outcome is Outcome.FAILED for decision in decided)
     return replace(
         found,
         measurements=(*found.measurements, made),
+        decisions=(*found.decisions, *decided),
         rejected_rate_per_s=made.rate_per_s if refuted else found.rejected_rate_per_s,
     )

@@ -1,10 +1,13 @@
 """Several runs at one point taken together: what they decide, and what was served."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
 from enginegate.benchmarking import Slo
+from enginegate.evidence import PointDecision
+from enginegate.serving import ServingConfig
 from enginegate.triton.measure import Sampled
 from enginegate.triton.slo import SloDecision, decide
 
@@ -45,6 +48,28 @@ def judge(runs: list[Sampled], slo: Slo) -> SloDecision:
     )
     needed = None if decision.needed is None else math.ceil(decision.needed * alike)
     return SloDecision(decision.outcome, requests, over, needed)
+
+
+def decisions(sampled: Iterable[Sampled], slo: Slo) -> tuple[PointDecision, ...]:
+    """What every point that was measured validly shows, all its runs together; in order of time."""
+    points: dict[tuple[ServingConfig, float], list[Sampled]] = {}
+    for run in sampled:
+        made = run.measurement
+        if not made.invalid and len(run.latencies_ms):
+            points.setdefault((made.config, made.rate_per_s), []).append(run)
+    return tuple(
+        _decided(config, rate, judge(runs, slo)) for (config, rate), runs in points.items()
+    )
+
+
+def _decided(config: ServingConfig, rate_per_s: float, decision: SloDecision) -> PointDecision:
+    return PointDecision(
+        config=config,
+        rate_per_s=rate_per_s,
+        outcome=decision.outcome,
+        requests=decision.requests,
+        over=decision.over,
+    )
 
 
 def clustering(runs: list[Sampled], limit_ms: float) -> float:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from enginegate.benchmarking import Search, Slo
 from enginegate.errors import ServerError
-from enginegate.evidence import Finding, Outcome, Point, Rival
+from enginegate.evidence import Finding, Outcome, Point, PointDecision, Rival
 from enginegate.measurement import Arrivals, Measurement, Percentile
 from enginegate.serving import ServingConfig
 from enginegate.triton.account import pareto, reasons
@@ -30,6 +30,7 @@ from enginegate.triton.edge import Known
 from enginegate.triton.findings import Found, slo_findings
 from enginegate.triton.hunt import Hunt
 from enginegate.triton.outlook import Outlook
+from enginegate.triton.pooled import decisions
 from enginegate.triton.probing import (
     Budget,
     Champion,
@@ -59,6 +60,8 @@ class SearchResult:
         rival: the confirmed point in turns with the champion.
         rejected_rate_per_s: the lowest rate at which the chosen configuration was not seen to hold.
         reasons: field of the configuration -> the measurements that chose its value.
+        confirmed_rate_per_s: rate that was offered when it was confirmed; None if none was.
+        decisions: whether the SLO is shown at each point, by the rule of the gate ``p99_ms``.
     """
 
     measurements: tuple[Measurement, ...]
@@ -70,6 +73,8 @@ class SearchResult:
     rival: Rival | None = None
     rejected_rate_per_s: float | None = None
     reasons: dict[str, str] = field(default_factory=dict)
+    confirmed_rate_per_s: float | None = None
+    decisions: tuple[PointDecision, ...] = ()
 
     @property
     def confirmed(self) -> bool:
@@ -148,6 +153,8 @@ def _result(
         rival=rival,
         rejected_rate_per_s=found.rejected_per_s if confirmed else None,
         reasons=reasons(prober.known, view.predicted(), confirmed) if confirmed else {},
+        confirmed_rate_per_s=confirmed.rate_per_s if confirmed else None,
+        decisions=decisions(prober.sampled, slo),
     )
 
 

@@ -108,6 +108,41 @@ def test_broken_slice_of_two_per_cent(lab):
     assert [f.scope for f in verdict.blocking] == ["evaluation/camera=new"]
 
 
+@pytest.mark.parametrize("candidate", ["onnxruntime-fp32", "onnxruntime-int8"])
+@pytest.mark.parametrize("sliced", [True, False], ids=["sliced-by-class", "without-slices"])
+def test_a_class_with_wrong_labels_is_no_evidence(lab, tmp_path, candidate, sliced):
+    """All of class 3 labelled 5: FP32 is wrong on each of them, so no candidate could be worse."""
+    wrong = np.where(lab.data.labels == 3, 5, lab.data.labels)
+    slices = lab.data.slices if sliced else {}
+    data = replace(lab.data, labels=wrong, slices=slices)
+    spoilt = replace(lab, root=tmp_path, data=data)
+
+    verdict = spoilt.judge(lab.engine(lab.graph, candidate))
+
+    assert verdict.outcome is INCONCLUSIVE
+    named = {f"{finding.gate} on {finding.scope}": finding for finding in verdict.blocking}
+    whole = named.pop("accuracy_loss on evaluation")
+    assert "that it calls 3; they are mostly labelled 5" in whole.reason
+    assert set(named) == ({"slice_accuracy_loss on evaluation/digit=3"} if sliced else set())
+    for finding in named.values():
+        assert "no candidate can be worse than is allowed" in finding.reason
+        assert "Look at the labels of this slice" in finding.remedy
+
+
+def test_permuted_labels_are_no_evidence(lab, tmp_path):
+    """Labels in another order than the samples: FP32 itself is at chance, and that is said."""
+    mixed = np.random.default_rng(0).permutation(lab.data.labels)
+    data = replace(lab.data, labels=mixed, slices={})
+    spoilt = replace(lab, root=tmp_path, data=data)
+
+    verdict = spoilt.judge(lab.engine(lab.graph))
+
+    (blocking,) = verdict.blocking
+    assert blocking.gate == "accuracy_loss"
+    assert blocking.reason.startswith("FP32 itself scores ")
+    assert "labels or outputs are probably permuted" in blocking.reason
+
+
 def test_one_nan_in_ten_thousand(lab):
     """One sample of 10,000 that gives NaN fails, though every average is fine."""
     once = lab.data.inputs["image"].copy()

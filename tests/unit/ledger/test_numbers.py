@@ -25,6 +25,9 @@ def test_metrics_of_a_measured_candidate():
     metrics = metrics_of(CARD, INT8, None)
 
     assert metrics == {
+        "acc/evaluation_accuracy_fp32_high_pct": 98.7,
+        "acc/evaluation_accuracy_fp32_low_pct": 96.8,
+        "acc/evaluation_accuracy_fp32_pct": 97.9,
         "acc/evaluation_accuracy_loss_high_pct": 0.717628,
         "acc/evaluation_accuracy_loss_low_pct": -0.182372,
         "acc/evaluation_accuracy_loss_pct": 0.217628,
@@ -33,7 +36,7 @@ def test_metrics_of_a_measured_candidate():
         "acc/shadow_top1_agreement_low_pct": 99.26,
         "acc/shadow_top1_agreement_pct": 100.0,
         "gate/blocking_findings": 0.0,
-        "gate/findings": 5.0,
+        "gate/findings": 8.0,
         "gate/outcome_0_is_passed": 0.0,
         "perf/mean_batch_size": 2.5,
         "perf/mean_compute_infer_ms": 1.25,
@@ -45,6 +48,8 @@ def test_metrics_of_a_measured_candidate():
         "perf/p99_low_ms": 5.625,
         "perf/p99_ms": 6.25,
         "perf/throughput_at_slo_per_s": 400.0,
+        "slice_evaluation/slice_accuracy_fp32_digit_8_pct": 92.1,
+        "slice_evaluation/slice_accuracy_fp32_stroke_thin_pct": 98.3,
         "slice_evaluation/slice_accuracy_loss_digit_8_pct": 2.247191,
         "slice_evaluation/slice_accuracy_loss_stroke_thin_pct": 0.0,
     }
@@ -135,7 +140,11 @@ def test_parent_carries_the_winners_metrics():
 
     assert metrics["perf/p99_ms"] == 6.25
     assert (metrics["gate/candidates"], metrics["gate/candidates_passed"]) == (8.0, 2.0)
-    assert "perf/p99_ms" not in winner_metrics(qualification(winner=None), None)
+    without = winner_metrics(qualification(winner=None), None)
+    assert "perf/p99_ms" not in without
+    # What FP32 itself scores often says why there is none.
+    assert without["acc/evaluation_accuracy_fp32_pct"] == 97.9
+    assert without["slice_evaluation/slice_accuracy_fp32_digit_8_pct"] == 92.1
 
 
 def test_tags_hold_whole_digests():

@@ -16,7 +16,7 @@ from enginegate.report import (
     scorecard_text,
     sentences,
 )
-from tests.fakes.evidence import FP32, INT8, finding, scorecard, verdict
+from tests.fakes.evidence import FP32, INT8, benchmark, finding, scorecard, verdict
 from tests.fakes.qualification import plan, qualification
 
 SIZES = {FP32: 934_400, INT8: 255_000, plan("int8"): 3_500_000}
@@ -149,6 +149,23 @@ def test_worst_slice_is_the_failed_one():
     card = scorecard(verdicts=(verdict(passed, failed),))
 
     assert row_of(card, INT8).worst_slice == "stroke=thin -5.00"
+
+
+def test_a_tie_and_a_ceiling_are_marked():
+    """A tie is no win, and the highest rate that may be tried is a lower bound."""
+    held = benchmark(800).model_copy(update={"ceiling_per_s": 800.0})
+    card = scorecard(
+        verdicts=(verdict(), verdict(candidate=FP32)),
+        benchmarks=(held, held.model_copy(update={"candidate": FP32})),
+        tied=(FP32,),
+    )
+
+    assert row_of(card, INT8).candidate == "onnxruntime-int8 (winner)"
+    assert row_of(card, FP32).candidate == "onnxruntime-fp32 (tied)"
+    assert row_of(card, FP32).throughput == "≥ 800"
+    assert any("it held ≥ 800 requests a second" in sentence for sentence in sentences(card))
+    assert "is tied with onnxruntime-int8: the measurements do not tell" in explain(card)
+    assert "Serving it handles ≥ 800 requests a second" in explain(card)
 
 
 def test_same_obstacle_is_told_once():

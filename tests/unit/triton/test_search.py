@@ -58,6 +58,15 @@ def test_a_confirmed_result_carries_its_evidence(simulated, bounds, slo):
     assert latency.value == result.p99.value_ms <= latency.limit == 20.0
     assert latency.samples >= slo.confirm_requests
     assert {load.rate_per_s for load in confirming} == {result.throughput_at_slo_per_s}
+    assert result.confirmed_rate_per_s == result.throughput_at_slo_per_s
+    (decided,) = (
+        point
+        for point in result.decisions
+        if (point.config, point.rate_per_s) == (result.chosen, result.confirmed_rate_per_s)
+    )
+    assert decided.outcome is Outcome.PASSED
+    points = {(m.config, m.rate_per_s) for m in result.measurements if not m.invalid}
+    assert {(point.config, point.rate_per_s) for point in result.decisions} == points
     assert len({load.seed for load in confirming}) == slo.confirmations
     assert searching
     assert f"{result.rejected_rate_per_s:.4g}/s was not seen to hold" in throughput.reason

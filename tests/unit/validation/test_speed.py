@@ -5,8 +5,7 @@ import math
 import pytest
 
 from enginegate.benchmarking import Search, Slo
-from enginegate.evidence import Outcome, Rival
-from enginegate.measurement import Load, Measurement, Percentile
+from enginegate.evidence import Outcome, PointDecision, Rival
 from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, sha
 from validation.decide import choose_served
 from validation.speed import Reference, judge_speed, with_speed
@@ -35,27 +34,10 @@ def found(throughput_per_s, *, candidate=INT8, engine="e", **known):
     return made.model_copy(update=fields | known)
 
 
-def measured(rate_per_s, p99_ms, *, config=SERVING, interval_ms=2.0):
-    """A valid measurement, and how closely its p99 is known."""
-    p99 = Percentile(
-        quantile=0.99,
-        value_ms=p99_ms,
-        low_ms=p99_ms - interval_ms,
-        high_ms=p99_ms + interval_ms,
-        samples=1200,
-    )
-    return Measurement(
-        config=config,
-        load=Load(rate_per_s=rate_per_s, duration_s=1, seed=0),
-        invalid=(),
-        sent=1200,
-        completed=1200,
-        failed=0,
-        throughput_per_s=rate_per_s,
-        percentiles=(p99,),
-        late_p99_ms=0.0,
-        stages=None,
-        latencies_sha256=sha("7"),
+def decided(rate_per_s, outcome=FAILED, *, config=SERVING):
+    """What the rule of p99_ms says of one point."""
+    return PointDecision(
+        config=config, rate_per_s=rate_per_s, outcome=outcome, requests=1200, over=30
     )
 
 
@@ -181,17 +163,18 @@ def test_a_search_that_was_cut_short_makes_no_engine_faster():
 )
 def test_the_overload_alone_is_a_bound(ours, expected):
     """That 540/s is far too much does not say that FP32 holds no more than 400/s."""
-    fp32 = found(400, candidate=FP32, rejected_rate_per_s=540, measurements=(measured(540, 90),))
+    fp32 = found(400, candidate=FP32, rejected_rate_per_s=540, decisions=(decided(540),))
 
     _, int8 = with_speed([fp32, found(ours)], slo(), BOUNDS, live=None)
 
     assert speedup(int8).outcome is expected
 
 
-def test_a_bound_must_be_shown():
-    """An interval of p99 that reaches down to the limit refutes nothing."""
-    unsure = measured(540, 21, interval_ms=2.0)
-    fp32 = found(400, candidate=FP32, rejected_rate_per_s=540, measurements=(unsure,))
+@pytest.mark.parametrize("outcome", [PASSED, INCONCLUSIVE])
+def test_a_bound_must_be_shown(outcome):
+    """By the rule of the gate p99_ms: what that leaves open refutes nothing."""
+    unsure = decided(540, outcome)
+    fp32 = found(400, candidate=FP32, rejected_rate_per_s=540, decisions=(unsure,))
 
     _, int8 = with_speed([fp32, found(900)], slo(), BOUNDS, live=None)
 
@@ -250,23 +233,23 @@ OTHER = SERVING.model_copy(update={"instances": 2})
 
 
 @pytest.mark.parametrize(
-    ("measurements", "expected"),
+    ("decisions", "expected"),
     [
-        pytest.param((measured(50, 90),), PASSED, id="at-the-lowest-rate"),
-        pytest.param((measured(300, 90),), INCONCLUSIVE, id="only-at-a-higher-one"),
-        pytest.param((measured(50, 21),), INCONCLUSIVE, id="too-close-to-show-it"),
+        pytest.param((decided(50),), PASSED, id="at-the-lowest-rate"),
+        pytest.param((decided(300),), INCONCLUSIVE, id="only-at-a-higher-one"),
+        pytest.param((decided(50, INCONCLUSIVE),), INCONCLUSIVE, id="too-close-to-show-it"),
         pytest.param(
-            (measured(50, 90), measured(50, 12, config=OTHER)), INCONCLUSIVE, id="another-holds"
+            (decided(50), decided(50, PASSED, config=OTHER)), INCONCLUSIVE, id="another-holds"
         ),
     ],
 )
-def test_fp32_that_was_refuted_counts_as_slower(measurements, expected):
+def test_fp32_that_was_refuted_counts_as_slower(decisions, expected):
     """Its benchmark shows that the lowest rate does not hold, and not only that some did not."""
     refuted = found(0, candidate=FP32).model_copy(
         update={
             "chosen": None,
             "findings": (finding(FAILED, gate="p99_ms"),),
-            "measurements": measurements,
+            "decisions": decisions,
         }
     )
 
@@ -279,7 +262,7 @@ def test_a_run_without_the_reference_does_not_judge_it():
     """One candidate alone can win; that nobody was beaten is said, and does not count."""
     (int8,) = with_speed([found(500)], slo(), BOUNDS, live=None, left_out={FP32})
 
-    choice = choose_served([int8], "throughput")
+    choice = choose_served([int8], BOUNDS)
 
     assert (int8.outcome, choice.winner) == (PASSED, INT8)
     assert "Speedup was not judged: onnxruntime-fp32 is not part of this run." in choice.reason
