@@ -219,6 +219,10 @@ def _pulling(root: Path, timeout_s: float) -> Iterator[None]:
             raise RepositoryBusyError(
                 f"A release is being fetched for {root} by {error}. Try again when it has finished."
             ) from error
+        except OSError as error:
+            raise RepositoryError(
+                f"Nothing can be fetched for {root}: {error.strerror}."
+            ) from error
         yield
 
 

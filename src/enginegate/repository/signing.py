@@ -7,16 +7,17 @@ whoever can change the release can change the key.
 """
 
 import importlib.util
+import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginegate.decision import Release
-from enginegate.durable import file_lock, write_file
+from enginegate.durable import file_lock, read_file, write_file
 from enginegate.errors import InputError, RepositoryError, TamperedError
 from enginegate.operating import Signing
 from enginegate.repository.layout import Layout
@@ -66,7 +67,7 @@ class ReleaseSigning:
             return
         from model_signing import signing  # noqa: PLC0415
 
-        key = self.private_key or self._own_key()
+        key = self._signing_key()
         config = signing.Config()  # type: ignore[no-untyped-call]
         with _key_errors(key):
             config.use_elliptic_key_signer(private_key=key)
@@ -145,18 +146,41 @@ class ReleaseSigning:
     @contextmanager
     def _trusted(self) -> Iterator[Path | None]:
         """The public key to verify with; derived where only the private one is named."""
-        if self.public_key is not None or self.private_key is None:
+        if self.public_key is not None:
+            with _key_errors(self.public_key):
+                read_file(self.public_key, follow_links=True)
+            yield self.public_key
+            return
+        if self.private_key is None:
             own = self.keys / "release.pub"
-            yield self.public_key or (own if own.is_file() else None)
+            there = os.path.lexists(own)
+            if there:
+                with _key_errors(own):
+                    read_file(own)
+            yield own if there else None
             return
         with tempfile.TemporaryDirectory(prefix="enginegate-signing-") as folder:
             derived = Path(folder, "release.pub")
             derived.write_bytes(_public_pem(_read_private(self.private_key)))
             yield derived
 
+    def _signing_key(self) -> Path:
+        """The policy's private key, else the workspace's own.
+
+        A key that the policy names may be a link, as platforms mount secrets; never the own one.
+        """
+        if self.private_key is None:
+            return self._own_key()
+        with _key_errors(self.private_key):
+            read_file(self.private_key, follow_links=True)
+        return self.private_key
+
     def _own_key(self) -> Path:
         """The workspace's key; made on first use, readable by its owner only."""
         private, public = self.keys / "release.pem", self.keys / "release.pub"
+        for key in (private, public):
+            with _key_errors(key), suppress(FileNotFoundError):
+                read_file(key)
         if private.is_file() and public.is_file():
             if private.stat().st_mode & _ANY_OTHER:
                 raise InputError(
@@ -165,7 +189,8 @@ class ReleaseSigning:
                 )
             return private
         self.keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with file_lock(self.keys / ".lock", timeout_s=_LOCK_TIMEOUT_S):
+        lock = self.keys / ".lock"
+        with _key_errors(lock), file_lock(lock, timeout_s=_LOCK_TIMEOUT_S):
             if not private.is_file():
                 write_file(private, _new_private_pem(), mode=0o600)
             write_file(public, _public_pem(_read_private(private)))
@@ -242,7 +267,7 @@ def _key_errors(key: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"The key {key} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The key {key} cannot be read: {error.strerror or error}.") from error
     except (ValueError, TypeError) as error:
         raise InputError(
             f"{key} is not an unencrypted PEM key on the curve P-256, P-384 or P-521. Make one:\n"
@@ -255,7 +280,7 @@ def _read_private(path: Path) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
 
     with _key_errors(path):
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load_pem_private_key(read_file(path, follow_links=True), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise TypeError
         return key
