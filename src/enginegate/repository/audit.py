@@ -38,6 +38,8 @@ What = Literal[
     "refused",
     "watched",
 ]
+# After which another release is live than before, or none.
+LIVE_EVENTS: frozenset[What] = frozenset({"published", "rolled back", "withdrawn"})
 # The way of what another host decided, and this one did after it.
 FOLLOWING = "following"
 _DONE: dict[Kind, What] = {
@@ -59,6 +61,8 @@ class Deed(Record):
     scorecard: Sha256 | None = None
     operation: str = ""
     """The journal's name of it, or a decision's digest: told once, also when it was cut short."""
+    manifest: Sha256 | None = None
+    """Digest of the release's manifest, so that a lost journal takes no evidence with it."""
 
 
 class Event(Deed, Link):
@@ -118,7 +122,8 @@ class AuditLog:
         By the way that began it, whoever recovers: what was only followed stays so.
         """
         layout = Layout(self.root, entry.model)
-        manifest = layout.release_file(entry.version)
+        there = layout.release_file(entry.version).exists()
+        release = layout.release(entry.version) if there else None
         deed = Deed(
             event=_DONE[entry.kind] if done else "refused",
             model=entry.model,
@@ -126,8 +131,9 @@ class AuditLog:
             why=why,
             origin=origin(journal.way(entry) or self.way),
             release=entry.version,
-            scorecard=layout.release(entry.version).scorecard_sha256 if manifest.exists() else None,
+            scorecard=release.scorecard_sha256 if release else None,
             operation=entry.operation,
+            manifest=release.digest if release else None,
         )
         self.note(deed)
         journal.add(entry, "done" if done else "undone", reason=why[:_REASON_LENGTH])
@@ -197,6 +203,11 @@ def record_deed(root: Path, deed: Deed) -> None:
     """
     with locked(root, timeout_s=_LOCK_TIMEOUT_S):
         AuditLog(root).note(deed)
+
+
+def is_followed(event: Event) -> bool:
+    """Whether another host decided it, and this one only did the same."""
+    return event.event in LIVE_EVENTS and event.origin.endswith(f", {FOLLOWING}")
 
 
 def origin(way: str) -> str:

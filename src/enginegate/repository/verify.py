@@ -8,7 +8,7 @@ from enginegate.canonical import Record
 from enginegate.errors import EnginegateError, RepositoryError, TamperedError
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import LiveRelease, wrong_files
-from enginegate.repository.journal import CLOSING, Entry, Journal
+from enginegate.repository.journal import Entry, Journal
 from enginegate.repository.layout import (
     AUDIT,
     JOURNAL,
@@ -18,6 +18,7 @@ from enginegate.repository.layout import (
     models,
 )
 from enginegate.repository.live import LiveRepository
+from enginegate.repository.live_record import LiveRecord
 from enginegate.repository.parts import owned_parts
 from enginegate.repository.published import check_as_published
 from enginegate.repository.signing import ReleaseSigning
@@ -72,16 +73,23 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
         entries = journal.read()
     except EnginegateError:
         entries = ()
+    try:
+        events = AuditLog(repository.root).read()
+    except EnginegateError:
+        events = ()
     for name in earlier_models(repository.root):
         yield checked(f"{name} live release", partial(_read_current, Layout(repository.root, name)))
-    for name in sorted({*models(repository.root), *(entry.model for entry in entries)}):
+    known = {*(entry.model for entry in entries), *(e.model for e in events if e.release)}
+    for name in sorted({*models(repository.root), *known}):
         layout = Layout(repository.root, name)
         audit = AuditLog(repository.root)
-        yield checked(f"{name} audit log", partial(_check_audit, audit, name, entries))
+        yield checked(f"{name} audit log", partial(_check_audit, audit, layout, entries))
         own = [entry for entry in entries if entry.model == name]
-        yield checked(f"{name} live release", partial(_check_current, layout, own))
+        record = LiveRecord(layout, entries, events)
+        yield checked(f"{name} journal against audit log", record.check_journal_whole)
+        yield checked(f"{name} live release", partial(_check_current, layout, own, record))
         for version in layout.stored_versions():
-            check = partial(_check_release, layout, version, own)
+            check = partial(_check_release, layout, version, own, record)
             yield checked(f"{name} release {version}", check)
             if repository.signing is not None:
                 signed = partial(_check_signature, repository.signing, layout, version)
@@ -119,8 +127,8 @@ def _check_journal(journal: Journal) -> None:
         )
 
 
-def _check_current(layout: Layout, entries: list[Entry]) -> None:
-    """What is live must be what the journal says was made live last."""
+def _check_current(layout: Layout, entries: list[Entry], record: LiveRecord) -> None:
+    """What is live must be what journal and audit log say was made live last."""
     done = [entry for entry in entries if entry.step == "done"]
     last = done[-1].version if done and done[-1].kind != "withdraw" else None
     current = layout.current()
@@ -130,11 +138,13 @@ def _check_current(layout: Layout, entries: list[Entry]) -> None:
             f"{layout.current_file} says that release {live or 'none'} is live; the journal's last "
             f"change made it {last or 'none'}. Somebody changed the folder."
         )
+    record.check_commit_point(current)
 
 
-def _check_release(layout: Layout, version: int, entries: list[Entry]) -> None:
+def _check_release(layout: Layout, version: int, entries: list[Entry], record: LiveRecord) -> None:
     release = layout.release(version)
-    check_as_published(layout, release, entries)
+    record.check_release_known(version)
+    check_as_published(layout, release, entries, record.events)
     layout.check_files(release)
 
 
@@ -142,23 +152,10 @@ def _check_signature(signing: ReleaseSigning, layout: Layout, version: int) -> s
     return signing.check(layout, layout.release(version))
 
 
-def _check_audit(audit: AuditLog, model: str, entries: tuple[Entry, ...]) -> None:
+def _check_audit(audit: AuditLog, layout: Layout, entries: tuple[Entry, ...]) -> None:
     """The chain holds, nothing is missing from its end, and every operation is in it."""
-    audit.check(model)
-    events = audit.read()
-    told = {event.operation for event in events}
-    begun = next((e.at for e in events if e.operation), None)
-    untold = [
-        e
-        for e in entries
-        if e.model == model and e.step in CLOSING and begun is not None and e.at >= begun
-        if e.operation not in told
-    ]
-    if untold:
-        raise TamperedError(
-            f"{audit.path} does not tell of a {untold[0].kind} of {model} release "
-            f"{untold[0].version} that the journal has. Lines were removed from it."
-        )
+    audit.check(layout.model)
+    LiveRecord(layout, entries, audit.read()).check_log_whole()
 
 
 def _check_config(layout: Layout) -> None:
