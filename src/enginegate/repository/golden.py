@@ -53,6 +53,7 @@ class Golden:
 
         Raises:
             TamperedError: the file is missing or damaged.
+            PermissionError: it may not be read by this user.
         """
         try:
             with (
@@ -60,6 +61,8 @@ class Golden:
                 np.load(file, allow_pickle=False) as archive,
             ):
                 arrays = {name: archive[name] for name in archive.files}
+        except PermissionError:
+            raise  # whoever may not read it knows nothing about it
         except (OSError, ValueError, BadZipFile, zlib.error) as error:
             raise TamperedError(f"The golden samples {path} cannot be read: {error}.") from error
         return cls(_named(arrays, "input."), _named(arrays, "output."))

@@ -20,6 +20,7 @@ everything: after a change the next load reloads every version that serves, unle
 version. Hence ``00``: what is written there costs the versions that serve nothing.
 """
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -34,13 +35,19 @@ from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
 from enginegate.decision import Head, Release
 from enginegate.durable import NotRegularFileError, file_lock
-from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedError
+from enginegate.errors import (
+    NotWritableError,
+    RepositoryBusyError,
+    RepositoryError,
+    TamperedError,
+)
 from enginegate.triton.marks import RECORDS
 
 LOCK = ".enginegate.lock"
 JOURNAL = ".enginegate-journal.jsonl"
 AUDIT = ".enginegate-audit.jsonl"
 CURRENT = ".enginegate-current"
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _EARLIER = ".enginegate"
 PART_OF = f"{RECORDS}/part-of"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -202,7 +209,8 @@ def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
 
     Raises:
         RepositoryBusyError: somebody else held it for all of ``timeout_s``.
-        RepositoryError: the folder cannot be made or written to.
+        NotWritableError: the folder may not be written to.
+        RepositoryError: the folder cannot be made, or its lock is no regular file.
     """
     with ExitStack() as stack:
         try:
@@ -215,7 +223,8 @@ def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
         except NotRegularFileError as error:
             raise RepositoryError(f"{error.strerror}.") from error
         except OSError as error:
-            raise RepositoryError(
+            kind = NotWritableError if error.errno in _READ_ONLY else RepositoryError
+            raise kind(
                 f"The live repository {root} cannot be changed: {error.strerror}. Make it a folder "
                 "that you may write to, or name another one under [target] in the policy."
             ) from error

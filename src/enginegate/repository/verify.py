@@ -1,17 +1,27 @@
 """Is the live repository what was published? Digests, configuration, journal, and what serves."""
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
-from enginegate.errors import EnginegateError, RepositoryError, TamperedError
+from enginegate.durable import lock_holder
+from enginegate.errors import (
+    EnginegateError,
+    NotWritableError,
+    RepositoryBusyError,
+    RepositoryError,
+    TamperedError,
+)
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import LiveRelease, wrong_files
 from enginegate.repository.journal import Entry, Journal
 from enginegate.repository.layout import (
     AUDIT,
     JOURNAL,
+    LOCK,
     Layout,
     earlier_models,
     locked,
@@ -25,6 +35,7 @@ from enginegate.repository.signing import ReleaseSigning
 
 _LOCK_TIMEOUT_S = 10.0
 _LOOKS = 3
+_POLL_S = 0.2
 
 
 class Check(Record):
@@ -32,6 +43,8 @@ class Check(Record):
 
     subject: str
     problem: str = ""
+    unknown: str = ""
+    """Why it could not be found out whether it is as it should be."""
     note: str = ""
     """What could not be checked, and need not be."""
 
@@ -40,7 +53,8 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     """Check everything that can be checked from the folder, and from the server if there is one.
 
     Nothing is changed, and one problem never hides another. Nobody waits meanwhile: what somebody
-    changed while it was looked at is looked at once more.
+    changed while it was looked at is looked at once more. Who may only read checks the same, and
+    takes no lock.
 
     Raises:
         RepositoryBusyError: somebody is changing the repository: look again when they are done.
@@ -48,10 +62,10 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     if not repository.root.exists():
         return ()
     found: tuple[Check, ...] = ()
-    before = _state(repository)
+    before, unlocked = _state(repository)
     for _ in range(_LOOKS):
-        found = tuple(_checks(repository))
-        after = _state(repository)
+        found = (*_said_of_lock(unlocked), *_checks(repository))
+        after, unlocked = _state(repository)
         if after == before:
             return found
         before = after
@@ -59,11 +73,46 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     return (*found, Check(subject="repository", problem=changed))
 
 
-def _state(repository: LiveRepository) -> list[FileDigest | None]:
-    """How far journal and audit log have come, at a moment when nobody changes anything."""
-    with locked(repository.root, timeout_s=_LOCK_TIMEOUT_S):
-        paths = [repository.root / name for name in (JOURNAL, AUDIT)]
-        return [FileDigest.of(path) if path.is_file() else None for path in paths]
+def _state(repository: LiveRepository) -> tuple[list[FileDigest | None], str]:
+    """How far journal and audit log have come, at a moment when nobody changes anything.
+
+    With why the lock could not be taken for that; empty where it was.
+    """
+    try:
+        with locked(repository.root, timeout_s=_LOCK_TIMEOUT_S):
+            return _how_far(repository.root), ""
+    except NotWritableError:
+        return _how_far(repository.root), _waited_for(repository.root / LOCK)
+
+
+def _how_far(root: Path) -> list[FileDigest | None]:
+    paths = [root / name for name in (JOURNAL, AUDIT)]
+    return [FileDigest.of(path) if path.is_file() else None for path in paths]
+
+
+def _waited_for(lock: Path) -> str:
+    """Wait until nobody holds a lock that may not be taken here; what was done in its place.
+
+    Raises:
+        RepositoryBusyError: somebody held it all the time.
+    """
+    end_s = time.monotonic() + _LOCK_TIMEOUT_S
+    read_only = f"{lock.parent} may only be read from here, so it was read without its lock"
+    try:
+        while holder := lock_holder(lock):
+            if time.monotonic() > end_s:
+                raise RepositoryBusyError(
+                    f"{lock.parent} is being changed by {holder}. Look again when it has finished."
+                )
+            time.sleep(_POLL_S)
+    except OSError as error:
+        return f"{read_only}, and whether somebody changes it is not known: {error.strerror}."
+    return f"{read_only}; nobody changed it meanwhile."
+
+
+def _said_of_lock(unlocked: str) -> Iterator[Check]:
+    if unlocked:
+        yield Check(subject="lock", note=unlocked)
 
 
 def _checks(repository: LiveRepository) -> Iterator[Check]:
@@ -108,6 +157,9 @@ def checked(subject: str, check: Callable[[], str | None]) -> Check:
         note = check() or ""
     except EnginegateError as error:
         return Check(subject=subject, problem=str(error))
+    except PermissionError as error:
+        unread = f"it may not be read by this user: {error}. Verify as somebody who may."
+        return Check(subject=subject, unknown=unread)
     except OSError as error:
         return Check(subject=subject, problem=f"it cannot be read: {error}")
     return Check(subject=subject, note=note)
