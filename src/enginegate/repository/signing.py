@@ -1,5 +1,8 @@
 """Signatures on releases, by OpenSSF model-signing with a key: the only door of that library.
 
+Scorecards and decisions, which are one small file each, are signed with the same keys: ECDSA over
+their canonical JSON, in a file beside each.
+
 One signature covers a release's manifest, its golden samples and every file it serves, so an edited
 manifest shows as surely as an edited engine. What is trusted is a public key that lies outside the
 repository: the policy's, else this workspace's. A key beside a release would prove nothing, because
@@ -16,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from enginegate.canonical import Record
 from enginegate.decision import Release
 from enginegate.durable import file_lock, read_file, write_file
 from enginegate.errors import InputError, RepositoryError, TamperedError
@@ -102,6 +106,64 @@ class ReleaseSigning:
                     "policy names none ([signing] public_key)"
                 )
             return self._verified(layout, release, public_key)
+
+    def sign_record(self, record: Record, path: Path) -> str:
+        """Sign a scorecard or a decision that is kept at ``path``, beside it.
+
+        Returns:
+            Why it is not signed; empty when it is.
+        """
+        if not importlib.util.find_spec("cryptography"):
+            return f"records are signed only with {_INSTALL}"
+        if self.private_key is None and self.public_key is not None:
+            return "the policy trusts a public key, and no private key is named here"
+        try:
+            signature = _signature(_read_private(self._signing_key()), record)
+            with self._trusted() as public_key:
+                if public_key is None or not _holds(public_key, record, signature):
+                    return f"the private key is not the one of {self.public_key or public_key}"
+            write_file(signature_beside(path), signature)
+        except (InputError, OSError) as error:
+            return str(error)
+        return ""
+
+    def check_record(self, record: Record, path: Path) -> str:
+        """Check the signature on a scorecard or a decision, offline.
+
+        Returns:
+            Why no signature shows that it is as it was written; empty when one does.
+
+        Raises:
+            TamperedError: there is a signature by the trusted key's owner or a stranger, and it is
+                not on this content.
+        """
+        beside = signature_beside(path)
+        try:
+            signature = read_file(beside)
+        except FileNotFoundError:
+            return f"it is not signed ({beside} is not there)"
+        except OSError as error:
+            raise TamperedError(f"The signature {beside} cannot be read: {error}.") from error
+        if not importlib.util.find_spec("cryptography"):
+            return f"its signature cannot be checked: {_INSTALL}"
+        shown = self.public_key or self.private_key or self.keys / "release.pub"
+        try:
+            with self._trusted() as public_key:
+                if public_key is None:
+                    return (
+                        "its signature cannot be checked: this workspace has no key, and the "
+                        "policy names none ([signing] public_key)"
+                    )
+                if _holds(public_key, record, signature):
+                    return ""
+        except InputError as error:
+            return f"its signature cannot be checked: {error}"
+        if self.public_key is None and not self.required:
+            return f"its signature is not by the key {shown}, or not on this content"
+        raise TamperedError(
+            f"The signature {beside} does not hold: it is not by the key {shown}, or not on what "
+            f"{path} says. Find out who changed it, then make it again."
+        )
 
     def _verified(self, layout: Layout, release: Release, public_key: Path) -> str:
         from model_signing import verifying  # noqa: PLC0415
@@ -197,6 +259,11 @@ class ReleaseSigning:
         return private
 
 
+def signature_beside(path: Path) -> Path:
+    """Where the signature on a scorecard or a decision is, by where that is."""
+    return path.with_suffix(".sig")
+
+
 def sign(layout: Layout, release: Release, signing: ReleaseSigning | None, *, new: bool) -> None:
     """Sign a release that is new, and check the signature that a copy came with."""
     if signing is not None and new:
@@ -284,6 +351,36 @@ def _read_private(path: Path) -> "EllipticCurvePrivateKey":
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise TypeError
         return key
+
+
+def _signature(key: "EllipticCurvePrivateKey", record: Record) -> bytes:
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    return key.sign(_signed_content(record), ec.ECDSA(hashes.SHA256()))
+
+
+def _holds(public_key: Path, record: Record, signature: bytes) -> bool:
+    """Whether a signature is by that key, and on this record."""
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415
+
+    with _key_errors(public_key):
+        key = load_pem_public_key(read_file(public_key, follow_links=True))
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise TypeError
+    try:
+        key.verify(signature, _signed_content(record), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _signed_content(record: Record) -> bytes:
+    """Its kind belongs to it, so that the signature on one record is never one on another."""
+    return f"enginegate {type(record).__name__}\n".encode() + record.canonical_json()
 
 
 def _new_private_pem() -> bytes:
