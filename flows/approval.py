@@ -25,7 +25,7 @@ from enginegate.evidence import Scorecard
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy
 from enginegate.report import approval_markdown
-from enginegate.repository import record_decision
+from enginegate.repository import ReleaseSigning, record_decision
 from enginegate.repository.decided import Answers, answers_to
 from enginegate.workspace import Workspace, now
 
@@ -67,7 +67,10 @@ def _answers(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> Answ
 
 
 def _record(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None:
-    """Put decisions in the audit log that are not there; its order then says which came first.
+    """Put rejections and signed approvals in the audit log that are not there.
+
+    They were given where the repository is not. An approval without a signature is a file that
+    anybody may have written: whoever gave one by command put it in the log then.
 
     Several that were written meanwhile arrive together: a no comes after every approval that a
     wrong clock could have put behind it.
@@ -77,7 +80,11 @@ def _record(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None:
         no = decision.answer == "reject"
         return decision.decided_at + CLOCK_TOLERANCE if no else decision.decided_at
 
+    signing = ReleaseSigning.of(policy.signing, workspace)
     for decision in sorted(workspace.decisions(scorecard.digest), key=place):
+        path = workspace.decision_file(decision)
+        if decision.answer == "approve" and signing.check_record(decision, path):
+            continue
         record_decision(policy.target.repository, decision, policy.name)
 
 
@@ -114,9 +121,12 @@ def _ask(
         raise ApprovalError(
             f"Nobody answered for scorecard {scorecard.digest[:12]}; that means no."
         )
-    decision = _decision(answer, scorecard, number)
-    if not _is_written(decision, workspace):
-        workspace.save_decision(decision)
+    given = _decision(answer, scorecard, number)
+    # Prefect holds the answer, which shows that it was given: also where a command wrote the file.
+    decision = _written(given, workspace) or given
+    record_decision(policy.target.repository, decision, policy.name)
+    path = workspace.save_decision(decision)
+    ReleaseSigning.of(policy.signing, workspace).sign_record(decision, path)
 
 
 def _decision(answer: Answer, scorecard: Scorecard, number: int) -> Decision:
@@ -166,15 +176,20 @@ def _answered_at(key: str) -> datetime:
     return (found[0].created if found else None) or now()
 
 
-def _is_written(decision: Decision, workspace: Workspace) -> bool:
-    """Whether this answer was the command's: it writes the decision, then fills in the form.
+def _written(decision: Decision, workspace: Workspace) -> Decision | None:
+    """The same answer by command, which writes the decision, then fills in the form; None: none.
 
     An old yes that comes up again must not outlive a later no by the same person.
     """
     given = workspace.decisions(decision.scorecard_sha256)
-    own = [(d.answer, d.reason) for d in given if d.approver == decision.approver]
+    own = [each for each in given if each.approver == decision.approver]
     relevant = own if decision.answer == "approve" else own[-1:]
-    return (decision.answer, decision.reason) in relevant
+    said = _said(decision)
+    return next((each for each in reversed(relevant) if _said(each) == said), None)
+
+
+def _said(decision: Decision) -> tuple[str, str, Candidate | None, tuple[str, ...]]:
+    return decision.answer, decision.reason, decision.candidate, decision.accepts
 
 
 def _key(scorecard: Scorecard, number: int) -> str:

@@ -7,9 +7,10 @@ from prefect.transactions import transaction
 
 from enginegate.approving import check_decision
 from enginegate.decision import Release
-from enginegate.errors import ApprovalError, PublishError
-from enginegate.ledger import scorecard_of
+from enginegate.errors import ApprovalError, PublishError, TamperedError
+from enginegate.ledger import check_authentic, scorecard_of
 from enginegate.policy import read_policy
+from enginegate.repository import ReleaseSigning
 from enginegate.workspace import Workspace, now
 from flows.approval import decisions_on
 from tasks.announce import announce
@@ -34,7 +35,9 @@ def promote(policy: Path, scorecard: str) -> Release:
         scorecard: digest (or its beginning) of the scorecard that was approved.
 
     Raises:
-        ApprovalError: nobody approved exactly this scorecard, or no longer validly.
+        ApprovalError: nobody approved exactly this scorecard, or no longer validly; or nothing
+            shows that it is what a qualification found.
+        TamperedError: the scorecard is not what MLflow's run holds.
         RepositoryError: another release is live than when the evidence was made.
         PublishError: the release did not prove itself; what was live is live.
     """
@@ -48,6 +51,12 @@ def promote(policy: Path, scorecard: str) -> Release:
     if live is not None:
         move_champion(rules, live)
         return live
+    try:
+        signing = ReleaseSigning.of(rules.signing, workspace)
+        check_authentic(publication.evidence, workspace, signing)
+    except (ApprovalError, TamperedError) as error:
+        refuse(publication, str(error))
+        raise
     try:
         answers = decisions_on(publication.evidence, rules, workspace)
         approvals = check_decision(

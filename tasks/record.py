@@ -20,7 +20,7 @@ from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy import Policy
 from enginegate.precision import Curve, curve_plot
 from enginegate.report import accuracies, scorecard_markdown, serving_page, serving_report
-from enginegate.repository import Layout
+from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import Kept
 from enginegate.triton.config_comments import measured_config
 from enginegate.workspace import Workspace, now, remembered
@@ -95,6 +95,9 @@ def record(
     )
     filed = card.model_copy(update={"ledger_run": run})
     path = workspace.save_scorecard(filed)
+    unsigned = ReleaseSigning.of(rules.signing, workspace).sign_record(filed, path)
+    if unsigned:
+        _log.info("the scorecard is not signed: %s", unsigned)
     _log.info("scorecard %s: %s", filed.digest[:12], path)
     return filed
 

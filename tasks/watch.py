@@ -93,13 +93,14 @@ def verify_live(rules: Policy) -> tuple[str, ...]:
     """What is wrong with the live repository and its server; nothing is changed."""
     repository = open_repository(rules, Workspace.of(rules), way=_WAY)
     try:
-        found = [check for check in verify(repository, read_back=False) if check.problem]
+        checks = verify(repository, read_back=False)
     except RepositoryBusyError as error:
         _log.info("not verified this time: %s", error)
         return ()
-    for check in found:
-        _log.error("%s: %s", check.subject, check.problem)
-    return tuple(f"{check.subject}: {check.problem}" for check in found)
+    found = [(c.subject, c.problem or c.unknown) for c in checks if c.problem or c.unknown]
+    for subject, why in found:
+        _log.error("%s: %s", subject, why)
+    return tuple(f"{subject}: {why}" for subject, why in found)
 
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)

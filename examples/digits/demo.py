@@ -26,7 +26,7 @@ from enginegate.evidence import Scorecard
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard, print_table
-from enginegate.repository import Layout, LiveRepository
+from enginegate.repository import Layout, LiveRepository, record_decision
 from enginegate.repository.decided import answers_to
 from enginegate.triton.live import live_server
 from enginegate.triton.server import Server
@@ -112,6 +112,7 @@ class _Demo:
             return
         self._ask_for(card)
         decision = self._decision(card)
+        record_decision(self.policy.target.repository, decision, self.policy.name)
         self.workspace.save_decision(decision)
         self.out.print(f"{decision.approver}: {decision.answer} ({decision.reason})", markup=False)
 

@@ -15,6 +15,10 @@ _USED_UP = (
     "it was given before what it led to was rolled back or withdrawn. Look at the scorecard, and "
     "approve again if it may go live after all."
 )
+_UNBACKED = (
+    "it is only a file in the workspace: neither the audit log nor a signature shows that it was "
+    "given. Approve again, with `enginegate approve` on a machine that has the live repository."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,12 @@ def standing_of(
     """Add up all answers: the latest of each person counts, and a no voids approvals before it.
 
     Raises:
-        ApprovalError: a decision was made more than five minutes in the future.
+        ApprovalError: a decision was made more than five minutes in the future, and the audit log
+            does not say when it arrived.
     """
-    yes, noes = _answers(decisions, rules, now, record)
+    given = tuple(decisions)
+    backed = [d for d in given if d.digest not in record.unbacked]
+    yes, noes = _answers(backed, rules, now, record)
     standing = [d for d in yes if all(record.follows(d, no) for no in noes)]
     objections = {
         d: _USED_UP if record.used_up(d) else objection(d, scorecard, rules, now=now)
@@ -57,6 +64,7 @@ def standing_of(
     named = {d: d.candidate or scorecard.winner for d in good}
     chosen = [d for d in good if named[d] == named[good[-1]]]
     said = [f"The approval by {d.approver}: {why}" for d, why in objections.items() if why]
+    said += [f"The approval by {d.approver}: {_UNBACKED}" for d in given if d not in backed]
     said += [f"{d.approver} approved another candidate." for d in good if d not in chosen]
     rejection = f"Rejected by {noes[-1].approver}: {noes[-1].reason}" if noes else ""
     return Standing(
@@ -221,6 +229,12 @@ def _who_objection(approval: Decision, scorecard: Scorecard, rules: Approval) ->
 
 def _age_objection(approval: Decision, rules: Approval, now: datetime) -> str:
     age = now - approval.decided_at
+    if -age > CLOCK_TOLERANCE:
+        return (
+            f"it was given at {approval.decided_at.isoformat(timespec='seconds')}, and it is "
+            f"{now.isoformat(timespec='seconds')} now, so how old it is cannot be known: the clock "
+            "of this machine was set back since, or was ahead then. Approve again."
+        )
     if age <= timedelta(hours=rules.expires_hours):
         return ""
     return (
@@ -259,9 +273,10 @@ def _answers(
 
     A no by somebody the policy does not know is no answer.
     """
-    given = sorted(decisions, key=_when)
+    given = sorted(decisions, key=record.position)
     for decision in given:
-        _check_clock(decision, now)
+        if decision.digest not in record.places:
+            _check_clock(decision, now)
     noes = [d for d in given if d.answer == "reject" and not may_not_reject(d.approver, rules)]
     latest: dict[tuple[str, bool], Decision] = {}
     for decision in given:
@@ -270,7 +285,7 @@ def _answers(
         if decision.answer == "approve" and all(record.follows(decision, no) for no in own):
             latest[who, _named(decision, rules)] = decision
     changed = {who for who, named in latest if named}
-    yes = sorted(latest.values(), key=_when)
+    yes = sorted(latest.values(), key=record.position)
     return yes, [no for no in noes if person(no.approver) not in changed]
 
 
@@ -286,8 +301,10 @@ def _check_clock(decision: Decision, now: datetime) -> None:
         raise ApprovalError(
             f"The decision by {decision.approver} was made at "
             f"{decision.decided_at.isoformat(timespec='seconds')}, and it is "
-            f"{now.isoformat(timespec='seconds')} now: a clock is wrong. Set it right, take "
-            "that decision out of the workspace's decisions folder, and approve again."
+            f"{now.isoformat(timespec='seconds')} now: the clock of this machine was set back, or "
+            "that of the machine where it was given is ahead, and the audit log does not say when "
+            "it arrived. Set the clocks right, take that decision out of the workspace's decisions "
+            "folder, and approve again."
         )
 
 
@@ -311,7 +328,3 @@ def _too_few(standing: Standing, scorecard: Scorecard, rules: Approval) -> str:
 def _named(decision: Decision, rules: Approval) -> bool:
     names = {name.strip().casefold() for name in rules.approvers}
     return not names or decision.approver.strip().casefold() in names
-
-
-def _when(decision: Decision) -> datetime:
-    return decision.decided_at

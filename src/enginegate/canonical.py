@@ -2,11 +2,13 @@
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from enginegate.durable import open_regular, read_file
 from enginegate.errors import InputError
 
 _CHUNK_BYTES = 1 << 20
@@ -43,13 +45,14 @@ class Record(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a record from a JSON file.
+        """Read a record from a JSON file; a link is not followed.
 
         Raises:
-            InputError: the file is missing, is not JSON, or does not have this record's fields.
+            InputError: the file is missing, no regular file, not JSON, or does not have this
+                record's fields.
         """
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_file(path))
         except OSError as error:
             raise InputError(f"Cannot read {path}: {error.strerror}.") from error
         except ValidationError as error:
@@ -84,9 +87,13 @@ def sha256_bytes(content: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Hex digest of a file, read in chunks."""
+    """Hex digest of a regular file, read in chunks.
+
+    Raises:
+        OSError: it is missing, cannot be read, or is a FIFO or the like.
+    """
     digest = hashlib.sha256()
-    with path.open("rb") as file:
+    with os.fdopen(open_regular(path, follow_links=True), "rb") as file:
         while chunk := file.read(_CHUNK_BYTES):
             digest.update(chunk)
     return digest.hexdigest()

@@ -50,20 +50,30 @@ class OnRecord:
     Attributes:
         places: digest of an answer -> its place in the log, which is the order they arrived in.
         ended: place and time of the last event that took a release of this scorecard back.
+        written: digest of an answer -> when the log took it in, by the clock of that machine.
+        unbacked: digests of approvals that are only files: nothing shows that anybody gave them.
     """
 
     places: Mapping[str, int] = field(default_factory=dict)
     ended: tuple[int, datetime] | None = None
+    written: Mapping[str, datetime] = field(default_factory=dict)
+    unbacked: frozenset[str] = frozenset()
+
+    def position(self, answer: Decision) -> tuple[float, datetime]:
+        """What answers are sorted by: their order in the log, else their clock."""
+        return self.places.get(answer.digest, float("inf")), answer.decided_at
 
     def follows(self, yes: Decision, no: Decision) -> bool:
         """Whether an approval was surely given after a rejection, whatever a clock said.
 
-        By both the clock and the order of arrival; where that is not known, by a distance that
-        clocks do not differ by.
+        By the order of arrival and the clock, or by that order alone where a clock was set back
+        between them; where the order is not known, by a distance that clocks do not differ by.
         """
         if yes.digest in self.places and no.digest in self.places:
-            arrived_later = self.places[yes.digest] > self.places[no.digest]
-            return arrived_later and yes.decided_at > no.decided_at
+            if self.places[yes.digest] < self.places[no.digest]:
+                return False
+            noted_at = self.written.get(no.digest)
+            return yes.decided_at > no.decided_at or self._after_set_back(yes, noted_at)
         return yes.decided_at - no.decided_at > CLOCK_TOLERANCE
 
     def used_up(self, approval: Decision) -> bool:
@@ -71,7 +81,21 @@ class OnRecord:
         if self.ended is None:
             return False
         place, at = self.ended
-        return approval.decided_at <= at or self.places.get(approval.digest, place + 1) < place
+        if self.places.get(approval.digest, place + 1) < place:
+            return True
+        return approval.decided_at <= at and not self._after_set_back(approval, at)
+
+    def _after_set_back(self, approval: Decision, noted_at: datetime | None) -> bool:
+        """Whether the clock was set back between an earlier line of the log and this approval.
+
+        The log is written in order, so a later line with an earlier time shows that. The approval
+        must have been written down when it was given: an answer in a form arrives when a worker
+        comes, which may be long after a no that was given later.
+        """
+        written = self.written.get(approval.digest)
+        if written is None or noted_at is None or written >= noted_at:
+            return False
+        return abs(written - approval.decided_at) <= CLOCK_TOLERANCE
 
 
 class Head(Record):

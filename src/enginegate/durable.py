@@ -1,12 +1,18 @@
-"""Writing that is all or nothing, and on disk when it returns.
+"""Writing that is all or nothing, and on disk when it returns; opening only what is a regular file.
 
-Every function stages beside its target (so that the rename stays on one file system), flushes the
-content and then the folder: a rename is atomic without the last step, but not durable.
+Every function that writes stages beside its target (so that the rename stays on one file system),
+flushes the content and then the folder: a rename is atomic without the last step, but not durable.
+
+Whoever may write into a folder could leave a symbolic link there, to make this program read or
+change a file elsewhere, or a FIFO, on which a plain ``open`` waits for ever. `open_regular` refuses
+both without following or waiting.
 """
 
+import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +20,82 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _POLL_S = 0.1
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+# What every content of a lock file begins with; anything else is somebody's file.
+_HOLDER = "pid "
+
+
+class NotRegularFileError(OSError):
+    """Where a file of this program should be is a link, a FIFO or something else."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(
+            errno.EINVAL,
+            f"{path} is {what}, where only a regular file may be, so it was neither followed nor "
+            "changed. Find out who put it there, and remove it",
+            str(path),
+        )
+
+
+def open_regular(
+    path: Path, flags: int = os.O_RDONLY, *, mode: int = 0o644, follow_links: bool = False
+) -> int:
+    """Open a regular file, and nothing else; the caller closes the descriptor that is returned.
+
+    Never waits, never follows a link at the end of the path (links before it are followed), and
+    changes nothing before it is known to be a regular file.
+
+    Args:
+        path: what to open.
+        flags: as for ``os.open``, without ``O_TRUNC``.
+        mode: permissions of a file that this creates.
+        follow_links: only for a path that a person named, such as a key that a platform mounts.
+
+    Raises:
+        NotRegularFileError: it is a symbolic link, a FIFO, a socket, a device or a folder.
+        OSError: it cannot be opened.
+    """
+    flags |= os.O_NONBLOCK | os.O_CLOEXEC
+    flags |= 0 if follow_links else os.O_NOFOLLOW
+    try:
+        handle = os.open(path, flags, mode)
+    except OSError as error:
+        what = _irregular(path, follow_links=follow_links)
+        if what:
+            raise NotRegularFileError(path, what) from error
+        raise
+    kind = stat.S_IFMT(os.fstat(handle).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(handle)
+        raise NotRegularFileError(path, _KINDS.get(kind, "no regular file"))
+    return handle
+
+
+def read_file(path: Path, *, follow_links: bool = False) -> bytes:
+    """The content of a regular file.
+
+    Raises:
+        NotRegularFileError: it is a symbolic link, a FIFO, a socket, a device or a folder.
+        OSError: it is missing or cannot be read.
+    """
+    with os.fdopen(open_regular(path, follow_links=follow_links), "rb") as file:
+        return file.read()
+
+
+def _irregular(path: Path, *, follow_links: bool) -> str:
+    """What is at a path that could not be opened; empty where it is a regular file, or nothing."""
+    try:
+        kind = stat.S_IFMT(path.stat(follow_symlinks=follow_links).st_mode)
+    except OSError:
+        return ""
+    return "" if kind == stat.S_IFREG else _KINDS.get(kind, "no regular file")
 
 
 def write_file(path: Path, content: bytes, *, mode: int = 0o644) -> None:
@@ -77,6 +159,24 @@ def new_folder(target: Path, *, mode: int = 0o755) -> Iterator[Path]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
+def lock_holder(path: Path) -> str | None:
+    """What the holder of a `file_lock` wrote into it; None: nobody holds it. Nothing is written.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    try:
+        handle = open_regular(path)
+    except FileNotFoundError:
+        return None
+    with os.fdopen(handle, errors="replace") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip()
+    return None
+
+
 @contextmanager
 def file_lock(path: Path, *, timeout_s: float = 0.0) -> Iterator[None]:
     """Hold an exclusive lock on ``path``; the kernel releases it if the process dies.
@@ -84,10 +184,13 @@ def file_lock(path: Path, *, timeout_s: float = 0.0) -> Iterator[None]:
     Raises:
         TimeoutError: somebody else held it for all of ``timeout_s``; the message is what the holder
             wrote into the file.
+        NotRegularFileError: it is a link, a FIFO or the like, or another file than a lock (it may
+            be a second name of somebody's file); nothing was changed.
+        OSError: it cannot be opened for writing.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout_s
-    with path.open("a+") as file:
+    with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+", errors="replace") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,9 +200,13 @@ def file_lock(path: Path, *, timeout_s: float = 0.0) -> Iterator[None]:
                     file.seek(0)
                     raise TimeoutError(file.read().strip()) from None
                 time.sleep(_POLL_S)
-        file.truncate(0)
+        written = file.read(len(_HOLDER))
+        if written and written != _HOLDER:
+            raise NotRegularFileError(path, "no lock but a file with another content")
+        file.seek(0)
+        file.truncate()
         file.write(
-            f"pid {os.getpid()} since {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n"
+            f"{_HOLDER}{os.getpid()} since {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n"
         )
         file.flush()
         yield

@@ -13,6 +13,7 @@
     │   └── NotLoadedError        a server that was there did not load a model
     ├── RepositoryError           the live repository cannot be changed, or is not what it should be
     │   ├── RepositoryBusyError   another promotion holds the lock
+    │   ├── NotWritableError      it may be read here, and not changed
     │   ├── NotEverywhereError    a release is live, but not on every server of the fleet
     │   ├── TamperedError         bytes on disk differ from the digest that was approved
     │   └── PublishError          a release was published, did not prove itself, and was undone
@@ -88,6 +89,10 @@ class RepositoryError(EnginegateError):
 
 class RepositoryBusyError(RepositoryError):
     """Another promotion holds the repository's lock."""
+
+
+class NotWritableError(RepositoryError):
+    """The live repository may be read from here, and not written to."""
 
 
 class NotEverywhereError(RepositoryError):

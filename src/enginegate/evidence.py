@@ -7,6 +7,8 @@
   approves.
 """
 
+import math
+from collections.abc import Iterator
 from datetime import datetime
 from enum import IntEnum
 from typing import Annotated, Literal
@@ -325,3 +327,51 @@ class Scorecard(Record):
         verdict, benchmark = self.verdict(candidate), self.benchmark(candidate)
         judged = verdict.outcome if verdict else Outcome.INCONCLUSIVE
         return max(judged, benchmark.outcome if benchmark else Outcome.INCONCLUSIVE)
+
+
+# Decided on the lower end of an interval that the finding does not hold.
+_OTHERWISE_DECIDED = frozenset({"input_drift"})
+_ROUNDING = 1e-9
+
+
+def contradictions(scorecard: Scorecard) -> Iterator[str]:
+    """What on a scorecard does not follow from what else is on it; nothing where all of it does.
+
+    Only what can be recomputed: whoever edits an outcome and its numbers and the digest is found by
+    comparing with MLflow's run, or by the signature.
+    """
+    named = [verdict.candidate for verdict in scorecard.verdicts]
+    measured = [benchmark.candidate for benchmark in scorecard.benchmarks]
+    for candidate in {c for each in (named, measured) for c in each if each.count(c) > 1}:
+        yield f"{candidate} is judged twice"
+    for benchmark in scorecard.benchmarks:
+        verdict = scorecard.verdict(benchmark.candidate)
+        if verdict is not None and verdict.engine_sha256 != benchmark.engine_sha256:
+            yield f"{benchmark.candidate} was benchmarked with another engine than was judged"
+    winner = scorecard.winner
+    if winner is not None and scorecard.outcome(winner) is not Outcome.PASSED:
+        yield f"its winner {winner} {scorecard.outcome(winner).word}"
+    found = [(v.candidate, finding) for v in scorecard.verdicts for finding in v.findings]
+    found += [(b.candidate, finding) for b in scorecard.benchmarks for finding in b.findings]
+    for candidate, finding in found:
+        if _passed_beyond(finding):
+            yield (
+                f"{finding.gate} of {candidate} on {finding.scope} passed with "
+                f"{finding.value:g}, which is not {finding.relation} {finding.limit:g}"
+            )
+
+
+def _passed_beyond(finding: Finding) -> bool:
+    """Whether a finding passed although not even the better end of its interval is within."""
+    if finding.outcome is not Outcome.PASSED or finding.gate in _OTHERWISE_DECIDED:
+        return False
+    if finding.value is None or finding.limit is None or finding.relation is None:
+        return False
+    limit = finding.limit
+    known = [end for end in (finding.value, finding.low, finding.high) if end is not None]
+    slack = _ROUNDING * max(1.0, abs(limit))
+    if finding.relation == "<=":
+        return min(known) > limit + slack
+    if finding.relation == ">=":
+        return max(known) < limit - slack
+    return not any(math.isclose(end, limit, rel_tol=_ROUNDING) for end in known)

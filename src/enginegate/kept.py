@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from enginegate.durable import file_lock, new_folder
+from enginegate.durable import NotRegularFileError, file_lock, new_folder
 from enginegate.errors import EnginegateError, InputError, TamperedError
 
 T = TypeVar("T")
@@ -56,6 +56,8 @@ def kept(
                 f"Another process ({error}) has been making {folder} for more than {wait_s:g} s. "
                 "Wait for it, or end it, and run again."
             ) from error
+        except NotRegularFileError as error:
+            raise EnginegateError(f"{error.strerror}.") from error
         note = ""
         if folder.is_dir():
             try:

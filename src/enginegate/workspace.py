@@ -13,7 +13,7 @@ from enginegate.canonical import Record
 from enginegate.decision import Decision
 from enginegate.durable import write_file
 from enginegate.errors import InputError
-from enginegate.evidence import Scorecard
+from enginegate.evidence import Scorecard, contradictions
 from enginegate.paths import WORKSPACE, project_of
 from enginegate.policy import Policy
 
@@ -93,15 +93,20 @@ class Workspace:
 
     def save_scorecard(self, scorecard: Scorecard) -> Path:
         """Write a scorecard under its digest."""
-        path = self.root / "scorecards" / f"{scorecard.digest}.json"
+        path = self.scorecard_file(scorecard)
         write_file(path, scorecard.pretty_json())
         return path
+
+    def scorecard_file(self, scorecard: Scorecard) -> Path:
+        """Where a scorecard is kept; its signature is beside it, ending in ``.sig``."""
+        return self.root / "scorecards" / f"{scorecard.digest}.json"
 
     def scorecard(self, reference: str) -> Scorecard:
         """The scorecard of a digest, a unique beginning of one, or a path.
 
         Raises:
-            InputError: none or several match, or the file's content is not what its name says.
+            InputError: none or several match, the file's content is not what its name says, or it
+                contradicts itself.
         """
         folder = self.root / "scorecards"
         found = sorted(folder.glob(f"{reference}*.json")) if reference.isalnum() else []
@@ -114,7 +119,7 @@ class Workspace:
             raise InputError(
                 f"There is no scorecard {reference!r} in {folder}. `enginegate status` lists them."
             )
-        return _read_scorecard(path) if path.parent == folder else Scorecard.read(path)
+        return _read_scorecard(path) if path.parent == folder else _consistent(path)
 
     def scorecards(self) -> tuple[Scorecard, ...]:
         """Every scorecard that can be read, oldest first; `unreadable` names the others."""
@@ -137,13 +142,20 @@ class Workspace:
         return tuple(messages)
 
     def save_decision(self, decision: Decision) -> Path:
-        """Write a decision on a scorecard; earlier ones are kept beside it."""
+        """Write a decision on a scorecard; earlier ones are kept beside it.
+
+        The file alone counts for nothing: `repository.record_decision` puts it in the audit log.
+        """
+        path = self.decision_file(decision)
+        write_file(path, decision.pretty_json())
+        return path
+
+    def decision_file(self, decision: Decision) -> Path:
+        """Where a decision is kept; its signature is beside it, ending in ``.sig``."""
         folder = self.root / "decisions" / decision.scorecard_sha256
         stamp = decision.decided_at.astimezone(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         # Two people may answer in the same instant: neither may overwrite the other.
-        path = folder / f"{stamp}-{decision.digest[:8]}.json"
-        write_file(path, decision.pretty_json())
-        return path
+        return folder / f"{stamp}-{decision.digest[:8]}.json"
 
     def decisions(self, scorecard: Sha256) -> tuple[Decision, ...]:
         """Every decision on a scorecard, oldest first.
@@ -191,11 +203,23 @@ class Workspace:
 
 def _read_scorecard(path: Path) -> Scorecard:
     """A scorecard that is named after its digest."""
-    scorecard = Scorecard.read(path)
+    scorecard = _consistent(path)
     if path.stem != scorecard.digest:
         raise InputError(
             f"{path} was changed after it was written: its content is {scorecard.digest[:12]}. "
             "Qualify again."
+        )
+    return scorecard
+
+
+def _consistent(path: Path) -> Scorecard:
+    """A scorecard whose outcomes follow from its findings."""
+    scorecard = Scorecard.read(path)
+    wrong = tuple(contradictions(scorecard))
+    if wrong:
+        raise InputError(
+            f"{path} contradicts itself: {'; '.join(wrong)}. It was edited by hand, or written by "
+            "another version. Qualify again."
         )
     return scorecard
 

@@ -4,7 +4,14 @@ import os
 
 import pytest
 
-from enginegate.durable import file_lock, new_folder, write_file
+from enginegate.durable import (
+    NotRegularFileError,
+    file_lock,
+    lock_holder,
+    new_folder,
+    read_file,
+    write_file,
+)
 
 
 def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
@@ -56,3 +63,66 @@ def test_a_held_lock_names_its_holder(tmp_path):
 
     with file_lock(tmp_path / "lock"):
         pass
+
+
+def _irregular(path, kind, target):
+    """Put something at ``path`` that is no regular file of ours."""
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "hard link":
+        path.hardlink_to(target)
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("link", "a symbolic link"),
+        ("hard link", "no lock but a file with another content"),
+        ("FIFO", "a FIFO"),
+        ("folder", "a folder"),
+    ],
+)
+def test_a_lock_is_never_taken_on_somebodys_file(tmp_path, kind, named):
+    """What a link leads to keeps its content; the message names the path and the remedy."""
+    theirs, lock = tmp_path / "theirs", tmp_path / "lock"
+    theirs.write_text("precious")
+    _irregular(lock, kind, theirs)
+
+    with pytest.raises(NotRegularFileError, match=named) as refusal, file_lock(lock):
+        pytest.fail("locked")
+
+    assert theirs.read_text() == "precious"
+    assert str(lock) in refusal.value.strerror
+    assert "remove it" in refusal.value.strerror
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO", "folder"])
+def test_only_a_regular_file_is_read(tmp_path, kind):
+    """Nothing is waited for, and a link is followed only where a person named it."""
+    theirs, path = tmp_path / "theirs", tmp_path / "record"
+    theirs.write_text("{}")
+    _irregular(path, kind, theirs)
+
+    with pytest.raises(NotRegularFileError, match="record is a"):
+        read_file(path)
+    if kind == "link":
+        assert read_file(path, follow_links=True) == b"{}"
+    else:
+        with pytest.raises(NotRegularFileError):
+            read_file(path, follow_links=True)
+
+
+def test_whether_a_lock_is_held_is_found_out_without_writing(tmp_path):
+    """By a file that may only be read, too."""
+    lock = tmp_path / "lock"
+    assert lock_holder(lock) is None
+    with file_lock(lock):
+        assert f"pid {os.getpid()}" in lock_holder(lock)
+        written = lock.read_bytes()
+
+    assert lock_holder(lock) is None
+    assert lock.read_bytes() == written

@@ -1,12 +1,13 @@
 """How outcomes combine."""
 
 import itertools
+import re
 
 import pytest
 from pydantic import ValidationError
 
 from enginegate.errors import InputError
-from enginegate.evidence import Finding, Outcome, Scorecard, worst
+from enginegate.evidence import Finding, Outcome, Scorecard, contradictions, worst
 from tests.fakes.evidence import FP32, INT8, finding, scorecard, verdict
 
 
@@ -72,3 +73,40 @@ def test_a_damaged_scorecard_names_the_file_and_the_field(tmp_path):
 
     with pytest.raises(InputError, match=r"card.json.*\n.*outcome"):
         Scorecard.read(path)
+
+
+def judged(**fields):
+    """A scorecard whose only finding has these numbers."""
+    return scorecard(verdicts=(verdict(finding(**fields)),))
+
+
+@pytest.mark.parametrize(
+    ("card", "said"),
+    [
+        pytest.param(scorecard(), "", id="as-made"),
+        pytest.param(judged(value=3.0, limit=3.0, relation="<="), "", id="at-the-limit"),
+        pytest.param(judged(value=3.1, limit=3.0, relation="<="), "not <= 3", id="above"),
+        pytest.param(judged(value=2.9, limit=3.0, relation=">="), "not >= 3", id="below"),
+        pytest.param(judged(value=2.0, limit=3.0, relation="=="), "not == 3", id="unequal"),
+        pytest.param(
+            judged(value=3.1, low=2.9, high=3.3, limit=3.0, relation="<="), "", id="may-be-within"
+        ),
+        pytest.param(
+            judged(value=3.1, limit=3.0, relation="<=", gate="input_drift"), "", id="drift"
+        ),
+        pytest.param(
+            scorecard(verdicts=(verdict(finding(Outcome.FAILED)),)),
+            "its winner onnxruntime-int8 failed",
+            id="winner-failed",
+        ),
+        pytest.param(scorecard(benchmarks=()), "winner .* inconclusive", id="winner-unmeasured"),
+        pytest.param(scorecard(verdicts=(verdict(), verdict())), "judged twice", id="twice"),
+        pytest.param(
+            scorecard(verdicts=(verdict(engine="f"),)), "with another engine", id="other-engine"
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_said(card, said):
+    """Only what surely does: a gate may decide on an interval's better end."""
+    assert re.search(said, "; ".join(contradictions(card)))
+    assert bool(said) == bool(tuple(contradictions(card)))

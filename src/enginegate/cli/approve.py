@@ -23,9 +23,9 @@ from enginegate.cli.policies import policies_here
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
-from enginegate.ledger import Outbox, decision_message
+from enginegate.ledger import Outbox, check_authentic, decision_message
 from enginegate.policy import Policy, read_policy
-from enginegate.repository import Layout, origin, record_decision
+from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
 from enginegate.repository.decided import answers_to
 from enginegate.workspace import Workspace, now
 
@@ -51,18 +51,30 @@ class Answer:
 def decide(
     scorecard: Scorecard, answer: Answer, policy: Path | None, workspace: Workspace, out: Console
 ) -> None:
-    """Write the decision, and tell the audit log, MLflow and suspended promotions.
+    """Put the decision in the audit log, keep it, and tell MLflow and suspended promotions.
 
     Raises:
-        ApprovalError: it would not count, by the policy that the scorecard was made under.
-        InputError: it is no decision, or names a candidate that the scorecard does not have.
+        ApprovalError: it would not count, by the policy that the scorecard was made under; or
+            nothing shows that the scorecard is what a qualification found.
+        TamperedError: the scorecard is not what was filed.
+        InputError: it is no decision, names a candidate that the scorecard does not have, or is an
+            approval for which no policy was found.
     """
     rules = _rules(scorecard, policy, answer)
     decision = _decision(scorecard, answer)
     _check(decision, scorecard, rules)
     # One that cannot be read may be a no: nothing is added to it, and the message names it.
     workspace.decisions(scorecard.digest)
-    workspace.save_decision(decision)
+    if rules is not None:
+        signing = ReleaseSigning.of(rules.signing, workspace)
+        if decision.answer == "approve":
+            check_authentic(scorecard, workspace, signing)
+        # First: a file that the log does not have counts for nothing.
+        record_decision(rules.target.repository, decision, rules.name)
+        path = workspace.save_decision(decision)
+        signing.sign_record(decision, path)
+    else:
+        workspace.save_decision(decision)
     word = "Approved" if answer.answer == "approve" else "Rejected"
     out.print(
         f"{word} by {answer.approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri}).",
@@ -70,8 +82,6 @@ def decide(
     )
     if rules is None:
         out.print("Its policy is not in policies/, so the audit log hears of it at the promotion.")
-    else:
-        record_decision(rules.target.repository, decision, rules.name)
     if scorecard.ledger_run:
         refusal = Outbox(workspace).tell_or_keep(decision_message(decision, scorecard.ledger_run))
         if refusal:
@@ -123,7 +133,11 @@ def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> No
     if rules is None:
         if decision.candidate is None and scorecard.winner is None:
             raise ApprovalError(f"There is nothing to approve: {scorecard.reason}")
-        return
+        raise InputError(
+            f"No policy in policies/ is the one that scorecard {scorecard.digest[:12]} was made "
+            "under. An approval counts only in the audit log of that policy's repository, so name "
+            "the policy: --policy FILE."
+        )
     layout = Layout(rules.target.repository, rules.name)
     current = layout.current()
     why = outdated(

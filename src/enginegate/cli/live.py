@@ -14,7 +14,7 @@ from enginegate.cli.acknowledge import state_words
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.waiting import waiting
 from enginegate.decision import Decision, Release
-from enginegate.errors import EnginegateError, ServerError, TamperedError
+from enginegate.errors import EnginegateError, ExitCode, ServerError, TamperedError
 from enginegate.policy import Policy
 from enginegate.repository import (
     AuditLog,
@@ -82,8 +82,13 @@ def _nothing_words(layout: Layout) -> str:
     )
 
 
-def print_verification(policy: Policy, out: Console, *, repair: bool) -> bool:
-    """Check everything, print it, and say whether all is well."""
+def print_verification(policy: Policy, out: Console, *, repair: bool) -> ExitCode:
+    """Check everything, print it, and say how it ended.
+
+    Returns:
+        GATES_FAILED: something is not as it should be. COULD_NOT_FIND_OUT: something could not be
+        read, or the server that the policy names (or that `serve` left a note of) does not answer.
+    """
     repository = repository_of(policy)
     if repair:
         for sentence in repository.repair():
@@ -91,13 +96,31 @@ def print_verification(policy: Policy, out: Console, *, repair: bool) -> bool:
     checks = verify(repository)
     for check in checks:
         fine = "[yellow]note[/]" if check.note else "[green]ok[/]"
-        mark = "[bold red]problem[/]" if check.problem else fine
+        known = "[bold yellow]unknown[/]" if check.unknown else fine
+        mark = "[bold red]problem[/]" if check.problem else known
         out.print(f"{mark}  {check.subject}")
-        if check.problem or check.note:
-            out.print(f"  {check.problem or check.note}", markup=False)
+        if check.problem or check.unknown or check.note:
+            out.print(f"  {check.problem or check.unknown or check.note}", markup=False)
+    silent = ""
     if repository.client is None:
-        out.print("No live server answers, so only the folder was checked.")
-    return not any(check.problem for check in checks)
+        silent = _silent_server(policy)
+        said = silent or "No server is named or known, so only the folder was checked."
+        out.print(said, markup=False)
+    if any(check.problem for check in checks):
+        return ExitCode.GATES_FAILED
+    unknown = silent or any(check.unknown for check in checks)
+    return ExitCode.COULD_NOT_FIND_OUT if unknown else ExitCode.OK
+
+
+def _silent_server(policy: Policy) -> str:
+    """That a server which should answer does not; empty where none is named or known."""
+    addresses = live_addresses(policy.target)
+    if addresses is None:
+        return ""
+    return (
+        f"The live server {addresses.grpc} does not answer, so what it serves could not be found "
+        "out; only the folder was checked. Start it, or correct target.endpoint in the policy."
+    )
 
 
 def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> None:

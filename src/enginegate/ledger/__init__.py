@@ -1,5 +1,6 @@
 """MLflow: what was found out, filed so that people can compare it, and the registry's aliases."""
 
+from enginegate.ledger.authenticity import check_authentic
 from enginegate.ledger.fetching import engine_of, scorecard_of
 from enginegate.ledger.filing import Exhibit
 from enginegate.ledger.ledger import Ledger
@@ -19,6 +20,7 @@ __all__ = [
     "Exhibit",
     "Ledger",
     "Outbox",
+    "check_authentic",
     "decision_message",
     "engine_of",
     "live_message",

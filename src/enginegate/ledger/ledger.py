@@ -272,6 +272,19 @@ class Ledger:
         with self.connection.explained(f"look up the run {run_id}"):
             return self.connection.found(lambda client: client.get_run(run_id)) is not None
 
+    def filed_digest(self, run_id: str) -> str | None:
+        """Digest of the scorecard that a qualification's run filed; None: there is no such run.
+
+        Raises:
+            LedgerError: MLflow cannot be reached.
+        """
+        self.check_answers()
+        with self.connection.explained(f"look up the run {run_id}"):
+            run = self.connection.found(lambda client: client.get_run(run_id))
+        if run is None or run.data.tags.get("kind") != "qualification":
+            return None
+        return str(run.data.tags.get("scorecard_sha256", ""))
+
     def tag_run(self, run_id: str, tags: Mapping[str, str]) -> None:
         """Write facts on a run, such as who approved the scorecard that it filed.
 

@@ -40,6 +40,8 @@ What = Literal[
     "promise broken",
     "acknowledged",
 ]
+# After which another release is live than before, or none.
+LIVE_EVENTS: frozenset[What] = frozenset({"published", "rolled back", "withdrawn"})
 # The way of what another host decided, and this one did after it.
 FOLLOWING = "following"
 _DONE: dict[Kind, What] = {
@@ -64,6 +66,8 @@ class Deed(Record):
     scorecard: Sha256 | None = None
     operation: str = ""
     """The journal's name of it, or a decision's digest: told once, also when it was cut short."""
+    manifest: Sha256 | None = None
+    """Digest of the release's manifest, so that a lost journal takes no evidence with it."""
 
 
 class Event(Deed, Link):
@@ -124,9 +128,9 @@ class AuditLog:
         was only followed stays so.
         """
         layout, begun = Layout(self.root, entry.model), journal.begun(entry)
-        scorecard = begun.get("scorecard")
-        if scorecard is None and layout.release_file(entry.version).exists():
-            scorecard = layout.release(entry.version).scorecard_sha256
+        there = layout.release_file(entry.version).exists()
+        release = layout.release(entry.version) if there else None
+        scorecard = begun.get("scorecard") or (release.scorecard_sha256 if release else None)
         deed = Deed(
             event=_DONE[entry.kind] if done else "refused",
             model=entry.model,
@@ -136,6 +140,7 @@ class AuditLog:
             release=entry.version,
             scorecard=scorecard,
             operation=entry.operation,
+            manifest=release.digest if release else None,
         )
         self.note(deed)
         journal.add(entry, "done" if done else "undone", reason=why[:_REASON_LENGTH])
@@ -205,6 +210,11 @@ def record_deed(root: Path, deed: Deed) -> None:
     """
     with locked(root, timeout_s=_LOCK_TIMEOUT_S):
         AuditLog(root).note(deed)
+
+
+def is_followed(event: Event) -> bool:
+    """Whether another host decided it, and this one only did the same."""
+    return event.event in LIVE_EVENTS and event.origin.endswith(f", {FOLLOWING}")
 
 
 def origin(way: str) -> str:

@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from enginegate.candidate import Sha256
 from enginegate.canonical import Record
 from enginegate.decision import Head
-from enginegate.durable import sync_folder
-from enginegate.errors import TamperedError
+from enginegate.durable import NotRegularFileError, open_regular, read_file, sync_folder
+from enginegate.errors import RepositoryError, TamperedError
 
 GENESIS = "0" * 64
 
@@ -51,6 +51,7 @@ class Chain(Generic[L]):
 
         Raises:
             TamperedError: a line is damaged, or the chain does not hold; the message names it.
+            RepositoryError: the file cannot be read, or is a link, a FIFO or the like.
         """
         found: list[L] = []
         previous = GENESIS
@@ -78,7 +79,8 @@ class Chain(Generic[L]):
         links = self.read()
         previous = links[-1].digest if links else GENESIS
         placed = link.model_copy(update={"sequence": len(links), "previous": previous})
-        with self.path.open("ab") as file:
+        handle = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        with os.fdopen(handle, "ab") as file:
             file.truncate(sum(len(line) + 1 for line in self._lines()))
             file.write(placed.canonical_json() + b"\n")
             file.flush()
@@ -112,7 +114,12 @@ class Chain(Generic[L]):
 
     def _lines(self) -> list[bytes]:
         """Whole lines only: what follows the last newline was cut short by a crash."""
-        if not self.path.exists():
+        try:
+            content = read_file(self.path)
+        except (FileNotFoundError, NotADirectoryError):
             return []
-        content = self.path.read_bytes()
+        except NotRegularFileError as error:
+            raise RepositoryError(f"{error.strerror}.") from error
+        except OSError as error:
+            raise RepositoryError(f"{self.path} cannot be read: {error.strerror}.") from error
         return content[: content.rfind(b"\n") + 1].splitlines()

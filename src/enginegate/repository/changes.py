@@ -12,7 +12,7 @@ from enginegate.canonical import sha256_bytes
 from enginegate.decision import Head
 from enginegate.durable import file_lock, write_file
 from enginegate.errors import InputError
-from enginegate.repository.audit import FOLLOWING, Event, What
+from enginegate.repository.audit import LIVE_EVENTS, Event, What, is_followed
 from enginegate.workspace import Workspace
 
 # Whoever else tells the same listener does so with the same log; the next run tells the rest.
@@ -49,7 +49,7 @@ class LiveChange:
     @property
     def followed(self) -> bool:
         """Whether another host decided it, and this one only did the same."""
-        return self.event.origin.endswith(f", {FOLLOWING}")
+        return is_followed(self.event)
 
     def __str__(self) -> str:
         live = f"release {self.after} is live" if self.after else "nothing is live"
@@ -61,7 +61,7 @@ def live_changes(events: Iterable[Event]) -> tuple[LiveChange, ...]:
     live: dict[str, int | None] = {}
     found = []
     for event in events:
-        if event.event not in {"published", "rolled back", "withdrawn"}:
+        if event.event not in LIVE_EVENTS:
             continue
         after = None if event.event == "withdrawn" else event.release
         found.append(LiveChange(event, live.get(event.model), after))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginegate.decision import Part
-from enginegate.durable import write_file
+from enginegate.durable import NotRegularFileError, read_file, write_file
 from enginegate.errors import RepositoryError, ServerError
 from enginegate.repository.golden import Golden
 from enginegate.repository.layout import Current, Layout
@@ -78,11 +78,15 @@ def right_files(layout: Layout, current: Current) -> dict[Path, bytes]:
 def wrong_files(layout: Layout, current: Current) -> dict[Path, bytes]:
     """Those that hold something else, with what they must hold."""
     right = right_files(layout, current)
-    return {
-        path: content
-        for path, content in right.items()
-        if not path.is_file() or path.read_bytes() != content
-    }
+    return {path: content for path, content in right.items() if not _holds(path, content)}
+
+
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether it is a file, and no link to one, with this content."""
+    try:
+        return read_file(path) == content
+    except (FileNotFoundError, NotADirectoryError, NotRegularFileError):
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +262,7 @@ def _write_right(layout: Layout, current: Current | None) -> None:
 
 def _put(path: Path, content: bytes) -> None:
     """A server that polls reloads what was touched; a repository may be read-only and right."""
-    if not path.is_file() or path.read_bytes() != content:
+    if not _holds(path, content):
         write_file(path, content)
 
 

@@ -25,6 +25,9 @@ class Answers:
 def answers_to(scorecard: Scorecard, given: Iterable[Decision], root: Path) -> Answers:
     """Add what the audit log of a repository knows to the decisions that are kept as files.
 
+    An approval that is not in the log is only a file, which anybody may have written: it does not
+    count. A no needs no proof.
+
     Raises:
         TamperedError: the log was changed.
     """
@@ -39,7 +42,10 @@ def answers_to(scorecard: Scorecard, given: Iterable[Decision], root: Path) -> A
         if event.event == "rejected" and event.operation not in known
     }
     places |= {decision.digest: place for decision, place in told.items()}
-    return Answers((*kept, *told), OnRecord(places, _ended(events, scorecard)))
+    written = {digest: events[place].at for digest, place in places.items()}
+    only_files = {d.digest for d in kept if d.answer == "approve" and d.digest not in places}
+    record = OnRecord(places, _ended(events, scorecard), written, frozenset(only_files))
+    return Answers((*kept, *told), record)
 
 
 def _rejection(event: Event) -> Decision:

@@ -19,7 +19,7 @@ from enginegate.errors import (
     RepositoryError,
 )
 from enginegate.machine import user_at_host
-from enginegate.repository.audit import FOLLOWING, Deed, origin, record_deed
+from enginegate.repository.audit import FOLLOWING, AuditLog, Deed, origin, record_deed
 from enginegate.repository.copies import check_same
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.journal import Entry
@@ -27,7 +27,7 @@ from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_journal import ObjectJournal, holder
 from enginegate.repository.object_release import ObjectReleases, Pointer
-from enginegate.repository.object_turns import live_version, was_undone
+from enginegate.repository.object_turns import check_recorded, live_version, was_undone
 from enginegate.repository.undoing import Withdrawal
 
 _LOCK = ".enginegate-pull.lock"
@@ -55,7 +55,9 @@ def follow(
 
     Raises:
         As `bring_here`; RepositoryError: it was left while it was fetched.
+        TamperedError: what storage says is live is not what its journal says.
     """
+    check_recorded(journal, releases, AuditLog(local.root).read())
     pointer, _ = releases.pointer()
     release = releases.release_of(pointer) if pointer else None
     if release is None:
@@ -227,6 +229,10 @@ def _pulling(root: Path, timeout_s: float) -> Iterator[None]:
         except TimeoutError as error:
             raise RepositoryBusyError(
                 f"A release is being fetched for {root} by {error}. Try again when it has finished."
+            ) from error
+        except OSError as error:
+            raise RepositoryError(
+                f"Nothing can be fetched for {root}: {error.strerror}."
             ) from error
         yield
 

@@ -4,6 +4,7 @@ Every load is proved by replaying them through the live endpoint.
 """
 
 import io
+import os
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from enginegate.data import Tensors
-from enginegate.durable import write_file
+from enginegate.durable import open_regular, write_file
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.triton.answers import Reply
 
@@ -52,10 +53,16 @@ class Golden:
 
         Raises:
             TamperedError: the file is missing or damaged.
+            PermissionError: it may not be read by this user.
         """
         try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            with (
+                os.fdopen(open_regular(path), "rb") as file,
+                np.load(file, allow_pickle=False) as archive,
+            ):
                 arrays = {name: archive[name] for name in archive.files}
+        except PermissionError:
+            raise  # whoever may not read it knows nothing about it
         except (OSError, ValueError, BadZipFile, zlib.error) as error:
             raise TamperedError(f"The golden samples {path} cannot be read: {error}.") from error
         return cls(_named(arrays, "input."), _named(arrays, "output."))

@@ -20,6 +20,8 @@ everything: after a change the next load reloads every version that serves, unle
 version. Hence ``00``: what is written there costs the versions that serve nothing.
 """
 
+import errno
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -32,14 +34,20 @@ from pydantic import PositiveInt
 from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
 from enginegate.decision import Head, Release
-from enginegate.durable import file_lock
-from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedError
+from enginegate.durable import NotRegularFileError, file_lock
+from enginegate.errors import (
+    NotWritableError,
+    RepositoryBusyError,
+    RepositoryError,
+    TamperedError,
+)
 from enginegate.triton.marks import RECORDS
 
 LOCK = ".enginegate.lock"
 JOURNAL = ".enginegate-journal.jsonl"
 AUDIT = ".enginegate-audit.jsonl"
 CURRENT = ".enginegate-current"
+_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 _EARLIER = ".enginegate"
 PART_OF = f"{RECORDS}/part-of"
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -139,7 +147,7 @@ class Layout:
                 f"{_EARLIER}/. Move that folder out of {self.root} and promote the model again; "
                 "a running server keeps what it has loaded until then."
             )
-        return Current.read(self.current_file) if self.current_file.exists() else None
+        return Current.read(self.current_file) if os.path.lexists(self.current_file) else None
 
     def release(self, version: int) -> Release:
         """A release's manifest.
@@ -187,7 +195,7 @@ def _check_folder(folder: Path, files: Mapping[str, FileDigest]) -> None:
     for name, digest in files.items():
         digest.check(folder / name)
     expected = {folder / name for name in files}
-    added = sorted(p for p in folder.rglob("*") if p.is_file() and p not in expected)
+    added = sorted(p for p in folder.rglob("*") if not p.is_dir() and p not in expected)
     if added:
         raise TamperedError(
             f"{folder} holds files that were not published: "
@@ -201,7 +209,8 @@ def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
 
     Raises:
         RepositoryBusyError: somebody else held it for all of ``timeout_s``.
-        RepositoryError: the folder cannot be made or written to.
+        NotWritableError: the folder may not be written to.
+        RepositoryError: the folder cannot be made, or its lock is no regular file.
     """
     with ExitStack() as stack:
         try:
@@ -211,8 +220,11 @@ def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
             raise RepositoryBusyError(
                 f"{root} is being changed by {error}. Try again when it has finished."
             ) from error
+        except NotRegularFileError as error:
+            raise RepositoryError(f"{error.strerror}.") from error
         except OSError as error:
-            raise RepositoryError(
+            kind = NotWritableError if error.errno in _READ_ONLY else RepositoryError
+            raise kind(
                 f"The live repository {root} cannot be changed: {error.strerror}. Make it a folder "
                 "that you may write to, or name another one under [target] in the policy."
             ) from error

@@ -13,12 +13,19 @@ from pathlib import Path
 
 from enginegate.decision import Release
 from enginegate.durable import write_file
-from enginegate.errors import EnginegateError, PublishError, RepositoryError, ServerError
+from enginegate.errors import (
+    EnginegateError,
+    PublishError,
+    RepositoryError,
+    ServerError,
+    TamperedError,
+)
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import LiveRelease, wrong_files
 from enginegate.repository.copies import Copy, issued_number, origin_of, part_names
 from enginegate.repository.journal import Entry, Journal
 from enginegate.repository.layout import JOURNAL, Current, Layout, locked, models
+from enginegate.repository.live_record import LiveRecord, check_live_recorded
 from enginegate.repository.parts import check_room
 from enginegate.repository.published import remembered
 from enginegate.repository.removing import forget_quietly
@@ -29,7 +36,6 @@ from enginegate.repository.transitions import (
     after_publish,
     after_rollback,
     check_expected,
-    check_not_lost,
     check_still_live,
     check_withdrawable,
     live_release,
@@ -93,8 +99,8 @@ class LiveRepository:
         with self._changing() as journal:
             layout = Layout(self.root, package.model)
             before = layout.current()
+            LiveRecord.of(layout).check_commit_point(before)
             check_expected(layout, before, expected)
-            check_not_lost(layout, before, journal.read())
             self._live(layout)
             version = issued_number(layout, package, version)
             check_room(layout, part_names(package), version)
@@ -136,6 +142,9 @@ class LiveRepository:
             before = layout.current()
             check_still_live(layout, before, expected)
             version = rollback_target(layout, before, to)
+            recorded = LiveRecord.of(layout)
+            if version != recorded.version:  # else the way back to what was live before an edit
+                recorded.check_commit_point(before)
             with self._audit.refusing(model, version):
                 admit(layout, layout.release(version), self.signing)
             if before is None:
@@ -174,6 +183,7 @@ class LiveRepository:
         with self._changing() as journal:
             layout = Layout(self.root, model)
             check_still_live(layout, layout.current(), version)
+            check_live_recorded(self.root, model)
             scorecard = layout.release(version).scorecard_sha256
             noted = {"who": by.who, "why": by.why, "scorecard": scorecard}
             entry = journal.open("withdraw", model, version, way=self.way, **noted)
@@ -219,9 +229,15 @@ class LiveRepository:
         """Recover, put back every configuration that is not right, and load what does not serve."""
         with self._changing(recover=False) as journal:
             said = list(self._undoing(journal).recover())
+            changed: list[TamperedError] = []
             for name in models(self.root):
                 layout = Layout(self.root, name)
                 current = layout.current()
+                try:
+                    LiveRecord.of(layout).check_commit_point(current)
+                except TamperedError as error:
+                    changed.append(error)
+                    continue
                 if current is None:
                     continue
                 for path, content in wrong_files(layout, current).items():
@@ -232,6 +248,8 @@ class LiveRepository:
                     self._bring_up(name)
                     said.append(f"Release {current.version} of {name} was loaded and proved.")
                     self._audit.tell("repaired", name, why=said[-1], release=current.version)
+            for refusal in changed:  # one model's never keeps another from being repaired
+                raise refusal
             return tuple(said)
 
     def serves(self, model: str) -> bool:
@@ -262,6 +280,7 @@ class LiveRepository:
         current = layout.current()
         if current is None:
             raise RepositoryError(f"{self.root} has no live release of {model}.")
+        LiveRecord.of(layout).check_commit_point(current)
         release = layout.release(current.version)
         admit(layout, release, self.signing)
         self._live(layout).restore(current)

@@ -127,6 +127,14 @@ class ObjectJournal:
         keys = self._keys()
         return self._entry(keys[-1]) if keys else None
 
+    def last_done(self) -> Entry | None:
+        """The end of the last operation that changed what is live; None: none ever did.
+
+        Only what is needed is read: the newest entries, back to that one.
+        """
+        found = (self._entry(key) for key in reversed(self._keys()))
+        return next((entry for entry in found if entry.step == "done"), None)
+
     def under_way(self) -> Entry | None:
         """The last step of an operation that is not closed; its holder may be dead."""
         last = self.last()

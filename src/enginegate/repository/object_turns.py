@@ -1,13 +1,28 @@
 """What a turn at a model in object storage begins with, and what ends one that failed."""
 
 import logging
+from collections.abc import Iterable
 
-from enginegate.errors import EnginegateError, RepositoryError
+from enginegate.errors import (
+    EnginegateError,
+    RepositoryBusyError,
+    RepositoryError,
+    TamperedError,
+)
+from enginegate.repository.audit import Event, is_followed
 from enginegate.repository.journal import Entry
 from enginegate.repository.layout import Current
-from enginegate.repository.object_journal import ObjectJournal, Turn, holder, is_abandoned
+from enginegate.repository.object_journal import (
+    ObjectJournal,
+    Turn,
+    highest,
+    holder,
+    is_abandoned,
+    is_open,
+)
 from enginegate.repository.object_release import ObjectReleases, Pointer
 
+_READS = 3
 _log = logging.getLogger("enginegate.repository")
 
 
@@ -29,6 +44,55 @@ def check_live(releases: ObjectReleases, expected: int | None) -> str | None:
             "decide again."
         )
     return tag
+
+
+def check_recorded(
+    journal: ObjectJournal, releases: ObjectReleases, events: Iterable[Event]
+) -> None:
+    """Refuse a commit point that the journal does not tell of, and a journal that was cut.
+
+    A cut one shows by releases with numbers that it never issued: in storage, and in what this
+    host's audit log says was followed. While an operation is open, the commit point may also name
+    what this operation makes live.
+
+    Args:
+        journal: of the model.
+        releases: of the model.
+        events: this host's audit log.
+
+    Raises:
+        TamperedError: somebody changed the bucket.
+        RepositoryBusyError: others commit one change after another.
+    """
+    # Before the journal: whoever publishes meanwhile has an entry by the time that this is there.
+    followed = (e.release or 0 for e in events if e.model == journal.model and is_followed(e))
+    newest = max((*releases.versions(), *followed), default=0)
+    if newest > highest(journal.last()):
+        raise TamperedError(
+            f"The journal of {journal.model} in {journal.store.url} ends before release {newest}, "
+            "which was published: its newest entries were removed. Restore them from a backup "
+            "(or an earlier version of these objects); what serves here still serves."
+        )
+    for _ in range(_READS):
+        pointer, tag = releases.pointer()
+        done, last = journal.last_done(), journal.last()
+        recorded = None if done is None or done.kind == "withdraw" else done.version
+        allowed = {recorded}
+        if last is not None and is_open(last):
+            allowed.add(None if last.kind == "withdraw" else last.version)
+        if live_version(pointer) in allowed:
+            return
+        if releases.pointer()[1] == tag:  # else somebody committed between these reads
+            raise TamperedError(
+                f"current.json of {journal.model} in {journal.store.url} says that release "
+                f"{live_version(pointer) or 'none'} is live; the journal's last change made it "
+                f"{recorded or 'none'}. Somebody changed the bucket, so nothing is followed: "
+                "restore the object from a backup (or an earlier version of it)."
+            )
+    raise RepositoryBusyError(
+        f"What is live in {journal.store.url} was changed again and again while it was read. Try "
+        "again."
+    )
 
 
 def close(turn: Turn, releases: ObjectReleases) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from enginegate.candidate import FileDigest
 from enginegate.decision import Part, Release
-from enginegate.durable import sync_folder, write_file
+from enginegate.durable import read_file, sync_folder, write_file
 from enginegate.errors import RepositoryError
 from enginegate.repository.golden import Golden
 from enginegate.repository.layout import PART_OF, Current, Layout
@@ -62,7 +62,7 @@ def part_config(layout: Layout, version: int, part: Part) -> Config:
 def owned_parts(layout: Layout) -> tuple[Layout, ...]:
     """Every part of a model that is here, also of releases that are no longer served."""
     found = layout.root.glob(f"{layout.model}.*/{PART_OF}")
-    mine = [path for path in found if path.read_text() == layout.model]
+    mine = [path for path in found if read_file(path) == layout.model.encode()]
     return tuple(sorted((layout.part(p.parents[1].name) for p in mine), key=lambda p: p.model))
 
 

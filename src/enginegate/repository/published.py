@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from enginegate.decision import Release
 from enginegate.errors import TamperedError
+from enginegate.repository.audit import LIVE_EVENTS, AuditLog, Event
 from enginegate.repository.journal import Entry, Journal
 from enginegate.repository.layout import JOURNAL, Layout
 
@@ -17,7 +18,10 @@ def remembered(layout: Layout, release: Release) -> dict[str, str]:
 
 
 def check_as_published(
-    layout: Layout, release: Release, entries: Iterable[Entry] | None = None
+    layout: Layout,
+    release: Release,
+    entries: Iterable[Entry] | None = None,
+    events: Iterable[Event] | None = None,
 ) -> None:
     """Refuse a manifest that was changed since, and a signature that was taken away.
 
@@ -25,6 +29,7 @@ def check_as_published(
         layout: of its model.
         release: as its manifest says now.
         entries: the journal's, if they were read already.
+        events: the audit log's, if they were read already; they hold the manifest's digest too.
 
     Raises:
         TamperedError: it is not what was published.
@@ -38,9 +43,22 @@ def check_as_published(
             f"{layout.release_file(version)} is not the manifest that was published: its digest is "
             f"{release.digest}, the journal has {told['release']}."
         )
+    noted = _noted(layout, version, events)
+    if noted is not None and noted.manifest != release.digest:
+        raise TamperedError(
+            f"{layout.release_file(version)} is not the manifest that was published: its digest is "
+            f"{release.digest}, line {noted.sequence + 1} of the audit log has {noted.manifest}."
+        )
     if told.get("signed") == _YES and not layout.signature_file(version).is_file():
         raise TamperedError(
             f"Release {version} of {name} was signed when it was published, and "
             f"{layout.signature_file(version)} is gone. Find out who removed it; until then go to "
             "one that verifies."
         )
+
+
+def _noted(layout: Layout, version: int, events: Iterable[Event] | None) -> Event | None:
+    """The first event with a manifest of a release that went live."""
+    known = AuditLog(layout.root).read() if events is None else events
+    own = (e for e in known if (e.model, e.release) == (layout.model, version))
+    return next((e for e in own if e.event in LIVE_EVENTS and e.manifest), None)

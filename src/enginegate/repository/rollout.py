@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import PositiveInt
 
 from enginegate.canonical import Record
-from enginegate.durable import file_lock, write_file
+from enginegate.durable import file_lock, lock_holder, write_file
 from enginegate.errors import InputError, RepositoryBusyError, RepositoryError
 from enginegate.repository.layout import Current, Layout
 
@@ -66,13 +66,7 @@ class Rollouts:
 
     def under_way_by(self, model: str) -> str | None:
         """Who rolls a model out now; None: nobody. What a kill cut short is nobody's."""
-        if self.of(model) is None:
-            return None
-        try:
-            with file_lock(self.root / LOCK):
-                return None
-        except TimeoutError as error:
-            return str(error)
+        return None if self.of(model) is None else lock_holder(self.root / LOCK)
 
     def is_settled(self, progress: Progress) -> bool:
         """Whether what the lead's repository says may stand."""

@@ -1,5 +1,8 @@
 """Signatures on releases, by OpenSSF model-signing with a key: the only door of that library.
 
+Scorecards and decisions, which are one small file each, are signed with the same keys: ECDSA over
+their canonical JSON, in a file beside each.
+
 One signature covers a release's manifest, its golden samples and every file it serves, so an edited
 manifest shows as surely as an edited engine. What is trusted is a public key that lies outside the
 repository: the policy's, else this workspace's. A key beside a release would prove nothing, because
@@ -7,16 +10,18 @@ whoever can change the release can change the key.
 """
 
 import importlib.util
+import os
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from enginegate.canonical import Record
 from enginegate.decision import Release
-from enginegate.durable import file_lock, write_file
+from enginegate.durable import file_lock, read_file, write_file
 from enginegate.errors import InputError, RepositoryError, TamperedError
 from enginegate.operating import Signing
 from enginegate.repository.layout import Layout
@@ -66,7 +71,7 @@ class ReleaseSigning:
             return
         from model_signing import signing  # noqa: PLC0415
 
-        key = self.private_key or self._own_key()
+        key = self._signing_key()
         config = signing.Config()  # type: ignore[no-untyped-call]
         with _key_errors(key):
             config.use_elliptic_key_signer(private_key=key)
@@ -101,6 +106,64 @@ class ReleaseSigning:
                     "policy names none ([signing] public_key)"
                 )
             return self._verified(layout, release, public_key)
+
+    def sign_record(self, record: Record, path: Path) -> str:
+        """Sign a scorecard or a decision that is kept at ``path``, beside it.
+
+        Returns:
+            Why it is not signed; empty when it is.
+        """
+        if not importlib.util.find_spec("cryptography"):
+            return f"records are signed only with {_INSTALL}"
+        if self.private_key is None and self.public_key is not None:
+            return "the policy trusts a public key, and no private key is named here"
+        try:
+            signature = _signature(_read_private(self._signing_key()), record)
+            with self._trusted() as public_key:
+                if public_key is None or not _holds(public_key, record, signature):
+                    return f"the private key is not the one of {self.public_key or public_key}"
+            write_file(signature_beside(path), signature)
+        except (InputError, OSError) as error:
+            return str(error)
+        return ""
+
+    def check_record(self, record: Record, path: Path) -> str:
+        """Check the signature on a scorecard or a decision, offline.
+
+        Returns:
+            Why no signature shows that it is as it was written; empty when one does.
+
+        Raises:
+            TamperedError: there is a signature by the trusted key's owner or a stranger, and it is
+                not on this content.
+        """
+        beside = signature_beside(path)
+        try:
+            signature = read_file(beside)
+        except FileNotFoundError:
+            return f"it is not signed ({beside} is not there)"
+        except OSError as error:
+            raise TamperedError(f"The signature {beside} cannot be read: {error}.") from error
+        if not importlib.util.find_spec("cryptography"):
+            return f"its signature cannot be checked: {_INSTALL}"
+        shown = self.public_key or self.private_key or self.keys / "release.pub"
+        try:
+            with self._trusted() as public_key:
+                if public_key is None:
+                    return (
+                        "its signature cannot be checked: this workspace has no key, and the "
+                        "policy names none ([signing] public_key)"
+                    )
+                if _holds(public_key, record, signature):
+                    return ""
+        except InputError as error:
+            return f"its signature cannot be checked: {error}"
+        if self.public_key is None and not self.required:
+            return f"its signature is not by the key {shown}, or not on this content"
+        raise TamperedError(
+            f"The signature {beside} does not hold: it is not by the key {shown}, or not on what "
+            f"{path} says. Find out who changed it, then make it again."
+        )
 
     def _verified(self, layout: Layout, release: Release, public_key: Path) -> str:
         from model_signing import verifying  # noqa: PLC0415
@@ -145,18 +208,41 @@ class ReleaseSigning:
     @contextmanager
     def _trusted(self) -> Iterator[Path | None]:
         """The public key to verify with; derived where only the private one is named."""
-        if self.public_key is not None or self.private_key is None:
+        if self.public_key is not None:
+            with _key_errors(self.public_key):
+                read_file(self.public_key, follow_links=True)
+            yield self.public_key
+            return
+        if self.private_key is None:
             own = self.keys / "release.pub"
-            yield self.public_key or (own if own.is_file() else None)
+            there = os.path.lexists(own)
+            if there:
+                with _key_errors(own):
+                    read_file(own)
+            yield own if there else None
             return
         with tempfile.TemporaryDirectory(prefix="enginegate-signing-") as folder:
             derived = Path(folder, "release.pub")
             derived.write_bytes(_public_pem(_read_private(self.private_key)))
             yield derived
 
+    def _signing_key(self) -> Path:
+        """The policy's private key, else the workspace's own.
+
+        A key that the policy names may be a link, as platforms mount secrets; never the own one.
+        """
+        if self.private_key is None:
+            return self._own_key()
+        with _key_errors(self.private_key):
+            read_file(self.private_key, follow_links=True)
+        return self.private_key
+
     def _own_key(self) -> Path:
         """The workspace's key; made on first use, readable by its owner only."""
         private, public = self.keys / "release.pem", self.keys / "release.pub"
+        for key in (private, public):
+            with _key_errors(key), suppress(FileNotFoundError):
+                read_file(key)
         if private.is_file() and public.is_file():
             if private.stat().st_mode & _ANY_OTHER:
                 raise InputError(
@@ -165,11 +251,17 @@ class ReleaseSigning:
                 )
             return private
         self.keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with file_lock(self.keys / ".lock", timeout_s=_LOCK_TIMEOUT_S):
+        lock = self.keys / ".lock"
+        with _key_errors(lock), file_lock(lock, timeout_s=_LOCK_TIMEOUT_S):
             if not private.is_file():
                 write_file(private, _new_private_pem(), mode=0o600)
             write_file(public, _public_pem(_read_private(private)))
         return private
+
+
+def signature_beside(path: Path) -> Path:
+    """Where the signature on a scorecard or a decision is, by where that is."""
+    return path.with_suffix(".sig")
 
 
 def sign(layout: Layout, release: Release, signing: ReleaseSigning | None, *, new: bool) -> None:
@@ -242,7 +334,7 @@ def _key_errors(key: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise InputError(f"The key {key} cannot be read: {error.strerror}.") from error
+        raise InputError(f"The key {key} cannot be read: {error.strerror or error}.") from error
     except (ValueError, TypeError) as error:
         raise InputError(
             f"{key} is not an unencrypted PEM key on the curve P-256, P-384 or P-521. Make one:\n"
@@ -255,10 +347,40 @@ def _read_private(path: Path) -> "EllipticCurvePrivateKey":
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415
 
     with _key_errors(path):
-        key = load_pem_private_key(path.read_bytes(), None)
+        key = load_pem_private_key(read_file(path, follow_links=True), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise TypeError
         return key
+
+
+def _signature(key: "EllipticCurvePrivateKey", record: Record) -> bytes:
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+
+    return key.sign(_signed_content(record), ec.ECDSA(hashes.SHA256()))
+
+
+def _holds(public_key: Path, record: Record, signature: bytes) -> bool:
+    """Whether a signature is by that key, and on this record."""
+    from cryptography.exceptions import InvalidSignature  # noqa: PLC0415
+    from cryptography.hazmat.primitives import hashes  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric import ec  # noqa: PLC0415
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key  # noqa: PLC0415
+
+    with _key_errors(public_key):
+        key = load_pem_public_key(read_file(public_key, follow_links=True))
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise TypeError
+    try:
+        key.verify(signature, _signed_content(record), ec.ECDSA(hashes.SHA256()))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _signed_content(record: Record) -> bytes:
+    """Its kind belongs to it, so that the signature on one record is never one on another."""
+    return f"enginegate {type(record).__name__}\n".encode() + record.canonical_json()
 
 
 def _new_private_pem() -> bytes:

@@ -1,10 +1,7 @@
 """From one live state to the next: every rule of a change in one place, without side effects."""
 
-from collections.abc import Iterable
-
 from enginegate.decision import Release
-from enginegate.errors import RepositoryError, TamperedError
-from enginegate.repository.journal import Entry
+from enginegate.errors import RepositoryError
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.serving import config_of
 from enginegate.triton.sharing import cannot_share
@@ -38,20 +35,6 @@ def check_still_live(layout: Layout, before: Current | None, expected: int | Non
             f"Release {live or 'none'} of {layout.model} is live, not {expected}, which was to be "
             "left. Somebody else promoted or rolled back meanwhile, so nothing was changed: look "
             "at `enginegate status`."
-        )
-
-
-def check_not_lost(layout: Layout, before: Current | None, entries: Iterable[Entry]) -> None:
-    """Refuse a first release where one is live whose commit point somebody removed.
-
-    Raises:
-        TamperedError: the journal knows of a live release.
-    """
-    done = [e for e in entries if e.model == layout.model and e.step == "done"]
-    if before is None and done and done[-1].kind != "withdraw":
-        raise TamperedError(
-            f"{layout.current_file} is gone, but the journal's last change made release "
-            f"{done[-1].version} live. Restore it from a backup."
         )
 
 

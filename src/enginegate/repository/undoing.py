@@ -8,6 +8,7 @@ from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import finish, go_to
 from enginegate.repository.journal import Entry, Journal, Step
 from enginegate.repository.layout import JOURNAL, Current, Layout, models
+from enginegate.repository.live_record import check_live_recorded
 from enginegate.repository.removing import remove, remove_all, sweep
 from enginegate.repository.serving import right_config
 from enginegate.repository.transitions import live_words
@@ -56,10 +57,16 @@ class Undoing:
     journal: Journal
 
     def recover(self) -> tuple[str, ...]:
-        """Finish or undo whatever was cut short; one sentence for each operation."""
+        """Finish or undo whatever was cut short; one sentence for each operation.
+
+        Raises:
+            TamperedError: a commit point is not what journal and audit log say: nothing is ended
+                by it.
+        """
         said = []
         for entry in self.journal.unfinished():
             layout = Layout(self.audit.root, entry.model)
+            check_live_recorded(self.audit.root, entry.model)
             note = self.undo(layout, entry, reason=f"cut short after {entry.step}")
             said.append(
                 f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "

@@ -1,23 +1,34 @@
 """Is the live repository what was published? Digests, configuration, journal, and what serves."""
 
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
-from enginegate.errors import EnginegateError, RepositoryError, TamperedError
+from enginegate.durable import lock_holder
+from enginegate.errors import (
+    EnginegateError,
+    NotWritableError,
+    RepositoryBusyError,
+    RepositoryError,
+    TamperedError,
+)
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import LiveRelease, wrong_files
-from enginegate.repository.journal import CLOSING, Entry, Journal
+from enginegate.repository.journal import Entry, Journal
 from enginegate.repository.layout import (
     AUDIT,
     JOURNAL,
+    LOCK,
     Layout,
     earlier_models,
     locked,
     models,
 )
 from enginegate.repository.live import LiveRepository
+from enginegate.repository.live_record import LiveRecord
 from enginegate.repository.parts import owned_parts
 from enginegate.repository.published import check_as_published
 from enginegate.repository.signing import ReleaseSigning
@@ -26,6 +37,7 @@ _LOCK_TIMEOUT_S = 10.0
 _LOOKS = 3
 # A version that takes longer to load than this is said to be loading still.
 _SETTLED_S = 10.0
+_POLL_S = 0.2
 
 
 class Check(Record):
@@ -33,6 +45,8 @@ class Check(Record):
 
     subject: str
     problem: str = ""
+    unknown: str = ""
+    """Why it could not be found out whether it is as it should be."""
     note: str = ""
     """What could not be checked, and need not be."""
 
@@ -41,7 +55,8 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     """Check everything that can be checked from the folder, and from the server if there is one.
 
     Nothing is changed, and one problem never hides another. Nobody waits meanwhile: what somebody
-    changed while it was looked at is looked at once more.
+    changed while it was looked at is looked at once more. Who may only read checks the same, and
+    takes no lock.
 
     Raises:
         RepositoryBusyError: somebody is changing the repository: look again when they are done.
@@ -49,10 +64,10 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     if not repository.root.exists():
         return ()
     found: tuple[Check, ...] = ()
-    before = _state(repository)
+    before, unlocked = _state(repository)
     for _ in range(_LOOKS):
-        found = tuple(_checks(repository))
-        after = _state(repository)
+        found = (*_said_of_lock(unlocked), *_checks(repository))
+        after, unlocked = _state(repository)
         if after == before:
             return found
         before = after
@@ -60,11 +75,46 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     return (*found, Check(subject="repository", problem=changed))
 
 
-def _state(repository: LiveRepository) -> list[FileDigest | None]:
-    """How far journal and audit log have come, at a moment when nobody changes anything."""
-    with locked(repository.root, timeout_s=_LOCK_TIMEOUT_S):
-        paths = [repository.root / name for name in (JOURNAL, AUDIT)]
-        return [FileDigest.of(path) if path.is_file() else None for path in paths]
+def _state(repository: LiveRepository) -> tuple[list[FileDigest | None], str]:
+    """How far journal and audit log have come, at a moment when nobody changes anything.
+
+    With why the lock could not be taken for that; empty where it was.
+    """
+    try:
+        with locked(repository.root, timeout_s=_LOCK_TIMEOUT_S):
+            return _how_far(repository.root), ""
+    except NotWritableError:
+        return _how_far(repository.root), _waited_for(repository.root / LOCK)
+
+
+def _how_far(root: Path) -> list[FileDigest | None]:
+    paths = [root / name for name in (JOURNAL, AUDIT)]
+    return [FileDigest.of(path) if path.is_file() else None for path in paths]
+
+
+def _waited_for(lock: Path) -> str:
+    """Wait until nobody holds a lock that may not be taken here; what was done in its place.
+
+    Raises:
+        RepositoryBusyError: somebody held it all the time.
+    """
+    end_s = time.monotonic() + _LOCK_TIMEOUT_S
+    read_only = f"{lock.parent} may only be read from here, so it was read without its lock"
+    try:
+        while holder := lock_holder(lock):
+            if time.monotonic() > end_s:
+                raise RepositoryBusyError(
+                    f"{lock.parent} is being changed by {holder}. Look again when it has finished."
+                )
+            time.sleep(_POLL_S)
+    except OSError as error:
+        return f"{read_only}, and whether somebody changes it is not known: {error.strerror}."
+    return f"{read_only}; nobody changed it meanwhile."
+
+
+def _said_of_lock(unlocked: str) -> Iterator[Check]:
+    if unlocked:
+        yield Check(subject="lock", note=unlocked)
 
 
 def _checks(repository: LiveRepository) -> Iterator[Check]:
@@ -74,16 +124,23 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
         entries = journal.read()
     except EnginegateError:
         entries = ()
+    try:
+        events = AuditLog(repository.root).read()
+    except EnginegateError:
+        events = ()
     for name in earlier_models(repository.root):
         yield checked(f"{name} live release", partial(_read_current, Layout(repository.root, name)))
-    for name in sorted({*models(repository.root), *(entry.model for entry in entries)}):
+    known = {*(entry.model for entry in entries), *(e.model for e in events if e.release)}
+    for name in sorted({*models(repository.root), *known}):
         layout = Layout(repository.root, name)
         audit = AuditLog(repository.root)
-        yield checked(f"{name} audit log", partial(_check_audit, audit, name, entries))
+        yield checked(f"{name} audit log", partial(_check_audit, audit, layout, entries))
         own = [entry for entry in entries if entry.model == name]
-        yield checked(f"{name} live release", partial(_check_current, layout, own))
+        record = LiveRecord(layout, entries, events)
+        yield checked(f"{name} journal against audit log", record.check_journal_whole)
+        yield checked(f"{name} live release", partial(_check_current, layout, own, record))
         for version in layout.stored_versions():
-            check = partial(_check_release, layout, version, own)
+            check = partial(_check_release, layout, version, own, record)
             yield checked(f"{name} release {version}", check)
             if repository.signing is not None:
                 signed = partial(_check_signature, repository.signing, layout, version)
@@ -102,6 +159,9 @@ def checked(subject: str, check: Callable[[], str | None]) -> Check:
         note = check() or ""
     except EnginegateError as error:
         return Check(subject=subject, problem=str(error))
+    except PermissionError as error:
+        unread = f"it may not be read by this user: {error}. Verify as somebody who may."
+        return Check(subject=subject, unknown=unread)
     except OSError as error:
         return Check(subject=subject, problem=f"it cannot be read: {error}")
     return Check(subject=subject, note=note)
@@ -121,8 +181,8 @@ def _check_journal(journal: Journal) -> None:
         )
 
 
-def _check_current(layout: Layout, entries: list[Entry]) -> None:
-    """What is live must be what the journal says was made live last."""
+def _check_current(layout: Layout, entries: list[Entry], record: LiveRecord) -> None:
+    """What is live must be what journal and audit log say was made live last."""
     done = [entry for entry in entries if entry.step == "done"]
     last = done[-1].version if done and done[-1].kind != "withdraw" else None
     current = layout.current()
@@ -132,11 +192,13 @@ def _check_current(layout: Layout, entries: list[Entry]) -> None:
             f"{layout.current_file} says that release {live or 'none'} is live; the journal's last "
             f"change made it {last or 'none'}. Somebody changed the folder."
         )
+    record.check_commit_point(current)
 
 
-def _check_release(layout: Layout, version: int, entries: list[Entry]) -> None:
+def _check_release(layout: Layout, version: int, entries: list[Entry], record: LiveRecord) -> None:
     release = layout.release(version)
-    check_as_published(layout, release, entries)
+    record.check_release_known(version)
+    check_as_published(layout, release, entries, record.events)
     layout.check_files(release)
 
 
@@ -144,23 +206,10 @@ def _check_signature(signing: ReleaseSigning, layout: Layout, version: int) -> s
     return signing.check(layout, layout.release(version))
 
 
-def _check_audit(audit: AuditLog, model: str, entries: tuple[Entry, ...]) -> None:
+def _check_audit(audit: AuditLog, layout: Layout, entries: tuple[Entry, ...]) -> None:
     """The chain holds, nothing is missing from its end, and every operation is in it."""
-    audit.check(model)
-    events = audit.read()
-    told = {event.operation for event in events}
-    begun = next((e.at for e in events if e.operation), None)
-    untold = [
-        e
-        for e in entries
-        if e.model == model and e.step in CLOSING and begun is not None and e.at >= begun
-        if e.operation not in told
-    ]
-    if untold:
-        raise TamperedError(
-            f"{audit.path} does not tell of a {untold[0].kind} of {model} release "
-            f"{untold[0].version} that the journal has. Lines were removed from it."
-        )
+    audit.check(layout.model)
+    LiveRecord(layout, entries, audit.read()).check_log_whole()
 
 
 def _check_config(layout: Layout) -> None:

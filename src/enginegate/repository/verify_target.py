@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from functools import partial
 
 from enginegate.errors import RepositoryError, TamperedError
+from enginegate.repository.audit import AuditLog
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.layout import Layout, models
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_journal import is_abandoned, is_open
-from enginegate.repository.object_turns import cut_short
+from enginegate.repository.object_turns import check_recorded, cut_short
 from enginegate.repository.objects import ObjectRepository
 from enginegate.repository.rollout import Rollouts
 from enginegate.repository.undoing import was_withdrawn
@@ -89,6 +90,7 @@ def _check_journal(target: ObjectRepository) -> None:
 
 def _check_pointer(target: ObjectRepository) -> None:
     """What is live must be what the journal says, with that manifest, and be so here too."""
+    check_recorded(target.journal, target.releases, AuditLog(target.root).read())
     done = [entry for entry in target.journal.read() if entry.step == "done"]
     last = done[-1].version if done and done[-1].kind != "withdraw" else None
     pointer = target.current()

@@ -9,11 +9,13 @@ from rich.console import Console
 from enginegate.cli.approve import Answer, decide
 from enginegate.cli.audit import print_audit
 from enginegate.cli.waiting import waiting
+from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, InputError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog
+from enginegate.repository import AuditLog, ReleaseSigning
 from enginegate.workspace import Workspace, now
+from tests.fakes.authentic import keep
 from tests.fakes.evidence import FP32, benchmark, finding, scorecard, verdict
 from tests.fakes.family import _POLICY as POLICY
 
@@ -30,9 +32,10 @@ class Desk:
         self.out = Console(file=io.StringIO(), width=300)
 
     def card(self, **changes):
-        """A scorecard made under that policy."""
+        """A scorecard made under that policy, as a qualification leaves it."""
         fields = {"model": "tiny", "model_uri": "models:/tiny/1"}
-        return scorecard(**(fields | {"policy_sha256": self.rules.digest} | changes))
+        made = scorecard(**(fields | {"policy_sha256": self.rules.digest} | changes))
+        return keep(made, self.rules, self.workspace)
 
     def say(self, card, answer="approve", approver="ada", **options):
         given = Answer(answer, approver, "margins are wide", **options)
@@ -87,7 +90,6 @@ def test_status_says_who_approved_who_may_and_until_when(desk):
     """Of a scorecard that needs two; once it has them, what is left to do is the command."""
     both = desk('approvers = ["ada", "grace", "linus"]\nrequired = 2\n')
     card = both.card()
-    both.workspace.save_scorecard(card)
     named = f"{card.digest[:12]} (models:/tiny/1)"
 
     def lines():
@@ -115,7 +117,6 @@ def test_status_passes_over_who_may_not_approve(desk):
     """Whoever asked for it, and everybody once the policy names nobody else; a no ends it."""
     four = desk('approvers = ["ada", "grace"]\nrequired = 2\nrequester_may_approve = false\n')
     card = four.card(requested_by="grace@host")
-    four.workspace.save_scorecard(card)
     four.say(card)
 
     (sentence,) = waiting(four.rules, four.workspace, four.policy)
@@ -226,6 +227,45 @@ def test_a_decision_that_cannot_be_read_stops_nobody_but_its_own_scorecard(desk)
     said = list(waiting(here.rules, here.workspace, here.policy))
     assert f"waits for a decision: {other.digest[:12]} (models:/tiny/1)" in said
     assert any(line.startswith(f"cannot be decided: {card.digest[:12]}") for line in said)
+
+
+def test_an_approval_needs_its_policy_a_no_does_not(desk):
+    """Without it no audit log would have the approval, so it would count for nothing."""
+    here = desk()
+    card = here.card()
+    here.policy.unlink()
+
+    with pytest.raises(InputError, match="so name the policy: --policy FILE"):
+        here.say(card)
+    assert here.workspace.decisions(card.digest) == ()
+    here.say(card, "reject")
+    assert "at the promotion" in here.said
+
+
+def test_a_scorecard_that_nothing_vouches_for_is_not_approved(desk):
+    """Neither MLflow nor a signature: it may have been written by hand. Nothing is written."""
+    here = desk()
+    card = here.card()
+    (signature,) = here.workspace.root.glob("scorecards/*.sig")
+    signature.unlink()
+
+    with pytest.raises(ApprovalError, match="Nothing shows that scorecard"):
+        here.say(card)
+
+    assert here.workspace.decisions(card.digest) == ()
+    assert here.log.read() == ()
+
+
+def test_a_decision_is_signed_like_a_release(desk):
+    """With the workspace's key where the policy names none; the log has it first."""
+    ada = desk()
+    ada.say(ada.card())
+
+    (path,) = ada.workspace.root.glob("decisions/*/*.json")
+    signing = ReleaseSigning.of(ada.rules.signing, ada.workspace)
+    assert signing.check_record(Decision.read(path), path) == ""
+    edited = Decision.read(path).model_copy(update={"approver": "grace"})
+    assert "not on this content" in signing.check_record(edited, path)
 
 
 def unsure(desk):

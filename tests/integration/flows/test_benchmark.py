@@ -7,10 +7,10 @@ import pytest
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
 from enginegate.triton.config import read_config
-from enginegate.workspace import now
 from flows.benchmark import benchmark_candidates
 from flows.promote import promote
-from tests.fakes.evidence import FP32, INT8, decision
+from tests.fakes.authentic import decide
+from tests.fakes.evidence import FP32, INT8
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
@@ -67,7 +67,7 @@ def test_a_moved_slo_is_decided_from_what_was_measured(qualified, family, tmp_pa
 
 def test_the_live_release_is_measured_in_turns(live, card, family, tmp_path):
     """Its own bytes, beside each candidate but the one it is; and the gate compares with it."""
-    family.workspace.save_decision(decision(card, decided_at=now()))
+    decide(card, read_policy(live), family.workspace)
     release = promote(live, card.digest)
     policy = tmp_path / "champion.toml"
     against = 'confidence = 0.9\nfaster_than = "champion"\nmin_speedup = 0.5\nconfirmations'

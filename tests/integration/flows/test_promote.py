@@ -12,13 +12,14 @@ from prefect.flow_runs import resume_flow_run
 from rich.console import Console
 
 from enginegate.cli.rollback import roll_back
-from enginegate.errors import ApprovalError, LedgerError, RepositoryError
+from enginegate.errors import ApprovalError, LedgerError, RepositoryError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.ledger import Ledger, Outbox
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog, Layout, open_repository, verify
 from enginegate.triton.live import live_addresses, live_client
 from enginegate.watching import Looks
+from enginegate.workspace import now
 from flows.answer import answer_suspended
 from flows.approval import Answer, _candidate
 from flows.promote import promote
@@ -26,6 +27,7 @@ from flows.qualify import qualify
 from flows.rollback import rollback
 from flows.watch import watch
 from tasks.release import Publication
+from tests.fakes.authentic import decide
 from tests.fakes.deployed import Deployed
 from tests.fakes.evidence import FP32, benchmark, decision, finding, scorecard, verdict
 from tests.fakes.family import samples
@@ -37,15 +39,14 @@ FIRST_URI = "models:/tiny/1"
 
 
 @pytest.fixture
-def approved(family):
+def approved(family, live):
     """Decide on the scorecard; forget it afterwards."""
-    from enginegate.workspace import now
 
-    def decide(card, **changes):
-        family.workspace.save_decision(decision(card, decided_at=now(), **changes))
+    def approve(card, **changes):
+        decide(card, read_policy(live), family.workspace, **changes)
         return card
 
-    yield decide
+    yield approve
     shutil.rmtree(family.workspace.root / "decisions", ignore_errors=True)
 
 
@@ -70,12 +71,49 @@ def test_without_a_decision_nothing_goes_live(live, card):
     assert serving(live) is None
 
 
+def test_approvals_written_by_hand_publish_nothing(live, card, family, approved):
+    """Files that look like decisions satisfy nobody, and the audit log does not take them in."""
+    text = live.read_text().replace("expires_hours = 1", "expires_hours = 1\nrequired = 2")
+    live.write_text(text)
+    card = qualify(live)
+    for name in ("grace", "joan"):
+        forged = decision(card, approver=name, decided_at=now())
+        family.workspace.save_decision(forged)
+
+    with pytest.raises(ApprovalError, match="by grace: it is only a file in the workspace"):
+        promote(live, card.digest)
+    approved(card)
+    with pytest.raises(ApprovalError, match="validly approved by ada; the policy needs 2"):
+        promote(live, card.digest)
+
+    assert serving(live) is None
+    log = AuditLog(read_policy(live).target.repository).read()
+    assert [(event.event, event.who == "ada") for event in log] == [
+        ("refused", False),
+        ("approved", True),
+        ("refused", False),
+    ]
+
+
+def test_a_scorecard_made_by_hand_is_not_published(live, card, approved, family):
+    """MLflow's run holds another digest, so nobody is asked, and the log says why."""
+    edited = card.model_copy(update={"requested_by": "somebody else"})
+    family.workspace.save_scorecard(edited)
+
+    with pytest.raises(TamperedError, match="is not what was filed"):
+        promote(live, approved(edited).digest)
+
+    assert serving(live) is None
+    last = AuditLog(read_policy(live).target.repository).read()[-1]
+    assert (last.event, "is not what was filed" in last.why) == ("refused", True)
+
+
 def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, second_uri, family):
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
     assert (first.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
     assert first.engine_sha256 == card.verdict(first.candidate).engine_sha256
-    again = promote(live, approved(card).digest)
+    again = promote(live, card.digest)
     assert again.version == 1
 
     second = promote(live, approved(qualify(live, second_uri)).digest)

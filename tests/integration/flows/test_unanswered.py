@@ -16,6 +16,7 @@ from enginegate.repository import AuditLog, record_decision
 from enginegate.workspace import Workspace, now
 from flows.watch import watch
 from tasks.unanswered import note_unanswered
+from tests.fakes.authentic import keep
 from tests.fakes.deployed import Deployed
 from tests.fakes.evidence import decision, scorecard
 from tests.fakes.family import _POLICY as POLICY
@@ -43,8 +44,7 @@ def card(policy):
     """A scorecard made under it."""
     rules = read_policy(policy)
     made = scorecard(model="tiny", model_uri="models:/tiny/1", policy_sha256=rules.digest)
-    Workspace.here().save_scorecard(made)
-    return made
+    return keep(made, rules, Workspace.here())
 
 
 def suspended(policy, card):

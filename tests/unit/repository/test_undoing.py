@@ -90,8 +90,9 @@ def test_a_lost_commit_point_takes_no_history(repository, server, package):
 
     with pytest.raises(TamperedError, match="made release 1 live"):
         repository.publish(package(2.0), expected=None)
-    journal_of(repository).open("rollback", "digits", 1)
-    repository.recover()
+    journal_of(repository).open("publish", "digits", 2)
+    with pytest.raises(TamperedError, match="made release 1 live"):
+        repository.recover()
 
     assert answer(server, package) == (1, 1.0)
     assert Layout(repository.root, "digits").stored_versions() == (1,)

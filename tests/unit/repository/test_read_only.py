@@ -1,0 +1,64 @@
+"""Verifying where nothing may be written: no lock is taken, and who holds it is waited for."""
+
+import errno
+import os
+import sys
+from contextlib import ExitStack
+
+import pytest
+
+from enginegate.durable import file_lock, open_regular
+from enginegate.errors import RepositoryBusyError
+from enginegate.repository import AuditLog, Layout, verify
+from enginegate.repository.layout import LOCK
+
+
+def _refuse(path, flags=os.O_RDONLY, **options):
+    if flags & os.O_RDWR and path.name == LOCK:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+    return open_regular(path, flags, **options)
+
+
+@pytest.fixture
+def read_only(repository, package, monkeypatch):
+    """A repository with a release; from now on its lock may only be read."""
+    repository.publish(package(1.0), expected=None)
+    monkeypatch.setattr("enginegate.durable.open_regular", _refuse)
+    return repository
+
+
+def test_everything_is_checked_and_the_missing_lock_is_said(read_only):
+    """As a note: it is no problem of the repository's."""
+    checks = verify(read_only)
+
+    assert [check.problem for check in checks if check.problem] == []
+    assert "so it was read without its lock" in checks[0].note
+    assert any(check.subject == "digits on the live server" for check in checks)
+
+
+def test_a_change_under_way_is_waited_for(read_only, monkeypatch):
+    """What is open in the journal meanwhile is no problem to report."""
+    monkeypatch.setattr(sys.modules["enginegate.repository.verify"], "_LOCK_TIMEOUT_S", 0.0)
+    with ExitStack() as held:
+        with monkeypatch.context() as patch:
+            patch.setattr("enginegate.durable.open_regular", open_regular)
+            held.enter_context(file_lock(read_only.root / LOCK))
+
+        with pytest.raises(RepositoryBusyError, match=f"changed by pid {os.getpid()}"):
+            verify(read_only)
+
+
+def test_what_changed_meanwhile_is_read_again(read_only, monkeypatch):
+    """Without the lock nobody is kept from changing it."""
+    check, looked = Layout.check_files, []
+
+    def change_meanwhile(self, release):
+        looked.append(release.version)
+        if len(looked) == 1:
+            AuditLog(self.root).tell("watched", "digits", why="a look")
+        check(self, release)
+
+    monkeypatch.setattr(Layout, "check_files", change_meanwhile)
+
+    assert [c.problem for c in verify(read_only) if c.problem] == []
+    assert looked == [1, 1]
