@@ -29,7 +29,6 @@ from enginegate.triton.ensembling import (
 ENGINE = "engine"
 _CONFIG = "config.pbtxt"
 _BYTECODE = "__pycache__"
-_CODE = {"python": "model.py"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +155,9 @@ def _read(model: str, step: Step) -> PartPackage:
             "ensemble. Correct it."
         )
     files = dict(_files(step.folder))
-    code = _CODE.get(config.backend)
-    if code is not None and code not in files:
-        raise ModelError(f"{step.folder} has no {code}: Triton's load of it would never end.")
+    opened = config.opened_file
+    if opened and not any(name == opened or name.startswith(f"{opened}/") for name in files):
+        raise ModelError(f"{step.folder} has no {opened}: Triton's load of it would never end.")
     return PartPackage(
         name=part_name(model, step.name),
         config=part_form(config, part_name(model, step.name)),

@@ -32,7 +32,7 @@ _TRITON_TYPES = {
     "float64": "FP64",
 }
 NATIVE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
-_OPENED = {
+OPENED_FILES = {
     "python": "model.py",
     **NATIVE_FILES,
     "onnxruntime_onnx": "model.onnx",
@@ -99,7 +99,7 @@ class Config:
     @property
     def opened_file(self) -> str:
         """What the backend opens in a version's folder; empty for a backend that is not known."""
-        usual = _OPENED.get(self.backend or str(self.message.platform), "")
+        usual = OPENED_FILES.get(self.backend or str(self.message.platform), "")
         return str(self.message.default_model_filename) or usual
 
     @property

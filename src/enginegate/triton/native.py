@@ -75,7 +75,8 @@ def choose(wanted: Wanted, backend: str, *, has: bool) -> str:
     if wanted == "native" and not has:
         raise ModelError(
             f'The policy says serving.backend = "native", and the server has no {backend} backend. '
-            'Use a server that has it, or "auto" or "python".'
+            'Use a server that has it (`enginegate doctor` lists what is there), or "auto" or '
+            '"python".'
         )
     return backend if has and wanted != "python" else "python"
 

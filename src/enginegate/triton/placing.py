@@ -7,6 +7,7 @@ from pathlib import Path
 
 from enginegate.durable import new_folder
 from enginegate.errors import ModelError, ServerError
+from enginegate.triton.config import OPENED_FILES
 
 _MARK = ".scratch"
 
@@ -25,8 +26,9 @@ def check_files(name: str, backend: str, files: Mapping[str, Path]) -> None:
             + (f"missing {', '.join(missing)}." if missing else "it has no files.")
             + "\nBuild the engine again."
         )
-    if backend == "python" and "model.py" not in files:
-        raise ModelError(f"{name} is for the Python backend, but has no model.py.")
+    opened = OPENED_FILES.get(backend)
+    if opened is not None and opened not in files:
+        raise ModelError(f"{name} is for Triton's {backend} backend, but has no {opened}.")
 
 
 def clear(folder: Path) -> None:

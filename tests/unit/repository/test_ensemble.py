@@ -173,6 +173,8 @@ def test_files_come_along_but_no_bytecode(step, engine, tmp_path):
         ({"config": CONFIG + "sequence_batching {}"}, "keeps sequences"),
         ({"config": CONFIG.replace("TYPE_FP32", "TYPE_STRING")}, "TYPE_STRING cannot be read"),
         ({"config": "{"}, "is not a Triton configuration of a part"),
+        ({"config": CONFIG.replace('"python"', '"onnxruntime"')}, r"pre has no model\.onnx"),
+        ({"config": CONFIG + 'default_model_filename: "run.py"'}, r"pre has no run\.py"),
         ({"config": 'backend: "python" max_batch_size: 4'}, "lists no inputs"),
     ],
 )

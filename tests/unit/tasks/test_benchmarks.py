@@ -20,7 +20,7 @@ from enginegate.evidence import Outcome
 from enginegate.kept import Kept
 from enginegate.policy import parse_policy, read_policy
 from enginegate.repository.serving import config_of
-from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
 from enginegate.triton.deploy import ServedModel
 from enginegate.triton.install import TritonInstall
@@ -83,9 +83,10 @@ def on_gpu(engine):
     return engine.model_copy(update={"target": "cuda:sm_90"})
 
 
-def live(**changes):
+def live(settings=None, **changes):
     fields = {"files": {"model.onnx": sha("a")}, "options": ServingOptions()}
-    model = ServedModel("digits.live", "python", (), (), {})
+    told = settings or BackendSettings()
+    model = ServedModel("digits.live", "python", (), (), {}, settings=told)
     return LiveSubject(Subject(model, **(fields | changes)), PLAIN, 3)
 
 
@@ -98,6 +99,7 @@ def test_a_benchmark_is_remembered_by_what_served_it(stage, attempt):
         tried._key(stage, one, live(), "python"),
         tried._key(stage, one, live(files={"model.onnx": sha("b")}), "python"),
         tried._key(stage, one, live(options=ServingOptions(max_queue_size=8)), "python"),
+        tried._key(stage, one, live(settings=BackendSettings(graph_level=1)), "python"),
     ]
 
     assert len(set(keys)) == len(keys)

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginegate.errors import NotLoadedError, ServerError
+from enginegate.errors import ModelError, NotLoadedError, ServerError
 from enginegate.serving import ServingConfig
 from enginegate.triton.deploy import Deployment
+from enginegate.triton.placing import check_files
 
 CONFIG = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 MODEL = SimpleNamespace(name="m", config=lambda *_: None, probe=dict)
@@ -35,3 +36,17 @@ def test_a_model_that_loads_but_does_not_answer_is_another_error():
         deployment.serve(CONFIG)
 
     assert not isinstance(caught.value, NotLoadedError)
+
+
+@pytest.mark.parametrize(
+    ("backend", "opened"),
+    [("python", "model.py"), ("onnxruntime", "model.onnx"), ("tensorrt", "model.plan")],
+)
+def test_what_the_backend_opens_must_be_there(tmp_path, backend, opened):
+    """Triton never ends the load of a Python model without its file."""
+    path = tmp_path / "engine.bin"
+    path.touch()
+
+    check_files("m", backend, {opened: path})
+    with pytest.raises(ModelError, match=f"{backend} backend, but has no {opened}"):
+        check_files("m", backend, {"engine.bin": path})
