@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from enginegate.decision import Release
+from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError, TamperedError
-from enginegate.repository.journal import Entry
+from enginegate.repository.journal import Entry, last_change
 from enginegate.repository.layout import Current, Layout
 from enginegate.workspace import now
 
@@ -45,11 +45,11 @@ def check_not_lost(layout: Layout, before: Current | None, entries: Iterable[Ent
     Raises:
         TamperedError: the journal knows of a live release.
     """
-    done = [e for e in entries if e.model == layout.model and e.step == "done"]
-    if before is None and done and done[-1].kind != "withdraw":
+    last = last_change(e for e in entries if e.model == layout.model)
+    if before is None and last is not None and last.kind != "withdraw":
         raise TamperedError(
             f"{layout.current_file} is gone, but the journal's last change made release "
-            f"{done[-1].version} live. Restore it from a backup."
+            f"{last.version} live. Restore it from a backup."
         )
 
 
@@ -61,11 +61,12 @@ def after_publish(before: Current | None, version: int, *, stays: bool = True) -
     """
     if before is not None and version < before.version:
         return after_rollback(before, version)
-    if not stays:
-        before = None
-    standby = before.version if before else None
+    promises = before.promises if before else {}
+    standby = before.version if before and stays else None
     known = (standby, version) if standby else (version,)
-    return Current(version=version, standby=standby, known=known, changed_at=now())
+    return Current(
+        version=version, standby=standby, known=known, changed_at=now(), promises=promises
+    )
 
 
 def same_kind(layout: Layout, before: Current | None, release: Release) -> bool:
@@ -76,7 +77,20 @@ def same_kind(layout: Layout, before: Current | None, release: Release) -> bool:
 def after_rollback(before: Current, version: int) -> Current:
     """Only the target serves: Triton would send traffic to a higher version that stayed loaded."""
     known = tuple(sorted({*before.known, before.version, version}))
-    return Current(version=version, known=known, changed_at=now())
+    return Current(version=version, known=known, changed_at=now(), promises=before.promises)
+
+
+def after_promise(layout: Layout, renewed: RenewedPromise) -> Current:
+    """The same release is live, held to another promise.
+
+    Raises:
+        RepositoryError: nothing is live.
+    """
+    current = layout.current()
+    if current is None:
+        raise RepositoryError(f"Nothing of {layout.model} is live in {layout.root}.")
+    promises = {**current.promises, renewed.version: renewed.digest}
+    return current.model_copy(update={"promises": promises})
 
 
 def rollback_target(layout: Layout, before: Current | None, to: int | None) -> int:
