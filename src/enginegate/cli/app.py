@@ -5,7 +5,7 @@ Exit codes:
   0  done, every gate passed
   1  a fault in this program
   2  wrong use of the command
-  3  gates failed
+  3  gates failed, or a live release broke its promise
   4  inconclusive: the evidence is not enough
   5  could not find out (a server, a tool or the ledger is missing or broke)
   6  bad input: a policy, a model or data
