@@ -22,6 +22,7 @@ from tasks.release import (
     move_champion,
     publish,
     refuse,
+    renew_promise,
 )
 from tasks.unanswered import note_unanswered
 
@@ -29,6 +30,9 @@ from tasks.unanswered import note_unanswered
 @flow(name="promote", persist_result=False, validate_parameters=False)
 def promote(policy: Path, scorecard: str) -> Release:
     """Publish the winner of a scorecard that a person approved.
+
+    If the very bytes are live already, nothing is published: the live release is held to the
+    scorecard's promise from then on.
 
     Args:
         policy: the model family's policy file.
@@ -48,7 +52,7 @@ def promote(policy: Path, scorecard: str) -> Release:
     publication = Publication(rules, scorecard_of(workspace, scorecard))
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))
-    if live is not None:
+    if live is not None and not publication.gives_promise(live):
         move_champion(rules, live)
         return live
     try:
@@ -69,7 +73,14 @@ def promote(policy: Path, scorecard: str) -> Release:
     except ApprovalError as error:
         refuse(publication, str(error))
         raise
-    return _publish(publication.approved_by(approvals))
+    approved = publication.approved_by(approvals)
+    # Only now it is known which candidate people approved, and they may have taken hours.
+    live = already_live(approved)
+    if live is None:
+        return _publish(approved)
+    renew_promise(approved, live)
+    move_champion(rules, live)
+    return live
 
 
 def _publish(publication: Publication) -> Release:

@@ -12,7 +12,7 @@ from prefect.transactions import Transaction
 
 from enginegate.candidate import Candidate, Precision
 from enginegate.data import Tensors, read_data
-from enginegate.decision import Decision, Promise, Release
+from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
@@ -33,7 +33,7 @@ from enginegate.repository import (
 from enginegate.repository.ensemble import Composed, as_ensemble, composes
 from enginegate.repository.rehearsal import rehearsed
 from enginegate.repository.undoing import Withdrawal
-from enginegate.workspace import Workspace
+from enginegate.workspace import Workspace, now
 from validation.watch import judge_reading
 
 UNDO = "publication"
@@ -114,6 +114,11 @@ class Publication:
             and composes(layout, release, self.rules.ensemble)
         )
 
+    def gives_promise(self, release: Release) -> bool:
+        """Whether the live release, which serves these very bytes, was promised something else."""
+        layout = Layout(self.rules.target.repository, self.rules.name)
+        return layout.held_to(release).scorecard_sha256 != self.evidence.digest
+
     def approved_by(self, approvals: tuple[Decision, ...]) -> "Publication":
         """The same, with approvals that were checked."""
         return replace(self, approvals=approvals)
@@ -129,7 +134,7 @@ def already_live(publication: Publication) -> Release | None:
         ApprovalError: the scorecard was made under another policy.
         RepositoryError: another release is live than when the evidence was made.
     """
-    rules, evidence = publication.rules, publication.evidence
+    rules = publication.rules
     publication.check_policy()
     repository = publication.repository
     for sentence in repository.recover():
@@ -141,7 +146,12 @@ def already_live(publication: Publication) -> Release | None:
             repository.bring_up(rules.name)
         _log.info("release %d serves these very bytes: nothing to publish", current.version)
         return layout.release(current.version)
-    live = current.version if current else None
+    _check_prepared(publication, current.version if current else None)
+    return None
+
+
+def _check_prepared(publication: Publication, live: int | None) -> None:
+    rules, evidence = publication.rules, publication.evidence
     if live != evidence.replaces:
         raise RepositoryError(
             f"The scorecard {evidence.digest[:12]} was made while release "
@@ -149,7 +159,43 @@ def already_live(publication: Publication) -> Release | None:
             "Qualify again: what was measured stays, and the new scorecard is compared with what "
             "is live now."
         )
-    return None
+
+
+@task(task_run_name="renew-promise", cache_policy=NO_CACHE)
+def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
+    """Hold the live release, which serves the very bytes that were approved, to a new promise.
+
+    Raises:
+        ApprovalError: the scorecard was not approved.
+        RepositoryError: another release is live than when the evidence was made.
+    """
+    _check_prepared(publication, live.version)
+    evidence, approvals = publication.evidence, publication.approvals
+    measured = evidence.benchmark(publication.verdict.candidate)
+    if not approvals or measured is None:
+        raise ApprovalError(f"Scorecard {evidence.digest[:12]} was not approved, or not measured.")
+    before = Layout(publication.rules.target.repository, live.model).renewed(live.version)
+    renewed = RenewedPromise(
+        model=live.model,
+        version=live.version,
+        release_sha256=live.digest,
+        scorecard_sha256=evidence.digest,
+        promise=_promise(measured, publication.rules),
+        decision=approvals[-1],
+        further_decisions=approvals[:-1],
+        renewed_at=now(),
+        replaces=before.digest if before else None,
+    )
+    renewed = publication.repository.renew(renewed)
+    _log.warning(
+        "release %d of %s serves these very bytes already, so nothing was published; from now on "
+        "the watch holds it to the promise of scorecard %s: %s",
+        live.version,
+        live.model,
+        evidence.digest[:12],
+        renewed.promise,
+    )
+    return renewed
 
 
 @task(task_run_name="publish", cache_policy=NO_CACHE)

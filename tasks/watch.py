@@ -123,8 +123,12 @@ def live_release(rules: Policy) -> Release | None:
 def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
     """Watch every live server for one look, and judge what it did; what breaks is errored."""
     looks = Looks.at(Workspace.of(rules), release)
-    past, number = looks.read(), looks.next_number()
-    views = _views(rules, release, number, past)
+    held, number = held_to(rules, release), looks.next_number()
+    # What was counted against another promise says nothing about this one.
+    past = tuple(
+        each for each in looks.read() if each.promised_by(release) == held.scorecard_sha256
+    )
+    views = _views(rules, held, number, past)
     readings = {view.server: view.reading for view in views if view.reading is not None}
     findings = [f for view in views for f in view.findings]
     counts = [count for view in views for count in view.counts]
@@ -145,9 +149,10 @@ def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
         findings=(*findings, *beside.findings),
         counts=(*counts, *beside.counts),
         sample=beside.sample,
+        scorecard=held.scorecard_sha256,
     )
     can_go_back = release.previous_version is not None and not looks.rolled_back
-    action = action_for(look, rules.watch, release.promise, can_go_back=can_go_back)
+    action = action_for(look, rules.watch, held.promise, can_go_back=can_go_back)
     look = look.model_copy(update={"action": action})
     try:
         # From here on its number is its own, which alerts and the audit log name.
@@ -221,7 +226,7 @@ def keep_look(rules: Policy, release: Release, look: Look) -> Look:
     state = state_of(rules, release)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     try:
-        ledger.log_look(look, release, state)
+        ledger.log_look(look, release, state, held_to(rules, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
             ledger.tag_version(name, int(version), state_tag(state, release))
@@ -330,6 +335,11 @@ def _read(rules: Policy, release: Release, number: int, server: LiveAddresses | 
         seed=number,
     )
     return read_look(server, rules.name, release.version, look_s=rules.watch.look_s, prober=prober)
+
+
+def held_to(rules: Policy, release: Release) -> Release:
+    """A release with the promise that it is held to now; its digest is still ``release``'s."""
+    return Layout(rules.target.repository, rules.name).held_to(release)
 
 
 def is_live(rules: Policy, release: Release) -> bool:

@@ -116,6 +116,34 @@ class Promise(Record):
         default=None, description="mean time on the server at that load, by Triton's counters"
     )
 
+    def __str__(self) -> str:
+        return (
+            f"p99 {self.p99_ms:.4g} ms (SLO {self.slo_p99_ms:g} ms) at "
+            f"{self.throughput_per_s:.4g} requests/s"
+        )
+
+
+class RenewedPromise(Record):
+    """What a release is held to from now on: another approved scorecard of the very same engine.
+
+    The release itself is not changed, and nothing is loaded.
+    """
+
+    schema_version: Literal[1] = 1
+    model: str
+    version: PositiveInt = Field(description="the release that it is about")
+    release_sha256: Sha256 = Field(description="digest of that release's manifest")
+    scorecard_sha256: Sha256
+    promise: Promise
+    decision: Decision
+    further_decisions: tuple[Decision, ...] = Field(
+        default=(), description="of the other people that had to approve"
+    )
+    renewed_at: datetime
+    replaces: Sha256 | None = Field(
+        default=None, description="digest of the renewed promise before it; none: the release's own"
+    )
+
 
 class Part(Record):
     """One Triton model of a release that is made of several."""

@@ -58,7 +58,14 @@ class Look(Record):
     findings: tuple[Finding, ...]
     counts: tuple[Count, ...] = ()
     sample: Sha256 | None = Field(default=None, description="shadow sample it was compared on")
+    scorecard: Sha256 | None = Field(
+        default=None, description="whose promise it was compared with; none: the release's own"
+    )
     action: Action = "none"
+
+    def promised_by(self, release: Release) -> str:
+        """Digest of the scorecard whose promise the release was compared with."""
+        return self.scorecard or release.scorecard_sha256
 
     @property
     def outcome(self) -> Outcome:

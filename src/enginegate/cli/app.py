@@ -5,7 +5,7 @@ Exit codes:
   0  done, every gate passed
   1  a fault in this program
   2  wrong use of the command
-  3  gates failed
+  3  gates failed, or a live release broke its promise
   4  inconclusive: the evidence is not enough
   5  could not find out (a server, a tool or the ledger is missing or broke)
   6  bad input: a policy, a model or data
@@ -46,6 +46,7 @@ from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
 from enginegate.report import explain as explained
 from enginegate.report import print_scorecard
+from enginegate.repository import Layout
 from enginegate.triton.ports import Ports
 from enginegate.workspace import Workspace
 
@@ -218,7 +219,16 @@ def reject(
 def promote(policy: PolicyFile, run: RunName) -> None:
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
     release = of_checkout("flows.promote").promote(policy, run)
-    out.print(f"Release {release.version} of {release.model} is live: {release.candidate}.")
+    named = f"Release {release.version} of {release.model}"
+    held = Layout(read_policy(policy).target.repository, release.model).held_to(release)
+    if held.scorecard_sha256 == release.scorecard_sha256:
+        out.print(f"{named} is live: {release.candidate}.")
+    else:
+        out.print(f"{named} serves these very bytes already, so nothing was published.")
+        out.print(
+            f"From now on the watch holds it to the promise of scorecard "
+            f"{held.scorecard_sha256[:12]}: {held.promise}."
+        )
     out.print(f"Next: enginegate status {policy}\nback: enginegate rollback {policy}")
 
 

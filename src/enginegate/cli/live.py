@@ -56,6 +56,7 @@ def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console)
         out.print(f"  live: release {live.version}, {live.candidate}, {live.model_uri}")
         out.print(f"  engine sha256 {live.engine_sha256}")
         out.print(f"  release digest {live.digest}")
+        out.print(f"  {_promise_words(layout, live)}", markup=False)
         out.print(_history(layout.releases(), current.version, layout))
     for sentence in _further(policy, current.version if current else None):
         out.print(f"  {sentence}", markup=False)
@@ -66,6 +67,18 @@ def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console)
         out.print(f"  what people acknowledged cannot be read: {error}", markup=False)
     for sentence in waiting(policy, workspace, path):
         out.print(f"  {sentence}", markup=False)
+
+
+def _promise_words(layout: Layout, live: Release) -> str:
+    """What the watch holds the live release to, and on whose word."""
+    try:
+        held = layout.held_to(live)
+    except EnginegateError as error:
+        return f"what it was promised since cannot be read: {error}"
+    return (
+        f"promised: {held.promise}; scorecard {held.scorecard_sha256[:12]}, approved by "
+        f"{held.decision.approver}"
+    )
 
 
 def _nothing_words(layout: Layout) -> str:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from enginegate.candidate import Candidate
-from enginegate.decision import Release
+from enginegate.decision import Promise, Release
 from enginegate.errors import ModelError
 from enginegate.evidence import Scorecard
 from enginegate.ledger.connection import Connection
@@ -110,19 +110,20 @@ class Ledger:
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return filing.record()
 
-    def log_look(self, look: Look, release: Release, state: ShownState) -> str:
+    def log_look(self, look: Look, release: Release, state: ShownState, promise: Promise) -> str:
         """File one look at a live release in the release's watch run; that run's id.
 
         Args:
             look: its numbers, one step.
             release: what was looked at.
             state: what the run shows as the release's state.
+            promise: that the release is held to now.
 
         Raises:
             LedgerError: MLflow cannot be reached, or refuses.
         """
         with self.connection.explained(f"file look {look.number} at release {release.version}"):
-            return file_look(self.connection, look, release, state)
+            return file_look(self.connection, look, release, state, promise)
 
     def watch_run(self, model: str, release_sha256: str) -> str | None:
         """The run of a release's checks; None: none was ever filed.

@@ -1,6 +1,6 @@
 """Looks at a live release in MLflow: one run a release, numbers over time beside the promise."""
 
-from enginegate.decision import Release
+from enginegate.decision import Promise, Release
 from enginegate.ledger.connection import Connection
 from enginegate.ledger.filing import experiment_name
 from enginegate.repository.broken_promises import ShownState
@@ -10,7 +10,9 @@ _PERCENT = 100.0
 _DECIMALS = 6
 
 
-def file_look(connection: Connection, look: Look, release: Release, state: ShownState) -> str:
+def file_look(
+    connection: Connection, look: Look, release: Release, state: ShownState, promise: Promise
+) -> str:
     """Add a look to its release's run, which is made by the first one; the run's id.
 
     Its numbers are the look's; the run's gate and note are the release's state.
@@ -23,7 +25,7 @@ def file_look(connection: Connection, look: Look, release: Release, state: Shown
         run,
         metrics=[
             Metric(name, round(value, _DECIMALS), stamp, look.number)
-            for name, value in live_metrics(look, release).items()
+            for name, value in live_metrics(look, promise).items()
         ],
         tags=[RunTag(name, text) for name, text in state_tags(state).items()],
     )
@@ -61,9 +63,9 @@ def _run_of(connection: Connection, release: Release) -> str:
         return run
 
 
-def live_metrics(look: Look, release: Release) -> dict[str, float]:
+def live_metrics(look: Look, promise: Promise) -> dict[str, float]:
     """A look's numbers by their name in MLflow; what was promised is logged at every step too."""
-    promise, reading = release.promise, look.reading
+    reading = look.reading
     found: dict[str, float | None] = {
         "gate/outcome_0_is_passed": float(look.outcome),
         "live/slo_p99_ms": promise.slo_p99_ms,

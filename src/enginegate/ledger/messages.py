@@ -5,6 +5,7 @@ live says where to look, and what is sent is what is live by then.
 """
 
 import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -135,7 +136,10 @@ def rolls(root: Path, model: str) -> bool:
 
 def live_message(release: Release, root: Path) -> Message | None:
     """That a release is live in ``root``, or whatever is by the time this is sent."""
-    message = _release_message(release, AuditLog(root).head())
+    held = release
+    with suppress(EnginegateError):  # `verify` says what is wrong with a promise it was given
+        held = Layout(root, release.model).held_to(release)
+    message = _release_message(held, AuditLog(root).head())
     place = {"root": str(root.absolute()), "of": release.model}
     return message.model_copy(update=place) if message else None
 
@@ -171,6 +175,7 @@ def _release_message(release: Release, audit: Head | None) -> Message | None:
     tags = {
         "enginegate.release": str(release.version),
         "enginegate.engine": release.engine_sha256,
+        "enginegate.promise": f"{release.promise}, by scorecard {release.scorecard_sha256[:12]}",
         "enginegate.approved_by": ", ".join(d.approver for d in given),
         "enginegate.approved_why": "; ".join(d.reason for d in given),
         "enginegate.approved_at": release.decision.decided_at.isoformat(timespec="seconds"),

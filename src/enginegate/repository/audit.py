@@ -34,6 +34,7 @@ What = Literal[
     "published",
     "rolled back",
     "withdrawn",
+    "promised",
     "repaired",
     "refused",
     "watched",
@@ -48,6 +49,7 @@ _DONE: dict[Kind, What] = {
     "publish": "published",
     "rollback": "rolled back",
     "withdraw": "withdrawn",
+    "promise": "promised",
 }
 
 

@@ -58,11 +58,12 @@ class Looking:
 
         What ``goes_on`` raises meanwhile ends the look, which then counts for nothing.
         """
-        looks, ended = Looks.at(self.workspace, release), Event()
+        looks, ended, held = Looks.at(self.workspace, release), Event(), layout.held_to(release)
         past, number = looks.read(), looks.next_number()
+        past = tuple(p for p in past if p.promised_by(release) == held.scorecard_sha256)
         prober = Prober(
             samples=Golden.read(layout.golden_file(release.version)).samples,
-            slo_s=release.promise.slo_p99_ms / 1e3,
+            slo_s=held.promise.slo_p99_ms / 1e3,
             seed=number,
             ended=ended.is_set,
         )
@@ -70,7 +71,7 @@ class Looking:
         counts: tuple[Count, ...] = ()
         try:
             reading = _beside(partial(self._read, release, rules, prober), goes_on, ended)
-            findings, counts = self.judge(reading, release, rules, past)
+            findings, counts = self.judge(reading, held, rules, past)
         except ServerError as error:
             findings = (_not_measured(str(error)),)
         look = Look(
@@ -83,6 +84,7 @@ class Looking:
             reading=reading,
             findings=findings,
             counts=counts,
+            scorecard=held.scorecard_sha256,
         )
         if look.outcome in _ENDS:
             look = look.model_copy(update={"action": "rollback"})

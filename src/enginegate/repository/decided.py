@@ -66,7 +66,7 @@ def _ended(events: Sequence[Event], scorecard: Scorecard) -> tuple[int, datetime
         if event.model != scorecard.model:
             continue
         own = event.scorecard == scorecard.digest
-        published |= event.event == "published" and own
+        published |= event.event in {"published", "promised"} and own
         left = event.event == "withdrawn" or (event.event == "rolled back" and not own)
         if published and left:
             ended = (event.sequence, event.at)

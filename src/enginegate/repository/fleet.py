@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from enginegate.decision import Release
+from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import (
     EnginegateError,
     NotEverywhereError,
@@ -163,6 +163,17 @@ class Fleet:
                 return self._recall.give_back(progress, self.members)
             finally:
                 self._recall.rollouts.settle(model)
+
+    def renew(self, renewed: RenewedPromise, *, new: bool = True) -> RenewedPromise:
+        """Hold the live release to another promise; only the lead's repository says to which.
+
+        Raises as `LiveRepository.renew`.
+        """
+        return self.lead.renew(renewed, new=new)
+
+    def prepare_promise(self, renewed: RenewedPromise) -> None:
+        """Write and sign a promise that nothing is held to yet; raises as `renew`."""
+        self.lead.prepare_promise(renewed)
 
     def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
         """Leave nothing live on every server that answers; what is live now, in words.

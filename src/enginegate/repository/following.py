@@ -64,8 +64,22 @@ def follow(
         _leave(local, journal, pointer)
         return None
     check = partial(_check_wanted, releases, journal, release)
-    bring_here(as_follower(local, journal), releases, release, check=check)
+    follower = as_follower(local, journal)
+    bring_here(follower, releases, release, check=check)
+    if pointer is not None and promise_differs(
+        pointer, Layout(local.root, release.model).current()
+    ):
+        given = pointer.promises[release.version]
+        follower.renew(releases.fetch_promise(release.version, given, local.root), new=False)
     return release
+
+
+def promise_differs(pointer: Pointer, here: Current | None) -> bool:
+    """Whether a host that has the live release does not know of the promise it was given since."""
+    if here is None or pointer.version != here.version:
+        return False
+    given = pointer.promises.get(here.version)
+    return given is not None and given != here.promises.get(here.version)
 
 
 def bring_here(
@@ -205,7 +219,7 @@ def _leave(local: LiveRepository | Fleet, journal: ObjectJournal, pointer: Point
 
 
 def _is_own_failure(last: Entry | None, here: Current | None) -> bool:
-    if last is None or last.step != "undone":
+    if last is None or last.step != "undone" or last.kind == "promise":
         return False
     host, _, _ = holder(last).rpartition(" pid ")
     reached = None if last.kind == "withdraw" else last.version

@@ -1,6 +1,6 @@
 """What was under way: an append-only, flushed, hash-chained list of steps."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +10,7 @@ from uuid import uuid4
 from enginegate.repository.chain import GENESIS, Chain, Link
 
 Step = Literal["intent", "placed", "prepared", "configured", "loaded", "done", "undone"]
-Kind = Literal["publish", "rollback", "withdraw"]
+Kind = Literal["publish", "rollback", "withdraw", "promise"]
 
 CLOSING: tuple[Step, ...] = ("done", "undone")
 
@@ -24,6 +24,12 @@ class Entry(Link):
     step: Step
     version: int
     detail: dict[str, str]
+
+
+def last_change(entries: Iterable[Entry]) -> Entry | None:
+    """The last operation that was done and changed which release is live; None: there is none."""
+    done = [entry for entry in entries if entry.step == "done" and entry.kind != "promise"]
+    return done[-1] if done else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,15 @@ class Journal:
     def begun(self, entry: Entry) -> Mapping[str, str]:
         """What was noted when an operation began, such as by which way, by whom and why."""
         return next(e.detail for e in self.read() if e.operation == entry.operation)
+
+    def last_promise(self, model: str, version: int) -> str | None:
+        """Digest of the promise that a release was last given; None: it has its own."""
+        entries = [
+            e for e in self.read() if (e.kind, e.model, e.version) == ("promise", model, version)
+        ]
+        done = {e.operation for e in entries if e.step == "done"}
+        given = [e.detail["promise"] for e in entries if e.step == "intent" and e.operation in done]
+        return given[-1] if given else None
 
     def last_step(self, entry: Entry) -> Step:
         """How far an operation has come."""

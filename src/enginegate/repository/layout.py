@@ -11,7 +11,8 @@
         ├── config.pbtxt              which versions serve, with each release's digest
         ├── 1/ 2/ …                   the bytes of each release
         └── 00/                       ours
-            └── releases/             N.json, .golden.npz, .sig.json; outlive the bytes
+            └── releases/             N.json, .golden.npz, .sig.json; outlive the bytes;
+                                      N.promise-DIGEST.json: what N is held to since it was given
 
 Triton refuses to start on a folder in ROOT that is no model in its NONE, POLL and
 ``--load-model=*`` modes, but ignores files there. Inside a model it looks at the times of
@@ -29,11 +30,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
-from enginegate.candidate import FileDigest
+from enginegate.candidate import FileDigest, Sha256
 from enginegate.canonical import Record
-from enginegate.decision import Head, Release
+from enginegate.decision import Head, Release, RenewedPromise
 from enginegate.durable import NotRegularFileError, file_lock
 from enginegate.errors import (
     NotWritableError,
@@ -62,6 +63,8 @@ class Current(Record):
     known: tuple[PositiveInt, ...]
     """Versions whose digests stand in the configuration; the same set keeps a rollback instant."""
     changed_at: datetime
+    promises: dict[PositiveInt, Sha256] = Field(default_factory=dict)
+    """Releases that are held to another promise than their manifest's -> that record's digest."""
     audit: Head | None = None
     """How far the audit log had come after the last event about this model."""
 
@@ -127,6 +130,14 @@ class Layout:
         """The signature on one release."""
         return self.folder / RECORDS / "releases" / f"{version}.sig.json"
 
+    def promise_file(self, version: int, digest: str) -> Path:
+        """A promise that a release was given after it was published."""
+        return self.folder / RECORDS / "releases" / f"{version}.promise-{digest[:16]}.json"
+
+    def promise_signature(self, version: int, digest: str) -> Path:
+        """The signature on such a promise."""
+        return self.folder / RECORDS / "releases" / f"{version}.promise-{digest[:16]}.sig.json"
+
     def part(self, name: str) -> "Layout":
         """A part of this model: a model folder beside it (parts.py)."""
         return Layout(self.root, name)
@@ -162,6 +173,47 @@ class Layout:
                 f"{self.model} has no release {version} in {self.root} (releases: {known})."
             )
         return Release.read(path)
+
+    def renewed(self, version: int) -> RenewedPromise | None:
+        """The promise that a release was given after it was published; None: it has its own.
+
+        Raises:
+            TamperedError: it is not the one that was approved, or is another release's.
+            InputError: it is missing or damaged.
+        """
+        current = self.current()
+        digest = current.promises.get(version) if current is not None else None
+        if digest is None:
+            return None
+        path = self.promise_file(version, digest)
+        found = RenewedPromise.read(path)
+        if found.digest != digest or found.release_sha256 != self.release(version).digest:
+            raise TamperedError(
+                f"{path} is not the promise that release {version} of {self.model} was given: its "
+                f"digest is {found.digest[:12]}, the commit point has {digest[:12]}. Restore it "
+                "from a backup, or promote an approved scorecard of it again."
+            )
+        return found
+
+    def held_to(self, release: Release) -> Release:
+        """A release with the promise, scorecard and approvals that it is held to now.
+
+        Its own digest is still that of ``release``, never of what this returns.
+
+        Raises:
+            TamperedError: the promise that it was given is not the one that was approved.
+            InputError: that promise is missing or damaged.
+        """
+        renewed = self.renewed(release.version)
+        if renewed is None:
+            return release
+        held = {
+            "promise": renewed.promise,
+            "scorecard_sha256": renewed.scorecard_sha256,
+            "decision": renewed.decision,
+            "further_decisions": renewed.further_decisions,
+        }
+        return release.model_copy(update=held)
 
     def releases(self) -> tuple[Release, ...]:
         """Every release that was ever published, oldest first, also when its bytes are gone."""

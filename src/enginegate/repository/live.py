@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginegate.decision import Release
+from enginegate.decision import Release, RenewedPromise
 from enginegate.durable import write_file
 from enginegate.errors import (
     EnginegateError,
@@ -22,7 +22,7 @@ from enginegate.errors import (
 )
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import LiveRelease, wrong_files
-from enginegate.repository.copies import Copy, issued_number, origin_of, part_names
+from enginegate.repository.copies import Copy, check_same, issued_number, origin_of, part_names
 from enginegate.repository.journal import Entry, Journal
 from enginegate.repository.layout import JOURNAL, Current, Layout, locked, models
 from enginegate.repository.live_record import LiveRecord, check_live_recorded
@@ -30,9 +30,10 @@ from enginegate.repository.parts import check_room
 from enginegate.repository.published import remembered
 from enginegate.repository.removing import forget_quietly
 from enginegate.repository.serving import right_config
-from enginegate.repository.signing import ReleaseSigning, admit, sign
+from enginegate.repository.signing import ReleaseSigning, admit, sign, sign_promise
 from enginegate.repository.staging import Package, place
 from enginegate.repository.transitions import (
+    after_promise,
     after_publish,
     after_rollback,
     check_expected,
@@ -220,6 +221,49 @@ class LiveRepository:
         live.prove_gone()
         return release
 
+    def renew(self, renewed: RenewedPromise, *, new: bool = True) -> RenewedPromise:
+        """Hold the live release to another promise from now on; nothing is loaded.
+
+        Args:
+            renewed: what it is held to, on whose word.
+            new: whether it is signed here; else it came with a signature from elsewhere.
+
+        Returns:
+            What it is held to: the same, or one of the same scorecard that it was given before.
+
+        Raises:
+            RepositoryError: another release is live, or a signature is required and is not there.
+            TamperedError: it is about another manifest than the live one, or its signature does not
+                hold.
+            PublishError: it could not be written, and the release is held to what it was.
+        """
+        with self._changing() as journal:
+            layout, version = Layout(self.root, renewed.model), renewed.version
+            before = layout.current()
+            check_still_live(layout, before, version)
+            given = layout.renewed(version)
+            if given is not None and (given == renewed or (new and _is_same(given, renewed))):
+                return given
+            check_same(self.root, layout.release(version), renewed.release_sha256)
+            noted = {"promise": renewed.digest, "scorecard": renewed.scorecard_sha256}
+            entry = journal.open("promise", renewed.model, version, way=self.way, **noted)
+            with self._undone_on_failure(layout, journal, entry):
+                write_file(layout.promise_file(version, renewed.digest), renewed.pretty_json())
+                sign_promise(layout, renewed, self.signing, new=new)
+                write_file(layout.current_file, after_promise(layout, renewed).pretty_json())
+            why = f"{renewed.decision.approver}: {renewed.decision.reason}"
+            self._audit.close(journal, entry, done=True, why=why)
+            return renewed
+
+    def prepare_promise(self, renewed: RenewedPromise) -> None:
+        """Write and sign a promise that nothing is held to yet; raises as `renew`."""
+        with self._changing():
+            layout = Layout(self.root, renewed.model)
+            check_still_live(layout, layout.current(), renewed.version)
+            check_same(self.root, layout.release(renewed.version), renewed.release_sha256)
+            write_file(layout.promise_file(renewed.version, renewed.digest), renewed.pretty_json())
+            sign_promise(layout, renewed, self.signing, new=True)
+
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left; one sentence for each operation found."""
         with self._changing(recover=False) as journal:
@@ -358,3 +402,8 @@ def _stays(layout: Layout, before: Current | None, release: Release) -> bool:
             why_not,
         )
     return not why_not
+
+
+def _is_same(given: RenewedPromise, renewed: RenewedPromise) -> bool:
+    """Whether a release was given the promise of that very scorecard before."""
+    return given.scorecard_sha256 == renewed.scorecard_sha256

@@ -12,7 +12,7 @@ from pathlib import Path
 from enginegate.errors import TamperedError
 from enginegate.repository.audit import LIVE_EVENTS, AuditLog, Event
 from enginegate.repository.changes import live_changes
-from enginegate.repository.journal import CLOSING, Entry, Journal
+from enginegate.repository.journal import CLOSING, Entry, Journal, last_change
 from enginegate.repository.layout import AUDIT, JOURNAL, Current, Layout
 
 
@@ -49,8 +49,8 @@ class LiveRecord:
         changes = [c for c in live_changes(self.events) if c.event.model == self.layout.model]
         if changes:
             return changes[-1].after
-        done = [entry for entry in self._own_entries if entry.step == "done"]
-        return done[-1].version if done and done[-1].kind != "withdraw" else None
+        last = last_change(self._own_entries)
+        return last.version if last is not None and last.kind != "withdraw" else None
 
     def check_commit_point(self, current: Current | None) -> None:
         """Refuse a commit point that names another release than the last change made live.
@@ -150,6 +150,7 @@ class LiveRecord:
             None if entry.kind == "withdraw" else entry.version
             for entry in latest.values()
             if entry.step not in CLOSING and entry.operation not in told
+            if entry.kind != "promise"  # it changes what a release is held to, not which is live
         }
 
     def _said_by(self) -> str:

@@ -71,12 +71,13 @@ class ObjectJournal:
     model: str
     lease_s: float
 
-    def take(self, kind: Kind, version: int) -> Turn:
+    def take(self, kind: Kind, version: int, **detail: str) -> Turn:
         """Begin an operation; nobody else can until it is closed.
 
         Args:
             kind: what is begun.
             version: of which release; a publication gets a higher number if this one was issued.
+            detail: what else its entries say.
 
         Raises:
             RepositoryBusyError: somebody else's is under way; the message names the holder.
@@ -96,6 +97,7 @@ class ObjectJournal:
             step="intent",
             version=version,
             detail={
+                **detail,
                 "highest": str(max(version, highest(last))),
                 "holder": _me(),
                 "until": (now() + timedelta(seconds=self.lease_s)).isoformat(),

@@ -13,15 +13,18 @@ The parts of an ensemble lie beside it, as they do in a live repository.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
+from types import MappingProxyType
 
-from pydantic import PositiveInt, ValidationError
+from pydantic import Field, PositiveInt, ValidationError
 
 from enginegate.candidate import FileDigest, Sha256
 from enginegate.canonical import Record
-from enginegate.decision import Release
+from enginegate.decision import Release, RenewedPromise
+from enginegate.durable import write_file
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.copies import Copy, check_same, release_files
 from enginegate.repository.layout import Layout
@@ -30,6 +33,7 @@ from enginegate.repository.transitions import not_first
 from enginegate.triton.marks import RECORDS
 from enginegate.workspace import now
 
+_NONE: Mapping[int, str] = MappingProxyType({})
 _OF_VERSION = re.compile(r"[^/]+/(?:releases/)?([1-9][0-9]*)[./]")
 
 
@@ -47,6 +51,8 @@ class Pointer(Record):
     version: PositiveInt | None = None
     release: Sha256 | None = None
     changed_at: datetime
+    promises: dict[PositiveInt, Sha256] = Field(default_factory=dict)
+    """Releases that are held to another promise than their manifest's -> that record's digest."""
     who: str = ""
     why: str = ""
     """Of a withdrawal: by whom, and why; for the audit logs of the hosts that follow."""
@@ -89,7 +95,13 @@ class ObjectReleases:
         self.store.replace(self._pointer_key, again.pretty_json(), tag)
 
     def commit(
-        self, release: Release | None, tag: str | None, *, who: str = "", why: str = ""
+        self,
+        release: Release | None,
+        tag: str | None,
+        *,
+        who: str = "",
+        why: str = "",
+        promises: Mapping[int, str] = _NONE,
     ) -> None:
         """Make a release live (None: nothing), if nobody did since ``tag`` was read.
 
@@ -98,14 +110,17 @@ class ObjectReleases:
             tag: of the commit point that is replaced.
             who: of a withdrawal, by whom.
             why: of a withdrawal.
+            promises: that releases are given; those they were given before stay.
 
         Raises:
             RepositoryError: somebody did.
         """
+        known, _ = self.pointer()
         pointer = Pointer(
             version=release.version if release else None,
             release=release.digest if release else None,
             changed_at=now(),
+            promises={**(known.promises if known else {}), **promises},
             who=who,
             why=why,
         )
@@ -139,6 +154,39 @@ class ObjectReleases:
         self._check(files, but=manifest)
         self.store.upload(root / manifest, _key(manifest))
         self._check({manifest: files[manifest]})
+
+    def upload_promise(self, root: Path, renewed: RenewedPromise) -> None:
+        """Write a promise of a live repository, with its signature if it has one.
+
+        Raises:
+            TamperedError: what came back is not what was sent.
+            RepositoryError: storage cannot be reached or refuses.
+        """
+        for path in _promise_paths(Layout(root, self.model), renewed.version, renewed.digest):
+            if path.is_file():
+                name = str(path.relative_to(root))
+                self.store.upload(path, _key(name))
+                self._check({name: FileDigest.of(path)})
+
+    def fetch_promise(self, version: int, digest: str, root: Path) -> RenewedPromise:
+        """Write a promise from storage beside the release in a live repository.
+
+        Raises:
+            TamperedError: it is missing, or not the one that the commit point names.
+        """
+        layout = Layout(root, self.model)
+        for path in _promise_paths(layout, version, digest):
+            stored = self.store.read(_key(str(path.relative_to(root))))
+            if stored is not None:
+                write_file(path, stored.content)
+        path = layout.promise_file(version, digest)
+        if not path.is_file() or (found := RenewedPromise.read(path)).digest != digest:
+            path.unlink(missing_ok=True)
+            raise TamperedError(
+                f"{self.store.url} does not hold the promise {digest[:12]} that release {version} "
+                f"of {self.model} was given. Promote an approved scorecard of it again."
+            )
+        return found
 
     def check(self, version: int) -> None:
         """Read every object of a release back.
@@ -315,6 +363,11 @@ class ObjectReleases:
 
     def _contents_key(self, version: int) -> str:
         return f"{self.model}/releases/{version}.files.json"
+
+
+def _promise_paths(layout: Layout, version: int, digest: str) -> tuple[Path, Path]:
+    """Its signature first: the promise is there when everything is."""
+    return layout.promise_signature(version, digest), layout.promise_file(version, digest)
 
 
 def _key(name: str) -> str:

@@ -103,6 +103,10 @@ def close(turn: Turn, releases: ObjectReleases) -> None:
     """
     entry = turn.entry
     pointer, _ = releases.pointer()
+    if entry.kind == "promise":
+        given = pointer.promises.get(entry.version) if pointer else None
+        turn.add("done" if given == entry.detail["promise"] else "undone")
+        return
     if live_version(pointer) == (None if entry.kind == "withdraw" else entry.version):
         turn.add("done")
         return

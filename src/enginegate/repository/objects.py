@@ -12,12 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from enginegate.decision import Release
+from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
 from enginegate.machine import user_at_host
 from enginegate.repository.copies import last_number
 from enginegate.repository.fleet import Fleet
-from enginegate.repository.following import follow, go_back_here, note_way_back, sweep_pulls
+from enginegate.repository.following import (
+    follow,
+    go_back_here,
+    note_way_back,
+    promise_differs,
+    sweep_pulls,
+)
 from enginegate.repository.journal import Kind
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
@@ -188,6 +194,32 @@ class ObjectRepository:
             self._commit(turn, None, tag, by)
         return release
 
+    def renew(self, renewed: RenewedPromise) -> RenewedPromise:
+        """Hold the live release to another promise, in storage and here; other hosts follow.
+
+        Raises:
+            RepositoryBusyError: another host is changing this model.
+            RepositoryError: another release is live.
+            PublishError: something went wrong on the way, and was undone.
+        """
+        self.store.check_conditions()
+        self.recover()
+        version = renewed.version
+        check_live(self.releases, version)
+        given = Layout(self.root, self.model).renewed(version)
+        if given is not None and given.scorecard_sha256 == renewed.scorecard_sha256:
+            return given
+        with self._turn("promise", version, promise=renewed.digest) as turn:
+            tag = check_live(self.releases, version)
+            release = self.releases.release(version)
+            self.local.prepare_promise(renewed)
+            self.releases.upload_promise(self.root, renewed)
+            turn.add("loaded")
+            self.releases.commit(release, tag, promises={version: renewed.digest})
+            # What fails from here on is made good by the next pull.
+            self.local.renew(renewed, new=False)
+        return renewed
+
     def pull(self) -> Release | None:
         """Bring this host to what is live in storage: fetch, check every digest, load, prove.
 
@@ -271,9 +303,9 @@ class ObjectRepository:
             self.releases.commit(release, tag, who=by.who or user_at_host(), why=by.why)
 
     @contextmanager
-    def _turn(self, kind: Kind, version: int) -> Iterator[Turn]:
+    def _turn(self, kind: Kind, version: int, **detail: str) -> Iterator[Turn]:
         """Hold the turn; whatever ends the block early (Ctrl-C too), all is as it was before."""
-        turn = self.journal.take(kind, version)
+        turn = self.journal.take(kind, version, **detail)
         try:
             yield turn
         except BaseException as error:
@@ -308,11 +340,16 @@ class ObjectRepository:
         with self._turn("rollback", release.version) as turn:
             tag = check_live(self.releases, None)
             self.releases.upload(self.root, release)
-            self._commit(turn, release, tag)
+            turn.add("loaded")
+            given = {v: digest for v, digest in here.promises.items() if v == release.version}
+            self.releases.commit(release, tag, promises=given)
         return f"Release {release.version}, which {self.root} serves, is now in {self.store.url}."
 
     def _behind(self) -> bool:
-        return live_version(self.current()) != live_version(self._here())
+        pointer, here = self.current(), self._here()
+        if live_version(pointer) != live_version(here):
+            return True
+        return pointer is not None and promise_differs(pointer, here)
 
     def _here(self) -> Current | None:
         return Layout(self.root, self.model).current()

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginegate.canonical import Record
-from enginegate.decision import Release
+from enginegate.decision import Release, RenewedPromise
 from enginegate.durable import file_lock, read_file, write_file
 from enginegate.errors import InputError, RepositoryError, TamperedError
 from enginegate.operating import Signing
@@ -67,6 +67,23 @@ class ReleaseSigning:
             InputError: a key cannot be read.
             TamperedError: the private key is not the one whose public half is trusted.
         """
+        files, signature = _files(layout, release), layout.signature_file(release.version)
+        self._sign(layout.root, files, signature)
+        if self._usable():
+            self.check(layout, release)
+
+    def sign_promise(self, layout: Layout, renewed: RenewedPromise) -> None:
+        """Sign a promise that a release is given, and check it; raises as `sign`."""
+        version, digest = renewed.version, renewed.digest
+        files, signature = (
+            _promise_files(layout, renewed),
+            layout.promise_signature(version, digest),
+        )
+        self._sign(layout.root, files, signature)
+        if self._usable():
+            self.check_promise(layout, renewed)
+
+    def _sign(self, root: Path, files: list[Path], signature: Path) -> None:
         if not self._usable():
             return
         from model_signing import signing  # noqa: PLC0415
@@ -75,13 +92,11 @@ class ReleaseSigning:
         config = signing.Config()  # type: ignore[no-untyped-call]
         with _key_errors(key):
             config.use_elliptic_key_signer(private_key=key)
-        config.set_hashing_config(_listed(layout, release))
-        target = layout.signature_file(release.version)
+        config.set_hashing_config(_listed(files))
         with tempfile.TemporaryDirectory(prefix="enginegate-signing-") as folder:
             written = Path(folder, "signature.json")
-            config.sign(layout.root, written)
-            write_file(target, written.read_bytes())
-        self.check(layout, release)
+            config.sign(root, written)
+            write_file(signature, written.read_bytes())
 
     def check(self, layout: Layout, release: Release) -> str:
         """Check a release's signature, offline.
@@ -94,9 +109,19 @@ class ReleaseSigning:
             TamperedError: a file is not what was signed, or another key than the trusted one
                 signed it.
         """
+        subject = f"release {release.version} of {layout.model}"
         signature = layout.signature_file(release.version)
+        return self._check(layout.root, _files(layout, release), signature, subject)
+
+    def check_promise(self, layout: Layout, renewed: RenewedPromise) -> str:
+        """Check the signature on a promise that a release was given; as `check` does."""
+        subject = f"the promise of release {renewed.version} of {layout.model}"
+        signature = layout.promise_signature(renewed.version, renewed.digest)
+        return self._check(layout.root, _promise_files(layout, renewed), signature, subject)
+
+    def _check(self, root: Path, files: list[Path], signature: Path, subject: str) -> str:
         if not signature.is_file():
-            return self._lenient(f"release {release.version} of {layout.model} is not signed")
+            return self._lenient(f"{subject} is not signed")
         if not self._usable():
             return f"its signature was not checked: {_INSTALL}"
         with self._trusted() as public_key:
@@ -105,7 +130,7 @@ class ReleaseSigning:
                     "its signature cannot be checked here: this workspace has no key, and the "
                     "policy names none ([signing] public_key)"
                 )
-            return self._verified(layout, release, public_key)
+            return self._verified(root, files, signature, public_key)
 
     def sign_record(self, record: Record, path: Path) -> str:
         """Sign a scorecard or a decision that is kept at ``path``, beside it.
@@ -165,17 +190,16 @@ class ReleaseSigning:
             f"{path} says. Find out who changed it, then make it again."
         )
 
-    def _verified(self, layout: Layout, release: Release, public_key: Path) -> str:
+    def _verified(self, root: Path, files: list[Path], signature: Path, public_key: Path) -> str:
         from model_signing import verifying  # noqa: PLC0415
 
         config = verifying.Config()  # type: ignore[no-untyped-call]
         with _key_errors(self.public_key or public_key):
             config.use_elliptic_key_verifier(public_key=public_key)
-        config.set_hashing_config(_listed(layout, release))
-        signature = layout.signature_file(release.version)
+        config.set_hashing_config(_listed(files))
         # Damage shows as whatever its parser, its verifier or the file system raises.
         try:
-            config.verify(layout.root, signature)
+            config.verify(root, signature)
         except Exception as error:
             if "Key mismatch" in str(error) and not self.required and self.public_key is None:
                 return "it was signed with another key than this workspace's"
@@ -272,6 +296,16 @@ def sign(layout: Layout, release: Release, signing: ReleaseSigning | None, *, ne
         signing.check(layout, release)
 
 
+def sign_promise(
+    layout: Layout, renewed: RenewedPromise, signing: ReleaseSigning | None, *, new: bool
+) -> None:
+    """Sign a promise that is new, and check the signature that one from elsewhere came with."""
+    if signing is not None and new:
+        signing.sign_promise(layout, renewed)
+    elif signing is not None:
+        signing.check_promise(layout, renewed)
+
+
 def admit(layout: Layout, release: Release, signing: ReleaseSigning | None) -> None:
     """Check every digest, the signature and the journal of a release that is to serve again.
 
@@ -280,19 +314,20 @@ def admit(layout: Layout, release: Release, signing: ReleaseSigning | None) -> N
         RepositoryError: a signature is required, and there is none.
     """
     layout.check_files(release)
+    renewed = layout.renewed(release.version)
     if signing is not None:
         signing.check(layout, release)
+    if signing is not None and renewed is not None:
+        signing.check_promise(layout, renewed)
     check_as_published(layout, release)
 
 
-def _listed(layout: Layout, release: Release) -> Any:
-    """model-signing's hashing, of exactly the files that belong to the release.
+def _listed(files: list[Path]) -> Any:
+    """model-signing's hashing, of exactly the files that belong to a release, or to a promise.
 
     The set is ours, never the signature's: else the signature of one release would do for another.
     """
     from model_signing import hashing  # noqa: PLC0415
-
-    files = _files(layout, release)
 
     class Listed(hashing.Config):
         def hash(self, model_path: Any, *, files_to_hash: Any = None) -> Any:
@@ -315,6 +350,11 @@ def _files(layout: Layout, release: Release) -> list[Path]:
         if part.golden is not None:
             files.append(layout.part_file(version, part.name, "golden.npz"))
     return files
+
+
+def _promise_files(layout: Layout, renewed: RenewedPromise) -> list[Path]:
+    """A promise names the digest of its release's manifest, so it can be no other release's."""
+    return [layout.promise_file(renewed.version, renewed.digest)]
 
 
 def _mismatch(signature: Path, reason: str, public_key: Path) -> str:

@@ -1,6 +1,6 @@
 """From one live state to the next: every rule of a change in one place, without side effects."""
 
-from enginegate.decision import Release
+from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.serving import config_of
@@ -46,11 +46,12 @@ def after_publish(before: Current | None, version: int, *, stays: bool = True) -
     """
     if before is not None and version < before.version:
         return after_rollback(before, version)
-    if not stays:
-        before = None
-    standby = before.version if before else None
+    promises = before.promises if before else {}
+    standby = before.version if before and stays else None
     known = (standby, version) if standby else (version,)
-    return Current(version=version, standby=standby, known=known, changed_at=now())
+    return Current(
+        version=version, standby=standby, known=known, changed_at=now(), promises=promises
+    )
 
 
 def why_not_beside(live: Release, release: Release) -> str:
@@ -68,7 +69,20 @@ def why_not_beside(live: Release, release: Release) -> str:
 def after_rollback(before: Current, version: int) -> Current:
     """Only the target serves: Triton would send traffic to a higher version that stayed loaded."""
     known = tuple(sorted({*before.known, before.version, version}))
-    return Current(version=version, known=known, changed_at=now())
+    return Current(version=version, known=known, changed_at=now(), promises=before.promises)
+
+
+def after_promise(layout: Layout, renewed: RenewedPromise) -> Current:
+    """The same release is live, held to another promise.
+
+    Raises:
+        RepositoryError: nothing is live.
+    """
+    current = layout.current()
+    if current is None:
+        raise RepositoryError(f"Nothing of {layout.model} is live in {layout.root}.")
+    promises = {**current.promises, renewed.version: renewed.digest}
+    return current.model_copy(update={"promises": promises})
 
 
 def rollback_target(layout: Layout, before: Current | None, to: int | None) -> int:

@@ -6,7 +6,7 @@ from enginegate.durable import write_file
 from enginegate.errors import RepositoryError, ServerError
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import finish, go_to
-from enginegate.repository.journal import Entry, Journal, Step
+from enginegate.repository.journal import Entry, Journal, Step, last_change
 from enginegate.repository.layout import JOURNAL, Current, Layout, models
 from enginegate.repository.live_record import check_live_recorded
 from enginegate.repository.removing import remove, remove_all, sweep
@@ -39,8 +39,8 @@ UNDONE = Withdrawal()
 def was_withdrawn(layout: Layout) -> bool:
     """Whether the last change of what is live left nothing, by the journal."""
     entries = Journal(layout.root / JOURNAL).read()
-    done = [e for e in entries if e.model == layout.model and e.step == "done"]
-    return bool(done) and done[-1].kind == "withdraw"
+    change = last_change(e for e in entries if e.model == layout.model)
+    return change is not None and change.kind == "withdraw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,8 @@ class Undoing:
             What is live now, in words.
         """
         current = layout.current()
+        if entry.kind == "promise":
+            return self._undo_promise(layout, entry, current, reason)
         if entry.kind == "withdraw" and current is not None:
             if current.version != entry.version:
                 self._close(entry, done=False, why="another release is live by now")
@@ -106,6 +108,19 @@ class Undoing:
             remove_all(layout, entry.version, history=entry.kind == "withdraw")
         self._close(entry, done=entry.kind == "withdraw", why=reason)
         return f"{live_words(current)}, as before."
+
+    def _undo_promise(
+        self, layout: Layout, entry: Entry, current: Current | None, reason: str
+    ) -> str:
+        """No server is told of a promise: the commit point has it, or what was written goes."""
+        digest = self.journal.begun(entry)["promise"]
+        if current is not None and current.promises.get(entry.version) == digest:
+            self._close(entry, done=True, why=f"committed before it was interrupted: {reason}")
+            return f"Release {entry.version} is held to its new promise."
+        layout.promise_file(entry.version, digest).unlink(missing_ok=True)
+        layout.promise_signature(entry.version, digest).unlink(missing_ok=True)
+        self._close(entry, done=False, why=reason)
+        return f"Release {entry.version} is held to the promise that it had."
 
     def _restore(self, layout: Layout, entry: Entry, current: Current | None) -> str:
         """Folder and server as the commit point says; why that is in doubt, if it is."""

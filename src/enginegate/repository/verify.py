@@ -17,7 +17,7 @@ from enginegate.errors import (
 )
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.composing import LiveRelease, wrong_files
-from enginegate.repository.journal import Entry, Journal
+from enginegate.repository.journal import Entry, Journal, last_change
 from enginegate.repository.layout import (
     AUDIT,
     JOURNAL,
@@ -145,6 +145,9 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
             if repository.signing is not None:
                 signed = partial(_check_signature, repository.signing, layout, version)
                 yield checked(f"{name} release {version} signature", signed)
+            if layout.release_file(version).is_file():
+                promised = partial(_check_promise, repository, layout, version)
+                yield checked(f"{name} release {version} promise", promised)
         if owned_parts(layout):
             yield checked(f"{name} parts", partial(_check_parts, layout))
         yield checked(f"{name} config.pbtxt", partial(_check_config, layout))
@@ -183,8 +186,8 @@ def _check_journal(journal: Journal) -> None:
 
 def _check_current(layout: Layout, entries: list[Entry], record: LiveRecord) -> None:
     """What is live must be what journal and audit log say was made live last."""
-    done = [entry for entry in entries if entry.step == "done"]
-    last = done[-1].version if done and done[-1].kind != "withdraw" else None
+    change = last_change(entries)
+    last = change.version if change is not None and change.kind != "withdraw" else None
     current = layout.current()
     live = current.version if current else None
     if entries and live != last:
@@ -204,6 +207,23 @@ def _check_release(layout: Layout, version: int, entries: list[Entry], record: L
 
 def _check_signature(signing: ReleaseSigning, layout: Layout, version: int) -> str:
     return signing.check(layout, layout.release(version))
+
+
+def _check_promise(repository: LiveRepository, layout: Layout, version: int) -> str:
+    """A promise that a release was given is the one that the journal has, and is signed."""
+    current = layout.current()
+    held = current.promises.get(version) if current is not None else None
+    given = Journal(repository.root / JOURNAL).last_promise(layout.model, version)
+    if current is not None and held != given:
+        raise TamperedError(
+            f"{layout.current_file} holds release {version} to the promise "
+            f"{(held or 'its own')[:12]}; the journal's last one is {(given or 'its own')[:12]}. "
+            "Somebody changed the folder: promote an approved scorecard of it again."
+        )
+    renewed = layout.renewed(version)
+    if renewed is None or repository.signing is None:
+        return ""
+    return repository.signing.check_promise(layout, renewed)
 
 
 def _check_audit(audit: AuditLog, layout: Layout, entries: tuple[Entry, ...]) -> None:

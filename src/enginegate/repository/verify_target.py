@@ -7,6 +7,8 @@ from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.audit import AuditLog
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.following import promise_differs
+from enginegate.repository.journal import last_change
 from enginegate.repository.layout import Layout, models
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_journal import is_abandoned, is_open
@@ -91,8 +93,8 @@ def _check_journal(target: ObjectRepository) -> None:
 def _check_pointer(target: ObjectRepository) -> None:
     """What is live must be what the journal says, with that manifest, and be so here too."""
     check_recorded(target.journal, target.releases, AuditLog(target.root).read())
-    done = [entry for entry in target.journal.read() if entry.step == "done"]
-    last = done[-1].version if done and done[-1].kind != "withdraw" else None
+    change = last_change(target.journal.read())
+    last = change.version if change is not None and change.kind != "withdraw" else None
     pointer = target.current()
     live = pointer.version if pointer else None
     if live != last:
@@ -109,6 +111,13 @@ def _check_pointer(target: ObjectRepository) -> None:
             f"Release {live or 'none'} is live; {target.root} has {here or 'none'}. Follow it with "
             "`enginegate pull`."
         )
+    if pointer is not None and current is not None and live is not None:
+        wanted, held = pointer.promises.get(live), current.promises.get(live)
+        if promise_differs(pointer, current):
+            raise RepositoryError(
+                f"Release {live} is held to the promise {(wanted or 'its own')[:12]}, and in "
+                f"{target.root} to {(held or 'its own')[:12]}. Follow it with `enginegate pull`."
+            )
 
 
 def _check_stray(target: ObjectRepository) -> None:

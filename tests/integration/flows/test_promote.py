@@ -10,7 +10,9 @@ from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRun
 from prefect.exceptions import Pause
 from prefect.flow_runs import resume_flow_run
 from rich.console import Console
+from typer.testing import CliRunner
 
+from enginegate.cli.app import app
 from enginegate.cli.rollback import roll_back
 from enginegate.errors import ApprovalError, LedgerError, RepositoryError, TamperedError
 from enginegate.evidence import Outcome
@@ -202,6 +204,37 @@ def test_already_live_is_proved_not_believed(live, card, approved):
 
     assert promote(live, card.digest).version == 1
     assert serving(live) == 1
+
+
+def test_a_new_scorecard_of_the_same_bytes_is_a_new_promise(live, card, approved, family):
+    """Nothing is published; what the watch compares with, MLflow and the terminal have the new one.
+
+    It needs its own approval, like everything that changes what a release is held to.
+    """
+    release = promote(live, approved(card).digest)
+    again = qualify(live)
+    layout, terminal = Layout(read_policy(live).target.repository, "tiny"), CliRunner()
+    with pytest.raises(ApprovalError, match="Nobody"):
+        promote(live, again.digest)
+    assert layout.renewed(1) is None
+
+    approved(again)
+    said = terminal.invoke(app, ["promote", str(live), again.digest])
+
+    assert said.exit_code == 0, said.exception
+    assert "serves these very bytes already" in said.output.replace("\n", " ")
+    assert (layout.release(1), len(layout.releases())) == (release, 1)
+    renewed = layout.renewed(1)
+    assert renewed.scorecard_sha256 == again.digest
+    (look,) = watch(live, 0.0).looks
+    assert look.scorecard == again.digest
+    assert f"scorecard {again.digest[:12]}" in terminal.invoke(app, ["status", str(live)]).output
+    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    assert again.digest[:12] in ledger.version_tags("tiny", 1)["enginegate.promise"]
+    assert promote(live, again.digest).version == 1
+    assert layout.renewed(1) == renewed
+    with pytest.raises(RepositoryError, match="made while release none"):
+        promote(live, card.digest)
 
 
 def test_stale_evidence_is_refused(live, card, approved, family):

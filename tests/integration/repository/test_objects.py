@@ -14,12 +14,14 @@ from typer.testing import CliRunner
 
 from enginegate.candidate import FileDigest
 from enginegate.cli.app import app
+from enginegate.decision import RenewedPromise
 from enginegate.errors import ExitCode, PolicyError, PublishError, RepositoryError, TamperedError
-from enginegate.repository import AuditLog
+from enginegate.repository import AuditLog, Layout
 from enginegate.repository.object_journal import ObjectJournal, highest
 from enginegate.repository.object_release import ObjectReleases
 from enginegate.repository.storage import ObjectStore
 from enginegate.repository.undoing import Withdrawal
+from enginegate.workspace import now
 from tests.fakes.hosts import answer, problems
 
 ADA = Withdrawal("ada", "it answers nonsense")
@@ -76,6 +78,56 @@ class TestHosts:
         assert problems(here) + problems(there) == []
         assert here.publish(package(3.0), expected=None).version == 3
         assert there.pull().version == 3
+
+    def test_a_new_promise_reaches_every_host(self, here, there, package):
+        """Without a reload, and a host that comes later has it too; a rollback keeps it."""
+        first = here.publish(package(1.0), expected=None)
+        there.pull()
+        given = RenewedPromise(
+            model="digits",
+            version=1,
+            release_sha256=first.digest,
+            scorecard_sha256="d" * 64,
+            promise=first.promise.model_copy(update={"slo_p99_ms": 7.0}),
+            decision=first.decision,
+            renewed_at=now(),
+        )
+
+        assert here.renew(given) == given
+        assert any("is held to the promise" in said for said in problems(there))
+        there.pull()
+
+        for host in (here, there):
+            assert Layout(host.root, "digits").renewed(1) == given
+            assert AuditLog(host.root).read()[-1].event == "promised"
+        assert problems(here) + problems(there) == []
+        here.publish(package(2.0), expected=1)
+        here.rollback("digits")
+        there.pull()
+        assert Layout(there.root, "digits").renewed(1) == given
+        assert problems(here) + problems(there) == []
+
+    def test_a_promise_that_is_not_in_storage_is_not_followed(self, here, there, package):
+        """Somebody removed or changed the object: what the host has stays, and it is said."""
+        first = here.publish(package(1.0), expected=None)
+        there.pull()
+        given = RenewedPromise(
+            model="digits",
+            version=1,
+            release_sha256=first.digest,
+            scorecard_sha256="d" * 64,
+            promise=first.promise,
+            decision=first.decision,
+            renewed_at=now(),
+        )
+        here.renew(given)
+        key = f"digits/releases/1.promise-{given.digest[:16]}.json"
+        here.store.write(key, given.pretty_json().replace(b"dddd", b"eeee"))
+
+        with pytest.raises(TamperedError, match="does not hold the promise"):
+            there.pull()
+
+        assert Layout(there.root, "digits").renewed(1) is None
 
     def test_what_a_host_serves_already_moves_in(self, here, package):
         """Its live release becomes the first one in storage, under its number."""

@@ -49,6 +49,7 @@ def test_a_no_that_only_the_log_holds_is_heard(tmp_path):
         pytest.param([("rolled back", sha("9"))], None, id="another-one-was-left"),
         pytest.param([("published", CARD.digest), ("rolled back", sha("9"))], 1, id="rolled-back"),
         pytest.param([("published", CARD.digest), ("withdrawn", None)], 1, id="withdrawn"),
+        pytest.param([("promised", CARD.digest), ("withdrawn", None)], 1, id="only-promised"),
         pytest.param(
             [("published", CARD.digest), ("rolled back", sha("9")), ("rolled back", CARD.digest)],
             1,

@@ -12,7 +12,7 @@ from enginegate.operating import Watch
 from enginegate.watching import Looks, Sampled
 from enginegate.workspace import Workspace, now
 from tasks.watch import keep_look, take_look
-from tests.fakes.evidence import release
+from tests.fakes.evidence import release, sha
 
 RELEASE = release()
 NOWHERE = SimpleNamespace(repository=Path("/nonexistent"))
@@ -73,3 +73,21 @@ def test_a_look_that_cannot_be_kept_is_acted_on_all_the_same(looks, monkeypatch)
 
     with pytest.raises(EnginegateError, match="cannot be kept"):
         Looks(looks.folder / ".lock").add(look)
+
+
+def test_looks_at_another_promise_do_not_count(looks, monkeypatch):
+    """What was slower than the old SLO says nothing about the new one; numbers go on."""
+    seen = []
+
+    def views(_rules, _held, number, past):
+        seen.append((number, [each.number for each in past]))
+        return ()
+
+    monkeypatch.setattr("tasks.watch._views", views)
+    first = taken()
+    looks.add(first.model_copy(update={"scorecard": sha("9"), "number": 2, "at": now()}))
+
+    third = taken()
+
+    assert seen == [(1, []), (3, [1])]
+    assert (first.scorecard, third.number) == (RELEASE.scorecard_sha256, 3)
