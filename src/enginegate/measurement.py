@@ -90,6 +90,11 @@ class StageSplit(Record):
         default=None,
         description="mean end-to-end latency minus the server's own: client and network",
     )
+    judged_server_ms: NonNegativeFloat | None = Field(
+        default=None,
+        description="what the answered requests after the warm-up took on the server, mean, or "
+        "less; None: not known of them alone",
+    )
 
     @property
     def server_ms(self) -> float:

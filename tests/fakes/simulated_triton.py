@@ -195,6 +195,7 @@ def stages(sizes, took_ms, latencies_ms):
         mean_batch_size=float(sizes.mean()),
         batches=dict(sorted(Counter(sizes.tolist()).items())),
         client_ms=0.0,
+        judged_server_ms=float(np.mean(latencies_ms[np.isfinite(latencies_ms)])),
     )
 
 

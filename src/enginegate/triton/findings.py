@@ -11,9 +11,12 @@ from enginegate.triton.advice import largest_stage
 from enginegate.triton.confirm import Best
 from enginegate.triton.measure import Sampled
 from enginegate.triton.reading import Reading
+from enginegate.triton.server_time import decide_on_server
 from enginegate.triton.slo import P99, SloDecision, decide
+from enginegate.triton.validity import TIMERS_MS
 
 SCOPE = "benchmark"
+_ROUNDING = 1.0 + 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,15 +63,20 @@ def slo_findings(found: Found, bounds: Search, slo: Slo) -> tuple[Finding, ...]:
 
 def _latency(found: Found, best: Best, slo: Slo) -> Finding:
     outcome = best.decision.outcome
-    if outcome is Outcome.FAILED and not found.ruled_out:
-        outcome = Outcome.INCONCLUSIVE
+    ruling = _Ruling(outcome, "")
+    if outcome is not Outcome.PASSED:
+        ruling = _Ruling(Outcome.INCONCLUSIVE, _remedy(found, best.decision, best.runs[-1]))
+    doubt = ""
+    if outcome is Outcome.FAILED and found.ruled_out:
+        doubt = _sender_decides(found, slo)
+        ruling = _ruled_out(ruling.remedy, found, doubt)
     return _finding(
         best.p99,
-        outcome,
+        ruling.outcome,
         slo,
         reason=f"{_number(best.p99, slo)} at {best.rate_per_s:g}/s ({best.config}): "
-        f"{_decided(best.decision, slo)}{_clusters(best)}",
-        remedy="" if outcome is Outcome.PASSED else _remedy(found, best.decision, best.runs[-1]),
+        f"{_decided(best.decision, slo)}{_clusters(best)}{doubt}",
+        remedy=ruling.remedy,
     )
 
 
@@ -82,14 +90,63 @@ def _nothing_held(found: Found, bounds: Search, slo: Slo) -> Finding:
         len(nearest.latencies_ms), nearest.over(slo.p99_ms), confidence=slo.confidence
     )
     p99 = measurement.percentile(P99)
+    doubt = _sender_decides(found, slo) if found.ruled_out else ""
+    ruling = _Ruling(Outcome.INCONCLUSIVE, _remedy(found, decision, nearest))
+    if found.ruled_out:
+        ruling = _ruled_out(ruling.remedy, found, doubt)
     return _finding(
         p99,
-        Outcome.FAILED if found.ruled_out else Outcome.INCONCLUSIVE,
+        ruling.outcome,
         slo,
         reason=f"no configuration held the SLO ({_tried(found, bounds)}); nearest: "
         f"{_number(p99, slo)} at {measurement.rate_per_s:g}/s ({measurement.config}): "
-        f"{_decided(decision, slo)}",
-        remedy=_remedy(found, decision, nearest),
+        f"{_decided(decision, slo)}{doubt}",
+        remedy=ruling.remedy,
+    )
+
+
+def _ruled_out(remedy: str, found: Found, doubt: str) -> "_Ruling":
+    if not doubt:
+        return _Ruling(Outcome.FAILED, remedy)
+    return _Ruling(
+        Outcome.INCONCLUSIVE,
+        f"raise [slo] p99_ms above {_sender_ms(found):.3g} ms, or send from a machine that needs "
+        "less",
+    )
+
+
+def _sender_decides(found: Found, slo: Slo) -> str:
+    """Why not even a refuted SLO is the engine's loss; empty where it is.
+
+    Below what the sender itself takes nothing could hold, so there the server's own time alone has
+    to be over the limit, in every configuration at the lowest rate.
+    """
+    sender_ms = _sender_ms(found)
+    if slo.p99_ms > sender_ms or _fails_on_server(found, slo):
+        return ""
+    return (
+        f"; but sending alone takes up to {sender_ms:.3g} ms here, and the server's own time is "
+        f"not surely above {slo.p99_ms:g} ms, so this may be the sender"
+    )
+
+
+def _sender_ms(found: Found) -> float:
+    """What a do-nothing model takes at p99; where that is not known, a busy machine's timers."""
+    known = (s.measurement.generator.null_p99_ms for s in found.measured)
+    return max((null_ms for null_ms in known if null_ms is not None), default=TIMERS_MS)
+
+
+def _fails_on_server(found: Found, slo: Slo) -> bool:
+    groups: dict[ServingConfig, list[Sampled]] = {}
+    for sampled in found.measured:
+        made = sampled.measurement
+        if not made.invalid and made.rate_per_s <= found.lowest_per_s * _ROUNDING:
+            groups.setdefault(made.config, []).append(sampled)
+    if found.alone is not None:
+        # No other configuration makes a request faster that has the server to itself.
+        groups = {config: runs for config, runs in groups.items() if config == found.alone.config}
+    return bool(groups) and all(
+        decide_on_server(runs, slo).outcome is Outcome.FAILED for runs in groups.values()
     )
 
 

@@ -111,7 +111,7 @@ def measure(
             throughput_per_s=health.throughput_per_s,
             percentiles=percentiles(latencies_ms),
             late_p99_ms=late_p99_ms(result),
-            stages=_stages(result, counted),
+            stages=_stages(result, requests, counted),
             latencies_sha256=save_requests(requests, folder),
             errors=dict(sorted(result.errors.items())),
             lasted_s=result.lasted_s,
@@ -280,7 +280,9 @@ def throughput(result: LoadResult) -> float:
     return min(served, measured / (result.lasted_s - start_s))
 
 
-def _stages(result: LoadResult, counted: Statistics | None) -> StageSplit | None:
+def _stages(
+    result: LoadResult, requests: Requests, counted: Statistics | None
+) -> StageSplit | None:
     if counted is None or counted.requests <= 0 or counted.executions <= 0:
         return None
     to_ms = 1e-6 / counted.requests
@@ -296,4 +298,19 @@ def _stages(result: LoadResult, counted: Statistics | None) -> StageSplit | None
         mean_batch_size=counted.inferences / counted.executions,
         batches={size: count for size, count in counted.batches.items() if count > 0},
         client_ms=client_ms,
+        judged_server_ms=_judged_server_ms(requests, counted),
     )
+
+
+def _judged_server_ms(requests: Requests, counted: Statistics) -> float | None:
+    """The server's total without the warm-up, which took no longer there than at the client.
+
+    Where more was counted than was answered here, somebody else sent too.
+    """
+    answered = np.isfinite(requests.latency_s)
+    judged_requests = int((answered & ~requests.warm).sum())
+    if counted.success_ns <= 0 or counted.requests > answered.sum() or not judged_requests:
+        return None
+    since_sent_s = requests.latency_s - (requests.sent_s - requests.due_s)
+    warm_ms = float(since_sent_s[requests.warm].sum()) * 1e3
+    return max(0.0, counted.success_ns * 1e-6 - warm_ms) / judged_requests

@@ -20,10 +20,11 @@ from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.measurement import Load, Measurement
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
+from enginegate.triton.latencies import read_requests
 from enginegate.triton.measure import Sampled, sampled_of
 from enginegate.triton.search import Measure
 from enginegate.triton.sequential import Sequential
-from enginegate.triton.validity import allowed_lateness_ms
+from enginegate.triton.validity import allowed_lateness_ms, lateness_decides
 
 _WHOLE = 0.95
 
@@ -91,7 +92,11 @@ def kept(
     def measured(config: ServingConfig, load: Load, *, ends: Sequential | None = None) -> Sampled:
         key = measurement_key(setup, config, load)
         found = shelf.find(key)
-        if found is not None and _says_enough(found, load, ends, limit_ms):
+        if (
+            found is not None
+            and _says_enough(found, load, ends, limit_ms)
+            and _of_the_server(found, shelf, limit_ms)
+        ):
             reused()
             return found
         made = measure(config, load, ends=ends)
@@ -110,6 +115,12 @@ def measurement_key(setup: Setup, config: ServingConfig, load: Load) -> Sha256:
         "load": load.digest,
     }
     return sha256_bytes(canonical_json(deciding))
+
+
+def _of_the_server(found: Sampled, shelf: Shelf, limit_ms: float) -> bool:
+    """Whether the sender's lateness does not decide about this limit; it did not about another."""
+    requests = read_requests(shelf.latencies, found.measurement.latencies_sha256)
+    return not lateness_decides(requests, limit_ms)
 
 
 def _says_enough(found: Sampled, load: Load, ends: Sequential | None, limit_ms: float) -> bool:

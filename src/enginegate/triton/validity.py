@@ -17,10 +17,11 @@ from enginegate.triton.traffic import LoadResult
 from enginegate.triton.warmup import slow_until_s
 
 MIN_SAMPLES = 20
+TIMERS_MS = 5.0  # what a busy machine's timers and event loops do by themselves
 
 _MIN_ACHIEVED = 0.99
-_TIMERS_MS = 5.0
-_LATE_SHARE_OF_SLO, _MOST_OF_SLO = 0.25, 0.5
+_LATE_SHARE_OF_SLO = 0.25
+_HEAVY_SHARE_OF_SLO = 0.5  # above that, lateness moves every request's place against the limit
 _SLOW_CONFIDENCE = 0.9
 _MOST_DRIFT, _CHANCE = 0.1, 3.0
 _WHOLE = 0.95
@@ -32,12 +33,11 @@ _UNCOUNTED_SHARE, _UNCOUNTED = 0.02, 32
 def allowed_lateness_ms(slo_p99_ms: float) -> float:
     """How late the generator may be before a measurement is void.
 
-    A late request is charged to the server, so lateness can only make a good server look bad: it
-    may be a quarter of the SLO, and need not be below what a busy machine's timers do, unless that
-    is more than half of the SLO.
+    A quarter of the SLO, and need not be below what a busy machine's timers do. A late request is
+    charged to the server, so lateness never makes a run pass; that it makes no run fail is
+    `lateness_decides`' to see to, however short the SLO is.
     """
-    timers_ms = min(_TIMERS_MS, _MOST_OF_SLO * slo_p99_ms)
-    return max(timers_ms, _LATE_SHARE_OF_SLO * slo_p99_ms)
+    return max(TIMERS_MS, _LATE_SHARE_OF_SLO * slo_p99_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +89,11 @@ def invalid(
         throughput_per_s: good answers a second.
         limits: of lateness, and the SLO.
     """
+    closed = isinstance(result.load, ClosedLoad)
     reasons = [
         _too_slow(result),
         _too_late(result, limits.late_ms),
-        _lateness_decides(result, requests, limits.slo_ms),
+        "" if closed else lateness_decides(requests, limits.slo_ms),
         _drifted(result),
         _too_busy(result, generator, limits.late_ms),
         _beyond_trust(result, generator, throughput_per_s),
@@ -114,27 +115,36 @@ def warming_up(result: LoadResult, cut_s: float) -> tuple[str, ...]:
     return (reason,)
 
 
-def _lateness_decides(result: LoadResult, requests: Requests, slo_ms: float) -> str:
-    """Whether the run holds counted from when requests left, but not from when they were due.
+def lateness_decides(requests: Requests, slo_ms: float) -> str:
+    """Whether a run fails counted from when requests were due only because they left late.
 
-    The difference is the generator's, so such a run must not be called slow.
+    The difference is the generator's, so such a run must not be called slow: where it holds counted
+    from when they left; or, where lateness is heavy against the SLO, already where it is not shown
+    to fail counted so.
+
+    Returns:
+        Why the run must not be used; empty if it may be.
     """
-    if isinstance(result.load, ClosedLoad):
-        return ""
     due_ms = requests.latencies_ms
-    late_ms = (result.late_s * 1e3)[~requests.warm]
+    late_ms = ((requests.sent_s - requests.due_s) * 1e3)[~requests.warm]
     over = int((~(due_ms <= slo_ms)).sum())
     of_server = int((~(due_ms - late_ms <= slo_ms)).sum())
+    if not _slow(len(due_ms), over):
+        return ""
+    heavy = float(np.quantile(late_ms, P99)) > _HEAVY_SHARE_OF_SLO * slo_ms
+    fails_anyway = _slow(len(due_ms), of_server)
     holds = of_server <= (1.0 - P99) * len(due_ms)
-    if not holds or decide(len(due_ms), over, confidence=_SLOW_CONFIDENCE).outcome is not (
-        Outcome.FAILED
-    ):
+    if fails_anyway or not (heavy or holds):
         return ""
     return (
         f"{over} of {len(due_ms)} requests are over {slo_ms:g} ms counted from when they were due, "
         f"but {of_server} counted from when they left, so the generator decides: lower the rate, "
         "or stop what else runs on this machine"
     )
+
+
+def _slow(requests: int, over: int) -> bool:
+    return decide(requests, over, confidence=_SLOW_CONFIDENCE).outcome is Outcome.FAILED
 
 
 def _drifted(result: LoadResult) -> str:

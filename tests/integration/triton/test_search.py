@@ -41,3 +41,26 @@ def test_the_batching_configuration_wins(server, scale_model, samples, tmp_path)
     last = result.measurements[-1]
     assert last.stages.compute_infer_ms > 10
     assert len(read_latencies(tmp_path, last.latencies_sha256)) == last.completed
+
+
+def test_an_slo_that_cannot_be_met_is_failed(server, scale_model, samples, tmp_path):
+    """A hundredth of a millisecond: measured validly, and too short for the server alone."""
+    bounds = Search(
+        max_batch_sizes=(1, 8),
+        queue_delays_us=(0,),
+        instances=(1, 2),
+        min_rate_per_s=100,
+        max_rate_per_s=400,
+        measurement_s=5.0,
+        budget_s=120.0,
+    )
+    slo = Slo(p99_ms=0.01, min_throughput_per_s=1.0, confidence=0.99)
+
+    with deployed(server, scale_model("impossible", sleep_ms=1)) as deployment:
+        bench = Bench(deployment, Traffic.of("impossible", samples), tmp_path, slo.p99_ms)
+        result = search(bench.measure, bounds, slo)
+
+    latency = next(finding for finding in result.findings if finding.gate == "p99_ms")
+    assert latency.outcome is Outcome.FAILED, latency.reason
+    assert "a request alone takes" in latency.reason
+    assert any(not measured.invalid for measured in result.measurements)

@@ -7,6 +7,8 @@ import pytest
 
 from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome
+from enginegate.measurement import Generator
+from enginegate.triton.measure import Sampled
 from enginegate.triton.search import search
 from tests.fakes.searches import finding_of, only_where, search_on
 from tests.fakes.simulated_triton import SimulatedServer
@@ -167,6 +169,37 @@ def test_failures_count_as_over(simulated, bounds, slo, make_sampled):
     assert latency.outcome is Outcome.FAILED
     assert latency.value is None
     assert "p99 falls on failed requests" in latency.reason
+
+
+@pytest.mark.parametrize(
+    ("times_ms", "expected"),
+    [
+        pytest.param((0.4, 0.9), (Outcome.FAILED, "a request alone takes 0.4 ms"), id="server"),
+        pytest.param((0.005, 0.9), (Outcome.INCONCLUSIVE, "up to 0.9 ms here"), id="sender"),
+        pytest.param((0.005, None), (Outcome.INCONCLUSIVE, "up to 5 ms here"), id="unknown"),
+        pytest.param((0.005, 0.001), (Outcome.FAILED, "all were measured"), id="quick-sender"),
+    ],
+)
+def test_what_the_sender_takes_is_no_engines_loss(bounds, slo, make_sampled, times_ms, expected):
+    """Below what sending takes an SLO fails only if the server's own time is surely above it."""
+    (server_ms, null_ms), (outcome, said) = times_ms, expected
+
+    def measure(config, load, *, ends=None):  # noqa: ARG001 - it never ends early
+        count = int(load.rate_per_s * load.duration_s)
+        sizes, latencies_ms = np.ones(count, int), np.full(count, 1.0)
+        found = make_sampled(config, load, latencies_ms, batches=(sizes, np.full(count, server_ms)))
+        stages = found.measurement.stages.model_copy(update={"judged_server_ms": server_ms})
+        known = {"stages": stages, "generator": Generator(null_p99_ms=null_ms)}
+        return Sampled(found.measurement.model_copy(update=known), latencies_ms)
+
+    impossible = slo.model_copy(update={"p99_ms": 0.01})
+
+    result = search(measure, bounds, impossible, clock=SimulatedServer().clock)
+
+    latency = finding_of(result, "p99_ms")
+    assert latency.outcome is outcome
+    assert said in latency.reason
+    assert finding_of(result, "throughput").outcome is outcome
 
 
 @pytest.mark.parametrize(

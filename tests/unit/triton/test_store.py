@@ -21,8 +21,9 @@ ENDS = Sequential(0.99)
 class Counting:
     """A server whose p99 grows with the rate; counts what is asked of it."""
 
-    def __init__(self, folder, *, invalid=(), ended_after=None):
+    def __init__(self, folder, *, invalid=(), ended_after=None, sent_late_ms=0.0):
         self.folder, self.invalid, self.ended_after = folder, invalid, ended_after
+        self.sent_late_ms = sent_late_ms
         self.asked = []
 
     def __call__(self, config, load, *, ends=None):
@@ -33,8 +34,9 @@ class Counting:
         count = int(load.rate_per_s * lasted_s)
         due_s = np.arange(count) / load.rate_per_s
         source = np.random.default_rng(load.seed)
-        latency_s = source.gamma(4.0, load.rate_per_s / 1e5, count)
-        requests = Requests(due_s, due_s, latency_s, np.zeros(count, bool))
+        late_s = self.sent_late_ms / 1e3
+        latency_s = source.gamma(4.0, load.rate_per_s / 1e5, count) + late_s
+        requests = Requests(due_s, due_s + late_s, latency_s, np.zeros(count, bool))
         latencies_ms = requests.latencies_ms
         return Sampled(
             Measurement(
@@ -46,7 +48,7 @@ class Counting:
                 failed=0,
                 throughput_per_s=load.rate_per_s,
                 percentiles=percentiles(latencies_ms),
-                late_p99_ms=5.5,
+                late_p99_ms=self.sent_late_ms or 5.5,
                 stages=None,
                 latencies_sha256=save_requests(requests, self.folder),
                 lasted_s=lasted_s,
@@ -168,6 +170,18 @@ def test_a_run_that_ended_early_counts_where_it_decides(shelf, limit_ms, ends, m
     on(shelf, server, limit_ms=limit_ms)(CONFIG, LOAD, ends=ends)
 
     assert len(server.asked) == measured
+
+
+def test_lateness_that_decides_about_a_shorter_limit_is_asked_again(shelf):
+    """A p99 of 20 ms, sent 4 ms late: within 40 ms either way, and within 22 ms but for that."""
+    server = Counting(shelf.latencies, sent_late_ms=4.0)
+    on(shelf, server)(CONFIG, LOAD)
+
+    on(shelf, server, limit_ms=35.0)(CONFIG, LOAD)
+    assert len(server.asked) == 1
+
+    on(shelf, server, limit_ms=22.0)(CONFIG, LOAD)
+    assert len(server.asked) == 2
 
 
 def test_a_generator_too_late_for_a_shorter_limit_is_asked_again(shelf):
