@@ -61,7 +61,7 @@ def failure_of(error: BaseException) -> Failure:
     if full is not None:
         return _of_system(OSError(errno.ENOSPC, "No space left on device"), _no_space)
     if isinstance(error, OSError):
-        said = f"{_place(error)}: {error.strerror or error or type(error).__name__}."
+        said = f"{_place(error)}: {error.strerror or str(error) or type(error).__name__}."
         return Failure("Could not find out", said, ExitCode.COULD_NOT_FIND_OUT)
     server = _SERVERS.get(type(error).__module__.partition(".")[0])
     if server is not None or _is_prefect_away(error):
