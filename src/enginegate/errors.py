@@ -6,6 +6,7 @@
     ├── InputError                exit code 6: something the user gave is wrong
     │   ├── PolicyError           a policy file
     │   ├── ModelError            a registered model, an ONNX file, an engine asked for
+    │   │   └── TookTooLongError  opening a model, or one run of it, was given up
     │   └── DataError             evaluation, calibration or shadow data
     ├── BuildError                an engine could not be built
     │   └── ToolError             a vendor's tool broke, so whether it can be built is not known
@@ -61,6 +62,10 @@ class PolicyError(InputError):
 
 class ModelError(InputError):
     """A registered model, an ONNX file or an engine is missing, corrupt or refused."""
+
+
+class TookTooLongError(ModelError):
+    """Opening a model, or one run of it, was given up when its time was over."""
 
 
 class DataError(InputError):

@@ -10,7 +10,7 @@ Exit codes:
   5  could not find out (a server, a tool or the ledger is missing or broke)
   6  bad input: a policy, a model or data
   7  not approved
-130  interrupted
+130  interrupted; 143 and 129: ended by SIGTERM, SIGHUP
 """
 
 import getpass

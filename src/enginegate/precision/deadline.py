@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from enginegate.data import Array, Tensors
-from enginegate.errors import InputError, ModelError
+from enginegate.errors import InputError, TookTooLongError
 
 if TYPE_CHECKING:
     from onnxruntime import (  # type: ignore[import-untyped]
@@ -80,7 +80,7 @@ def opening(options: "SessionOptions", *, what: str) -> Iterator[None]:
     """Give up a session that is being made with these options when its time is up.
 
     Raises:
-        ModelError: it took too long.
+        TookTooLongError: it did.
     """
     limit_s = _seconds(OPEN_VARIABLE, _OPEN_S)
 
@@ -92,7 +92,7 @@ def opening(options: "SessionOptions", *, what: str) -> Iterator[None]:
             yield
         except Exception as error:
             if limit.passed:
-                raise ModelError(
+                raise TookTooLongError(
                     f"ONNX Runtime did not open {what} within {limit_s:g} s. Export a smaller "
                     f"graph; or, if it is meant to be that large, raise {OPEN_VARIABLE}."
                 ) from error
@@ -105,7 +105,7 @@ def run_in_time(
     """The session's outputs; a run that takes too long is given up.
 
     Raises:
-        ModelError: it took too long.
+        TookTooLongError: it did.
     """
     import onnxruntime as ort  # noqa: PLC0415
 
@@ -121,7 +121,7 @@ def run_in_time(
         except Exception as error:
             if limit.passed:
                 rows = max((len(array) for array in inputs.values() if array.ndim), default=0)
-                raise ModelError(
+                raise TookTooLongError(
                     f"One run of the model, on {rows} samples, took longer than {limit_s:g} s and "
                     "was given up: a Loop in it may never end. Bound the loop; or, if a run is "
                     f"meant to take that long, raise {RUN_VARIABLE}."

@@ -28,7 +28,7 @@ def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "
 
     Raises:
         BuildError: ONNX Runtime cannot load it.
-        ModelError: it took too long.
+        TookTooLongError: it took too long.
     """
     import onnxruntime as ort  # noqa: PLC0415
 

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from enginegate.data import Array, DataSet, Tensors
-from enginegate.errors import InputError, ModelError
+from enginegate.errors import InputError, ModelError, TookTooLongError
 from enginegate.sources.differences import Worst, worst_of
 from enginegate.sources.form import Framework
 
@@ -219,7 +219,7 @@ def _holds(trial: Trial, inputs: Tensors, name: str, size: int) -> bool:
 def _answers(model: Runs, inputs: Tensors, what: str) -> Tensors:
     try:
         answers = model.run(inputs)
-    except InputError:
+    except TookTooLongError:
         raise
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]

@@ -27,7 +27,7 @@ class Kept:
         return self.guard.poll()
 
 
-def guarded(command: Sequence[str], *, log: Path, grace_s: float) -> list[str]:
+def guarded(command: Sequence[str], *, log: Path, grace_s: float, private: str = "") -> list[str]:
     """The command line that runs a command under a guard, for whoever starts it in another way.
 
     Started by this process, it ends with this process, on SIGTERM, and when its standard input has
@@ -37,25 +37,31 @@ def guarded(command: Sequence[str], *, log: Path, grace_s: float) -> list[str]:
     script = str(Path(__file__).with_name("guard.py"))
     return [
         *(sys.executable, "-I", "-S", script),
-        *(str(os.getpid()), str(grace_s), str(log)),
+        *(str(os.getpid()), str(grace_s), str(log), private),
         *command,
     ]
 
 
 @contextmanager
 def kept(
-    command: Sequence[str], *, log: Path, environment: Mapping[str, str], grace_s: float
+    command: Sequence[str],
+    *,
+    log: Path,
+    environment: Mapping[str, str],
+    grace_s: float,
+    private: str = "",
 ) -> Iterator[Kept]:
     """Run a command for as long as the block runs; its output is appended to ``log``.
 
     It gets its own session, so Ctrl-C reaches us first and it is ended in order: SIGTERM, then
-    after ``grace_s`` SIGKILL, for everything it started too. Files it makes are private.
+    after ``grace_s`` SIGKILL, for everything it started too. Files it makes are private, and so is
+    shared memory whose name begins with ``private``, a tenth of a second after it was made.
 
     Raises:
         ServerError: it cannot be executed.
     """
     guard = subprocess.Popen(  # noqa: S603
-        guarded(command, log=log, grace_s=grace_s),
+        guarded(command, log=log, grace_s=grace_s, private=private),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},

@@ -164,6 +164,7 @@ class _Run:
                 log=self.log,
                 environment={**self.install.environment(), **self.options.environment},
                 grace_s=self.options.exit_timeout_s + _KILL_AFTER_S,
+                private=self.identity,
             ) as process:
                 yield process
         finally:

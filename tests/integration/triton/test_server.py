@@ -6,7 +6,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,7 @@ from enginegate.triton.deploy import Bench, deployed
 from enginegate.triton.ports import Ports
 from enginegate.triton.sequential import Sequential
 from enginegate.triton.server import ServerOptions, connect, start
-from enginegate.triton.traffic import Traffic
+from enginegate.triton.traffic import Sending, Traffic, run_load
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
@@ -179,3 +179,31 @@ def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, sa
 
         assert _gone(doomed.pid)
     assert not list(SHARED_MEMORY.glob(f"{shared}*"))
+
+
+def test_no_shared_memory_with_tensors_is_readable_by_others(server, scale, traffic, client):
+    """Neither what requests travel in nor what Triton shares with its models, under load too."""
+    prefixes, modes, done = (client.metadata().name, "enginegate-load-"), {}, threading.Event()
+
+    def look():
+        while not done.wait(0.05):
+            for region in SHARED_MEMORY.iterdir():
+                with suppress(OSError):
+                    if region.name.startswith(prefixes):
+                        modes[region.name] = region.stat().st_mode & 0o777
+
+    looking = threading.Thread(target=look)
+    scale.serve(ServingConfig(max_batch_size=4, max_queue_delay_us=0, instances=2))
+    time.sleep(0.3)
+    looking.start()
+    try:
+        load = Load(rate_per_s=50, duration_s=1.0, seed=1)
+        sent = run_load(server.grpc, traffic, load, sending=Sending(shared_memory="system"))
+    finally:
+        done.set()
+        looking.join()
+
+    assert sent.failed == 0
+    assert {name[: len("enginegate-load-")] for name in modes} >= {"enginegate-load-"}
+    assert sum(name.startswith(prefixes[0]) for name in modes) >= 2
+    assert set(modes.values()) == {0o600}

@@ -154,3 +154,44 @@ def test_ports_are_distinct_and_free():
         holder.bind(("127.0.0.1", ports.grpc))
         holder.listen()
         assert not ports.all_free()
+
+
+def test_shared_memory_is_made_private_and_no_link_is_followed(tmp_path):
+    """Only regular files that begin with the name; what a stranger's link leads to is not ours."""
+    prefix = f"enginegate-test-{os.getpid()}-"
+    region, foreign = Path("/dev/shm", f"{prefix}a"), Path("/dev/shm", f"{prefix}b")  # noqa: S108
+    target = tmp_path / "target"
+    for path in (region, target):
+        path.touch()
+        path.chmod(0o644)
+    foreign.symlink_to(target)
+    sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
+    try:
+        with kept(sleep, log=tmp_path / "log", environment={}, grace_s=1, private=prefix):
+            deadline = time.monotonic() + 10.0
+            while region.stat().st_mode & 0o077:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            time.sleep(0.3)
+
+        assert target.stat().st_mode & 0o777 == 0o644
+    finally:
+        region.unlink()
+        foreign.unlink()
+
+
+def test_sigterm_to_the_guard_ends_it_in_order(tmp_path):
+    """Whoever started the guard in another way may stop it like the command itself."""
+    code = (
+        "import signal, sys, time; "
+        "signal.signal(signal.SIGTERM, lambda *_: (print('bye', flush=True), sys.exit(0))); "
+        "print('here', flush=True); time.sleep(60)"
+    )
+    log = tmp_path / "log"
+
+    with _python(code, log, grace_s=5.0) as process:
+        _wait_for_it(log)
+        process.guard.terminate()
+        process.guard.wait(10.0)
+
+    assert "bye" in log.read_text()
