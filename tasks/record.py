@@ -40,6 +40,7 @@ def make_scorecard(
     shadow: DataSet | None,
     verdicts: Sequence[Verdict],
     benchmarks: Sequence[Benchmark | None],
+    unmeasured: Mapping[Candidate, str],
 ) -> Scorecard:
     """Put the evidence together and name the winner; the same evidence is the same scorecard."""
     layout = Layout(rules.target.repository, rules.name)
@@ -62,6 +63,7 @@ def make_scorecard(
         winner=choice.winner,
         reason=choice.reason,
         requested_by=_requester(),
+        unmeasured={candidate.name: why for candidate, why in unmeasured.items()},
     )
     asked = {"created_at", "requested_by"}
     evidence = sha256_bytes(canonical_json(card.model_dump(mode="json", exclude=asked)))

@@ -238,6 +238,9 @@ class Scorecard(Record):
     winner: Candidate | None = Field(description="None when no candidate passed every gate")
     reason: str = Field(description="why the winner won, or why there is none")
     ledger_run: str = Field(default="", description="MLflow run id of the qualification")
+    unmeasured: dict[str, str] = Field(
+        default={}, description="candidates that were not benchmarked, by name -> why not"
+    )
     requested_by: str = Field(default="", description="who ran the qualification")
 
     def verdict(self, candidate: Candidate) -> Verdict | None:
