@@ -8,7 +8,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from enginegate.evidence import Scorecard
 from enginegate.policy import Policy, read_policy
-from tasks.benchmark import benchmark
+from tasks.benchmark import benchmark, losers
 from tasks.build import build
 from tasks.check import check
 from tasks.export import export, resolve
@@ -57,8 +57,13 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     curves = {c: found.curve for found in repairs if found for c in found.candidates}
     engines = [*engines, *repaired]
     judged += [validate(rules, engine, reference) for engine in repaired]
-    measured = [benchmark(rules, engine) for engine in engines]
-    card = make_scorecard(rules, source, shadow.data, [j.verdict for j in judged], measured)
+    verdicts = [found.verdict for found in judged]
+    skipped = losers(rules, verdicts)
+    measured = [
+        None if verdict.candidate in skipped else benchmark(rules, engine)
+        for engine, verdict in zip(engines, verdicts, strict=True)
+    ]
+    card = make_scorecard(rules, source, shadow.data, verdicts, measured, skipped)
     return record(rules, card, engines, [j.results for j in judged], curves)
 
 

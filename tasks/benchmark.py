@@ -1,7 +1,7 @@
 """Candidates under Triton's dynamic batching, against the SLO."""
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -9,12 +9,20 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
-from enginegate.candidate import ONNX_FILE, Engine, EngineKind, OnnxModel, Sha256, Unbuilt
+from enginegate.candidate import (
+    ONNX_FILE,
+    Candidate,
+    Engine,
+    EngineKind,
+    OnnxModel,
+    Sha256,
+    Unbuilt,
+)
 from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.durable import file_lock
 from enginegate.engines import NATIVE, native_drawback, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
-from enginegate.evidence import Benchmark, Finding, Outcome, Roofline
+from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.kept import Kept
 from enginegate.machine import gpus
 from enginegate.policy import Policy
@@ -29,6 +37,7 @@ from enginegate.triton.probing import Progress
 from enginegate.triton.stage import Stage, benchmarked, machine, server_name
 from enginegate.triton.subjects import LiveSubject, Places, Subject
 from enginegate.workspace import Workspace, remembered
+from validation.benchmarked import not_benchmarked
 
 _log = logging.getLogger("enginegate.benchmark")
 _WAIT_FOR_MACHINE_S = 3600.0
@@ -63,6 +72,21 @@ def benchmark(rules: Policy, attempt: Kept[Engine] | Unbuilt) -> Benchmark | Non
     )
     _log.info("%s: %s", found.candidate, _described(found))
     return found
+
+
+@task(task_run_name="who-is-benchmarked", cache_policy=NO_CACHE)
+def losers(rules: Policy, verdicts: Sequence[Verdict]) -> Mapping[Candidate, str]:
+    """The candidates that are not benchmarked because their verdict keeps them from winning."""
+    if rules.benchmark.also_failed:
+        return {}
+    skipped = not_benchmarked(
+        verdicts,
+        also_inconclusive=rules.approval.accept_inconclusive,
+        baselines=rules.slo.min_speedup is not None,
+    )
+    for candidate, why in skipped.items():
+        _log.info("%s: not benchmarked: %s", candidate, why)
+    return skipped
 
 
 def _stage(rules: Policy, engine: Engine) -> Stage:

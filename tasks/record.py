@@ -38,6 +38,7 @@ def make_scorecard(
     shadow: DataSet | None,
     verdicts: Sequence[Verdict],
     benchmarks: Sequence[Benchmark | None],
+    unmeasured: Mapping[Candidate, str],
 ) -> Scorecard:
     """Put the evidence together and name the winner; the same evidence is the same scorecard."""
     layout = Layout(rules.target.repository, rules.name)
@@ -61,6 +62,7 @@ def make_scorecard(
         reason=choice.reason,
         tied=choice.tied,
         requested_by=_requester(),
+        unmeasured={candidate.name: why for candidate, why in unmeasured.items()},
     )
     asked = {"created_at", "requested_by"}
     evidence = sha256_bytes(canonical_json(card.model_dump(mode="json", exclude=asked)))

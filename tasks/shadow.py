@@ -2,12 +2,10 @@
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
@@ -15,7 +13,7 @@ from enginegate.candidate import Candidate, Engine, EngineKind, OnnxModel, Preci
 from enginegate.canonical import Record, canonical_json, sha256_bytes
 from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_reference, plan_engine, serving
-from enginegate.errors import DataError, EnginegateError, InputError, ServerError
+from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
 from enginegate.kept import Kept
 from enginegate.measurement import Load
@@ -28,17 +26,12 @@ from enginegate.shadow import (
     called,
     is_sample,
     latest_sample,
-    limits_of,
-    notes_in,
     read_sample,
+    record_sent,
 )
-from enginegate.shadow.block import Block, Text
-from enginegate.shadow.privacy import Slicer
 from enginegate.triton.deploy import ServedModel, deployed
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
-from enginegate.triton.trace import recorded
-from enginegate.triton.traffic import Traffic, run_load
 from enginegate.workspace import Workspace, remembered
 from validation.drift import judge_drift, measure_drift
 from validation.shadow import judge_recording, judge_version, not_replayable
@@ -139,7 +132,7 @@ def _recorded_here(rules: Policy, source: Kept[OnnxModel], traffic: DataSet) -> 
 
 
 def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Path) -> None:
-    """Serve the reference, send the traffic, and record it through Triton's trace extension."""
+    """Serve the reference, send the traffic, and record what was sent and answered."""
     plan = plan_engine(source, _REFERENCE, policy=rules, calibration=None)
     reference = build_engine(plan, Workspace.of(rules).engines)
     workspace, wanted, load = Workspace.of(rules), _wanted(rules), _load(_wanted(rules))
@@ -155,16 +148,8 @@ def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Pat
         deployed(server, model) as deployment,
     ):
         deployment.serve(_SERVING)
-        notes = notes_in(workspace.shadow)
-        with recorded(server, model.name, limits_of(wanted), notes=notes) as recorder:
-            sent = run_load(server.grpc, Traffic.from_data(model.name, traffic), load)
-            if sent.failed:
-                raise ServerError(
-                    f"{sent.failed} of {len(sent.due_s)} requests failed while the shadow sample "
-                    f"was recorded: {sent.errors}. See {workspace.logs / 'shadow'}."
-                )
-            info = target.take(recorder, wanted, _slices_of(traffic))
-    _log.info("%d requests recorded, %d lost", info.requests, info.lost)
+        info = record_sent(server.grpc, traffic, wanted, load, target)
+    _log.info("%d requests recorded", info.requests)
 
 
 def _served(rules: Policy, reference: Kept[Engine]) -> ServedModel:
@@ -179,17 +164,6 @@ def _load(wanted: Shadow) -> Load:
     # Arrivals are random: so many more that one recording in 30,000 would still be too short.
     planned = requests + 4.0 * math.sqrt(requests)
     return Load(rate_per_s=wanted.rate_per_s, duration_s=planned / wanted.rate_per_s, seed=0)
-
-
-def _slices_of(traffic: DataSet) -> Slicer:
-    """Recorded requests carry the id of the sample that was sent, so its slices are known."""
-    places = {str(name): place for place, name in enumerate(traffic.ids)}
-
-    def find(block: Block) -> Mapping[str, Text]:
-        order = np.array([places[str(name)] for name in block.request_ids])
-        return {name: column[order] for name, column in traffic.slices.items()}
-
-    return find
 
 
 def _notes(rules: Policy, source: Kept[OnnxModel], found: _Recorded) -> _Notes:

@@ -48,6 +48,16 @@ class Slo(Record):
     )
 
 
+class Benchmarked(Record):
+    """Which candidates are benchmarked."""
+
+    also_failed: bool = Field(
+        default=False,
+        description="also those that no speed can make win: whose verdict failed, or is "
+        "inconclusive where approval.accept_inconclusive is off. It takes minutes for each",
+    )
+
+
 class LoadShape(Record):
     """How requests are sent while measuring."""
 

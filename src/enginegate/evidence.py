@@ -300,6 +300,9 @@ class Scorecard(Record):
         default=(), description="candidates that the measurements do not tell from the winner"
     )
     ledger_run: str = Field(default="", description="MLflow run id of the qualification")
+    unmeasured: dict[str, str] = Field(
+        default={}, description="candidates that were not benchmarked, by name -> why not"
+    )
     requested_by: str = Field(default="", description="who ran the qualification")
 
     def verdict(self, candidate: Candidate) -> Verdict | None:

@@ -19,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from enginegate.benchmarking import Cost, LoadShape, Search, Slo
+from enginegate.benchmarking import Benchmarked, Cost, LoadShape, Search, Slo
 from enginegate.building import Building, OnnxRuntime, Shapes, TensorRt
 from enginegate.candidate import Candidate, EngineKind, Precision
 from enginegate.canonical import Record, explain_validation
@@ -132,6 +132,7 @@ class Policy(Record):
     tensorrt: TensorRt = TensorRt()
     gates: dict[Literal["default", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"], Gates]
     slo: Slo
+    benchmark: Benchmarked = Benchmarked()
     load: LoadShape = LoadShape()
     search: Search
     cost: Cost = Cost()

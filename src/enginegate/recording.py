@@ -16,8 +16,8 @@ class Data(Record):
     evaluation: SafePath = Field(description="labelled inputs, with slice columns")
     calibration: SafePath | None = Field(
         default=None,
-        description="representative inputs; without it no int8 or fp8 candidate is built, and "
-        "their verdict is inconclusive",
+        description="representative inputs; without it int8 and fp8 are not built, and are "
+        "inconclusive",
     )
     shadow: SafePath | None = Field(
         default=None,
@@ -42,7 +42,9 @@ class Shadow(Record):
         default=10_000, description="recording stops after this many requests"
     )
     max_mib: PositiveInt = Field(
-        default=512, description="recording stops once Triton has written this much text"
+        default=512,
+        description="recording stops once Triton has written this much text; with traffic, once "
+        "tensors of this size were kept",
     )
     drop: tuple[str, ...] = Field(
         default=(), description="inputs never written down; `request_id` drops that too"

@@ -7,6 +7,7 @@ import typer
 from rich.console import Console
 
 from enginegate.errors import InputError
+from enginegate.hooks import importable_from
 from enginegate.policy import Policy, read_policy
 from enginegate.recording import Shadow
 from enginegate.shadow import SampleInfo, import_sample, record_live, sample_info
@@ -32,7 +33,7 @@ def record(
     seconds: Annotated[float, typer.Option(help="listen at most this long")] = 60.0,
 ) -> None:
     """Record live requests through Triton's trace extension; its settings are put back after."""
-    rules = read_policy(policy)
+    rules = _read(policy)
     server = connect(endpoint or _live_endpoint(rules))
     taken = record_live(
         server, rules.name, _wanted(rules), home=Workspace.of(rules).shadow, duration_s=seconds
@@ -49,7 +50,7 @@ def take(
     ] = None,
 ) -> None:
     """Take over a sample that another system recorded, redacted and sliced as the policy says."""
-    rules = read_policy(policy)
+    rules = _read(policy)
     shapes = dict(_shape(text) for text in shape or ())
     home = Workspace.of(rules).shadow
     _show(*import_sample(source, rules.name, _wanted(rules), home=home, shapes=shapes or None))
@@ -66,6 +67,15 @@ def _show(path: Path, found: SampleInfo) -> None:
     for line in found.lines():
         _out.print(line)
     _out.print(f"Kept in {path}. Name it in the policy: [data] shadow.")
+
+
+def _read(policy: Path) -> Policy:
+    """A policy whose own functions can be imported from its project and the current folder."""
+    rules = read_policy(policy)
+    for folder in (rules.root, Path.cwd()):
+        if folder is not None:
+            importable_from(folder)
+    return rules
 
 
 def _wanted(rules: Policy) -> Shadow:

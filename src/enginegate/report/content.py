@@ -52,12 +52,16 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What keeps some candidates from passing, worst first; candidates with the same share one."""
+    """What keeps some candidates from passing, worst first; candidates with the same share one.
+
+    ``unmeasured`` says why they were not benchmarked; empty where they were, or could not be.
+    """
 
     candidates: tuple[Candidate, ...]
     outcome: Outcome
     reasons: tuple[str, ...]
     remedies: tuple[str, ...]
+    unmeasured: str = ""
 
     @property
     def names(self) -> str:
@@ -70,7 +74,8 @@ class Obstacle:
         hidden = len(self.reasons) - _REASONS_SHOWN
         more = (f"and {hidden} more",) if hidden > 0 else ()
         do = tuple(f"-> {remedy}" for remedy in self.remedies[:_REASONS_SHOWN])
-        return (*self.reasons[:_REASONS_SHOWN], *more, *do)
+        skipped = (f"not benchmarked: {self.unmeasured}",) if self.unmeasured else ()
+        return (*self.reasons[:_REASONS_SHOWN], *more, *do, *skipped)
 
 
 def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) -> Row:
@@ -95,17 +100,18 @@ def _mark(scorecard: Scorecard, candidate: Candidate) -> str:
 
 def obstacles(scorecard: Scorecard) -> tuple[Obstacle, ...]:
     """Why each candidate that did not pass did not, in the scorecard's order."""
-    groups: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...]], list[Candidate]] = {}
+    groups: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...], str], list[Candidate]] = {}
     for verdict in scorecard.verdicts:
         outcome = scorecard.outcome(verdict.candidate)
         if outcome is not Outcome.PASSED:
             found = _blocking(verdict, scorecard.benchmark(verdict.candidate))
             reasons = tuple(_reason(finding) for finding in found) or ("it was not benchmarked",)
             remedies = tuple(dict.fromkeys(one_line(f.remedy) for f in found if f.remedy))
-            groups.setdefault((outcome, reasons, remedies), []).append(verdict.candidate)
+            skipped = scorecard.unmeasured.get(verdict.candidate.name, "")
+            groups.setdefault((outcome, reasons, remedies, skipped), []).append(verdict.candidate)
     return tuple(
-        Obstacle(tuple(candidates), outcome, reasons, remedies)
-        for (outcome, reasons, remedies), candidates in groups.items()
+        Obstacle(tuple(candidates), outcome, reasons, remedies, skipped)
+        for (outcome, reasons, remedies, skipped), candidates in groups.items()
     )
 
 

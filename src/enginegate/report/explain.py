@@ -92,7 +92,9 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
         if found:
             yield f"  {heading}:"
             yield from (f"    {line}" for line in _lines(found))
-    if benchmark is None and outcome is Outcome.INCONCLUSIVE:
+    if candidate.name in scorecard.unmeasured:
+        yield f"  It was not benchmarked: {scorecard.unmeasured[candidate.name]}."
+    elif benchmark is None and outcome is Outcome.INCONCLUSIVE:
         yield "  It was not benchmarked, so nothing is known about its speed."
     if benchmark is not None:
         yield f"  {_speed(benchmark)}"

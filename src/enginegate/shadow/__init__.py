@@ -7,6 +7,7 @@ from enginegate.shadow.foreign import import_sample
 from enginegate.shadow.privacy import called
 from enginegate.shadow.record import Target, limits_of, notes_in, record_live, recover
 from enginegate.shadow.sample import Sample, SampleInfo
+from enginegate.shadow.sent import record_sent
 from enginegate.shadow.store import expire, is_sample, latest_sample, read_sample, sample_info
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "notes_in",
     "read_sample",
     "record_live",
+    "record_sent",
     "recover",
     "sample_info",
 ]

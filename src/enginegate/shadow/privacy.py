@@ -177,8 +177,8 @@ def called(hook: str, *arguments: Any) -> Any:
         call = getattr(importlib.import_module(name), attribute)
     except (ImportError, AttributeError) as error:
         raise PolicyError(
-            f"There is no {hook}: {error}.\nIt must be importable from the folder that enginegate "
-            "runs in, or be installed."
+            f"There is no {hook}: {error}.\nIt must be importable from the policy's project or "
+            "the folder that enginegate runs in, or be installed."
         ) from error
     try:
         return call(*arguments)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from enginegate.recording import Shadow
 from enginegate.shadow.block import block_of_request
-from enginegate.shadow.privacy import Preparation, Slicer
+from enginegate.shadow.privacy import Preparation
 from enginegate.shadow.sample import Origin, SampleInfo, SampleWriter
 from enginegate.shadow.store import new_place, new_sample, sample_info
 from enginegate.triton.server import Server
@@ -82,10 +82,10 @@ class Target:
         """A new place in ``home``."""
         return cls(new_place(home, model, datetime.now(tz=UTC)), model, text)
 
-    def take(self, recorder: Recorder, wanted: Shadow, *slicers: Slicer) -> SampleInfo:
+    def take(self, recorder: Recorder, wanted: Shadow) -> SampleInfo:
         """End a recording and keep what it holds."""
         origin = Origin(self.text, self.model, datetime.now(tz=UTC), wanted.trace_rate)
-        preparation = Preparation.of(wanted, *slicers)
+        preparation = Preparation.of(wanted)
         with new_sample(self.path, origin, preparation) as writer:
             _fill(writer, recorder)
         return sample_info(self.path)

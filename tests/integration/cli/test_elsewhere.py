@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from enginegate.repository import LiveRepository
@@ -56,6 +57,22 @@ def test_verify_checks_the_release_from_any_folder(project, tmp_path):
 
     assert done.returncode == 3, done.stdout + done.stderr
     assert "problem" in done.stdout
+
+
+def test_functions_of_the_project_are_found_from_any_folder(project, tmp_path):
+    """What redacts live requests is imported from the policy's project."""
+    (project / "mine.py").write_text("def clean(inputs, outputs):\n    return inputs, outputs\n")
+    policy = project / "policies" / "digits.toml"
+    policy.write_text(policy.read_text().replace("[shadow]", '[shadow]\nredactor = "mine:clean"'))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    np.savez(elsewhere / "theirs.npz", **{"input.image": np.zeros((4, 1, 8, 8), np.float32)})
+
+    done = run(elsewhere, "shadow", "import", str(policy), "theirs.npz")
+
+    assert done.returncode == 0, done.stderr
+    assert "rewritten by mine:clean" in done.stdout
+    assert (project / ".enginegate" / "shadow").is_dir()
 
 
 def test_status_without_a_policy_finds_the_projects_own_from_a_folder_below(project):

@@ -153,3 +153,18 @@ def test_an_unreachable_ledger_is_named(family, monkeypatch):
 
     with pytest.raises(LedgerError, match=r"/proc/nowhere"):
         qualify(family.policy)
+
+
+def test_a_candidate_that_failed_is_not_benchmarked(qualified, family, tmp_path):
+    """It could not win; the scorecard says so, and a key of the policy brings it back."""
+    del qualified  # its engines, and its benchmarks of them, are found again
+    strict = ("[slo]", "[gates.int8]\nmax_abs_error = 1e-9\n\n[repair]\nmax_builds = 0\n\n[slo]")
+    also = ("[search]", "[benchmark]\nalso_failed = true\n\n[search]")
+
+    card = qualify(family.edited(tmp_path / "strict.toml", strict))
+    everything = qualify(family.edited(tmp_path / "also.toml", strict, also))
+
+    assert card.unmeasured == {"onnxruntime-int8": "verdict failed (max_abs_error)"}
+    assert [found.candidate.name for found in card.benchmarks] == ["onnxruntime-fp32"]
+    assert everything.unmeasured == {}
+    assert len(everything.benchmarks) == 2

@@ -2,14 +2,16 @@
 
 import tomllib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.candidate import FileDigest, OnnxModel, TensorSpec
-from enginegate.data import write_data
+from enginegate.data import DataSet, write_data
 from enginegate.engines import open_reference
 from enginegate.errors import DataError
 from enginegate.evidence import Outcome
@@ -131,6 +133,100 @@ def test_traffic_is_recorded_once(rules, source, workspace, tmp_path):
     assert second.data.sha256 == first.data.sha256
     assert second.notes == first.notes
     assert not list((workspace / "logs" / "shadow" / "traces").iterdir())
+
+
+def mixed_types(folder):
+    """A model that takes bytes and half floats, answers with all of them, and data for it."""
+    float_, half = TensorProto.FLOAT, TensorProto.FLOAT16
+    types = {"pixels": TensorProto.UINT8, "offsets": TensorProto.INT8, "scales": half}
+    nodes = [helper.make_node("Cast", [name], [f"{name}_f"], to=float_) for name in types]
+    nodes += [
+        helper.make_node("Sum", [f"{name}_f" for name in types], ["sum"]),
+        helper.make_node("MatMul", ["sum", "weight"], ["logits"]),
+        helper.make_node("Cast", ["logits"], ["halves"], to=half),
+        helper.make_node("Identity", ["pixels"], ["echo"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "mixed",
+        [helper.make_tensor_value_info(n, t, ["batch", FEATURES]) for n, t in types.items()],
+        [
+            helper.make_tensor_value_info("logits", float_, ["batch", CLASSES]),
+            helper.make_tensor_value_info("halves", half, ["batch", CLASSES]),
+            helper.make_tensor_value_info("echo", TensorProto.UINT8, ["batch", FEATURES]),
+        ],
+        [numpy_helper.from_array(np.eye(FEATURES, CLASSES, dtype=np.float32), "weight")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    path = folder / "model.onnx"
+    onnx.save(model, path)
+    random = np.random.default_rng(0)
+    data = DataSet(
+        "a test",
+        {
+            "pixels": random.integers(0, 256, (40, FEATURES), np.uint8),
+            "offsets": random.integers(-128, 128, (40, FEATURES), np.int8),
+            "scales": random.normal(size=(40, FEATURES)).astype(np.float16),
+        },
+        None,
+        np.arange(40).astype(np.str_),
+        {"half": np.where(np.arange(40) < 20, "first", "second")},
+    )
+    spec = partial(TensorSpec, shape=(-1, FEATURES))
+    inputs = tuple(spec(name=n, dtype=a.dtype.name) for n, a in data.inputs.items())
+    classes = partial(TensorSpec, shape=(-1, CLASSES))
+    outputs = (
+        classes(name="logits", dtype="float32"),
+        classes(name="halves", dtype="float16"),
+        spec(name="echo", dtype="uint8"),
+    )
+    return path, inputs, outputs, data
+
+
+@pytest.mark.triton
+@pytest.mark.xdist_group("shadow")
+def test_what_a_trace_cannot_hold_is_recorded_by_the_sender(rules, source, workspace, tmp_path):
+    """Bytes and half floats, exactly as they were sent and answered; redacted as all are."""
+    path, inputs, outputs, data = mixed_types(tmp_path)
+    write_data(data, tmp_path / "traffic.npz")
+    value = source.value.model_copy(
+        update={"file": FileDigest.of(path), "inputs": inputs, "outputs": outputs}
+    )
+    (tmp_path / "manifest.json").write_bytes(value.pretty_json())
+    wanted = {
+        "traffic": tmp_path / "traffic.npz",
+        "rate_per_s": 200,
+        "trace_rate": 1,
+        "max_samples": 40,
+        "hash": ["request_id"],
+    }
+    policy = rules(shadow=wanted)
+
+    traffic = record_shadow.fn(
+        policy.model_copy(update={"data": policy.data.model_copy(update={"calibration": None})}),
+        Kept(value, tmp_path, reused=False),
+    )
+
+    sent = {
+        row.tobytes(): half
+        for row, half in zip(data.inputs["pixels"], data.slices["half"], strict=True)
+    }
+    assert {name: array.dtype.name for name, array in traffic.data.inputs.items()} == {
+        "pixels": "uint8",
+        "offsets": "int8",
+        "scales": "float16",
+    }
+    assert len(traffic.data) == 40
+    pixels = traffic.data.inputs["pixels"]
+    assert [sent[row.tobytes()] for row in pixels] == traffic.data.slices["half"].tolist()
+    assert _told(traffic)["shadow_integrity"] == (Outcome.PASSED, False)
+    (folder,) = (workspace / "shadow").iterdir()
+    kept = read_sample(folder)
+    assert np.array_equal(kept.outputs["echo"], pixels)
+    assert set(kept.request_ids) == {""}
+    assert np.all(np.diff(kept.arrivals_s) > 0)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert kept.info.requests == 40
 
 
 def test_the_newest_live_sample_is_used(rules, source, workspace, recorded):

@@ -199,3 +199,16 @@ def test_approval_commands_name_the_scorecard():
     print_approval(card, Console(file=written, width=200))
 
     assert f"  enginegate approve {card.digest[:12]} --approver NAME" in written.getvalue()
+
+
+def test_what_was_not_benchmarked_says_why():
+    """In the terminal, in Markdown and in words; not as one more reason against it."""
+    failed = verdict(finding(Outcome.FAILED, gate="accuracy_loss"))
+    why = "verdict failed (accuracy_loss)"
+    card = scorecard(
+        verdicts=(failed,), benchmarks=(), winner=None, unmeasured={"onnxruntime-int8": why}
+    )
+
+    assert f"not benchmarked: {why}" in scorecard_text(card)
+    assert f"not benchmarked: {why}" in scorecard_markdown(card)
+    assert f"It was not benchmarked: {why}." in explain(card)
