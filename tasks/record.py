@@ -11,9 +11,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 
-from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
+from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.data import DataSet, read_data
+from enginegate.durable import write_file
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.ledger import Exhibit, Ledger, plots_available
 from enginegate.machine import gpus, processor, user_at_host
@@ -64,10 +65,7 @@ def make_scorecard(
         requested_by=_requester(),
         unmeasured={candidate.name: why for candidate, why in unmeasured.items()},
     )
-    asked = {"created_at", "requested_by"}
-    evidence = sha256_bytes(canonical_json(card.model_dump(mode="json", exclude=asked)))
-    path = Workspace.of(rules).results / "scorecards" / f"{evidence}.json"
-    return remembered(path, Scorecard, lambda: card, worth_keeping=lambda _: True)
+    return first_made(card, Workspace.of(rules))
 
 
 @task(task_run_name="record", cache_policy=NO_CACHE)
@@ -102,6 +100,26 @@ def record(
         _log.info("the scorecard is not signed: %s", unsigned)
     _log.info("scorecard %s: %s", filed.digest[:12], path)
     return filed
+
+
+def first_made(card: Scorecard, workspace: Workspace) -> Scorecard:
+    """The scorecard that was first made of this evidence: when, and for whom, stays as it was.
+
+    What is remembered is filed and signed, so a file that holds other evidence is not believed.
+    """
+    evidence = _evidence(card)
+    path = workspace.results / "scorecards" / f"{evidence}.json"
+    found = remembered(path, Scorecard, lambda: card, worth_keeping=lambda _: True)
+    if _evidence(found) == evidence:
+        return found
+    _log.warning("%s was edited after it was written, so it was made again.", path)
+    write_file(path, card.pretty_json())
+    return card
+
+
+def _evidence(card: Scorecard) -> Sha256:
+    asked = {"created_at", "requested_by"}
+    return sha256_bytes(canonical_json(card.model_dump(mode="json", exclude=asked)))
 
 
 def sizes_of(attempts: Sequence[Kept[Engine] | Unbuilt]) -> dict[Candidate, int]:
