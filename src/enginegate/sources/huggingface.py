@@ -6,6 +6,8 @@ pooling (``modules.json`` of sentence-transformers), else the mean over attended
 """
 
 import json
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,11 +19,13 @@ from enginegate.errors import ModelError
 from enginegate.model_source import ModelSource
 from enginegate.sources import pytorch
 from enginegate.sources.form import Converted, Opened, digest_of
+from enginegate.sources.outside import check_config, check_inside, code_named
 from enginegate.sources.pytorch import Axis, Program
 
 if TYPE_CHECKING:
     import torch
 
+_OFFLINE_LOCK = threading.Lock()
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CLASSIFIER = "ForSequenceClassification"
 _ENCODER = "Model"
@@ -177,6 +181,7 @@ def _pooling(path: Path, uri: str) -> _Pooling:
         )
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     unknown = sorted(set(kinds) - {"Transformer", "Pooling", "Normalize"})
+    check_inside(modules, path, uri=uri, file="modules.json")
     place = next(
         (m["path"] for m, kind in zip(modules, kinds, strict=True) if kind == "Pooling"), ""
     )
@@ -192,10 +197,13 @@ def _pooling(path: Path, uri: str) -> _Pooling:
 
 
 def _refuse_unsafe(folder: _Folder, source: ModelSource) -> None:
-    if "auto_map" in folder.config and not source.allow_code:
+    check_config(folder.config, uri=source.uri, file="config.json")
+    _refuse_beside(folder)
+    code = code_named(folder.config)
+    if code and not source.allow_code:
         raise ModelError(
             f"{source.uri} was not opened: its config.json asks to run Python code of the folder "
-            f"({', '.join(sorted(map(str, folder.config['auto_map'].values())))}).\n"
+            f"({', '.join(code)}).\n"
             "If you trust that code, set allow_code = true under [model] in the policy."
         )
     if any(folder.path.glob("*.safetensors")):
@@ -211,6 +219,30 @@ def _refuse_unsafe(folder: _Folder, source: ModelSource) -> None:
         )
 
 
+def _refuse_beside(folder: _Folder) -> None:
+    """Refuse files that make transformers read what is not in the folder."""
+    adapter = folder.path / "adapter_config.json"
+    if adapter.is_file():
+        raise ModelError(
+            f"{folder.uri} was not opened: {adapter.name} makes it an adapter of another model, "
+            "which is not in the folder. Merge the two (merge_and_unload() of peft) and save the "
+            "result with save_pretrained()."
+        )
+    for index in sorted(folder.path.glob("*.index.json")):
+        try:
+            named = json.loads(index.read_text())
+        except ValueError as error:
+            raise ModelError(f"{folder.uri}: {index.name} is damaged: {error}.") from error
+        weights = named.get("weight_map") if isinstance(named, dict) else None
+        for file in sorted(map(str, weights.values() if isinstance(weights, dict) else ())):
+            if Path(file).name != file:
+                raise ModelError(
+                    f"{folder.uri} was not opened: weight_map of its {index.name} names "
+                    f"{file!r:.200}, and all weights must be files of the folder itself. Save the "
+                    "model again with save_pretrained()."
+                )
+
+
 def _program(folder: _Folder, source: ModelSource) -> Program:
     axis = Axis("sequence", largest=folder.largest_sequence)
     module = _answering(_loaded(folder, source), folder).eval()
@@ -219,11 +251,13 @@ def _program(folder: _Folder, source: ModelSource) -> Program:
 
 def _loaded(folder: _Folder, source: ModelSource) -> Any:
     import torch  # noqa: PLC0415
+
+    os.environ.setdefault("USE_HUB_KERNELS", "0")  # read when transformers is imported
     import transformers  # noqa: PLC0415
 
     name = "AutoModelForSequenceClassification" if folder.classifies else "AutoModel"
     kind: Any = getattr(transformers, name)
-    with _quiet():
+    with _quiet(), _offline():
         try:
             model, report = kind.from_pretrained(
                 folder.path,
@@ -284,6 +318,20 @@ def _pooled(states: "torch.Tensor", mask: "torch.Tensor", pooling: _Pooling) -> 
         weight = mask.unsqueeze(-1).to(states.dtype)
         vector = (states * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
     return torch.nn.functional.normalize(vector, dim=1) if pooling.normalised else vector
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """Nothing is fetched, whatever a model asks for; other threads' use of the hub waits."""
+    import huggingface_hub.constants  # noqa: PLC0415
+
+    hub: Any = huggingface_hub.constants
+    with _OFFLINE_LOCK:
+        before, hub.HF_HUB_OFFLINE = hub.HF_HUB_OFFLINE, True
+        try:
+            yield
+        finally:
+            hub.HF_HUB_OFFLINE = before
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from enginegate.archives import objections
 from enginegate.candidate import Sha256
 from enginegate.errors import ModelError
 from enginegate.sources.form import digest_of
+from enginegate.sources.outside import check_inside
 from enginegate.sources.pytorch import Axes, Axis
 from enginegate.sources.weights import files_of
 
@@ -90,6 +91,7 @@ def read_logged(uri: str, folder: Path) -> LoggedModel:
     for flavour, entry in _ENTRIES.items():
         if flavour not in described.flavors:
             continue
+        check_inside(described.flavors, folder, uri=uri, file="MLmodel")
         settings = described.flavors[flavour]
         named = settings.get(entry) if isinstance(settings, dict) else None
         if not isinstance(named, str):

@@ -80,6 +80,16 @@ def test_pickled_weights_need_permission(export, encoders, tokens, tmp_path):
         pytest.param(
             {"auto_map": {"AutoModel": "code.Net"}}, "code.Net(?s:.*)allow_code", id="code"
         ),
+        pytest.param(
+            {"text_config": {"auto_map": {"AutoModel": "code.Net"}}},
+            "code.Net(?s:.*)allow_code",
+            id="nested-code",
+        ),
+        pytest.param(
+            {"attn_implementation": "someone/attention:kernel"},
+            "config.json sets attn_implementation to 'someone/attention:kernel'.*'eager' or 'sdpa'",
+            id="kernel",
+        ),
         pytest.param({"architectures": ["GPT2LMHeadModel"]}, "is GPT2LMHeadModel", id="decoder"),
         pytest.param({"num_labels": 3, "num_hidden_layers": 3}, "lacks 16 weights", id="missing"),
     ],
@@ -93,6 +103,63 @@ def test_folder_that_cannot_be_used_is_refused(export, encoders, tokens, tmp_pat
 
     with pytest.raises(ModelError, match=message):
         export(f"hf:{folder}", tmp_path / "onnx", data=tokens)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        pytest.param(
+            "adapter_config.json",
+            {"base_model_name_or_path": "someone/base"},
+            "adapter_config.json makes it an adapter",
+            id="adapter",
+        ),
+        pytest.param(
+            "model.safetensors.index.json",
+            {"weight_map": {"w": "../other/model.safetensors"}},
+            "names '../other/model.safetensors'",
+            id="weights",
+        ),
+        pytest.param(
+            "modules.json",
+            [{"path": "../1_Pooling", "type": "sentence_transformers.models.Pooling"}],
+            "modules.json file sets 0.path to '../1_Pooling'",
+            id="pooling",
+        ),
+    ],
+)
+def test_files_of_another_folder_are_refused(  # noqa: PLR0913
+    export, encoders, tokens, tmp_path, file, content, message
+):
+    """An adapter of a model that is elsewhere, and paths that lead out of the folder."""
+    folder = tmp_path / "leading-out"
+    shutil.copytree(encoders / "encoder", folder)
+    (folder / file).write_text(json.dumps(content))
+
+    with pytest.raises(ModelError, match=message):
+        export(f"hf:{folder}", tmp_path / "onnx", data=tokens)
+
+
+def test_nothing_is_fetched_while_a_model_is_opened(encoders, monkeypatch):
+    """transformers is offline while it opens a folder, and as it was afterwards."""
+    import huggingface_hub
+    import transformers
+
+    seen = []
+
+    def ask(*_arguments, **_options):
+        seen.append(huggingface_hub.is_offline_mode())
+        raise OSError("not opened")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", ask)
+    source = ModelSource(uri=f"hf:{encoders}/encoder")
+    before = huggingface_hub.is_offline_mode()
+
+    with pytest.raises(ModelError, match="OSError: not opened"):
+        huggingface._loaded(huggingface._read(source), source)
+
+    assert seen == [True]
+    assert huggingface_hub.is_offline_mode() is before
 
 
 def test_token_outside_the_vocabulary_is_named(export, encoders, tokens, tmp_path):

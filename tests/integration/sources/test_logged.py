@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import yaml
 
 from enginegate.errors import ModelError
 
@@ -71,3 +72,21 @@ def test_signature_names_the_output(registry, export, network, samples, tmp_path
     )
 
     assert [spec.name for spec in export(uri, tmp_path).value.outputs] == ["logits"]
+
+
+@pytest.mark.parametrize("flavour", ["onnx", "python_function"])
+def test_paths_that_lead_out_of_the_model_are_refused(
+    registry, export, fp32_onnx, tmp_path, flavour
+):
+    """An MLmodel file that somebody edited may not make this program read other files."""
+    name = f"leading-out-{flavour}"
+    uri = registry.log("onnx", fp32_onnx, name=name, save_as_external_data=False)
+    file = registry.files(uri) / "MLmodel"
+    described = yaml.safe_load(file.read_text())
+    described["flavors"][flavour]["data"] = "../.."
+    file.write_text(yaml.safe_dump(described))
+
+    with pytest.raises(
+        ModelError, match=rf"MLmodel file sets {flavour}\.data to '\.\./\.\.', which leads out"
+    ):
+        export(uri, tmp_path)

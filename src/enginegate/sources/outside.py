@@ -1,0 +1,135 @@
+"""What a stranger's description of a model names outside the model's own folder: code, files.
+
+Pure, but for looking where paths lead. A description is what `json` or YAML made of a file.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from enginegate.errors import ModelError
+
+_PLAIN = ("eager", "sdpa")
+# What transformers computes attention and experts with by itself.
+_BUILT_IN = {
+    "attn_implementation": _PLAIN,
+    "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
+}
+_IMPLEMENTATION = re.compile(r"_*(\w*?)_*implementation(_internal)?")
+_ELSEWHERE = re.compile(r"/|--|::")  # organisation/name, organisation--name
+_KERNELS = frozenset({"kernel_config", "use_hub_kernels", "use_kernels"})
+_OF_KERNELS = frozenset({"kernel", "kernels", "impl"})
+_NO_LOSS = "the model is exported with plain operations in any case."
+_QUANTISED = frozenset({"quantization_config", "compression_config"})
+_FILES_OF_LOGGED = frozenset(
+    {"code", "conda", "data", "env", "extra_files", "model_code_path", "model_data", "model_path"}
+    | {"path", "pickled_model", "python_env", "requirements_file", "virtualenv"}
+)
+
+
+def check_config(config: Mapping[str, Any], *, uri: str, file: str) -> None:
+    """Refuse settings of transformers that fetch or run what is not in the folder.
+
+    `auto_map` of the folder's own code is somebody else's question; that of other repositories is
+    refused here, whatever is allowed, because a digest of the folder says nothing about them.
+
+    Args:
+        config: settings by name, nested ones included.
+        uri: the model, for the message.
+        file: the file that the settings are from.
+
+    Raises:
+        ModelError: with the file, the setting, its value and what to write instead.
+    """
+    for key, value in _settings(config):
+        why, instead = _objection(key.rpartition(".")[2], value)
+        if why:
+            raise ModelError(
+                f"{uri} was not opened: its {file} sets {key} to {value!r:.200}, {why}. {instead}"
+            )
+
+
+def code_named(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The Python classes that `auto_map` names, at any depth."""
+    maps = [value for key, value in _settings(config) if key.rpartition(".")[2] == "auto_map"]
+    return tuple(sorted({text for value in maps for text in _texts(value)} - {""}))
+
+
+def check_inside(named: Any, folder: Path, *, uri: str, file: str) -> None:
+    """Refuse a path of a logged model's description that leads out of the model's folder.
+
+    Args:
+        named: what the description says; mappings and lists are searched.
+        folder: the model's.
+        file: the description's, for the message.
+
+    Raises:
+        ModelError: with the file, the setting and its value.
+    """
+    root = folder.resolve()
+    for key, value in _settings(named):
+        if key.rpartition(".")[2] not in _FILES_OF_LOGGED:
+            continue
+        for text in _texts(value, nested=False):
+            place = (root / text).resolve()
+            if "\0" in text or not place.is_relative_to(root):
+                raise ModelError(
+                    f"{uri} was not opened: its {file} file sets {key} to {text!r:.200}, which "
+                    "leads out of the model's folder. Log the model again, so that all its files "
+                    "are in its own folder."
+                )
+
+
+def _objection(key: str, value: Any) -> tuple[str, str]:
+    """Why a setting is refused, and what to do; empty if it is not."""
+    texts = [text for text in _texts(value) if text]
+    elsewhere = any(map(_ELSEWHERE.search, texts))
+    if key in _QUANTISED and value:
+        why = "so its weights are quantised already, and opening them may fetch code"
+        return why, "Give the FP32 model; candidates at other precisions are made from it."
+    if key == "auto_map" and elsewhere:
+        why = "which is code of another repository"
+        return why, "Copy that code into the folder, and name it without a repository."
+    found = _IMPLEMENTATION.fullmatch(key)
+    if found:
+        known = _BUILT_IN.get(f"{found[1]}_implementation", _PLAIN)
+        if all(text in known for text in texts):
+            return "", ""
+        why = "a kernel of a hub or of another package, which transformers would fetch and run"
+        allowed = " or ".join(map(repr, known))
+        return why, f"Remove that line, or set it to {allowed}: {_NO_LOSS}"
+    if (key in _KERNELS and value) or (_OF_KERNELS.intersection(key.split("_")) and elsewhere):
+        why = "so transformers would fetch kernels of a hub and run them"
+        return why, f"Remove that line: {_NO_LOSS}"
+    return "", ""
+
+
+def _settings(described: Any, within: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting with its dotted name, at any depth."""
+    waiting = [(within, described)]
+    while waiting:
+        prefix, value = waiting.pop()
+        pairs: list[tuple[Any, Any]] = []
+        if isinstance(value, Mapping):
+            pairs = list(value.items())
+        elif isinstance(value, list | tuple):
+            pairs = list(enumerate(value))
+        for key, inner in pairs:
+            name = f"{prefix}.{key}" if prefix else str(key)
+            if isinstance(value, Mapping):
+                yield name, inner
+            waiting.append((name, inner))
+
+
+def _texts(value: Any, *, nested: bool = True) -> Iterator[str]:
+    """The texts that a setting holds: itself, or those of its list or table."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, list | tuple):
+            waiting.extend(each)
+        elif nested and isinstance(each, Mapping):
+            waiting.extend(each.values())
