@@ -39,6 +39,7 @@ from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 from enginegate.triton.trace import recorded
 from enginegate.triton.traffic import Traffic, run_load
+from enginegate.wording import counted
 from enginegate.workspace import Workspace, remembered
 from validation.drift import judge_drift, measure_drift
 from validation.shadow import judge_recording, judge_version, not_replayable
@@ -134,7 +135,7 @@ def _recorded_here(rules: Policy, source: Kept[OnnxModel], traffic: DataSet) -> 
         _capture(rules, source, traffic, path)
         sample = read_sample(path)
     else:
-        _log.info("%d requests recorded earlier", sample.info.requests)
+        _log.info("%s recorded earlier", counted(sample.info.requests, "request"))
     return _Recorded(sample, _VERSION)
 
 
@@ -164,7 +165,7 @@ def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Pat
                     f"was recorded: {sent.errors}. See {workspace.logs / 'shadow'}."
                 )
             info = target.take(recorder, wanted, _slices_of(traffic))
-    _log.info("%d requests recorded, %d lost", info.requests, info.lost)
+    _log.info("%s recorded, %d lost", counted(info.requests, "request"), info.lost)
 
 
 def _served(rules: Policy, reference: Kept[Engine]) -> ServedModel:

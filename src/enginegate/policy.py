@@ -21,8 +21,9 @@ from pydantic import (
 from enginegate.benchmarking import Cost, LoadShape, Search, Slo
 from enginegate.building import Building, OnnxRuntime, Shapes, TensorRt
 from enginegate.candidate import Candidate, EngineKind, Precision
-from enginegate.canonical import Record, explain_validation
+from enginegate.canonical import Record
 from enginegate.errors import PolicyError
+from enginegate.explaining import explain_validation
 from enginegate.gates import (
     Evaluation,
     Gates,
@@ -218,6 +219,7 @@ def parse_policy(raw: Mapping[str, Any], origin: str) -> Policy:
         return Policy.model_validate(raw)
     except ValidationError as error:
         raise PolicyError(
-            f"{origin} is not a valid policy:\n{explain_validation(error)}\n"
+            f"{origin} is not a valid policy:\n"
+            f"{explain_validation(error, Policy, same_as=('gates', 'default'))}\n"
             "docs/policy.md lists every key with its meaning and unit."
         ) from error

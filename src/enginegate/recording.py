@@ -6,6 +6,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from enginegate.canonical import Record
+from enginegate.explaining import matching
 
 
 def _stays_below(path: Path) -> Path:
@@ -16,7 +17,7 @@ def _stays_below(path: Path) -> Path:
 
 
 SafePath = Annotated[Path, AfterValidator(_stays_below)]
-Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Hook = Annotated[str, matching(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "MODULE:FUNCTION")]
 
 
 class Data(Record):

@@ -33,6 +33,7 @@ from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.policies import policies_of, print_policy
 from enginegate.cli.terminal import INTERRUPTED, err, interruptible, log_to_terminal, out
+from enginegate.cli.vendor_log import vendors_logged
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
@@ -92,6 +93,11 @@ def main() -> None:
         if stop.code == ExitCode.INTERRUPTED:
             err.print(INTERRUPTED)
         raise
+
+
+@app.callback()
+def _every_command(context: typer.Context) -> None:
+    context.obj = context.with_resource(vendors_logged(Workspace.here()))
 
 
 @app.command()

@@ -6,6 +6,7 @@ from rich.console import Console
 
 from enginegate.errors import InputError
 from enginegate.policy import Policy
+from enginegate.wording import counted
 
 
 def policies_of(given: list[Path] | None) -> list[Path]:
@@ -33,6 +34,7 @@ def print_policy(policy: Policy, out: Console) -> None:
         f"requests/s or more, with {policy.slo.confidence:.0%} confidence"
     )
     out.print(
-        f"search      {search.configurations} configurations, {search.budget_s:g} s a candidate"
+        f"search      {counted(search.configurations, 'configuration')}, {search.budget_s:g} "
+        "s a candidate"
     )
     out.print(f"digest      {policy.digest}")

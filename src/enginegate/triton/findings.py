@@ -12,6 +12,7 @@ from enginegate.triton.confirm import Best
 from enginegate.triton.measure import Sampled
 from enginegate.triton.reading import Reading
 from enginegate.triton.slo import P99, SloDecision, decide
+from enginegate.wording import per_second, short_number
 
 SCOPE = "benchmark"
 
@@ -66,7 +67,7 @@ def _latency(found: Found, best: Best, slo: Slo) -> Finding:
         best.p99,
         outcome,
         slo,
-        reason=f"{_number(best.p99, slo)} at {best.rate_per_s:g}/s ({best.config}): "
+        reason=f"{_number(best.p99, slo)} at {per_second(best.rate_per_s)} ({best.config}): "
         f"{_decided(best.decision, slo)}{_clusters(best)}",
         remedy="" if outcome is Outcome.PASSED else _remedy(found, best.decision, best.runs[-1]),
     )
@@ -87,7 +88,7 @@ def _nothing_held(found: Found, bounds: Search, slo: Slo) -> Finding:
         Outcome.FAILED if found.ruled_out else Outcome.INCONCLUSIVE,
         slo,
         reason=f"no configuration held the SLO ({_tried(found, bounds)}); nearest: "
-        f"{_number(p99, slo)} at {measurement.rate_per_s:g}/s ({measurement.config}): "
+        f"{_number(p99, slo)} at {per_second(measurement.rate_per_s)} ({measurement.config}): "
         f"{_decided(decision, slo)}",
         remedy=_remedy(found, decision, nearest),
     )
@@ -100,11 +101,13 @@ def _tried(found: Found, bounds: Search) -> str:
         said = ["all were measured"]
     if found.alone is not None:
         said.append(
-            f"a request alone takes {found.alone.service_ms:.4g} ms on the server "
+            f"a request alone takes {short_number(found.alone.service_ms, 4)} ms on the server "
             f"({found.alone.config}), so no other can hold"
         )
     if found.untried:
-        said.append(f"{len(found.untried)} are not shown to fail at {found.lowest_per_s:g}/s")
+        said.append(
+            f"{len(found.untried)} are not shown to fail at {per_second(found.lowest_per_s)}"
+        )
     if found.refused:
         said.append(_refused(found))
     return "; ".join(said)
@@ -136,9 +139,11 @@ def _throughput(found: Found, latency: Finding, bounds: Search, slo: Slo) -> Fin
         enough = value >= wanted
         ruling = _Ruling(Outcome.PASSED, "") if enough else _too_slow(found, best, bounds, wanted)
         relation = ">=" if enough else "<"
-        reason = f"{value:.4g}/s {relation} {wanted:.4g}/s while p99 holds ({best.config})"
+        reason = (
+            f"{per_second(value)} {relation} {per_second(wanted)} while p99 holds ({best.config})"
+        )
         if found.rejected_per_s:
-            reason += f"; {found.rejected_per_s:.4g}/s was not seen to hold"
+            reason += f"; {per_second(found.rejected_per_s)} was not seen to hold"
     return Finding(
         gate="throughput",
         scope=SCOPE,
@@ -203,7 +208,7 @@ def _number(p99: Percentile | None, slo: Slo) -> str:
     if p99 is None:
         return "p99 falls on failed requests"
     relation = "<=" if p99.value_ms <= slo.p99_ms else ">"
-    return f"p99 {p99.value_ms:.4g} ms {relation} {slo.p99_ms:g} ms"
+    return f"p99 {short_number(p99.value_ms, 4)} ms {relation} {slo.p99_ms:g} ms"
 
 
 def _decided(decision: SloDecision, slo: Slo) -> str:
@@ -230,7 +235,8 @@ def _remedy(found: Found, decision: SloDecision, nearest: Sampled) -> str:
         return _why_cut_short(found)
     if decision.outcome is Outcome.FAILED and found.untried:
         return (
-            f"what was not tried may hold, such as {found.untried[0]} at {found.lowest_per_s:g}/s: "
+            f"what was not tried may hold, such as {found.untried[0]} at "
+            f"{per_second(found.lowest_per_s)}: "
             "lower [search] max_rate_per_s, shorten its lists, or raise budget_s and "
             "max_measurements"
         )

@@ -8,7 +8,7 @@ was ended early because *another* limit was decided is measured again where it l
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -93,7 +93,7 @@ def kept(
         found = shelf.find(key)
         if found is not None and _says_enough(found, load, ends, limit_ms):
             reused()
-            return found
+            return replace(found, before=True)
         made = measure(config, load, ends=ends)
         if not made.measurement.invalid:
             shelf.keep(key, made)
