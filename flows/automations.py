@@ -14,8 +14,8 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from pydantic import SecretStr, ValidationError
 
-from enginegate.canonical import explain_validation
 from enginegate.errors import EnginegateError, InputError
+from enginegate.explaining import explain_validation
 from enginegate.masking import masked
 from tasks.prefect_server import REFUSALS, quick_client
 

@@ -36,6 +36,7 @@ from enginegate.triton.native import backend_for
 from enginegate.triton.probing import Progress
 from enginegate.triton.stage import Stage, benchmarked, machine, server_name
 from enginegate.triton.subjects import LiveSubject, Places, Subject
+from enginegate.wording import per_second, short_number
 from enginegate.workspace import Workspace, remembered
 from validation.benchmarked import not_benchmarked
 
@@ -227,22 +228,25 @@ def _machine(workspace: Workspace) -> Iterator[None]:
 
 def _progress(engine: Engine) -> Callable[[Progress], None]:
     def say(at: Progress) -> None:
-        measured = at.measurement
-        p99 = measured.percentile(0.99)
-        _log.info(
-            "%s: %s %.0f/s, %s: p99 %s%s (%.0f of %.0f s%s)",
-            engine.candidate,
-            _WORDS[at.step],
-            measured.rate_per_s,
-            measured.config,
-            f"{p99.value_ms:.1f} ms" if p99 else "unknown",
-            f", not valid: {measured.invalid[0]}" if measured.invalid else "",
-            at.spent_s,
-            at.budget_s,
-            f"; about {at.left} more, {at.left_s:.0f} s" if at.left else "",
-        )
+        _log.info("%s: %s", engine.candidate, progress_words(at))
 
     return say
+
+
+def progress_words(at: Progress) -> str:
+    """One measurement, what it showed, and how far the search is; or that it was made before."""
+    measured = at.measurement
+    p99 = measured.percentile(0.99)
+    shown = (
+        f"{per_second(measured.rate_per_s)}, {measured.config}: p99 "
+        f"{f'{short_number(p99.value_ms)} ms' if p99 else 'unknown'}"
+    )
+    if at.before:
+        return f"measured before: {shown}"
+    invalid = f", not valid: {measured.invalid[0]}" if measured.invalid else ""
+    left = f"; about {at.left} more, {at.left_s:.0f} s" if at.left else ""
+    spent = f"({at.spent_s:.0f} of {at.budget_s:.0f} s{left})"
+    return f"{_WORDS[at.step]} {shown}{invalid} {spent}"
 
 
 def _errored(engine: Engine, stage: Stage, why: str) -> Benchmark:

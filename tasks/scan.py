@@ -17,6 +17,7 @@ from enginegate.durable import write_file
 from enginegate.errors import EnginegateError, InputError
 from enginegate.ledger import Ledger
 from enginegate.policy import Policy
+from enginegate.wording import counted
 from enginegate.workspace import Workspace, now
 
 _ATTEMPTS = 3
@@ -100,7 +101,7 @@ def new_versions(rules: Policy) -> tuple[Start, ...]:
         for version in ledger.versions_with(name, alias=wanted.alias, tag=wanted.tag)
     ]
     starts = tuple(start for uri in found if (start := _claimed(workspace, rules, uri)))
-    _log.info("%d versions carry the mark, %d are new", len(found), len(starts))
+    _log.info("%s with the mark, %d new", counted(len(found), "version"), len(starts))
     return starts
 
 

@@ -32,6 +32,7 @@ from enginegate.shadow import (
 from enginegate.triton.deploy import ServedModel, deployed
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
+from enginegate.wording import counted
 from enginegate.workspace import Workspace, remembered
 from validation.drift import judge_drift, measure_drift
 from validation.shadow import judge_recording, judge_version, not_replayable
@@ -127,7 +128,7 @@ def _recorded_here(rules: Policy, source: Kept[OnnxModel], traffic: DataSet) -> 
         _capture(rules, source, traffic, path)
         sample = read_sample(path)
     else:
-        _log.info("%d requests recorded earlier", sample.info.requests)
+        _log.info("%s recorded earlier", counted(sample.info.requests, "request"))
     return _Recorded(sample, _VERSION)
 
 
@@ -149,7 +150,7 @@ def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Pat
     ):
         deployment.serve(_SERVING)
         info = record_sent(server.grpc, traffic, wanted, load, target)
-    _log.info("%d requests recorded", info.requests)
+    _log.info("%s recorded", counted(info.requests, "request"))
 
 
 def _served(rules: Policy, reference: Kept[Engine]) -> ServedModel:

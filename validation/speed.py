@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enginegate.benchmarking import Search, Slo
 from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.evidence import Benchmark, Finding, Outcome, Rival
+from enginegate.wording import per_second
 from validation.throughput import (
     ROUNDING,
     Throughput,
@@ -113,7 +114,8 @@ def _beyond(ours: float, name: str, refuted: float, margin: float) -> Finding:
         gate=GATE,
         scope=_SCOPE,
         outcome=Outcome.PASSED,
-        reason=f"{ours:,.0f}/s, and {name} is shown not to hold the SLO at {refuted:g}/s, nor at "
+        reason=f"{per_second(ours)}, and {name} is shown not to hold the SLO at "
+        f"{per_second(refuted)}, nor at "
         f"less as far as was tried: more than {ours / refuted:.3g} >= {margin:g}",
         value=ours / refuted,
         limit=margin,
@@ -132,15 +134,13 @@ def _compared(
         theirs = Throughput(theirs.per_s, math.inf, theirs.why_open or _raise_top(bounds))
     outcome = _outcome(ours, theirs, margin, equal=all(tops))
     rates = [
-        f"{'≥ ' if top else ''}{known.per_s:,.0f}/s"
+        f"{'≥ ' if top else ''}{per_second(known.per_s)}"
         for known, top in zip((ours, theirs), tops, strict=True)
     ]
     said = f"{rates[0]} over {rates[1]} of {name} is {ratio:.3g}"
     if all(tops):
-        said += (
-            f"; both hold the highest rate that is tried ({bounds.ceiling_per_s:g}/s), so neither "
-        )
-        said += f"is known to be faster; {margin:g} is asked for"
+        said += f"; both hold the highest rate that is tried ({per_second(bounds.ceiling_per_s)}), "
+        said += f"so neither is known to be faster; {margin:g} is asked for"
     else:
         said += f"; {ratio:.3g} {'>=' if ratio >= margin else '<'} {margin:g}"
         said += "".join((*_bound("this candidate", ours), *_bound(name, theirs)))
@@ -162,7 +162,7 @@ def _bound(name: str, known: Throughput) -> Iterator[str]:
         return
     yield f". A bound: {name} may hold more"
     if known.most_per_s < math.inf:
-        yield f", below {known.most_per_s:,.0f}/s"
+        yield f", below {per_second(known.most_per_s)}"
     if known.why_open:
         yield f" ({known.why_open.partition(':')[0]})"
 
@@ -219,8 +219,8 @@ def _champion(rival: Rival, bounds: Search) -> Reference:
 
 def _raise_top(bounds: Search) -> str:
     return (
-        f"nothing above {bounds.ceiling_per_s:g}/s is tried: raise [search] max_rate_per_s, and "
-        "let the generator reach it (more processors, nothing else on this machine)"
+        f"nothing above {per_second(bounds.ceiling_per_s)} is tried: raise [search] "
+        "max_rate_per_s, and let the generator reach it (more processors, nothing else on this machine)"
     )
 
 

@@ -16,6 +16,7 @@ from enginegate.operating import Watch
 from enginegate.triton.look import Reading
 from enginegate.triton.slo import P99
 from enginegate.watching import Action, Count, Look
+from enginegate.wording import per_second, short_number
 from validation.repeated import Seen, surely
 
 # Errors, latency and agreement share the chance of a false alarm.
@@ -200,7 +201,9 @@ def _latency(
         outcome, word = Outcome.PASSED, "the SLO holds"
     else:
         outcome, word = Outcome.INCONCLUSIVE, "not decided yet"
-    slowest = "none was answered" if probe.slowest_ms is None else f"{probe.slowest_ms:.3g} ms"
+    slowest = (
+        "none was answered" if probe.slowest_ms is None else f"{short_number(probe.slowest_ms)} ms"
+    )
     return live_finding(
         "latency",
         outcome,
@@ -219,19 +222,25 @@ def _server_time(reading: Reading, promise: Promise, rules: Watch) -> Finding:
     """Triton's counters give means only, so the mean is compared with the promised mean."""
     promised = promise.p99_ms if promise.server_ms is None else promise.server_ms
     limit, found = promised * rules.p99_over_promise, reading.server_ms
-    offered = f"at {reading.arrived_per_s:.3g}/s"
+    offered = f"at {per_second(reading.arrived_per_s)}"
     outcome, advisory = Outcome.INCONCLUSIVE, False
     if reading.live < rules.min_requests or found is None:
         reason = _too_few(reading, rules)
     elif not _promised(reading, promise):
-        reason = f"{found:.3g} ms {offered}; nothing was promised above "
-        reason += f"{promise.throughput_per_s:g}/s"
+        reason = f"{short_number(found)} ms {offered}; nothing was promised above "
+        reason += f"{per_second(promise.throughput_per_s)}"
     elif not found <= limit:
-        outcome, reason = Outcome.FAILED, f"mean {found:.3g} ms > {limit:.3g} ms {offered}"
+        outcome, reason = (
+            Outcome.FAILED,
+            f"mean {short_number(found)} ms > {short_number(limit)} ms {offered}",
+        )
     elif promise.server_ms is None:
-        reason, advisory = f"mean {found:.3g} ms {offered}; only a p99 was promised", True
+        reason, advisory = f"mean {short_number(found)} ms {offered}; only a p99 was promised", True
     else:
-        outcome, reason = Outcome.PASSED, f"mean {found:.3g} ms <= {limit:.3g} ms {offered}"
+        outcome, reason = (
+            Outcome.PASSED,
+            f"mean {short_number(found)} ms <= {short_number(limit)} ms {offered}",
+        )
     return live_finding(
         "server_time",
         outcome,
@@ -247,15 +256,19 @@ def _server_time(reading: Reading, promise: Promise, rules: Watch) -> Finding:
 
 def _queue(reading: Reading, rules: Watch) -> Finding:
     if reading.pending is None or reading.pending_before is None:
-        waited = "" if reading.queue_ms is None else f"; requests waited {reading.queue_ms:.3g} ms"
+        waited = (
+            ""
+            if reading.queue_ms is None
+            else f"; requests waited {short_number(reading.queue_ms)} ms"
+        )
         return _unknown("pending", f"the metrics address is not known{waited}")
     holds = reading.pending <= rules.max_pending
     return live_finding(
         "pending",
         Outcome.PASSED if holds else Outcome.FAILED,
         f"{reading.pending} requests waiting {'<=' if holds else '>'} {rules.max_pending} "
-        f"({reading.pending_before} before); {reading.arrived_per_s:.3g}/s came, "
-        f"{reading.answered / reading.lasted_s:.3g}/s were answered",
+        f"({reading.pending_before} before); {per_second(reading.arrived_per_s)} came, "
+        f"{per_second(reading.answered / reading.lasted_s)} were answered",
         value=reading.pending,
         limit=rules.max_pending,
         relation="<=",

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from enginegate.canonical import Record
+from enginegate.explaining import matching
 
 Device = Literal["cpu", "cuda"]
 
@@ -63,7 +64,9 @@ class TensorRt(Record):
     library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
         default="auto", description="auto: the full library where it is installed, else RTX"
     )
-    targets: tuple[Annotated[str, Field(pattern=r"^sm[0-9]{2,3}$")], ...] = Field(
+    targets: tuple[
+        Annotated[str, matching(r"^sm[0-9]{2,3}$", "sm and two or three digits, e.g. sm90")], ...
+    ] = Field(
         default=("sm89",), description="compute capabilities to build for ahead of time (RTX only)"
     )
     workspace_mib: PositiveInt = Field(default=1024, description="builder workspace limit")

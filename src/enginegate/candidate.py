@@ -88,8 +88,10 @@ class TensorSpec(Record):
     shape: tuple[int, ...]
 
     def __str__(self) -> str:
-        axes = " x ".join("any" if axis < 0 else str(axis) for axis in self.shape)
-        return f"{self.name}: {self.dtype}[{axes}]"
+        free = ("any" if position else "batch" for position in range(len(self.shape)))
+        sizes = zip(free, self.shape, strict=True)
+        axes = (name if axis < 0 else str(axis) for name, axis in sizes)
+        return f"{self.name}: {self.dtype}[{', '.join(axes)}]"
 
 
 class FileDigest(Record):

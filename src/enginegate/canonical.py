@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from enginegate.durable import open_regular, read_file
 from enginegate.errors import InputError
+from enginegate.explaining import explain_validation
 
 _CHUNK_BYTES = 1 << 20
 
@@ -57,21 +58,9 @@ class Record(BaseModel):
             raise InputError(f"Cannot read {path}: {error.strerror}.") from error
         except ValidationError as error:
             raise InputError(
-                f"{path} is not a valid {cls.__name__} file:\n{explain_validation(error)}\n"
+                f"{path} is not a valid {cls.__name__} file:\n{explain_validation(error, cls)}\n"
                 "It was written by another version, cut short, or edited by hand. Make it again."
             ) from error
-
-
-def explain_validation(error: ValidationError) -> str:
-    """One line for each problem: where, what, and the value that was given."""
-    lines = []
-    for problem in error.errors(include_url=False):
-        where = ".".join(str(part) for part in problem["loc"]) or "(top level)"
-        # A file that is no JSON at all may be anybody's: nothing of it belongs in a message.
-        hidden = problem["type"] in {"missing", "json_invalid"}
-        given = "" if hidden else f" (given: {problem['input']!r:.80})"
-        lines.append(f"  {where}: {problem['msg']}{given}")
-    return "\n".join(lines)
 
 
 def canonical_json(value: Any) -> bytes:

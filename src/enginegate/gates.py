@@ -12,11 +12,14 @@ from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from enginegate.candidate import Precision
 from enginegate.canonical import Record
+from enginegate.explaining import matching
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]
 Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
-MetricName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
+MetricName = Annotated[
+    str, matching(r"^[a-z][a-z0-9_]{0,39}$", "a name of lower-case letters, digits and _")
+]
 Margins: TypeAlias = dict[MetricName, NonNegativeFloat]
 OutputTask: TypeAlias = Literal["classification", "regression", "embedding"]
 Task: TypeAlias = Literal["classification", "regression", "embedding", "multi-output"]
@@ -65,8 +68,9 @@ class Output(Record):
 class Metric(Record):
     """One way to score answers against labels; what may be lost is in max_metric_loss."""
 
-    kind: str = Field(
-        pattern=r"^(top1|topk|macro_f1|mae|rmse|cosine|recall|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+    kind: str = matching(
+        r"^(top1|topk|macro_f1|mae|rmse|cosine|recall|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        "top1, topk, macro_f1, mae, rmse, cosine, recall, or MODULE:CALLABLE",
         description="`top1`, `topk`, `macro_f1` (classification), `mae`, `rmse` (regression), "
         "`cosine`, `recall` (embedding), or MODULE:CALLABLE taking outputs and labels and giving "
         "one score a sample, higher is better",

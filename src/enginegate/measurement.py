@@ -13,6 +13,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from enginegate.candidate import Sha256
 from enginegate.canonical import Record
 from enginegate.serving import ServingConfig
+from enginegate.wording import per_second
 
 Arrivals = Literal["poisson", "constant", "bursts", "replay"]
 Protocol = Literal["grpc", "http"]
@@ -42,7 +43,7 @@ class Load(Record):
         return self.rate_per_s
 
     def __str__(self) -> str:
-        return f"{self.rate_per_s:g}/s {self.arrivals}"
+        return f"{per_second(self.rate_per_s)} {self.arrivals}"
 
 
 class ClosedLoad(Record):

@@ -14,13 +14,20 @@ from pydantic import (
 )
 
 from enginegate.canonical import Record
+from enginegate.explaining import matching
 from enginegate.gates import Confidence
 from enginegate.paths import SafePath, as_written
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$")]
-Address = Annotated[str, Field(pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")]
+Name = Annotated[
+    str,
+    matching(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", "a name of letters, digits, '_', '.' and '-'"),
+]
+Address = Annotated[
+    str, matching(r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$", "HOST:PORT, e.g. 127.0.0.1:8001")
+]
 ObjectUrl = Annotated[
-    str, Field(pattern=r"^s3://[A-Za-z0-9][A-Za-z0-9.-]{1,61}[A-Za-z0-9](/[\w.-]+)*$")
+    str,
+    matching(r"^s3://[A-Za-z0-9][A-Za-z0-9.-]{1,61}[A-Za-z0-9](/[\w.-]+)*$", "s3://BUCKET/PREFIX"),
 ]
 
 

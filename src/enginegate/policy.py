@@ -22,8 +22,9 @@ from pydantic import (
 from enginegate.benchmarking import Benchmarked, Cost, LoadShape, Search, Slo
 from enginegate.building import Building, OnnxRuntime, Shapes, TensorRt
 from enginegate.candidate import Candidate, EngineKind, Precision
-from enginegate.canonical import Record, explain_validation
+from enginegate.canonical import Record
 from enginegate.errors import PolicyError
+from enginegate.explaining import explain_validation
 from enginegate.gates import (
     Evaluation,
     Gates,
@@ -268,7 +269,7 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
 
 def _explained(error: ValidationError, origin: str) -> str:
     try:
-        return explain_validation(error)
+        return explain_validation(error, Policy, same_as=("gates", "default"))
     except RecursionError as deep:
         raise PolicyError(_too_deep(origin)) from deep
 

@@ -5,9 +5,10 @@ from typing import Annotated, Self
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from enginegate.canonical import Record
+from enginegate.explaining import matching
 from enginegate.paths import SafePath
 
-Hook = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")]
+Hook = Annotated[str, matching(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "MODULE:FUNCTION")]
 
 
 class Data(Record):

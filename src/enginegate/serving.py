@@ -11,8 +11,11 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from enginegate.canonical import Record
+from enginegate.explaining import matching
 
-ResourceName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_]{0,63}$")]
+ResourceName = Annotated[
+    str, matching(r"^[A-Za-z][A-Za-z0-9_]{0,63}$", "a name of letters, digits and _")
+]
 
 
 class ServingConfig(Record):

@@ -49,7 +49,7 @@ class TestStandardTolerances:
 
     def test_must_be_asked_for(self, policy):
         """Without the word, a limit that is missing is an error, as ever."""
-        with pytest.raises(PolicyError, match="max_kl_p99_nats: Field required"):
+        with pytest.raises(PolicyError, match="max_kl_p99_nats: is missing"):
             policy(gates={"default": {**BASICS, "max_accuracy_loss": 0.01}})
 
     def test_survive_another_version(self, policy):

@@ -41,6 +41,7 @@ from enginegate.cli.terminal import (
     out,
     terminable,
 )
+from enginegate.cli.vendor_log import vendors_logged
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
@@ -120,6 +121,11 @@ def _tell(error: Exception) -> ExitCode:
         where = f"is in {kept}" if kept else "could not be written anywhere"
         err.print(f"The whole traceback {where}.", markup=False)
     return failure.exit_code
+
+
+@app.callback()
+def _every_command(context: typer.Context) -> None:
+    context.obj = context.with_resource(vendors_logged(Workspace.here()))
 
 
 @app.command()

@@ -17,16 +17,17 @@ from enginegate.approving import (
     standing_of,
 )
 from enginegate.candidate import Candidate
-from enginegate.canonical import explain_validation
 from enginegate.cli.live import answer_suspended
 from enginegate.cli.policies import policies_here
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.explaining import explain_validation
 from enginegate.ledger import Outbox, check_authentic, decision_message
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
 from enginegate.repository.decided import answers_to
+from enginegate.wording import counted
 from enginegate.workspace import Workspace, now
 
 _log = logging.getLogger("enginegate.approve")
@@ -112,7 +113,7 @@ def _decision(scorecard: Scorecard, answer: Answer) -> Decision:
             candidate=candidate,
         )
     except ValidationError as error:
-        raise InputError(f"This is no decision:\n{explain_validation(error)}") from error
+        raise InputError(f"This is no decision:\n{explain_validation(error, Decision)}") from error
 
 
 def _check_accepted(candidate: Candidate, accepts: tuple[str, ...], *, accepted: bool) -> None:
@@ -176,7 +177,7 @@ def _next(
             given.decisions, scorecard, rules.approval, now=now(), record=given.record
         )
         if standing.missing:
-            out.print(f"Still missing: {standing.missing} approval(s) by other people.")
+            out.print(f"Still missing: {counted(standing.missing, 'approval')} by other people.")
             for sentence in (standing.rejection, *standing.objections):
                 out.print(sentence, markup=False)
             return

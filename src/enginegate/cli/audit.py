@@ -7,6 +7,7 @@ from rich.table import Table
 from enginegate.errors import TamperedError
 from enginegate.policy import Policy
 from enginegate.repository import AuditLog, Layout
+from enginegate.wording import counted
 
 
 def print_audit(policy: Policy, out: Console, *, as_json: bool) -> bool:
@@ -49,4 +50,4 @@ def _print_events(log: AuditLog, policy: Policy, out: Console, *, as_json: bool)
     out.print(table)
     head = log.head()
     if head is not None:
-        out.print(f"The chain holds: {head.count} lines, head {head.sha256}")
+        out.print(f"The chain holds: {counted(head.count, 'line')}, head {head.sha256}")

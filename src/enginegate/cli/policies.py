@@ -8,6 +8,7 @@ from enginegate.errors import InputError
 from enginegate.paths import project_of
 from enginegate.policy import Policy
 from enginegate.policy_check import check_policy
+from enginegate.wording import counted
 
 
 def policies_of(given: list[Path] | None) -> list[Path]:
@@ -55,6 +56,7 @@ def print_policy(policy: Policy, out: Console) -> None:
         f"requests/s or more, with {policy.slo.confidence:.0%} confidence"
     )
     out.print(
-        f"search      {search.configurations} configurations, {search.budget_s:g} s a candidate"
+        f"search      {counted(search.configurations, 'configuration')}, {search.budget_s:g} "
+        "s a candidate"
     )
     out.print(f"digest      {policy.digest}")

@@ -10,10 +10,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.logging import RichHandler
 
+from enginegate.cli.vendor_log import ours
 from enginegate.errors import ExitCode
 
 # What is not down by then is ended by its own guard.
@@ -27,7 +29,7 @@ INTERRUPTED = "\nInterrupted. What was finished is kept; run it again to continu
 _PIPE_COLUMNS = 120
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
 err = Console(
-    stderr=True,
+    file=cast("TextIO", ours),
     highlight=False,
     emoji=False,
     width=None if sys.stderr.isatty() else _PIPE_COLUMNS,
@@ -106,7 +108,7 @@ def ended_by(status: object) -> str:
 
 def log_to_terminal() -> None:
     """Progress of this program, and of others what is worth knowing."""
-    handler: logging.Handler = logging.StreamHandler()
+    handler: logging.Handler = logging.StreamHandler(ours)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     if err.is_terminal:
         handler = RichHandler(

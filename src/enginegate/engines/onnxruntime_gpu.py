@@ -10,7 +10,7 @@ import ctypes
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -55,7 +55,9 @@ def load_cuda_libraries() -> None:
         with suppress(OSError):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     if hasattr(onnxruntime, "preload_dlls"):
-        onnxruntime.preload_dlls()
+        # It prints what it cannot find; what that means is told by the provider that a session has.
+        with redirect_stdout(sys.stderr):
+            onnxruntime.preload_dlls()
 
 
 def provider(*, tf32: bool, graphs: bool, device_id: int = 0) -> tuple[str, dict[str, str]]:

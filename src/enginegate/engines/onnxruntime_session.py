@@ -243,6 +243,8 @@ def _elsewhere(session: "InferenceSession") -> int:
 def _options(*, level: str) -> "SessionOptions":
     import onnxruntime as ort  # noqa: PLC0415
 
+    # Warnings about attempts that fall back here would otherwise be coloured lines of a worker.
+    ort.set_default_logger_severity(3)
     options = ort.SessionOptions()
     options.log_severity_level = 3
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)

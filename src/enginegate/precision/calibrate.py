@@ -11,6 +11,7 @@ from enginegate.errors import BuildError
 from enginegate.precision.ranges import Histogram
 from enginegate.precision.sample import Sample
 from enginegate.precision.session import batches_of, open_session
+from enginegate.wording import counted
 
 
 def histograms(
@@ -62,7 +63,8 @@ def _check_finite(found: dict[str, Histogram]) -> None:
     for name, histogram in found.items():
         if histogram.nonfinite:
             raise BuildError(
-                f"The activation {name!r} is NaN or Inf {histogram.nonfinite} time(s) in FP32 on "
+                f"The activation {name!r} is NaN or Inf "
+                f"{counted(histogram.nonfinite, 'time')} in FP32 on "
                 "the calibration samples, so it has no scale. Look for the samples or the layer "
                 "that cause it, or drop int8 and fp8 from [candidates]."
             )

@@ -20,6 +20,7 @@ from enginegate.precision.convert import convert
 from enginegate.precision.deadline import run_in_time
 from enginegate.precision.emulate import Emulation, emulation
 from enginegate.precision.session import open_session
+from enginegate.wording import counted
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -177,7 +178,8 @@ def _decided(report: RangeReport) -> tuple[Outcome, str]:
         named = ", ".join(peak.node for peak in report.overflowing[1:_NAMED])
         more = f"; then {named}{' and more' if count > _NAMED else ''}" if count > 1 else ""
         reason = (
-            f"{count} node(s) overflow on {report.samples} samples: {first.node} reaches {reached} "
+            f"{counted(count, 'node overflows', 'nodes overflow')} on {report.samples} "
+            f"samples: {first.node} reaches {reached} "
             f"> {report.finite_max:.5g}{more}"
         )
         return Outcome.FAILED, reason

@@ -8,6 +8,7 @@ from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from enginegate.errors import ModelError
 from enginegate.sources.onnx_form import graphs, tensors
+from enginegate.wording import counted
 
 _REAL = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 _OF_ONNXRUNTIME = frozenset({"com.microsoft"})  # ONNX has no schemas of these
@@ -54,6 +55,7 @@ def _check_weights(model: ModelProto, origin: str) -> None:
         if bad.any():
             first = tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(bad)))
             raise ModelError(
-                f"{origin}: weight {tensor.name!r} holds {int(bad.sum())} NaN value(s), first at "
+                f"{origin}: weight {tensor.name!r} holds "
+                f"{counted(int(bad.sum()), 'NaN value')}, first at "
                 f"{first}. Training diverged or the file is damaged; register a sound version."
             )

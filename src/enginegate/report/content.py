@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
+from enginegate.wording import counted
 
 Sizes: TypeAlias = Mapping[Candidate, int]
 
@@ -120,8 +121,9 @@ def sentences(scorecard: Scorecard) -> tuple[str, ...]:
     outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
     passed = outcomes.count(Outcome.PASSED)
     subject = f"Winner: {scorecard.winner}" if scorecard.winner else "No winner"
+    judged = counted(len(outcomes), "candidate")
     return (
-        f"{passed} of {len(outcomes)} candidates of {scorecard.model_uri} passed every gate.",
+        f"{passed} of {judged} of {scorecard.model_uri} passed every gate.",
         f"{subject}: {one_line(scorecard.reason).rstrip('.')}.",
         *fp32_sentences(scorecard),
         *fp32_slices(scorecard),
@@ -193,9 +195,16 @@ def short_digest(scorecard: Scorecard) -> str:
 
 
 def one_line(text: str) -> str:
-    """Text of a builder or server may be long and have many lines."""
-    joined = " ".join(text.split())
-    return joined if len(joined) <= _REASON_LENGTH else f"{joined[:_REASON_LENGTH]} (cut)"
+    """The beginning, in whole words: text of a builder or server may have many lines."""
+    joined = whole(text)
+    if len(joined) <= _REASON_LENGTH:
+        return joined
+    return f"{joined[:_REASON_LENGTH].rpartition(' ')[0]} … (`enginegate explain` shows all of it)"
+
+
+def whole(text: str) -> str:
+    """All of it as one line, where there is room."""
+    return " ".join(text.split())
 
 
 def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:

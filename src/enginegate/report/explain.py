@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
-from enginegate.report.content import fp32_sentences, fp32_slices, one_line, short_digest
+from enginegate.report.content import fp32_sentences, fp32_slices, short_digest, whole
 from enginegate.report.serving import pattern_sentences, roofline_sentence
 
 _MEANINGS = MappingProxyType(
@@ -75,8 +75,8 @@ def explain(scorecard: Scorecard) -> str:
 
 def _headline(scorecard: Scorecard) -> str:
     if scorecard.winner is None:
-        return f"There is nothing to approve: {one_line(scorecard.reason)}"
-    return f"{scorecard.winner} is up for approval: {one_line(scorecard.reason)}"
+        return f"There is nothing to approve: {whole(scorecard.reason)}"
+    return f"{scorecard.winner} is up for approval: {whole(scorecard.reason)}"
 
 
 def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
     shown = [finding for finding in findings if finding.advisory and not finding.of_fp32]
     if shown:
         yield "  Shown only, decides nothing:"
-        yield from (f"    - {one_line(_plain(finding))}" for finding in shown)
+        yield from (f"    - {whole(_plain(finding))}" for finding in shown)
 
 
 def _meaning(scorecard: Scorecard, candidate: Candidate, outcome: Outcome) -> str:
@@ -134,7 +134,7 @@ def _told(finding: Finding) -> Iterator[str]:
     if finding.would_pass is not None:
         yield f"  A limit of {_number(finding, finding.would_pass)} would have let it through."
     if finding.remedy:
-        yield f"  What to do: {one_line(finding.remedy)}"
+        yield f"  What to do: {whole(finding.remedy)}"
 
 
 def _said(finding: Finding) -> str:
@@ -237,10 +237,10 @@ def _per(fraction: float) -> str:
 def _plain(finding: Finding) -> str:
     lead = _LEADS.get(finding.gate)
     if lead is None:
-        return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {one_line(finding.reason)}"
+        return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {whole(finding.reason)}"
     data, _, _ = finding.scope.partition(":")
     where = f" ({_DATA[data]})" if data in _DATA else ""
-    return f"{lead}{where}: {one_line(finding.reason)}"
+    return f"{lead}{where}: {whole(finding.reason)}"
 
 
 def _serving(benchmark: Benchmark) -> Iterator[str]:

@@ -16,6 +16,7 @@ from enginegate.measurement import Measurement, Percentile
 from enginegate.report.content import accuracy_text, one_line
 from enginegate.serving import ServingConfig
 from enginegate.triton.advice import buckets, explain_p99
+from enginegate.wording import per_second, short_number
 
 SERVING_COLUMNS = (
     "configuration",
@@ -132,14 +133,17 @@ def generator_sentence(measured: Measurement) -> str:
     sender = measured.generator
     processes = "process" if sender.processes == 1 else "processes"
     who = f"{sender.driver} ({sender.processes} {processes}, the busiest {sender.cpu_share:.0%} of"
-    said = [f"Sent by {who} a processor), late by {measured.late_p99_ms:.2g} ms at p99"]
+    said = [
+        f"Sent by {who} a processor), late by {short_number(measured.late_p99_ms, 2)} ms at p99"
+    ]
     if sender.null_p50_ms is not None and sender.null_p99_ms is not None:
         said.append(
-            f"a model that does nothing answers it in {sender.null_p50_ms:.2g} ms (p50) and "
-            f"{sender.null_p99_ms:.2g} ms (p99)"
+            f"a model that does nothing answers it in {short_number(sender.null_p50_ms, 2)} "
+            "ms (p50) and "
+            f"{short_number(sender.null_p99_ms, 2)} ms (p99)"
         )
     if sender.trusted_per_s is not None:
-        said.append(f"it was shown to keep up with {sender.trusted_per_s:,.0f}/s")
+        said.append(f"it was shown to keep up with {per_second(sender.trusted_per_s)}")
     return "; ".join(said) + "."
 
 
@@ -149,7 +153,7 @@ def pattern_sentences(patterns: Sequence[Pattern]) -> Iterator[str]:
     for pattern in patterns:
         if pattern is not recorded:
             yield (
-                f"Under a heavier mix ({pattern.name}, {pattern.rate_per_s:,.0f}/s): "
+                f"Under a heavier mix ({pattern.name}, {per_second(pattern.rate_per_s)}): "
                 + ", ".join(_moved(pattern, recorded, quantile) for quantile in (0.5, P99, _TAIL))
                 + f"; {pattern.failed_share:.2%} failed. Shown only, decides nothing."
             )
@@ -195,7 +199,7 @@ def _result(benchmark: Benchmark) -> Iterator[str]:
         f"requests/s with a p99 of {percentile_text(p99)} ms{over}"
     )
     if benchmark.rejected_rate_per_s is not None:
-        said += f"; {benchmark.rejected_rate_per_s:,.0f}/s did not hold"
+        said += f"; {per_second(benchmark.rejected_rate_per_s)} did not hold"
     yield f"{said}."
     if benchmark.cut_short:
         yield f"It may hold more: {one_line(benchmark.cut_short)}."
@@ -210,7 +214,8 @@ def _keeping_up(benchmark: Benchmark) -> str:
     if shown is None or rate <= shown:
         return ""
     return (
-        f"Against a do-nothing model the sender was shown to keep up with {shown:,.0f}/s only; "
+        f"Against a do-nothing model the sender was shown to keep up with {per_second(shown)} "
+        "only; "
         "above that, how late each measurement's own requests were speaks for it."
     )
 
@@ -228,9 +233,9 @@ def _standing(benchmark: Benchmark) -> Iterator[str]:
     rival = benchmark.rival
     if rival is not None:
         yield (
-            f"In turns with live release {rival.release} at {rival.rate_per_s:,.0f}/s: p99 "
+            f"In turns with live release {rival.release} at {per_second(rival.rate_per_s)}: p99 "
             f"{_mean(rival.candidate_p99_ms)} ms against {_mean(rival.champion_p99_ms)} ms, which "
-            f"differs from itself by {rival.noise_ms:.2g} ms."
+            f"differs from itself by {short_number(rival.noise_ms, 2)} ms."
         )
 
 
@@ -243,7 +248,7 @@ def _moved(pattern: Pattern, recorded: Pattern | None, quantile: float) -> str:
     now, before = _find(pattern, quantile), _find(recorded, quantile)
     if now is None:
         return f"{name} falls on failed requests"
-    said = f"{name} {now.value_ms:.3g} ms"
+    said = f"{name} {short_number(now.value_ms)} ms"
     if before is not None and before.value_ms:
         said += f" ({now.value_ms / before.value_ms - 1.0:+.0%})"
     return f"{said} of {now.samples:,}"
@@ -279,7 +284,7 @@ def _row(
         valid=f"{valid} of {len(measured)}",
         held=f"{best.rate_per_s:,.0f}" if best and held else "none",
         p99=percentile_text(p99)
-        + ("" if held or best is None else f" at {best.rate_per_s:,.0f}/s"),
+        + ("" if held or best is None else f" at {per_second(best.rate_per_s)}"),
         requests=f"{best.completed + best.failed:,}" if best else "0",
         batch=f"{best.stages.mean_batch_size:.1f}" if best and best.stages else _MISSING,
         largest=_largest(best),

@@ -7,6 +7,7 @@ from enginegate.evidence import Benchmark
 from enginegate.measurement import Measurement, StageSplit
 from enginegate.report.serving import P99, ServingReport
 from enginegate.report.svg import COLOURS, Axis, Canvas, box, dot, line, path, text
+from enginegate.wording import per_second, short_number
 
 STAGES = {
     "queueing": "#E69F00",
@@ -92,7 +93,7 @@ def stage_chart(report: ServingReport) -> str:
         drawn.append(text(4, top + 17, benchmark.candidate.name, f"s{number} lane"))
         for name, time_ms in _parts(stages).items():
             wide = (width - 190.0) * time_ms / longest_ms
-            title = f"{benchmark.candidate}: {name} {time_ms:.3g} ms"
+            title = f"{benchmark.candidate}: {name} {short_number(time_ms)} ms"
             size = (max(wide, 0.5), _BAR)
             drawn.append(box((left, top), size, f"s{number}", STAGES[name], title=title))
             left += wide
@@ -123,7 +124,7 @@ def pareto_chart(report: ServingReport, accuracy: Mapping[Candidate, str]) -> st
     for number, b, p, x in points:
         p99 = p.p99.value_ms if p.p99 else 0.0
         known = accuracy.get(b.candidate, "accuracy not judged here")
-        title = f"{b.candidate}: {p.config}; {p.rate_per_s:,.0f}/s; p99 {p99:.2f} ms; {known}"
+        title = f"{b.candidate}: {p.config}; {per_second(p.rate_per_s)}; p99 {p99:.2f} ms; {known}"
         at = canvas.at(x, p99)
         marks.append(dot(at, f"s{number} dot", colour(number), title=title))
         if p.confirmed:

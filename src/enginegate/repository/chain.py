@@ -18,6 +18,7 @@ from enginegate.canonical import Record
 from enginegate.decision import Head
 from enginegate.durable import NotRegularFileError, open_regular, read_file, sync_folder
 from enginegate.errors import RepositoryError, TamperedError
+from enginegate.wording import counted
 
 GENESIS = "0" * 64
 
@@ -102,7 +103,8 @@ class Chain(Generic[L]):
         links = self.read()
         if len(links) < known.count:
             raise TamperedError(
-                f"{self.path} has {len(links)} lines; {said_by} knows of {known.count}. Lines were "
+                f"{self.path} has {counted(len(links), 'line')}; {said_by} knows of "
+                f"{known.count}. Lines were "
                 "removed from its end: restore it from a backup."
             )
         found = links[known.count - 1].digest

@@ -13,6 +13,7 @@ import numpy as np
 
 from enginegate.data import Array
 from enginegate.errors import DataError
+from enginegate.wording import counted
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -189,7 +190,8 @@ def _values(path: Path, field: Any, values: Any) -> Array:
 def _check_whole(path: Path, field: Any, values: Any) -> None:
     if values.null_count:
         raise DataError(
-            f"{path}: column {field.name} has {values.null_count} empty values; each row needs its "
+            f"{path}: column {field.name} has {counted(values.null_count, 'empty value')}; "
+            "each row needs its "
             "own."
         )
 

@@ -21,6 +21,7 @@ from enginegate.errors import DataError
 from enginegate.shadow.block import Block, Text, joined
 from enginegate.shadow.parquet import PartWriter
 from enginegate.shadow.privacy import Preparation
+from enginegate.wording import counted
 
 _FLUSH_BYTES = 8 << 20
 _FLUSH_ROWS = 1024
@@ -61,11 +62,11 @@ class SampleInfo(Record):
     def lines(self) -> tuple[tuple[str, str], ...]:
         """What a person wants to know, as pairs of a heading and its text."""
         versions = ", ".join(
-            f"{version or 'not told'} ({rows} rows)"
+            f"{version or 'not told'} ({counted(rows, 'row')})"
             for version, rows in self.model_versions.items()
         )
         shapes = "; ".join(
-            f"{', '.join(map(str, (*part.inputs, *part.outputs)))} ({part.rows} rows)"
+            f"{', '.join(map(str, (*part.inputs, *part.outputs)))} ({counted(part.rows, 'row')})"
             for part in self.parts
         )
         first = f", first: {self.losses[0]}" if self.losses else ""
@@ -73,7 +74,7 @@ class SampleInfo(Record):
             ("origin", self.origin),
             ("model", self.model),
             ("recorded", f"{self.recorded_at:%Y-%m-%d %H:%M:%S %Z}"),
-            ("requests", f"{self.requests} ({self.rows} rows), one in {self.one_in}"),
+            ("requests", f"{self.requests} ({counted(self.rows, 'row')}), one in {self.one_in}"),
             ("ended by", "the limit on bytes" if self.capped else "time or count"),
             ("lost", f"{self.lost}{first}"),
             ("model versions", versions),

@@ -6,6 +6,7 @@ stops answering in the middle of something after twice ``MLFLOW_HTTP_REQUEST_TIM
 """
 
 import os
+import re
 import time
 from urllib.parse import urlsplit
 
@@ -28,6 +29,7 @@ _SETTINGS = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
 }
+_SYSTEM = re.compile(r"\[Errno -?\d+\] [\w ]+")
 _answered: dict[str, float] = {}
 
 
@@ -74,10 +76,13 @@ def _ask(tracking_uri: str, shown: str) -> None:
 
 def _refusal(error: Exception, tracking_uri: str, shown: str) -> str:
     silent = "Read timed out" in str(error)
+    # Of a chain of libraries' sentences the innermost says it.
+    system = _SYSTEM.search(str(error))
+    why = system[0] if system else str(error)
     what = (
         f"accepts connections and gave no answer in {ANSWER_S:g} s"
         if silent
-        else f"could not be reached: {masked(str(error))}"
+        else f"could not be reached: {masked(why)}"
     )
     return (
         f"MLflow at {shown} {what}. See whether its server runs "

@@ -21,6 +21,7 @@ from enginegate.sources.weights import (
     tensors,
     whole,
 )
+from enginegate.wording import counted
 
 __all__ = [
     "canonical",
@@ -217,6 +218,7 @@ def _check_tensor(tensor: TensorProto, origin: str, folder: Path) -> None:
     if not finite.all() and (np.isnan(values).any() or values[finite].any()):
         index = tuple(int(axis[0]) for axis in np.nonzero(np.atleast_1d(~finite)))
         raise ModelError(
-            f"{origin}: weight {tensor.name!r} holds {int((~finite).sum())} NaN or Inf value(s), "
+            f"{origin}: weight {tensor.name!r} holds "
+            f"{counted(int((~finite).sum()), 'NaN or Inf value')}, "
             f"first at {index}. Training diverged or the file is damaged; register a sound version."
         )

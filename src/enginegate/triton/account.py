@@ -11,6 +11,7 @@ from enginegate.triton.confirm import Best
 from enginegate.triton.edge import Known, Probe, Standing
 from enginegate.triton.measure import percentiles
 from enginegate.triton.slo import P99
+from enginegate.wording import per_second
 
 _MOST_TOLD = 6
 _AXES: dict[str, Callable[[ServingConfig], object]] = {
@@ -50,7 +51,7 @@ def reasons(
             groups.setdefault(value_of(config), []).append(config)
         groups.pop(chosen, None)
         if groups:
-            held = f"{_shown(chosen)} was confirmed at {confirmed.rate_per_s:.4g}/s"
+            held = f"{_shown(chosen)} was confirmed at {per_second(confirmed.rate_per_s)}"
             said[name] = "; ".join([held, *_others(groups, known, predicted)])
         elif predicted:
             said[name] = f"{_shown(chosen)} is the only value in the search space"
@@ -68,14 +69,16 @@ def _others(
         held = [rate for config in configs if (rate := known.held(config)) is not None]
         rejected = [rate for config in configs if (rate := known.rejected(config)) is not None]
         if held:
-            measured.append((max(held), f"{_shown(value)} held {max(held):.4g}/s at most"))
+            measured.append((max(held), f"{_shown(value)} held {per_second(max(held))} at most"))
         elif rejected:
-            measured.append((0.0, f"{_shown(value)} did not hold {min(rejected):.4g}/s"))
+            measured.append((0.0, f"{_shown(value)} did not hold {per_second(min(rejected))}"))
         elif all(config in known.refused for config in configs):
             measured.append((-1.0, f"{_shown(value)} does not load"))
         else:
             most = max(predicted[config] for config in configs if config in predicted)
-            expected.append((most, f"{_shown(value)} not measured: at most {most:.4g}/s expected"))
+            expected.append(
+                (most, f"{_shown(value)} not measured: at most {per_second(most)} expected")
+            )
     told = [text for _, text in sorted(measured, reverse=True)]
     likely = [text for _, text in sorted(expected, reverse=True)]
     more = len(likely) - _MOST_TOLD

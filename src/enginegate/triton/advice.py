@@ -10,6 +10,7 @@ from typing import NamedTuple
 from enginegate.benchmarking import Slo
 from enginegate.measurement import Measurement, StageSplit
 from enginegate.triton.slo import P99
+from enginegate.wording import short_number
 
 _ADVICE = {
     "queueing": "add instances, shorten max_queue_delay, or let batches grow",
@@ -58,15 +59,16 @@ def explain_p99(measurement: Measurement, slo: Slo) -> str:
     if p99 is None:
         return _failures(measurement)
     relation = "within" if p99.value_ms <= slo.p99_ms else "above"
-    said = [f"p99 is {p99.value_ms:.3g} ms, {relation} the limit of {slo.p99_ms:g} ms."]
+    said = [f"p99 is {short_number(p99.value_ms)} ms, {relation} the limit of {slo.p99_ms:g} ms."]
     found = buckets(measurement.stages) if measurement.stages else ()
     if measurement.stages is None or not found:
         return f"{said[0]} What the server did meanwhile was not counted."
     whole = "mean server time" if measurement.stages.client_ms is None else "mean time of a request"
     largest = found[0]
     said.append(
-        f"{largest.share:.0%} of the {whole} is {largest.name} ({largest.time_ms:.3g} ms): "
-        f"{_ADVICE[largest.name]}."
+        f"{largest.share:.0%} of the {whole} is {largest.name} "
+        f"({short_number(largest.time_ms)} "
+        f"ms): {_ADVICE[largest.name]}."
     )
     said.append(_tail(p99.value_ms, found))
     said.append(_batches(measurement, measurement.stages, largest.name))
@@ -110,8 +112,8 @@ def _tail(p99_ms: float, found: tuple[Bucket, ...]) -> str:
         return ""
     return (
         f"p99 is {p99_ms / mean_ms:.2g} times the mean; if the slowest requests were executed as "
-        f"fast as the mean ({working_ms:.3g} ms), {1 - working_ms / p99_ms:.0%} of it is waiting "
-        "(the server counts means only, so this is not measured)."
+        f"fast as the mean ({short_number(working_ms)} ms), {1 - working_ms / p99_ms:.0%} of it is "
+        "waiting (the server counts means only, so this is not measured)."
     )
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from enginegate.evidence import Finding, Outcome, Rival
 from enginegate.triton.confirm import Best, Overload
 from enginegate.triton.findings import SCOPE
+from enginegate.wording import per_second, short_number
 
 _LEAST_KEPT = 0.9
 
@@ -27,7 +28,8 @@ def _overload(best: Best, overload: Overload | None) -> Finding:
     kept = overload.throughput_per_s / best.throughput_per_s
     collapsed = not kept >= _LEAST_KEPT
     reason = (
-        f"{overload.throughput_per_s:.4g}/s served of {overload.rate_per_s:.4g}/s offered, "
+        f"{per_second(overload.throughput_per_s)} served of {per_second(overload.rate_per_s)} "
+        "offered, "
         f"{kept:.0%} of the answer's throughput {'<' if collapsed else '>='} {_LEAST_KEPT:.0%}; "
         f"{overload.failed_share:.1%} failed"
     )
@@ -49,9 +51,12 @@ def _rival(rival: Rival) -> Finding:
     elif ours > theirs + rival.noise_ms:
         outcome, word = Outcome.FAILED, "above"
     reason = (
-        f"p99 {ours:.4g} ms is {word} that of release {rival.release}, {theirs:.4g} ms, at "
-        f"{rival.rate_per_s:.4g}/s in {len(rival.candidate_p99_ms)} turns (it differs from itself "
-        f"by {rival.noise_ms:.3g} ms); the release held {rival.champion_throughput_per_s:.4g}/s"
+        f"p99 {short_number(ours, 4)} ms is {word} that of release {rival.release}, "
+        f"{short_number(theirs, 4)} ms, at "
+        f"{per_second(rival.rate_per_s)} in {len(rival.candidate_p99_ms)} turns (it differs "
+        "from itself "
+        f"by {short_number(rival.noise_ms)} ms); the release held "
+        f"{per_second(rival.champion_throughput_per_s)}"
     )
     return _advisory("champion", outcome, reason, "", numbers=_Numbers(ours, theirs, "<="))
 

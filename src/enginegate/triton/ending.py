@@ -14,6 +14,7 @@ from enginegate.triton.pooled import judge
 from enginegate.triton.probing import Champion, Measure, Pace, Progress, quiet
 from enginegate.triton.search import SearchResult
 from enginegate.triton.sequential import Sequential
+from enginegate.wording import per_second
 
 _SPARE = 1.2
 _MARGIN = 0.02
@@ -85,7 +86,7 @@ class Ending:
                 reasons = points.setdefault((made.config, made.rate_per_s), [])
                 reasons.append(made.invalid[0] if made.invalid else "")
         void = (
-            f"no measurement at {rate:,.0f}/s is valid: {reasons[-1]}"
+            f"no measurement at {per_second(rate)} is valid: {reasons[-1]}"
             for (_, rate), reasons in points.items()
             if all(reasons)
         )

@@ -14,6 +14,7 @@ from enginegate.triton.reading import Reading
 from enginegate.triton.server_time import decide_on_server
 from enginegate.triton.slo import P99, SloDecision, decide
 from enginegate.triton.validity import TIMERS_MS
+from enginegate.wording import per_second, short_number
 
 SCOPE = "benchmark"
 _ROUNDING = 1.0 + 1e-6
@@ -74,7 +75,7 @@ def _latency(found: Found, best: Best, slo: Slo) -> Finding:
         best.p99,
         ruling.outcome,
         slo,
-        reason=f"{_number(best.p99, slo)} at {best.rate_per_s:g}/s ({best.config}): "
+        reason=f"{_number(best.p99, slo)} at {per_second(best.rate_per_s)} ({best.config}): "
         f"{_decided(best.decision, slo)}{_clusters(best)}{doubt}",
         remedy=ruling.remedy,
     )
@@ -99,7 +100,7 @@ def _nothing_held(found: Found, bounds: Search, slo: Slo) -> Finding:
         ruling.outcome,
         slo,
         reason=f"no configuration held the SLO ({_tried(found, bounds)}); nearest: "
-        f"{_number(p99, slo)} at {measurement.rate_per_s:g}/s ({measurement.config}): "
+        f"{_number(p99, slo)} at {per_second(measurement.rate_per_s)} ({measurement.config}): "
         f"{_decided(decision, slo)}{doubt}",
         remedy=ruling.remedy,
     )
@@ -110,8 +111,8 @@ def _ruled_out(remedy: str, found: Found, doubt: str) -> "_Ruling":
         return _Ruling(Outcome.FAILED, remedy)
     return _Ruling(
         Outcome.INCONCLUSIVE,
-        f"raise [slo] p99_ms above {_sender_ms(found):.3g} ms, or send from a machine that needs "
-        "less",
+        f"raise [slo] p99_ms above {short_number(_sender_ms(found))} ms, or send from a machine "
+        "that needs less",
     )
 
 
@@ -125,8 +126,8 @@ def _sender_decides(found: Found, slo: Slo) -> str:
     if slo.p99_ms > sender_ms or _fails_on_server(found, slo):
         return ""
     return (
-        f"; but sending alone takes up to {sender_ms:.3g} ms here, and the server's own time is "
-        f"not surely above {slo.p99_ms:g} ms, so this may be the sender"
+        f"; but sending alone takes up to {short_number(sender_ms)} ms here, and the server's own "
+        f"time is not surely above {slo.p99_ms:g} ms, so this may be the sender"
     )
 
 
@@ -157,11 +158,13 @@ def _tried(found: Found, bounds: Search) -> str:
         said = ["all were measured"]
     if found.alone is not None:
         said.append(
-            f"a request alone takes {found.alone.service_ms:.4g} ms on the server "
+            f"a request alone takes {short_number(found.alone.service_ms, 4)} ms on the server "
             f"({found.alone.config}), so no other can hold"
         )
     if found.untried:
-        said.append(f"{len(found.untried)} are not shown to fail at {found.lowest_per_s:g}/s")
+        said.append(
+            f"{len(found.untried)} are not shown to fail at {per_second(found.lowest_per_s)}"
+        )
     if found.refused:
         said.append(_refused(found))
     return "; ".join(said)
@@ -193,9 +196,11 @@ def _throughput(found: Found, latency: Finding, bounds: Search, slo: Slo) -> Fin
         enough = value >= wanted
         ruling = _Ruling(Outcome.PASSED, "") if enough else _too_slow(found, best, bounds, wanted)
         relation = ">=" if enough else "<"
-        reason = f"{value:.4g}/s {relation} {wanted:.4g}/s while p99 holds ({best.config})"
+        reason = (
+            f"{per_second(value)} {relation} {per_second(wanted)} while p99 holds ({best.config})"
+        )
         if found.rejected_per_s:
-            reason += f"; {found.rejected_per_s:.4g}/s was not seen to hold"
+            reason += f"; {per_second(found.rejected_per_s)} was not seen to hold"
     return Finding(
         gate="throughput",
         scope=SCOPE,
@@ -260,7 +265,7 @@ def _number(p99: Percentile | None, slo: Slo) -> str:
     if p99 is None:
         return "p99 falls on failed requests"
     relation = "<=" if p99.value_ms <= slo.p99_ms else ">"
-    return f"p99 {p99.value_ms:.4g} ms {relation} {slo.p99_ms:g} ms"
+    return f"p99 {short_number(p99.value_ms, 4)} ms {relation} {slo.p99_ms:g} ms"
 
 
 def _decided(decision: SloDecision, slo: Slo) -> str:
@@ -287,7 +292,8 @@ def _remedy(found: Found, decision: SloDecision, nearest: Sampled) -> str:
         return _why_cut_short(found)
     if decision.outcome is Outcome.FAILED and found.untried:
         return (
-            f"what was not tried may hold, such as {found.untried[0]} at {found.lowest_per_s:g}/s: "
+            f"what was not tried may hold, such as {found.untried[0]} at "
+            f"{per_second(found.lowest_per_s)}: "
             "lower [search] max_rate_per_s, shorten its lists, or raise budget_s and "
             "max_measurements"
         )

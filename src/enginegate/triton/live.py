@@ -127,7 +127,7 @@ def _served_already(repository: Path, holder: str) -> str:
         f"{repository} is served already{where} (by {holder or 'another process'}). "
         "A promotion would reach only one of two servers. Use that one, or stop it first (Ctrl-C "
         "where it runs). For a second server of the same repository, name its address in the "
-        "policy (`fleet` under [target]), and start it on that port: docs/targets.md."
+        "policy (`fleet` under [target]), and start that one on its port: docs/targets.md."
     )
 
 

@@ -40,10 +40,12 @@ class Sampled:
 
     Attributes:
         latencies_ms: of every request after the warm-up and of every failure, which is infinite.
+        before: whether it was made earlier and kept.
     """
 
     measurement: Measurement
     latencies_ms: NDArray[np.float64]
+    before: bool = False
 
     def over(self, limit_ms: float) -> int:
         """Requests that took longer than the limit, or failed."""

@@ -63,6 +63,7 @@ class Progress:
     Attributes:
         left: about how many measurements are still to come.
         left_s: about how long they will take.
+        before: whether it was made earlier, and took no time now.
     """
 
     step: Step
@@ -72,6 +73,7 @@ class Progress:
     measurement: Measurement
     left: int = 0
     left_s: float = 0.0
+    before: bool = False
 
 
 def quiet(_: Progress) -> None:
@@ -197,6 +199,7 @@ class Budget:
                 measurement=sampled.measurement,
                 left=self.expected,
                 left_s=min(left_s, max(0.0, bounds.budget_s - self.spent_s)),
+                before=sampled.before,
             )
         )
 

@@ -8,7 +8,7 @@ was ended early because *another* limit was decided is measured again where it l
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import Field
@@ -98,7 +98,7 @@ def kept(
             and _of_the_server(found, shelf, limit_ms)
         ):
             reused()
-            return found
+            return replace(found, before=True)
         made = measure(config, load, ends=ends)
         if not made.measurement.invalid:
             shelf.keep(key, made)

@@ -15,6 +15,7 @@ from enginegate.triton.latencies import Requests
 from enginegate.triton.slo import P99, decide
 from enginegate.triton.traffic import LoadResult
 from enginegate.triton.warmup import slow_until_s
+from enginegate.wording import per_second, short_number
 
 MIN_SAMPLES = 20
 TIMERS_MS = 5.0  # what a busy machine's timers and event loops do by themselves
@@ -109,8 +110,9 @@ def warming_up(result: LoadResult, cut_s: float) -> tuple[str, ...]:
     if until_s <= cut_s:
         return ()
     reason = (
-        f"still warming up: slower than the rest for {until_s:.2g} s after it was loaded, of which "
-        f"{cut_s:.2g} s are cut: measure again, or longer"
+        f"still warming up: slower than the rest for {short_number(until_s, 2)} s after it was "
+        "loaded, of which "
+        f"{short_number(cut_s, 2)} s are cut: measure again, or longer"
     )
     return (reason,)
 
@@ -162,8 +164,8 @@ def _drifted(result: LoadResult) -> str:
     if abs(sent - asked) <= max(_MOST_DRIFT * asked, _CHANCE * asked**0.5):
         return ""
     return (
-        f"{sent} requests were due in {result.lasted_s:.3g} s, not the {asked:.0f} that "
-        f"{load.rate_per_s:g}/s stands for: the arrivals are not steady, so raise [search] "
+        f"{sent} requests were due in {short_number(result.lasted_s)} s, not the {asked:.0f} that "
+        f"{per_second(load.rate_per_s)} stands for: the arrivals are not steady, so raise [search] "
         "measurement_s, or choose other [load] arrivals"
     )
 
@@ -183,7 +185,8 @@ def _too_late(result: LoadResult, limit_ms: float) -> str:
     if late_ms <= limit_ms:
         return ""
     return (
-        f"the generator was {late_ms:.2g} ms late at the 99th percentile (limit {limit_ms:.2g} "
+        f"the generator was {short_number(late_ms, 2)} ms late at the 99th percentile (limit "
+        f"{short_number(limit_ms, 2)} "
         "ms): lower the rate, or stop what else runs on this machine"
     )
 
@@ -205,7 +208,8 @@ def _beyond_trust(result: LoadResult, generator: Generator, throughput_per_s: fl
     if trusted is None or rate <= trusted:
         return ""
     return (
-        f"{rate:.4g}/s is more than the {trusted:.4g}/s that this generator was shown to keep up "
+        f"{per_second(rate)} is more than the {per_second(trusted)} that this generator was "
+        "shown to keep up "
         "with against a do-nothing model: let more processes send, or lower the rate"
     )
 

@@ -11,12 +11,14 @@ from enginegate.ledger import Ledger
 from enginegate.sources.registry import resolve
 from tests.fakes.silent import silent_server
 
-_QUICK_S = 5.0
+_QUICK_S = 15.0
 
 
 @pytest.fixture
 def silent(monkeypatch):
     """Its address, with a password and a token, and limits short enough for a test."""
+    import mlflow.utils.rest_utils  # noqa: F401 - importing takes seconds, which are not waited
+
     monkeypatch.setattr("enginegate.sources.mlflow_server.ANSWER_S", 1.0)
     monkeypatch.setattr("enginegate.sources.mlflow_server._SAID_AFTER_S", 0.2)
     with silent_server() as address:

@@ -38,10 +38,10 @@ def test_program_keeps_its_dynamic_sequence(program, export, tokens, tmp_path):
     found = export(f"file:{path}", tmp_path / "onnx", data=tokens).value
 
     assert [str(spec) for spec in found.inputs] == [
-        "input_ids: int64[any x any]",
-        "attention_mask: int64[any x any]",
+        "input_ids: int64[batch, any]",
+        "attention_mask: int64[batch, any]",
     ]
-    assert [str(spec) for spec in found.outputs] == ["logits: float32[any x 3]"]
+    assert [str(spec) for spec in found.outputs] == ["logits: float32[batch, 3]"]
     assert found.proven_lengths == {"input_ids_1": (1, 6, 11, 12)}
     assert found.parity_max_abs_error <= 1e-5
 

@@ -38,8 +38,8 @@ def test_classifier_gives_logits(  # noqa: PLR0913
 
     kept = export(uri, tmp_path, data=rows, **allowed)
 
-    assert [str(spec) for spec in kept.value.inputs] == ["features: float32[any x 5]"]
-    assert [str(spec) for spec in kept.value.outputs] == ["logits: float32[any x 3]"]
+    assert [str(spec) for spec in kept.value.inputs] == ["features: float32[batch, 5]"]
+    assert [str(spec) for spec in kept.value.outputs] == ["logits: float32[batch, 3]"]
     assert kept.value.parity_samples == 60
     with open_onnx(kept.folder / "model.onnx") as opened:
         logits = opened.run(dict(rows.inputs))["logits"]

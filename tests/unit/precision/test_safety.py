@@ -17,7 +17,7 @@ SOUND = {"samples": 8, "finite_max": 65504.0, "peak": 9.5, "overflowing": (), "n
         pytest.param(
             {"overflowing": (Peak(node="square", magnitude=1.1e6), Peak(node="mean"))},
             Outcome.FAILED,
-            "2 node(s) overflow on 8 samples: square reaches 1.1e+06 > 65504; then mean",
+            "2 nodes overflow on 8 samples: square reaches 1.1e+06 > 65504; then mean",
             id="overflow",
         ),
         pytest.param(

@@ -212,3 +212,16 @@ def test_what_was_not_benchmarked_says_why():
     assert f"not benchmarked: {why}" in scorecard_text(card)
     assert f"not benchmarked: {why}" in scorecard_markdown(card)
     assert f"It was not benchmarked: {why}." in explain(card)
+
+
+def test_a_long_reason_ends_with_a_word_and_says_where_the_rest_is():
+    """The explanation has all of it."""
+    reason = "a builder said a great deal " * 30
+    judged = (verdict(finding(Outcome.FAILED).model_copy(update={"reason": reason})),)
+    card = scorecard(verdicts=judged, winner=None, reason="none passed")
+
+    shown, explained = scorecard_text(card), explain(card)
+
+    assert "… (`enginegate explain` shows all of it)" in " ".join(shown.split())
+    assert "great deal " * 3 not in shown
+    assert reason.strip() in explained

@@ -111,8 +111,8 @@ def test_npz(tmp_path, home):
     [
         pytest.param({"x": [1.0]}, "none is called input.NAME", id="columns-missing"),
         pytest.param({"input.x": [[1], [1, 2]]}, "differ in length", id="ragged"),
-        pytest.param({"input.x": [1.0, None]}, "1 empty values", id="null"),
-        pytest.param({"input.x": [[1.0, None]]}, "1 empty values", id="null-inside"),
+        pytest.param({"input.x": [1.0, None]}, "1 empty value", id="null"),
+        pytest.param({"input.x": [[1.0, None]]}, "1 empty value", id="null-inside"),
         pytest.param({"input.x": [{"a": 1}]}, "columns hold numbers", id="struct"),
         pytest.param({"input.x": [1], "arrival": [5]}, "must hold timestamps", id="arrival"),
         pytest.param({"input.x": [1], "label": [0.5]}, "whole numbers", id="label"),

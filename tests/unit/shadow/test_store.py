@@ -66,7 +66,7 @@ def test_what_is_told_about_a_sample(kept, block_of):
     lines = dict(sample_info(kept(block_of(2, at=5), one_in=10)).lines())
 
     assert lines["requests"] == "1 (2 rows), one in 10"
-    assert lines["tensors"] == "x: float32[any x 4], y: float32[any x 4] (2 rows)"
+    assert lines["tensors"] == "x: float32[batch, 4], y: float32[batch, 4] (2 rows)"
     assert lines["model versions"] == "3 (2 rows)"
     assert (lines["lost"], lines["redacted"], lines["not written"]) == ("0", "nothing", "nothing")
 

@@ -18,12 +18,14 @@ from enginegate.engines import NATIVE, serving
 from enginegate.errors import ModelError
 from enginegate.evidence import Outcome
 from enginegate.kept import Kept
+from enginegate.measurement import Load, Measurement
 from enginegate.policy import parse_policy, read_policy
 from enginegate.repository.serving import config_of
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
 from enginegate.triton.deploy import ServedModel
 from enginegate.triton.install import TritonInstall
+from enginegate.triton.probing import Progress
 from enginegate.triton.stage import Stage
 from enginegate.triton.subjects import LiveSubject, Places, Subject
 from tasks import benchmark as tried
@@ -264,3 +266,30 @@ def test_one_candidate_alone_wins_and_gets_the_configuration_it_was_measured_in(
     assert found.report.winner == attempt.value.candidate
     assert "Speedup was not judged" in found.report.reason
     assert read_config(found.config_pbtxt, "test").backend == backend
+
+
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        (False, "trying 53.8/s, batch <= 8, delay 0 us, 1 instance: p99 unknown (7 of 120 s)"),
+        (True, "measured before: 53.8/s, batch <= 8, delay 0 us, 1 instance: p99 unknown"),
+    ],
+)
+def test_what_was_measured_before_is_not_shown_as_tried(before, said):
+    """It took none of the budget."""
+    measurement = Measurement(
+        config=PLAIN,
+        load=Load(rate_per_s=53.7965, duration_s=1.0, seed=1),
+        invalid=(),
+        sent=1,
+        completed=1,
+        failed=0,
+        throughput_per_s=53.7965,
+        percentiles=(),
+        late_p99_ms=0.0,
+        stages=None,
+        latencies_sha256=sha("f"),
+    )
+    at = Progress("search", 1, 7.0, 120.0, measurement, before=before)
+
+    assert tried.progress_words(at) == said

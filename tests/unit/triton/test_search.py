@@ -69,7 +69,7 @@ def test_a_confirmed_result_carries_its_evidence(simulated, bounds, slo):
     assert {(point.config, point.rate_per_s) for point in result.decisions} == points
     assert len({load.seed for load in confirming}) == slo.confirmations
     assert searching
-    assert f"{result.rejected_rate_per_s:.4g}/s was not seen to hold" in throughput.reason
+    assert f"{result.rejected_rate_per_s:,.0f}/s was not seen to hold" in throughput.reason
     assert result.rejected_rate_per_s > result.throughput_at_slo_per_s
 
 

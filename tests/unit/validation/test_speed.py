@@ -198,8 +198,8 @@ def test_at_the_ceiling_the_remedy_names_it():
     against = Reference("fp32", Throughput.exact(990))
     said = judge_speed(Throughput.exact(1000), against, 1.5, BOUNDS)
 
-    assert "both hold the highest rate that is tried (1000/s)" in said.reason
-    assert "nothing above 1000/s is tried: raise [search] max_rate_per_s" in said.remedy
+    assert "both hold the highest rate that is tried (1,000/s)" in said.reason
+    assert "nothing above 1,000/s is tried: raise [search] max_rate_per_s" in said.remedy
 
 
 def test_fp32_of_the_same_runtime_is_the_reference():

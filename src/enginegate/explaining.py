@@ -1,0 +1,116 @@
+"""What is wrong with a file, key by key, in words that do not need pydantic's."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, TypeAlias, get_args
+
+from pydantic import BaseModel, Field, ValidationError
+
+Place: TypeAlias = tuple[int | str, ...]
+
+_SAID = {
+    "missing": "is missing",
+    "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "string_type": "must be a text in quotes",
+    "tuple_type": "must be a list",
+    "list_type": "must be a list",
+    "dict_type": "must be a table",
+    "model_type": "must be a table",
+    "model_attributes_type": "must be a table",
+    "path_type": "must be a path in quotes",
+    "greater_than": "must be more than {gt}",
+    "greater_than_equal": "must be {ge} or more",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be {le} or less",
+    "string_too_short": "must have {min_length} characters or more",
+    "string_too_long": "must have {max_length} characters or fewer",
+    "too_short": "must have {min_length} or more, and has {actual_length}",
+    "too_long": "must have {max_length} or fewer, and has {actual_length}",
+}
+_UNKNOWN = "extra_forbidden"
+_ONE_OF = frozenset({"literal_error", "enum"})
+_PATTERNS: dict[str, str] = {}
+
+
+def matching(pattern: str, words: str, *, description: str | None = None) -> Any:
+    """A text's field that must match ``pattern``; ``words`` say in a message what that is."""
+    _PATTERNS[pattern] = words
+    return Field(pattern=pattern, description=description)
+
+
+def explain_validation(
+    error: ValidationError, model: type[BaseModel] | None = None, *, same_as: Place = ()
+) -> str:
+    """One line for each problem: where, what, and the value that was given.
+
+    Args:
+        error: what pydantic found.
+        model: what was read, for what a misspelt key may have meant.
+        same_as: a table whose keys its sisters inherit: what is wrong there is said once.
+    """
+    problems = error.errors(include_url=False)
+    said = {(tuple(p["loc"]), p["type"]) for p in problems}
+    lines = []
+    for problem in problems:
+        place = tuple(problem["loc"])
+        sister = (*same_as, *place[len(same_as) :])
+        inherits = same_as and place[: len(same_as) - 1] == same_as[:-1] and sister != place
+        if inherits and (sister, problem["type"]) in said:
+            continue
+        lines.append(_line(place, dict(problem), model))
+    return "\n".join(lines)
+
+
+def _line(place: Place, problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
+    where = ".".join(str(part) for part in place) or "(top level)"
+    # A file that is no JSON at all may be anybody's: nothing of it belongs in a message.
+    hidden = problem["type"] in {"missing", "json_invalid"}
+    given = "" if hidden else f" (given: {problem['input']!r:.80})"
+    return f"  {where}: {_words(place, problem, model)}{given}"
+
+
+def _words(place: Place, problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
+    kind, context = problem["type"], problem.get("ctx", {})
+    if kind == _UNKNOWN:
+        known = _keys_at(model, place[:-1])
+        return f"there is no such key{_suggestion(str(place[-1]), known)}"
+    if kind in _ONE_OF:
+        expected = str(context["expected"])
+        options = [option for option in expected.split("'")[1::2] if option]
+        return f"must be {expected}{_suggestion(str(problem['input']), options)}"
+    if kind == "string_pattern_mismatch":
+        pattern = str(context["pattern"])
+        return f"must be {_PATTERNS.get(pattern, f'a text that matches {pattern}')}"
+    if kind in _SAID:
+        return _SAID[kind].format(**context)
+    return str(problem["msg"]).removeprefix("Value error, ")
+
+
+def _suggestion(given: str, known: list[str]) -> str:
+    close = get_close_matches(given.lower(), known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _keys_at(model: type[BaseModel] | None, place: Place) -> list[str]:
+    """The keys of the table at a place of a model; none where that is not known."""
+    tables = [model] if model is not None else []
+    for part in place:
+        fields = [t.model_fields[str(part)] for t in tables if str(part) in t.model_fields]
+        if fields:
+            tables = [table for field in fields for table in _tables(field.annotation)]
+    return sorted({name for table in tables for name in table.model_fields})
+
+
+def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The tables inside "or nothing", a list, or "by name"."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _tables(inner)
