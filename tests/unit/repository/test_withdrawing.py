@@ -147,6 +147,17 @@ def test_a_server_that_goes_on_serving_is_no_success(repository, server, package
     assert last(repository) == ("withdrawn", 1, "ada", "it answers nonsense")
 
 
+def test_a_server_that_says_yes_and_goes_on_serving_is_found(
+    repository, server, package, monkeypatch
+):
+    """A status code proves nothing: it must be seen that no version answers."""
+    repository.publish(package(1.0), expected=None)
+    monkeypatch.setattr(server, "unload", lambda _name: None)
+
+    with pytest.raises(RepositoryError, match=r"versions \[\] should be ready"):
+        repository.withdraw_first("digits", ADA)
+
+
 def test_every_server_of_a_fleet_lets_it_go(repository, own, package):
     """Each log says by whom and why."""
     fleet = Fleet(repository, (own,))
