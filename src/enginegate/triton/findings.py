@@ -68,9 +68,9 @@ def _latency(found: Found, best: Best, slo: Slo) -> Finding:
     if outcome is not Outcome.PASSED:
         ruling = _Ruling(Outcome.INCONCLUSIVE, _remedy(found, best.decision, best.runs[-1]))
     doubt = ""
-    if outcome is Outcome.FAILED and found.ruled_out:
+    if outcome is Outcome.FAILED and _is_ruled_out(found, slo):
         doubt = _sender_decides(found, slo)
-        ruling = _ruled_out(ruling.remedy, found, doubt)
+        ruling = _ruled_out(largest_stage(best.runs[-1].measurement), found, doubt)
     return _finding(
         best.p99,
         ruling.outcome,
@@ -91,10 +91,10 @@ def _nothing_held(found: Found, bounds: Search, slo: Slo) -> Finding:
         len(nearest.latencies_ms), nearest.over(slo.p99_ms), confidence=slo.confidence
     )
     p99 = measurement.percentile(P99)
-    doubt = _sender_decides(found, slo) if found.ruled_out else ""
-    ruling = _Ruling(Outcome.INCONCLUSIVE, _remedy(found, decision, nearest))
-    if found.ruled_out:
-        ruling = _ruled_out(ruling.remedy, found, doubt)
+    ruling, doubt = _Ruling(Outcome.INCONCLUSIVE, _remedy(found, decision, nearest)), ""
+    if _is_ruled_out(found, slo):
+        doubt = _sender_decides(found, slo)
+        ruling = _ruled_out(largest_stage(measurement), found, doubt)
     return _finding(
         p99,
         ruling.outcome,
@@ -104,6 +104,14 @@ def _nothing_held(found: Found, bounds: Search, slo: Slo) -> Finding:
         f"{_decided(decision, slo)}{doubt}",
         remedy=ruling.remedy,
     )
+
+
+def _is_ruled_out(found: Found, slo: Slo) -> bool:
+    """Whether no configuration can hold: all are refuted, or one request alone is too slow.
+
+    What is too slow for the server alone is so whatever else could not be measured.
+    """
+    return found.ruled_out or (found.alone is not None and _fails_on_server(found, slo))
 
 
 def _ruled_out(remedy: str, found: Found, doubt: str) -> "_Ruling":

@@ -202,6 +202,18 @@ def test_what_the_sender_takes_is_no_engines_loss(bounds, slo, make_sampled, tim
     assert finding_of(result, "throughput").outcome is outcome
 
 
+def test_too_slow_alone_fails_whatever_else_is_void(simulated, bounds, slo):
+    """What could not be measured at higher rates would not make a single request faster."""
+    simulated.void = lambda _config, load: load.rate_per_s > bounds.min_rate_per_s
+
+    result = search_on(simulated, bounds, slo.model_copy(update={"p99_ms": 0.01}))
+
+    latency = finding_of(result, "p99_ms")
+    assert any(measured.invalid for measured in result.measurements)
+    assert latency.outcome is Outcome.FAILED
+    assert "of the mean server time" in latency.remedy
+
+
 @pytest.mark.parametrize(
     ("most", "outcome", "said"),
     [
