@@ -220,7 +220,8 @@ def _champion(rival: Rival, bounds: Search) -> Reference:
 def _raise_top(bounds: Search) -> str:
     return (
         f"nothing above {per_second(bounds.ceiling_per_s)} is tried: raise [search] "
-        "max_rate_per_s, and let the generator reach it (more processors, nothing else on this machine)"
+        "max_rate_per_s, and let the generator reach it (more processors, nothing else on this "
+        "machine)"
     )
 
 
