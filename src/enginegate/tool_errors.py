@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from enginegate.errors import EnginegateError, ToolError
+from enginegate.errors import EnginegateError, TookTooLongError, ToolError
 
 _log = logging.getLogger("enginegate.tools")
 _SHOWN_CHARACTERS = 400
@@ -27,7 +27,7 @@ def tool_errors(what: str, *, remedy: str = "") -> Iterator[None]:
     """Turn any exception of a vendor's tool into a ToolError; the traceback goes to the log.
 
     This program's own errors, a lack of memory, and a disk that is full or may not be written pass
-    as they are.
+    as they are; a tool whose time was over is one that raised.
 
     Args:
         what: what could not be done, e.g. ``ONNX Runtime cannot quantise model.onnx``.
@@ -38,6 +38,8 @@ def tool_errors(what: str, *, remedy: str = "") -> Iterator[None]:
     """
     try:
         yield
+    except TookTooLongError as error:
+        raise ToolError(f"{what}: {error}") from error
     except (EnginegateError, MemoryError):
         raise
     except Exception as error:

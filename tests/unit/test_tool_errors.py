@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from enginegate.errors import DataError, ToolError
+from enginegate.errors import DataError, TookTooLongError, ToolError
 from enginegate.tool_errors import told_by, tool_errors
 
 
@@ -48,6 +48,15 @@ def test_what_is_not_the_tools_fault_passes(raised):
         raise raised
 
     assert caught.value is raised
+
+
+def test_a_tool_whose_time_is_over_is_one_that_raised():
+    """It costs its own candidate, not the run; what to change stays in the message."""
+    with (
+        pytest.raises(ToolError, match=r"^int8 cannot be made: one run took 300 s"),
+        tool_errors("int8 cannot be made"),
+    ):
+        raise TookTooLongError("one run took 300 s")
 
 
 def test_text_is_cleaned_and_short():
