@@ -7,7 +7,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx
-from enginegate.errors import InputError, ModelError
+from enginegate.errors import InputError, ModelError, ToolError
 from enginegate.model_source import ModelSource
 from enginegate.precision.sample import Sample
 from enginegate.precision.session import open_session, outputs_of
@@ -84,7 +84,7 @@ def test_a_measured_model_that_never_ends_is_given_up(endless, monkeypatch):
     monkeypatch.setenv("ENGINEGATE_RUN_TIMEOUT_S", "0.5")
     session = open_session(endless, what="a candidate")
 
-    with pytest.raises(ModelError, match="was given up"):
+    with pytest.raises(ToolError, match="was given up"):
         outputs_of(session, Sample(DATA, np.arange(4), 4))
 
 

@@ -63,6 +63,7 @@ def test_int8_of_the_last_layer_alone_is_refuted(made, kind):
 
 
 @pytest.mark.filterwarnings("ignore:The tensor attributes")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch's own, of its own
 def test_gru_that_torch_exports_is_one_recurrent_layer():
     """torch.onnx writes the operator GRU, which is counted."""
     import torch

@@ -29,7 +29,7 @@ def scanned(family, tmp_path):
 
     def make(*edits, scan='alias = "candidate"'):
         path = family.edited(tmp_path / "policy.toml", *edits)
-        text = f"{path.read_text()}\n[watch]\nlook_s = {uuid.uuid4().int % 10**9 + 1}\n"
+        text = f"{path.read_text()}\n[watch]\nlook_s = {uuid.uuid4().int % 86_400 + 1}\n"
         path.write_text(f"{text}\n[scan]\n{scan}\n")
         return path
 

@@ -13,6 +13,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
 from prefect.settings import PREFECT_API_URL
 
+from enginegate.data import write_data
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.repository.journal import Journal
@@ -20,6 +21,7 @@ from enginegate.repository.layout import JOURNAL
 from flows.qualify import qualify
 from flows.watch import watch
 from tests.fakes.family import _POLICY as POLICY
+from tests.fakes.family import samples
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -44,6 +46,7 @@ def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
     root.mkdir()
     Journal(root / JOURNAL).open("publish", "tiny", 7)
     AuditLog(root).tell("published", "tiny", why="ada: margins are wide", release=1)
+    AuditLog(root).tell("withdrawn", "tiny", why="ada: it was the wrong one", release=1)
 
     said = {}
     for _ in range(3):
@@ -52,7 +55,7 @@ def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
             break
 
     assert "publish of tiny release 7 was cut short" in said["enginegate.repository"]
-    assert "release 1 is live of tiny after nothing" in said["enginegate.announce"]
+    assert "nothing is live of tiny after 1" in said["enginegate.announce"]
 
 
 def test_prefect_keeps_nothing_of_how_one_signs_in_at_mlflow(prefect_server, tmp_path):
@@ -61,6 +64,8 @@ def test_prefect_keeps_nothing_of_how_one_signs_in_at_mlflow(prefect_server, tmp
     del prefect_server  # it only has to run
     path = tmp_path / "policy.toml"
     path.write_text(POLICY.format(root=tmp_path))
+    for seed, name in enumerate(("evaluation", "calibration", "traffic")):
+        write_data(samples(600, seed), tmp_path / f"{name}.npz")
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         nobody = f"http://ada:secret@127.0.0.1:{closed.getsockname()[1]}/?token=t0ken"

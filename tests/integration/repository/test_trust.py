@@ -93,7 +93,7 @@ def test_a_shortened_audit_log_is_reported_and_a_changed_one_stops_every_change(
     whole = log.read_bytes()
 
     log.write_bytes(whole.splitlines(keepends=True)[0])
-    assert "has 1 lines" in problems(signed)
+    assert "has 1 line;" in problems(signed)
     log.write_bytes(whole.replace(b"margins", b"profits"))
     assert "line 2: the chain is broken" in problems(signed)
 
