@@ -115,7 +115,7 @@ def _tell(error: Exception) -> ExitCode:
     """One message for what nobody expected; the traceback is kept for whoever mends it."""
     failure = failure_of(error)
     err.print(f"[bold red]{failure.kind}[/]: ", end="")
-    err.print(failure.said, markup=False)
+    err.print(failure.said, markup=False, soft_wrap=True)
     if failure.our_fault:
         kept = keep_traceback(error)
         where = f"is in {kept}" if kept else "could not be written anywhere"
@@ -375,7 +375,7 @@ def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> ExitCode:
 
 def _print_error(error: EnginegateError) -> None:
     err.print(f"[bold red]{_kind(error)}[/]: ", end="")
-    err.print(str(error), markup=False)
+    err.print(str(error), markup=False, soft_wrap=True)
 
 
 def _kind(error: EnginegateError) -> str:

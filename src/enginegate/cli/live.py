@@ -113,7 +113,8 @@ def print_verification(policy: Policy, out: Console, *, repair: bool) -> ExitCod
         mark = "[bold red]problem[/]" if check.problem else known
         out.print(f"{mark}  {check.subject}")
         if check.problem or check.unknown or check.note:
-            out.print(f"  {check.problem or check.unknown or check.note}", markup=False)
+            said = check.problem or check.unknown or check.note
+            out.print(f"  {said}", markup=False, soft_wrap=True)
     silent = ""
     if repository.client is None:
         silent = _silent_server(policy)
