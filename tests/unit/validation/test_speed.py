@@ -5,8 +5,8 @@ import math
 import pytest
 
 from enginegate.benchmarking import Search, Slo
-from enginegate.evidence import Outcome, PointDecision, Rival
-from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, sha
+from enginegate.evidence import Outcome, PointDecision, Rival, contradictions
+from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, scorecard, sha
 from validation.decide import choose_served
 from validation.speed import Reference, judge_speed, with_speed
 from validation.throughput import Throughput
@@ -200,6 +200,18 @@ def test_at_the_ceiling_the_remedy_names_it():
 
     assert "both hold the highest rate that is tried (1,000/s)" in said.reason
     assert "nothing above 1,000/s is tried: raise [search] max_rate_per_s" in said.remedy
+
+
+def test_equal_at_the_ceiling_passes_with_a_number_that_says_so():
+    """A scorecard whose findings pass with a number beyond their limit is refused when it is read;
+    of two that hold the highest rate, one always answered a little less of it.
+    """
+    fp32, int8 = found(1000, candidate=FP32), found(999.2)
+    int8 = with_speed([fp32, int8], slo(min_speedup=1.0), BOUNDS, live=None)[1]
+    said = speedup(int8)
+
+    assert (said.outcome, said.value) == (PASSED, 1.0)
+    assert not tuple(contradictions(scorecard(benchmarks=(int8,), winner=None)))
 
 
 def test_fp32_of_the_same_runtime_is_the_reference():
