@@ -93,19 +93,23 @@ def live(settings=None, **changes):
 
 
 def test_a_benchmark_is_remembered_by_what_served_it(stage, attempt):
-    """Backend, and of what is live its bytes and options: a number names them in one place only."""
-    one = attempt.value
+    """Backend and what it was told, and of what is live its bytes and options: a number names them
+    in one place only.
+    """
+    one, told, other = attempt.value, BackendSettings(), BackendSettings(graph_level=1)
+    threads = BackendSettings(parameters={"intra_op_thread_count": "1"})
     keys = [
-        tried._key(stage, one, None, "python"),
-        tried._key(stage, one, None, "onnxruntime"),
-        tried._key(stage, one, live(), "python"),
-        tried._key(stage, one, live(files={"model.onnx": sha("b")}), "python"),
-        tried._key(stage, one, live(options=ServingOptions(max_queue_size=8)), "python"),
-        tried._key(stage, one, live(settings=BackendSettings(graph_level=1)), "python"),
+        tried._key(stage, one, None, "python", told),
+        tried._key(stage, one, None, "onnxruntime", told),
+        tried._key(stage, one, None, "onnxruntime", threads),
+        tried._key(stage, one, live(), "python", told),
+        tried._key(stage, one, live(files={"model.onnx": sha("b")}), "python", told),
+        tried._key(stage, one, live(options=ServingOptions(max_queue_size=8)), "python", told),
+        tried._key(stage, one, live(settings=other), "python", told),
     ]
 
     assert len(set(keys)) == len(keys)
-    assert keys[2] == tried._key(stage, one, live(), "python")
+    assert keys[3] == tried._key(stage, one, live(), "python", told)
 
 
 def test_only_who_insists_gets_an_engine_for_a_gpu_in_onnx_runtimes_own_backend(
