@@ -26,9 +26,9 @@ A policy is one TOML file for each model family, by custom in `policies/`. Unkno
 so a misspelt gate cannot be silently off. `enginegate policy check FILE` says what is wrong and
 where: keys and limits, files and folders that are not there, archives that would not be unpacked
 here, functions that no module defines, types that Triton does not take or its traces cannot hold.
-It builds, opens and runs nothing. What it lists as *inconclusive* is allowed: candidates that no device,
-library or data here can decide (int8 without calibration data, fp16 on a CPU), gates without enough
-samples or without labels.
+It builds, opens and runs nothing. What it lists as *inconclusive* is allowed: candidates that no
+device, library or data here can decide (int8 without calibration data, fp16 on a CPU), gates
+without enough samples or without labels.
 `qualify` checks the same before its first build, and does not build what it could not decide.
 Units are in the names: `_ms`, `_us`, `_s`, `_hours`, `_per_s`, `_mib`, `_nats`.
 Fractions are between 0 and 1. A complete example with the reason for each number is
