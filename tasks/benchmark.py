@@ -85,11 +85,19 @@ def losers(rules: Policy, verdicts: Sequence[Verdict]) -> Mapping[Candidate, str
     skipped = not_benchmarked(
         verdicts,
         also_inconclusive=rules.approval.accept_inconclusive,
-        baselines=rules.slo.min_speedup is not None,
+        baselines=_compares_with_fp32(rules),
     )
     for candidate, why in skipped.items():
         _log.info("%s: not benchmarked: %s", candidate, why)
     return skipped
+
+
+def _compares_with_fp32(rules: Policy) -> bool:
+    """Whether speedups are over FP32: not while something is live that the policy names instead."""
+    slo = rules.slo
+    champion = slo.faster_than == "champion"
+    lives = champion and Layout(rules.target.repository, rules.name).current() is not None
+    return slo.min_speedup is not None and not lives
 
 
 def _stage(rules: Policy, engine: Engine) -> Stage:

@@ -31,10 +31,11 @@ from enginegate.triton.subjects import LiveSubject, Places, Subject
 from tasks import benchmark as tried
 from tasks.record import _exhibit
 from tasks.served import served
-from tests.fakes.evidence import benchmark, release, scorecard, sha
+from tests.fakes.evidence import FP32, benchmark, finding, release, scorecard, sha, verdict
 
 ROOT = Path(__file__).parents[3]
 PLAIN = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+BASELINES = [("fp32", True, False), ("champion", False, False), ("champion", True, True)]
 
 
 @pytest.fixture
@@ -110,6 +111,21 @@ def test_a_benchmark_is_remembered_by_what_served_it(stage, attempt):
 
     assert len(set(keys)) == len(keys)
     assert keys[3] == tried._key(stage, one, live(), "python", told)
+
+
+@pytest.mark.parametrize(("faster_than", "lives", "skips"), BASELINES)
+def test_fp32_is_measured_only_where_somebody_is_compared_with_it(
+    rules, faster_than, lives, skips, monkeypatch
+):
+    """With something live as the reference, the minutes of a refuted FP32 would be for nothing."""
+    slo = rules.slo.model_copy(update={"faster_than": faster_than, "min_speedup": 1.2})
+    live = object() if lives else None
+    monkeypatch.setattr(tried.Layout, "current", lambda _: live)
+    judged = [verdict(finding(Outcome.FAILED), candidate=FP32), verdict()]
+
+    skipped = tried.losers.fn(rules.model_copy(update={"slo": slo}), judged)
+
+    assert (FP32 in skipped) is skips
 
 
 def test_only_who_insists_gets_an_engine_for_a_gpu_in_onnx_runtimes_own_backend(
