@@ -20,13 +20,14 @@ from enginegate.candidate import (
 )
 from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.durable import file_lock
-from enginegate.engines import NATIVE, native_drawback, runnable_here, serving
+from enginegate.engines import NATIVE, Served, native_drawback, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.kept import Kept
 from enginegate.machine import gpus
 from enginegate.policy import Policy
 from enginegate.repository import Layout
+from enginegate.serving import BackendSettings
 from enginegate.shadow.offered import offered
 from enginegate.triton.deploy import ServedModel
 from enginegate.triton.install import find_triton
@@ -62,13 +63,14 @@ def benchmark(rules: Policy, attempt: Kept[Engine] | Unbuilt) -> Benchmark | Non
     stage, live = _stage(rules, attempt.value), _live(rules, attempt.value)
     try:
         backend = _backend(stage, attempt.value)
+        served = serving(attempt.value, attempt.folder, backend=backend)
     except EnginegateError as error:
         return _errored(attempt.value, stage, str(error))
-    key = _key(stage, attempt.value, live, backend)
+    key = _key(stage, attempt.value, live, backend, served.settings)
     found = remembered(
         Workspace.of(rules).results / "benchmarks" / f"{key}.json",
         Benchmark,
-        lambda: _measure(stage, attempt, live, backend),
+        lambda: _measure(stage, attempt, live, backend, served),
         worth_keeping=lambda made: made.outcome in {Outcome.PASSED, Outcome.FAILED},
     )
     _log.info("%s: %s", found.candidate, _described(found))
@@ -83,11 +85,19 @@ def losers(rules: Policy, verdicts: Sequence[Verdict]) -> Mapping[Candidate, str
     skipped = not_benchmarked(
         verdicts,
         also_inconclusive=rules.approval.accept_inconclusive,
-        baselines=rules.slo.min_speedup is not None,
+        baselines=_compares_with_fp32(rules),
     )
     for candidate, why in skipped.items():
         _log.info("%s: not benchmarked: %s", candidate, why)
     return skipped
+
+
+def _compares_with_fp32(rules: Policy) -> bool:
+    """Whether speedups are over FP32: not while something is live that the policy names instead."""
+    slo = rules.slo
+    champion = slo.faster_than == "champion"
+    lives = champion and Layout(rules.target.repository, rules.name).current() is not None
+    return slo.min_speedup is not None and not lives
 
 
 def _stage(rules: Policy, engine: Engine) -> Stage:
@@ -110,11 +120,11 @@ def _stage(rules: Policy, engine: Engine) -> Stage:
 
 
 def _measure(
-    stage: Stage, built: Kept[Engine], live: LiveSubject | None, backend: str
+    stage: Stage, built: Kept[Engine], live: LiveSubject | None, backend: str, served: Served
 ) -> Benchmark:
     engine, rules = built.value, stage.rules
     try:
-        model = ServedModel.of(rules.name, engine, serving(engine, built.folder, backend=backend))
+        model = ServedModel.of(rules.name, engine, served)
         subject = Subject.of(model, engine, rules.serving.uncached)
         with _machine(Workspace.of(rules)):
             made = benchmarked(
@@ -271,7 +281,13 @@ def _errored(engine: Engine, stage: Stage, why: str) -> Benchmark:
     )
 
 
-def _key(stage: Stage, engine: Engine, live: LiveSubject | None, backend: str) -> Sha256:
+def _key(
+    stage: Stage,
+    engine: Engine,
+    live: LiveSubject | None,
+    backend: str,
+    settings: BackendSettings,
+) -> Sha256:
     """Digest of everything a benchmark depends on, the machine included."""
     rules = stage.rules
     deciding = {
@@ -283,6 +299,7 @@ def _key(stage: Stage, engine: Engine, live: LiveSubject | None, backend: str) -
         "cost": rules.cost.digest,
         "serving": rules.serving.digest,
         "backend": backend,
+        "settings": settings.digest,
         "traffic": stage.traffic_sha256,
         "server": [stage.install.origin, stage.install.binary.stat().st_size],
         "machine": machine(),

@@ -21,7 +21,8 @@ def not_benchmarked(
         baselines: whether candidates are compared with the FP32 engine of their kind, which is
             then measured whatever its verdict is.
     """
-    found = {v.candidate: _why(v, also_inconclusive=also_inconclusive) for v in verdicts}
+    measurable = [verdict for verdict in verdicts if _is_measurable(verdict)]
+    found = {v.candidate: _why(v, also_inconclusive=also_inconclusive) for v in measurable}
     kinds = {candidate.kind for candidate, why in found.items() if not why} if baselines else set()
     needed = {_fp32(kind) for kind in kinds}
     return {candidate: why for candidate, why in found.items() if why and candidate not in needed}
@@ -31,10 +32,13 @@ def _fp32(kind: EngineKind) -> Candidate:
     return Candidate(kind=kind, precision=Precision.FP32)
 
 
-def _why(verdict: Verdict, *, also_inconclusive: bool) -> str:
+def _is_measurable(verdict: Verdict) -> bool:
     ran = verdict.finding("runnable", "engine")
-    if verdict.engine_sha256 is None or (ran and ran.outcome is Outcome.INCONCLUSIVE):
-        return ""
+    unrunnable = ran is not None and ran.outcome is Outcome.INCONCLUSIVE
+    return verdict.engine_sha256 is not None and not unrunnable
+
+
+def _why(verdict: Verdict, *, also_inconclusive: bool) -> str:
     wins = verdict.outcome is Outcome.PASSED
     if wins or (verdict.outcome is Outcome.INCONCLUSIVE and also_inconclusive):
         return ""

@@ -126,8 +126,9 @@ def _beyond(ours: float, name: str, refuted: float, margin: float) -> Finding:
 def _compared(
     ours: Throughput, theirs: Throughput, name: str, margin: float, bounds: Search
 ) -> Finding:
-    ratio = ours.per_s / theirs.per_s
     tops = [at_top(ours, bounds), at_top(theirs, bounds)]
+    # At the highest rate that is tried both are equal, as closely as a search tells rates apart.
+    ratio = 1.0 if all(tops) else ours.per_s / theirs.per_s
     if tops[0]:
         ours = Throughput(ours.per_s, math.inf, ours.why_open or _raise_top(bounds))
     if tops[1]:

@@ -11,7 +11,7 @@ from enginegate.benchmarking import Search
 from enginegate.evidence import Benchmark, Outcome
 
 ROUNDING = 1.001
-_BUDGET = "raise [search] budget_s, so that a rate just above it is measured"
+_BUDGET = "raise [search] budget_s and measurement_s, so that a rate just above it is decided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,15 @@ class Throughput:
 
 
 def reached(found: Benchmark, bounds: Search) -> Throughput:
-    """A benchmark's throughput; a rate far above that did not hold only bounds it."""
-    per_s, rejected = found.throughput_at_slo_per_s, found.rejected_rate_per_s
+    """A benchmark's throughput; a rate far above that is shown not to hold only bounds it.
+
+    One that was only not *seen* to hold (`rejected_rate_per_s`) does neither: another day it holds.
+    """
+    per_s, refuted = found.throughput_at_slo_per_s, _refuted_above(found)
     if found.cut_short:
         return Throughput(per_s, math.inf, found.cut_short)
-    return between(per_s, rejected, bounds, most_per_s=_refuted_above(found))
+    rejected = refuted if math.isfinite(refuted) else None
+    return between(per_s, rejected, bounds, most_per_s=refuted)
 
 
 def between(

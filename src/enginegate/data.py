@@ -249,6 +249,7 @@ def _shapes(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     try:
         if path.is_dir():
             return {name: (array.dtype, array.shape) for name, array in _load(path).items()}
+        _check_archive(path)
         with ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]
             return {name.removesuffix(".npy"): _header(archive, name) for name in names}

@@ -214,7 +214,8 @@ class Benchmark(Record):
         default="", description="Triton backend it was measured in; empty: the engine kind's usual"
     )
     rejected_rate_per_s: NonNegativeFloat | None = Field(
-        default=None, description="lowest rate at which the chosen configuration did not hold"
+        default=None,
+        description="lowest rate at which the chosen configuration was not seen to hold",
     )
     cut_short: str = Field(
         default="",

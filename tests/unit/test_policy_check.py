@@ -1,6 +1,8 @@
 """A policy is checked against what is here before anything is built."""
 
+import io
 import tomllib
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -209,3 +211,17 @@ def test_a_signing_key_of_another_host_is_no_problem(project):
 
     assert found.problems == ()
     assert "signing.private_key" in found.notes[0]
+
+
+def test_an_archive_that_will_not_be_unpacked_is_a_problem(project):
+    """What reading refuses after the first build is refused before it, by the headers alone."""
+    header = io.BytesIO()
+    said = {"descr": "<f4", "fortran_order": False, "shape": (10**9, 1, 8, 8)}
+    np.lib.format.write_array_header_1_0(header, said)
+    with zipfile.ZipFile(project / DATA / "calibration.npz", "w") as archive:
+        archive.writestr("input.image.npy", header.getvalue() + bytes(64))
+
+    found = problem(project)
+
+    assert found.startswith("data.calibration = ")
+    assert "it has 64. Write it again with numpy.savez" in found

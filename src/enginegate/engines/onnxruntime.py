@@ -34,7 +34,7 @@ from enginegate.engines.plan import BuildPlan
 from enginegate.engines.proof import prove
 from enginegate.engines.protocol import Availability, Runner, Served, missing
 from enginegate.engines.typed import typed_census
-from enginegate.errors import BuildError, EnginegateError, ModelError
+from enginegate.errors import BuildError, EnginegateError, ModelError, TookTooLongError
 from enginegate.precision import Conversion, convert
 from enginegate.serving import BackendSettings
 
@@ -232,6 +232,8 @@ def _opened(plan: BuildPlan, path: Path, device: Device) -> Opened:
             sessions.write_portable(path, path.with_name(PORTABLE_FILE))
         if opened.graphs and not _captures(opened, plan):
             opened = sessions.open_session(path, precision, device, inspect=True)
+    except TookTooLongError:
+        raise  # nothing was found out about the engine
     except ModelError as error:
         raise BuildError(f"{plan.candidate}: {error}") from error
     return opened

@@ -161,7 +161,8 @@ def candidate_note(scorecard: Scorecard, candidate: Candidate) -> str:
     lines = [f"**{scorecard.outcome(candidate).word}**", ""]
     lines += [f"- {f.outcome.word}: {f.gate} on {f.scope}: {f.reason} {f.remedy}" for f in blocking]
     if benchmark is None:
-        lines.append("- not benchmarked")
+        why = scorecard.unmeasured.get(candidate.name)
+        lines.append(f"- not benchmarked: {why}" if why else "- not benchmarked")
     return "\n".join(lines)
 
 

@@ -159,7 +159,7 @@ def judge_range(report: RangeReport, scope: str) -> Finding:
         scope=scope,
         outcome=outcome,
         reason=reason,
-        value=report.peak,
+        value=_kept_peak(report),
         limit=report.finite_max,
         relation="<=" if report.finite_max is not None else None,
         samples=report.samples,
@@ -167,6 +167,13 @@ def judge_range(report: RangeReport, scope: str) -> Finding:
         if outcome is Outcome.PASSED
         else "Keep those nodes at fp32 (repair does), use bf16, or scale that layer down.",
     )
+
+
+def _kept_peak(report: RangeReport) -> float | None:
+    """The largest value as its type holds it: what does not overflow is rounded to what it has."""
+    if report.peak is None or report.finite_max is None or report.overflowing:
+        return report.peak
+    return min(report.peak, report.finite_max)
 
 
 def _decided(report: RangeReport) -> tuple[Outcome, str]:
@@ -188,7 +195,8 @@ def _decided(report: RangeReport) -> tuple[Outcome, str]:
         return Outcome.FAILED, reason
     if report.finite_max is None:
         return Outcome.PASSED, f"values saturate; {report.samples} samples give finite outputs"
-    reason = f"largest value {report.peak:.4g} <= {report.finite_max:.5g}; {report.samples} samples"
+    peak = _kept_peak(report)
+    reason = f"largest value {peak:.4g} <= {report.finite_max:.5g}; {report.samples} samples"
     return Outcome.PASSED, reason
 
 

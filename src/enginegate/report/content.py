@@ -199,7 +199,8 @@ def one_line(text: str) -> str:
     joined = whole(text)
     if len(joined) <= _REASON_LENGTH:
         return joined
-    return f"{joined[:_REASON_LENGTH].rpartition(' ')[0]} … (`enginegate explain` shows all of it)"
+    begun = joined[:_REASON_LENGTH]
+    return f"{begun.rpartition(' ')[0] or begun} … (`enginegate explain` shows all of it)"
 
 
 def whole(text: str) -> str:

@@ -199,7 +199,7 @@ def _result(benchmark: Benchmark) -> Iterator[str]:
         f"requests/s with a p99 of {percentile_text(p99)} ms{over}"
     )
     if benchmark.rejected_rate_per_s is not None:
-        said += f"; {per_second(benchmark.rejected_rate_per_s)} did not hold"
+        said += f"; {per_second(benchmark.rejected_rate_per_s)} was not seen to hold"
     yield f"{said}."
     if benchmark.cut_short:
         yield f"It may hold more: {one_line(benchmark.cut_short)}."

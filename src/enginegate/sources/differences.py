@@ -2,9 +2,8 @@
 
 Most outputs are compared as they are. The logarithm of a probability is not: 1 - 0.999998 computed
 in float32 is wrong by up to a unit of float32's last place at 1, which is nothing for a probability
-and 0.06 for its logarithm. So logarithms are compared by the relative difference of their
-probabilities (which for small differences is the difference of the logarithms), after what float32
-cannot resolve near 1 is taken off.
+and 0.06 for its logarithm. So the smaller of two probabilities is raised by what float32 cannot
+resolve near 1 before their logarithms are compared.
 """
 
 from dataclasses import dataclass
@@ -87,8 +86,8 @@ def worst_of(expected: Array, given: Array, *, logarithm: bool = False) -> Worst
     if expected.size == 0:
         return Worst(0.0, (), 0.0, 0.0, logarithm)
     left, right = expected.astype(np.float64), given.astype(np.float64)
-    with np.errstate(invalid="ignore", over="ignore"):
-        apart = _relative(left, right) if logarithm else np.abs(left - right)
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        apart = _of_logarithms(left, right) if logarithm else np.abs(left - right)
     apart = np.where(left == right, 0.0, apart)
     ranked = np.where(np.isnan(apart), np.inf, apart)
     place = tuple(int(index) for index in np.unravel_index(int(ranked.argmax()), ranked.shape))
@@ -96,9 +95,9 @@ def worst_of(expected: Array, given: Array, *, logarithm: bool = False) -> Worst
     return Worst(float(ranked[place]), place, *at, logarithm)
 
 
-def _relative(left: Array, right: Array) -> Array:
-    """Of the probabilities that these are logarithms of, beyond what float32 resolves."""
+def _of_logarithms(left: Array, right: Array) -> Array:
+    """Of the logarithms, with the smaller probability raised by what float32 does not resolve."""
     first, second = np.exp(left), np.exp(right)
-    beyond = np.maximum(np.abs(first - second) - _UNRESOLVED, 0.0)
-    found: Array = beyond / np.maximum(np.maximum(first, second), np.finfo(np.float64).tiny)
+    larger, smaller = np.maximum(first, second), np.minimum(first, second) + _UNRESOLVED
+    found: Array = np.maximum(np.log(larger / smaller), 0.0)
     return found

@@ -4,6 +4,7 @@ It stops below a configuration's capacity, because a queue does not settle near 
 throughputs needs to know that little more than the answer does not hold.
 """
 
+import math
 from dataclasses import replace
 
 from enginegate.benchmarking import Search, Slo
@@ -40,8 +41,8 @@ def look_past(
         return found
     for steps in _STEPS:
         past = found.throughput_at_slo_per_s * (1.0 + bounds.resolution) ** steps
-        known = found.rejected_rate_per_s
-        if past > bounds.max_rate_per_s or (known is not None and known <= past):
+        known = _refuted_above(found)
+        if past > bounds.max_rate_per_s or known <= past:
             break
         load = Load(
             rate_per_s=past,
@@ -57,9 +58,22 @@ def look_past(
 def _with(found: SearchResult, sampled: Sampled, slo: Slo) -> SearchResult:
     made, decided = sampled.measurement, decisions([sampled], slo)
     refuted = any(decision.outcome is Outcome.FAILED for decision in decided)
+    rejected = found.rejected_rate_per_s
+    if refuted:
+        rejected = min(made.rate_per_s, made.rate_per_s if rejected is None else rejected)
     return replace(
         found,
         measurements=(*found.measurements, made),
         decisions=(*found.decisions, *decided),
-        rejected_rate_per_s=made.rate_per_s if refuted else found.rejected_rate_per_s,
+        rejected_rate_per_s=rejected,
     )
+
+
+def _refuted_above(found: SearchResult) -> float:
+    """The lowest rate above the answer that its configuration is shown not to hold."""
+    rates = (
+        point.rate_per_s
+        for point in found.decisions
+        if point.config == found.chosen and point.outcome is Outcome.FAILED
+    )
+    return min((rate for rate in rates if rate > found.throughput_at_slo_per_s), default=math.inf)

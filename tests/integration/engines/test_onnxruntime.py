@@ -17,7 +17,15 @@ from enginegate.engines import (
     runnable_here,
     serving,
 )
-from enginegate.errors import BuildError, DataError, ModelError, TamperedError
+from enginegate.engines import onnxruntime_session as sessions
+from enginegate.errors import (
+    BuildError,
+    DataError,
+    ModelError,
+    TamperedError,
+    TookTooLongError,
+    ToolError,
+)
 
 pytestmark = pytest.mark.xdist_group("engines")
 
@@ -233,3 +241,18 @@ def test_missing_library_says_how_to_install(plan, monkeypatch, tmp_path):
     assert planned.toolchain == "absent"
     found = {each.kind: each for each in availability()}[EngineKind.ONNXRUNTIME]
     assert (found.can_build, found.remedy) == (False, "pip install 'enginegate[cpu]'")
+
+
+def test_an_engine_that_takes_too_long_to_open_is_not_called_unbuildable(
+    plan, tmp_path, monkeypatch
+):
+    """On a busy machine nothing was found out: a broken tool is errored, never failed."""
+
+    def too_slow(*_, **__):
+        raise TookTooLongError("ONNX Runtime did not open model.onnx within 900 s.")
+
+    monkeypatch.setattr(sessions, "open_session", too_slow)
+
+    with pytest.raises(ToolError, match="did not open"):
+        build_engine(plan("onnxruntime-fp32"), tmp_path / "engines")
+    assert not list((tmp_path / "engines").glob("[!.]*"))

@@ -163,3 +163,5 @@ def test_note_says_what_is_in_the_way():
     assert note.startswith("**failed**\n\n- failed: accuracy_loss on evaluation: accuracy loss")
     assert note.endswith("- not benchmarked")
     assert candidate_note(CARD, FP32) == "**passed**\n"
+    skipped = CARD.model_copy(update={"unmeasured": {plan("int8").name: "verdict failed"}})
+    assert candidate_note(skipped, plan("int8")).endswith("- not benchmarked: verdict failed")

@@ -38,3 +38,10 @@ def test_judgement(changed, outcome, said):
     assert said in finding.reason
     assert bool(finding.remedy) == (outcome is not Outcome.PASSED)
     assert not finding.advisory
+
+
+def test_what_is_rounded_to_the_largest_value_is_not_beyond_it():
+    """65,512 becomes 65,504 in fp16; a finding that passed with more would contradict itself."""
+    finding = judge_range(RangeReport(**{**SOUND, "peak": 65512.0}), "emulated")
+
+    assert (finding.outcome, finding.value, finding.limit) == (Outcome.PASSED, 65504.0, 65504.0)

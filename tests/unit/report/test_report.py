@@ -16,6 +16,7 @@ from enginegate.report import (
     scorecard_text,
     sentences,
 )
+from enginegate.report.content import one_line
 from tests.fakes.evidence import FP32, INT8, benchmark, finding, scorecard, verdict
 from tests.fakes.qualification import plan, qualification
 
@@ -225,3 +226,8 @@ def test_a_long_reason_ends_with_a_word_and_says_where_the_rest_is():
     assert "… (`enginegate explain` shows all of it)" in " ".join(shown.split())
     assert "great deal " * 3 not in shown
     assert reason.strip() in explained
+
+
+def test_a_long_reason_of_one_word_is_not_lost():
+    """A path without a space is shown as far as it goes."""
+    assert one_line("/" + "x" * 500).startswith("/xxx")

@@ -119,7 +119,7 @@ def test_nothing_held_shows_the_nearest():
     [
         "3 of 4 measurements are valid, on Triton 2.51.0, CPU.",
         "The last that is void: the generator was late.",
-        "430/s did not hold.",
+        "430/s was not seen to hold.",
         "A million requests cost 0.139 USD there.",
         "From the load call to the first answer: 1.25 s.",
         "it is memory-bound: 4 operations for each byte",

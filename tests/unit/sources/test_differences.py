@@ -25,13 +25,14 @@ def test_largest_absolute_difference(left, right, expected):
     ("left", "right", "low", "high"),
     [
         pytest.param(1.6e-6, 1.72e-6, 0.0, 0.0, id="a-unit-near-one"),
-        pytest.param(1e-6, 5e-6, 0.5, 1.0, id="small-but-another"),
+        pytest.param(1e-6, 5e-6, 1.2, 1.3, id="small-but-another"),
+        pytest.param(1e-5, 0.9, 11.3, 11.4, id="no-limit-is-above-all-differences"),
         pytest.param(0.40, 0.41, 0.024, 0.025, id="ordinary"),
         pytest.param(1.0, 0.998, 0.0019, 0.0021, id="near-one"),
     ],
 )
 def test_logarithms_of_probabilities(left, right, low, high):
-    """The probabilities' relative difference beyond float32's resolution, either way round."""
+    """The difference beyond float32's resolution, either way round, however large it is."""
     ends = np.log([left]), np.log([right])
 
     for first, second in (ends, ends[::-1]):

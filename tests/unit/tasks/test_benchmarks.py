@@ -31,10 +31,11 @@ from enginegate.triton.subjects import LiveSubject, Places, Subject
 from tasks import benchmark as tried
 from tasks.record import _exhibit
 from tasks.served import served
-from tests.fakes.evidence import benchmark, release, scorecard, sha
+from tests.fakes.evidence import FP32, benchmark, finding, release, scorecard, sha, verdict
 
 ROOT = Path(__file__).parents[3]
 PLAIN = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+BASELINES = [("fp32", True, False), ("champion", False, False), ("champion", True, True)]
 
 
 @pytest.fixture
@@ -93,19 +94,38 @@ def live(settings=None, **changes):
 
 
 def test_a_benchmark_is_remembered_by_what_served_it(stage, attempt):
-    """Backend, and of what is live its bytes and options: a number names them in one place only."""
-    one = attempt.value
+    """Backend and what it was told, and of what is live its bytes and options: a number names them
+    in one place only.
+    """
+    one, told, other = attempt.value, BackendSettings(), BackendSettings(graph_level=1)
+    threads = BackendSettings(parameters={"intra_op_thread_count": "1"})
     keys = [
-        tried._key(stage, one, None, "python"),
-        tried._key(stage, one, None, "onnxruntime"),
-        tried._key(stage, one, live(), "python"),
-        tried._key(stage, one, live(files={"model.onnx": sha("b")}), "python"),
-        tried._key(stage, one, live(options=ServingOptions(max_queue_size=8)), "python"),
-        tried._key(stage, one, live(settings=BackendSettings(graph_level=1)), "python"),
+        tried._key(stage, one, None, "python", told),
+        tried._key(stage, one, None, "onnxruntime", told),
+        tried._key(stage, one, None, "onnxruntime", threads),
+        tried._key(stage, one, live(), "python", told),
+        tried._key(stage, one, live(files={"model.onnx": sha("b")}), "python", told),
+        tried._key(stage, one, live(options=ServingOptions(max_queue_size=8)), "python", told),
+        tried._key(stage, one, live(settings=other), "python", told),
     ]
 
     assert len(set(keys)) == len(keys)
-    assert keys[2] == tried._key(stage, one, live(), "python")
+    assert keys[3] == tried._key(stage, one, live(), "python", told)
+
+
+@pytest.mark.parametrize(("faster_than", "lives", "skips"), BASELINES)
+def test_fp32_is_measured_only_where_somebody_is_compared_with_it(
+    rules, faster_than, lives, skips, monkeypatch
+):
+    """With something live as the reference, the minutes of a refuted FP32 would be for nothing."""
+    slo = rules.slo.model_copy(update={"faster_than": faster_than, "min_speedup": 1.2})
+    live = object() if lives else None
+    monkeypatch.setattr(tried.Layout, "current", lambda _: live)
+    judged = [verdict(finding(Outcome.FAILED), candidate=FP32), verdict()]
+
+    skipped = tried.losers.fn(rules.model_copy(update={"slo": slo}), judged)
+
+    assert (FP32 in skipped) is skips
 
 
 def test_only_who_insists_gets_an_engine_for_a_gpu_in_onnx_runtimes_own_backend(

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from enginegate.evidence import Outcome, PointDecision
 from enginegate.serving import ServingConfig
 from enginegate.triton.just_past import look_past
 from enginegate.triton.search import SearchResult
@@ -28,8 +29,13 @@ def looked(simulated, bounds, slo):
     Two instances of batches up to sixteen make 4,000 requests/s, one without batches about 235.
     """
 
-    def look(config, *, rejected=None, **changes):
+    def look(config, *, rejected=None, outcome=None, **changes):
         found = SearchResult((), config, ANSWER_PER_S, None, (), rejected_rate_per_s=rejected)
+        if outcome is not None:
+            known = PointDecision(
+                config=config, rate_per_s=rejected, outcome=outcome, requests=900, over=12
+            )
+            found = replace(found, decisions=(known,))
         within = bounds.model_copy(update=changes)
         after = look_past(found, simulated.measure, within, slo, arrivals="poisson")
         rates = [load.rate_per_s / ANSWER_PER_S for _, load in simulated.calls]
@@ -67,7 +73,9 @@ def test_a_void_look_shows_nothing(looked, simulated, slow_config):
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"rejected": 1100.0}, id="one-that-close-is-known"),
+        pytest.param(
+            {"rejected": 1100.0, "outcome": Outcome.FAILED}, id="one-that-close-is-refuted"
+        ),
         pytest.param({"max_rate_per_s": 1050.0}, id="above-the-highest-rate"),
         pytest.param({"objective": "latency", "at_rate_per_s": 1000.0}, id="one-rate-only"),
     ],
@@ -77,6 +85,15 @@ def test_nothing_is_measured_where_it_would_say_nothing_more(looked, slow_config
     after, rates = looked(slow_config, **changes)
 
     assert (rates, after.rejected_rate_per_s) == ([], changes.get("rejected"))
+
+
+def test_what_was_only_not_seen_to_hold_is_looked_at(looked, slow_config):
+    """An undecided rate just above the answer makes no throughput exact."""
+    after, rates = looked(slow_config, rejected=1050.0, outcome=Outcome.INCONCLUSIVE)
+
+    assert rates == [pytest.approx(1.05**2)]
+    assert after.rejected_rate_per_s == 1050.0
+    assert after.decisions[-1].outcome is Outcome.FAILED
 
 
 def test_without_an_answer_there_is_nothing_to_look_past(simulated, bounds, slo, slow_config):

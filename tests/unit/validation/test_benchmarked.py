@@ -47,3 +47,13 @@ def test_what_cannot_run_here_is_told_by_its_verdict():
     unbuilt = verdict(broken).model_copy(update={"engine_sha256": None})
 
     assert not not_benchmarked([unrunnable, unbuilt], also_inconclusive=False, baselines=False)
+
+
+def test_what_cannot_run_here_needs_no_baseline():
+    """Nobody is compared with FP32 then, so its minutes would be for nothing."""
+    missing = finding(Outcome.INCONCLUSIVE, gate="runnable").model_copy(update={"scope": "engine"})
+    fp32 = verdict(finding(Outcome.INCONCLUSIVE, gate="accuracy_loss"), candidate=FP32)
+
+    found = not_benchmarked([fp32, verdict(missing)], also_inconclusive=False, baselines=True)
+
+    assert found == {FP32: "verdict inconclusive (accuracy_loss)"}

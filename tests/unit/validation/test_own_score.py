@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from enginegate.data import DataSet
-from enginegate.evidence import Finding, Outcome
+from enginegate.evidence import Finding, Outcome, contradictions
 from enginegate.gates import Metric
+from tests.fakes.evidence import scorecard, verdict
 from tests.fakes.judged import find
 from validation.agreement import compare
 from validation.asked import Asked
+from validation.expectations import judge
 from validation.own_score import held_back, own_scores
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
@@ -104,6 +106,19 @@ class TestClasses:
         assert whole.outcome is INCONCLUSIVE
         assert "labels or outputs are probably permuted" in whole.reason
         assert whole.remedy.startswith("Look at the labels")
+
+    @pytest.mark.parametrize(
+        "change", [lambda labels: labels, permuted, one_class_as_another, two_classes_swapped]
+    )
+    def test_whatever_is_said_a_scorecard_with_it_can_be_read(self, change, gates):
+        """Reading refuses findings that passed beyond their limit; a gate that is held back has
+        no number, and what a score passed with is beyond chance.
+        """
+        comparison, asked = classified(0.98, labels=change)
+        findings = judge(comparison, gates, asked).findings
+        card = scorecard(verdicts=(verdict(*findings),), benchmarks=(), winner=None)
+
+        assert tuple(contradictions(card)) == ()
 
     def test_chance_is_the_most_frequent_class(self, gates):
         """With nine tenths of one class, 85 % right is worse than never looking."""

@@ -5,8 +5,8 @@ import math
 import pytest
 
 from enginegate.benchmarking import Search, Slo
-from enginegate.evidence import Outcome, PointDecision, Rival
-from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, sha
+from enginegate.evidence import Outcome, PointDecision, Rival, contradictions
+from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, scorecard, sha
 from validation.decide import choose_served
 from validation.speed import Reference, judge_speed, with_speed
 from validation.throughput import Throughput
@@ -30,7 +30,12 @@ def slo(**changes):
 
 def found(throughput_per_s, *, candidate=INT8, engine="e", **known):
     made = benchmark(throughput_per_s, candidate=candidate)
-    fields = {"engine_sha256": sha(engine), "rejected_rate_per_s": 1.1 * throughput_per_s}
+    rejected = 1.1 * throughput_per_s
+    fields = {
+        "engine_sha256": sha(engine),
+        "rejected_rate_per_s": rejected,
+        "decisions": (decided(rejected),),
+    }
     return made.model_copy(update=fields | known)
 
 
@@ -131,7 +136,7 @@ def test_only_what_the_bounds_settle_is_decided(ours, theirs, expected):
 
 def test_a_capped_fp32_is_read_from_its_benchmark():
     """Nothing above its rate was refuted, so its rate may be higher."""
-    capped = found(400, candidate=FP32).model_copy(update={"rejected_rate_per_s": None})
+    capped = found(400, candidate=FP32, rejected_rate_per_s=None, decisions=())
 
     _, int8 = with_speed([capped, found(800)], slo(), BOUNDS, live=None)
 
@@ -170,11 +175,12 @@ def test_the_overload_alone_is_a_bound(ours, expected):
     assert speedup(int8).outcome is expected
 
 
+@pytest.mark.parametrize("rejected", [420, 540])
 @pytest.mark.parametrize("outcome", [PASSED, INCONCLUSIVE])
-def test_a_bound_must_be_shown(outcome):
-    """By the rule of the gate p99_ms: what that leaves open refutes nothing."""
-    unsure = decided(540, outcome)
-    fp32 = found(400, candidate=FP32, rejected_rate_per_s=540, decisions=(unsure,))
+def test_a_bound_must_be_shown(outcome, rejected):
+    """By the rule of the gate p99_ms: what that leaves open refutes nothing, however near."""
+    unsure = decided(rejected, outcome)
+    fp32 = found(400, candidate=FP32, rejected_rate_per_s=rejected, decisions=(unsure,))
 
     _, int8 = with_speed([fp32, found(900)], slo(), BOUNDS, live=None)
 
@@ -200,6 +206,18 @@ def test_at_the_ceiling_the_remedy_names_it():
 
     assert "both hold the highest rate that is tried (1,000/s)" in said.reason
     assert "nothing above 1,000/s is tried: raise [search] max_rate_per_s" in said.remedy
+
+
+def test_equal_at_the_ceiling_passes_with_a_number_that_says_so():
+    """A scorecard whose findings pass with a number beyond their limit is refused when it is read;
+    of two that hold the highest rate, one always answered a little less of it.
+    """
+    fp32, int8 = found(1000, candidate=FP32), found(999.2)
+    int8 = with_speed([fp32, int8], slo(min_speedup=1.0), BOUNDS, live=None)[1]
+    said = speedup(int8)
+
+    assert (said.outcome, said.value) == (PASSED, 1.0)
+    assert not tuple(contradictions(scorecard(benchmarks=(int8,), winner=None)))
 
 
 def test_fp32_of_the_same_runtime_is_the_reference():
