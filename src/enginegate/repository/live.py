@@ -100,10 +100,11 @@ class LiveRepository:
         with self._changing() as journal:
             layout = Layout(self.root, package.model)
             before = layout.current()
-            LiveRecord.of(layout).check_commit_point(before)
+            record = LiveRecord.of(layout)
+            record.check_commit_point(before)
             check_expected(layout, before, expected)
             self._live(layout)
-            version = issued_number(layout, package, version)
+            version = issued_number(layout, package, version, last=record.last_number)
             check_room(layout, part_names(package), version)
             entry = journal.open("publish", package.model, version, way=self.way)
             with self._undone_on_failure(layout, journal, entry):

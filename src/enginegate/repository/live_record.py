@@ -52,6 +52,16 @@ class LiveRecord:
         last = last_change(self._own_entries)
         return last.version if last is not None and last.kind != "withdraw" else None
 
+    @property
+    def last_number(self) -> int:
+        """The highest number that was ever issued for the model; 0 when none was.
+
+        By all that knows one: a withdrawn release has left no manifest, and a journal may be lost.
+        """
+        numbers = [entry.version for entry in self._own_entries]
+        numbers += [event.release for event in self._own_events if event.release]
+        return max([0, *numbers, *(release.version for release in self.layout.releases())])
+
     def check_commit_point(self, current: Current | None) -> None:
         """Refuse a commit point that names another release than the last change made live.
 
@@ -177,5 +187,6 @@ def check_live_recorded(root: Path, model: str) -> None:
 
 def _is_operation(event: Event) -> bool:
     """Whether the journal must have it too: decisions and looks are no operations."""
-    ended = event.event in LIVE_EVENTS or (event.event == "refused" and event.release is not None)
+    ended = event.event in LIVE_EVENTS or event.event == "promised"
+    ended = ended or (event.event == "refused" and event.release is not None)
     return ended and bool(event.operation)

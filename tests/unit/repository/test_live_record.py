@@ -26,6 +26,15 @@ def point_at(layout, version):
     layout.current_file.write_bytes(edited.pretty_json())
 
 
+def test_version_numbers_are_never_issued_twice(repository):
+    """A number is spent by the intent, also when the operation was undone."""
+    journal = Journal(repository.root / JOURNAL)
+    journal.add(journal.open("publish", "digits", 7), "undone")
+
+    assert LiveRecord.of(Layout(repository.root, "digits")).last_number == 7
+    assert LiveRecord.of(Layout(repository.root, "other")).last_number == 0
+
+
 @pytest.fixture
 def two(repository, package):
     """Release 2 is live, 1 stands by."""

@@ -171,6 +171,21 @@ def test_a_promise_that_was_changed_shows(repository, layout, release, edit):
             layout.held_to(release)
 
 
+def test_a_journal_cut_before_a_promise_is_reported(repository, layout, release):
+    """And the commit point set back to fit: the audit log has the promise that was given."""
+    path, before = repository.root / JOURNAL, layout.current().promises
+    kept = path.read_bytes()
+    repository.renew(renewal(release))
+    path.write_bytes(kept)
+    edited = layout.current().model_copy(update={"promises": before})
+    layout.current_file.write_bytes(edited.pretty_json())
+
+    (said,) = problems(repository)
+
+    assert f"{path} was cut: it lacks an operation on digits release 1" in said
+    assert "'promised'" in said
+
+
 def test_it_is_signed_where_releases_are(repository, layout, package, signing):
     """A required signature that is gone, or another promise's, is refused like a release's."""
     signed = replace(repository, signing=signing)

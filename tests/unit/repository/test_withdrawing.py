@@ -59,6 +59,18 @@ def test_a_first_release_is_withdrawn_and_another_promoted_after_it(repository, 
     assert problems(repository) == []
 
 
+def test_its_number_is_not_used_again_after_the_journal_was_lost(repository, package):
+    """The audit log knows it, with a manifest that no other release may be taken for."""
+    repository.publish(package(1.0), expected=None)
+    repository.withdraw_first("digits", ADA)
+    (repository.root / JOURNAL).unlink()
+
+    assert repository.publish(package(2.0), expected=None).version == 2
+
+    (said,) = problems(repository)
+    assert "is gone or empty" in said or "was cut" in said
+
+
 def test_what_was_left_before_goes_too(repository, server, package):
     """A server that loads whatever it finds in its folder must not bring an older one back."""
     repository.publish(package(1.0), expected=None)
