@@ -19,6 +19,7 @@ from enginegate.approving import (
 from enginegate.candidate import Candidate
 from enginegate.cli.live import answer_suspended
 from enginegate.cli.policies import policies_here
+from enginegate.cli.waiting import knows_what_is_live
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
@@ -145,7 +146,8 @@ def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> No
         scorecard,
         decision.candidate,
         rules_sha256=rules.with_model(scorecard.model_uri).digest,
-        live=layout.release(current.version) if current else None,
+        live=layout.held_to(layout.release(current.version)) if current else None,
+        known=knows_what_is_live(layout),
     )
     if why:
         raise ApprovalError(
