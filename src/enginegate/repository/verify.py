@@ -1,7 +1,7 @@
 """Is the live repository what was published? Digests, configuration, journal, and what serves."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from enginegate.errors import (
     RepositoryError,
     TamperedError,
 )
-from enginegate.repository.audit import AuditLog
+from enginegate.repository.audit import AuditLog, Event
+from enginegate.repository.changes import last_change as last_event
 from enginegate.repository.composing import LiveRelease, wrong_files
 from enginegate.repository.journal import Entry, Journal, last_change
 from enginegate.repository.layout import (
@@ -153,7 +154,7 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
         yield checked(f"{name} config.pbtxt", partial(_check_config, layout))
         if repository.client is not None:
             live = LiveRelease(repository.client, layout, repository.load_timeout_s)
-            yield checked(f"{name} on the live server", partial(_check_served, live))
+            yield checked(f"{name} on the live server", partial(_check_served, live, events))
 
 
 def checked(subject: str, check: Callable[[], str | None]) -> Check:
@@ -254,8 +255,12 @@ def _check_parts(layout: Layout) -> None:
             )
 
 
-def _check_served(live: LiveRelease) -> None:
+def _check_served(live: LiveRelease, events: Sequence[Event]) -> None:
     current = live.layout.current()
     live.check_settled(patience_s=min(live.load_timeout_s, _SETTLED_S))
     if current is not None:
         live.prove_all(current)
+        return
+    last = last_event(events, live.layout.model)
+    if last is not None and last.event == "withdrawn":
+        live.prove_gone(wait=False)

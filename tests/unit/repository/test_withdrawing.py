@@ -173,8 +173,11 @@ def test_a_server_that_says_yes_and_goes_on_serving_is_found(
     repository.publish(package(1.0), expected=None)
     monkeypatch.setattr(server, "unload", lambda _name: None)
 
-    with pytest.raises(RepositoryError, match=r"versions \[\] should be ready"):
+    with pytest.raises(RepositoryError, match=r"still answers for it: version 1 READY"):
         repository.withdraw_first("digits", ADA)
+
+    (said,) = problems(repository)
+    assert "digits was withdrawn, and the server at fake:1 still answers for it" in said
 
 
 def test_every_server_of_a_fleet_lets_it_go(repository, own, package):
@@ -272,7 +275,7 @@ def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
     monkeypatch.setattr(own.repository.client, "unload", lambda _name: None)
 
     said = "was withdrawn, and still serves" if shares else "was not withdrawn"
-    with pytest.raises(EnginegateError, match=rf"(?s){said}.*own: .*should be ready"):
+    with pytest.raises(EnginegateError, match=rf"(?s){said}.*own: .*still answers for it"):
         fleet.withdraw_first("digits", ADA)
 
     assert live(repository) == (None if shares else 1)
