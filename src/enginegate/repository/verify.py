@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
@@ -17,6 +18,7 @@ from enginegate.errors import (
 )
 from enginegate.repository.audit import AuditLog, Event
 from enginegate.repository.changes import last_change as last_event
+from enginegate.repository.chain import Link
 from enginegate.repository.composing import LiveRelease, wrong_files
 from enginegate.repository.journal import Entry, Journal, last_change
 from enginegate.repository.layout import (
@@ -34,6 +36,7 @@ from enginegate.repository.parts import owned_parts
 from enginegate.repository.published import check_as_published
 from enginegate.repository.signing import ReleaseSigning
 
+L = TypeVar("L", bound=Link)
 _LOCK_TIMEOUT_S = 10.0
 _LOOKS = 3
 # A version that takes longer to load than this is said to be loading still.
@@ -121,14 +124,9 @@ def _said_of_lock(unlocked: str) -> Iterator[Check]:
 def _checks(repository: LiveRepository) -> Iterator[Check]:
     journal = Journal(repository.root / JOURNAL)
     yield checked("journal", partial(_check_journal, journal))
-    try:
-        entries = journal.read()
-    except EnginegateError:
-        entries = ()
-    try:
-        events = AuditLog(repository.root).read()
-    except EnginegateError:
-        events = ()
+    read = _if_readable(journal.read)
+    entries = read or ()
+    events = _if_readable(AuditLog(repository.root).read) or ()
     for name in earlier_models(repository.root):
         yield checked(f"{name} live release", partial(_read_current, Layout(repository.root, name)))
     known = {*(entry.model for entry in entries), *(e.model for e in events if e.release)}
@@ -138,7 +136,8 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
         yield checked(f"{name} audit log", partial(_check_audit, audit, layout, entries))
         own = [entry for entry in entries if entry.model == name]
         record = LiveRecord(layout, entries, events)
-        yield checked(f"{name} journal against audit log", record.check_journal_whole)
+        if read is not None:  # else it was said already, and nothing is known to be missing
+            yield checked(f"{name} journal against audit log", record.check_journal_whole)
         yield checked(f"{name} live release", partial(_check_current, layout, own, record))
         for version in layout.stored_versions():
             check = partial(_check_release, layout, version, own, record)
@@ -157,18 +156,32 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
             yield checked(f"{name} on the live server", partial(_check_served, live, events))
 
 
+def _if_readable(read: Callable[[], tuple[L, ...]]) -> tuple[L, ...] | None:
+    """The lines of a record; None where it cannot be read, which is a check of its own."""
+    try:
+        return read()
+    except EnginegateError:
+        return None
+
+
 def checked(subject: str, check: Callable[[], str | None]) -> Check:
     """Look at one thing; what it raises is the problem, what it returns a note."""
     try:
         note = check() or ""
     except EnginegateError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return _unread(subject, error.__cause__)
         return Check(subject=subject, problem=str(error))
     except PermissionError as error:
-        unread = f"it may not be read by this user: {error}. Verify as somebody who may."
-        return Check(subject=subject, unknown=unread)
+        return _unread(subject, error)
     except OSError as error:
         return Check(subject=subject, problem=f"it cannot be read: {error}")
     return Check(subject=subject, note=note)
+
+
+def _unread(subject: str, error: PermissionError) -> Check:
+    unread = f"it may not be read by this user: {error}. Verify as somebody who may."
+    return Check(subject=subject, unknown=unread)
 
 
 def _read_current(layout: Layout) -> None:
