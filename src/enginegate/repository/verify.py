@@ -17,8 +17,8 @@ from enginegate.errors import (
     TamperedError,
 )
 from enginegate.repository.audit import AuditLog, Event
-from enginegate.repository.changes import last_change as last_event
 from enginegate.repository.chain import Link
+from enginegate.repository.changes import last_change as last_event
 from enginegate.repository.composing import LiveRelease, wrong_files
 from enginegate.repository.journal import Entry, Journal, last_change
 from enginegate.repository.layout import (
