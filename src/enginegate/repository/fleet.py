@@ -22,7 +22,7 @@ from enginegate.repository.copies import Copy
 from enginegate.repository.fleet_member import FleetMember, each_of, lines
 from enginegate.repository.layout import Layout, models
 from enginegate.repository.live import LiveRepository
-from enginegate.repository.live_record import check_live_recorded
+from enginegate.repository.live_record import LiveRecord, check_live_recorded
 from enginegate.repository.recall import LEAD, Recall
 from enginegate.repository.rollout import Progress
 from enginegate.repository.staging import Package
@@ -149,7 +149,8 @@ class Fleet:
                 return layout.release(current.version)
             if ended is None or current is None or current.version != ended:
                 check_still_live(layout, current, expected)
-            version = rollback_target(layout, current, wanted)
+            lost = LiveRecord.of(layout).lost_commit_point(wanted)
+            version = rollback_target(layout, lost or current, wanted, lost=lost is not None)
             return self._go_back(model, version, reason)
 
     def withdraw(self, model: str, version: int) -> str:

@@ -143,17 +143,19 @@ class LiveRepository:
             layout = Layout(self.root, model)
             before = layout.current()
             check_still_live(layout, before, expected)
-            version = rollback_target(layout, before, to)
             recorded = LiveRecord.of(layout)
+            lost = recorded.lost_commit_point(to)
+            version = rollback_target(layout, lost or before, to, lost=lost is not None)
             if version != recorded.version:  # else the way back to what was live before an edit
                 recorded.check_commit_point(before)
             with self._audit.refusing(model, version):
                 admit(layout, layout.release(version), self.signing)
-            if before is None:
+            after = after_rollback(before, version) if before is not None else lost
+            if after is None:
                 raise RepositoryError(f"Nothing of {model} is live.")
             entry = journal.open("rollback", model, version, way=self.way)
             with self._undone_on_failure(layout, journal, entry):
-                self._switch(layout, journal, entry, after_rollback(before, version))
+                self._switch(layout, journal, entry, after)
             self._audit.close(journal, entry, done=True, why=reason)
             return layout.release(version)
 

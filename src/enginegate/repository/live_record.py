@@ -14,6 +14,7 @@ from enginegate.repository.audit import LIVE_EVENTS, AuditLog, Event
 from enginegate.repository.changes import live_changes
 from enginegate.repository.journal import CLOSING, Entry, Journal, last_change
 from enginegate.repository.layout import AUDIT, JOURNAL, Current, Layout
+from enginegate.workspace import now
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,14 @@ class LiveRecord:
         live = current.version if current else None
         if live == self.version or live in self._open_versions():
             return
+        if current is None and self._is_brought_back():
+            return
         file = self.layout.current_file
         if current is None:
             raise TamperedError(
                 f"{file} is gone, but {self._said_by()} made release {self.version} live. Restore "
-                "it from a backup."
+                "it from a backup, or have it written again (`enginegate rollback POLICY --to "
+                f"{self.version}`)."
             )
         back = (
             f", or go to the recorded release (`enginegate rollback POLICY --to {self.version}`)"
@@ -90,6 +94,22 @@ class LiveRecord:
             f"the folder, so release {live} is not made live. Find out who, then restore the file "
             f"from a backup{back}."
         )
+
+    def lost_commit_point(self, to: int | None) -> Current | None:
+        """The commit point that is gone, of the release that the last change made live.
+
+        Args:
+            to: the release that somebody asks for; None where it is not that one.
+        """
+        if to is None or to != self.version or self.layout.current() is not None:
+            return None
+        journal = Journal(self.layout.root / JOURNAL)
+        given = {
+            release.version: journal.last_promise(self.layout.model, release.version)
+            for release in self.layout.releases()
+        }
+        promises = {version: digest for version, digest in given.items() if digest is not None}
+        return Current(version=to, known=(to,), changed_at=now(), promises=promises)
 
     def check_journal_whole(self) -> None:
         """Refuse a journal that lacks an operation which the audit log has.
@@ -162,6 +182,14 @@ class LiveRecord:
             if entry.step not in CLOSING and entry.operation not in told
             if entry.kind != "promise"  # it changes what a release is held to, not which is live
         }
+
+    def _is_brought_back(self) -> bool:
+        """Whether an operation without an end was to write the lost commit point again."""
+        latest = {entry.operation: entry for entry in self._own_entries}
+        return any(
+            (entry.kind, entry.version) == ("rollback", self.version) and entry.step not in CLOSING
+            for entry in latest.values()
+        )
 
     def _said_by(self) -> str:
         changes = [c for c in live_changes(self.events) if c.event.model == self.layout.model]

@@ -2,8 +2,9 @@
 
 import pytest
 
-from enginegate.errors import TamperedError
+from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, verify
+from enginegate.repository.fleet import Fleet
 from enginegate.repository.journal import Journal
 from enginegate.repository.layout import AUDIT, JOURNAL
 from enginegate.repository.live_record import LiveRecord
@@ -88,6 +89,34 @@ def test_an_edited_commit_point_is_refused_with_both_records_whole(repository, t
         repository.publish(package(3.0), expected=1)
 
     assert two.stored_versions() == (1, 2)
+
+
+def test_a_lost_commit_point_is_written_again_on_request(repository, two, server, package):
+    """Of the release that both records name, and no other; killed on the way, it is still lost."""
+    two.current_file.unlink()
+    with pytest.raises(TamperedError, match=r"is gone, but .*made release 2 live.*--to 2"):
+        repository.publish(package(3.0), expected=None)
+    for to in (None, 1):
+        with pytest.raises(RepositoryError, match="no live release"):
+            repository.rollback("digits", to)
+    Journal(two.root / JOURNAL).open("rollback", "digits", 2)
+
+    assert repository.rollback("digits", 2, reason="it was deleted").version == 2
+
+    assert two.current().version == 2
+    assert int(server.infer("digits", {"x": [[0.0, 0.0]]}).model_version) == 2
+    assert problems(repository) == ""
+    assert repository.rollback("digits").version == 1
+    assert problems(repository) == ""
+
+
+def test_a_fleets_lost_commit_point_is_written_again_too(repository, two):
+    """By its lead."""
+    two.current_file.unlink()
+
+    assert Fleet(repository, ()).rollback("digits", 2).version == 2
+
+    assert two.current().version == 2
 
 
 def test_a_journal_cut_within_an_operation_undoes_nothing_that_was_told(repository, two):
