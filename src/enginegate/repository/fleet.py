@@ -226,6 +226,7 @@ class Fleet:
             progress = Progress(model=model, canary=release.version, who=by.who, why=by.why)
             self._recall.rollouts.note(progress)
             failed: dict[str, str] = {}
+            words = ""
             try:
                 each_of(self.members, lambda member: member.let_go(model, by=by), failed)
                 if not failed:
