@@ -105,7 +105,7 @@ def _waited_for(lock: Path) -> str:
     end_s = time.monotonic() + _LOCK_TIMEOUT_S
     read_only = f"{lock.parent} may only be read from here, so it was read without its lock"
     try:
-        while holder := lock_holder(lock):
+        while (holder := lock_holder(lock)) is not None:
             if time.monotonic() > end_s:
                 raise RepositoryBusyError(
                     f"{lock.parent} is being changed by {holder}. Look again when it has finished."
@@ -227,8 +227,15 @@ def _check_promise(repository: LiveRepository, layout: Layout, version: int) -> 
     """A promise that a release was given is the one that the journal has, and is signed."""
     current = layout.current()
     held = current.promises.get(version) if current is not None else None
-    given = Journal(repository.root / JOURNAL).last_promise(layout.model, version)
-    if current is not None and held != given:
+    journal = Journal(repository.root / JOURNAL)
+    given, own = journal.last_promise(layout.model, version), (layout.model, version)
+    # One that was cut short may have been committed; that it was is a problem of its own.
+    begun = {
+        journal.begun(entry)["promise"]
+        for entry in journal.unfinished()
+        if entry.kind == "promise" and (entry.model, entry.version) == own
+    }
+    if current is not None and held != given and held not in begun:
         raise TamperedError(
             f"{layout.current_file} holds release {version} to the promise "
             f"{(held or 'its own')[:12]}; the journal's last one is {(given or 'its own')[:12]}. "

@@ -127,6 +127,8 @@ def test_killed_on_the_way_it_is_the_old_promise_or_the_new(
             patch.setattr("enginegate.repository.undoing.Undoing.undo", lambda *_, **__: "")
             with pytest.raises(_KilledError):
                 repository.renew(renewal(release))
+        (said,) = problems(repository)
+        assert "A promise of digits release 1 was cut short" in said
         (said,) = repository.recover()
         assert "A promise of digits release 1 was cut short" in said
         assert (layout.renewed(1) is not None) is committed
