@@ -243,6 +243,7 @@ class LiveRepository:
         with self._changing() as journal:
             layout, version = Layout(self.root, renewed.model), renewed.version
             before = layout.current()
+            LiveRecord.of(layout).check_commit_point(before)
             check_still_live(layout, before, version)
             given = layout.renewed(version)
             if given is not None and (given == renewed or (new and _is_same(given, renewed))):

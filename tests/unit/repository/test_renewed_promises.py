@@ -173,6 +173,18 @@ def test_a_promise_that_was_changed_shows(repository, layout, release, edit):
             layout.held_to(release)
 
 
+def test_an_edited_commit_point_is_given_no_promise(repository, layout, release, package):
+    """The release that it names is not live by either record; writing it would confirm it."""
+    repository.publish(package(2.0), expected=1)
+    edited = layout.current().model_copy(update={"version": 1, "standby": None})
+    layout.current_file.write_bytes(edited.pretty_json())
+
+    with pytest.raises(TamperedError, match="says that release 1 is live"):
+        repository.renew(renewal(release))
+
+    assert layout.renewed(1) is None
+
+
 def test_a_journal_cut_before_a_promise_is_reported(repository, layout, release):
     """And the commit point set back to fit: the audit log has the promise that was given."""
     path, before = repository.root / JOURNAL, layout.current().promises
