@@ -5,6 +5,7 @@ import pytest
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, verify
 from enginegate.repository.fleet import Fleet
+from enginegate.repository.following import note_way_back
 from enginegate.repository.journal import Journal
 from enginegate.repository.layout import AUDIT, JOURNAL
 from enginegate.repository.live_record import LiveRecord
@@ -117,6 +118,19 @@ def test_a_fleets_lost_commit_point_is_written_again_too(repository, two):
     assert Fleet(repository, ()).rollback("digits", 2).version == 2
 
     assert two.current().version == 2
+
+
+def test_a_way_back_that_was_overtaken_is_not_the_last_change(repository, two):
+    """Another release was followed here before the log was told: the log ends with that one."""
+    first = two.release(1)
+
+    note_way_back(repository, first, reason="too slow", left="release 3 was live")
+    assert problems(repository) == ""
+
+    repository.rollback("digits", 1)
+    note_way_back(repository, first, reason="too slow", left="release 3 was live")
+    assert AuditLog(two.root).read()[-1].why == "too slow; release 3 was live"
+    assert problems(repository) == ""
 
 
 def test_a_journal_cut_within_an_operation_undoes_nothing_that_was_told(repository, two):
