@@ -83,17 +83,22 @@ class LiveRecord:
                 "it from a backup, or have it written again (`enginegate rollback POLICY --to "
                 f"{self.version}`)."
             )
-        back = (
-            f", or go to the recorded release (`enginegate rollback POLICY --to {self.version}`)"
-            if self.version
-            else ""
-        )
         raise TamperedError(
             f"{file} says that release {live} is live; {self._said_by()} made "
             f"{f'release {self.version}' if self.version else 'nothing'} live. Somebody changed "
-            f"the folder, so release {live} is not made live. Find out who, then restore the file "
-            f"from a backup{back}."
+            f"the folder, so release {live} is not made live. Find out who, then {self._way_back()}"
         )
+
+    def _way_back(self) -> str:
+        """What to do about an edited commit point."""
+        if self.version:
+            return (
+                "restore the file from a backup, or go to the recorded release (`enginegate "
+                f"rollback POLICY --to {self.version}`)."
+            )
+        if self._own_entries or self._own_events:
+            return "remove the file: nothing is live then, as recorded."
+        return "restore the file, the journal and the audit log from a backup."
 
     def lost_commit_point(self, to: int | None) -> Current | None:
         """The commit point that is gone, of the release that the last change made live.

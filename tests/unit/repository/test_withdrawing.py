@@ -66,6 +66,21 @@ def test_a_first_release_is_withdrawn_and_another_promoted_after_it(repository, 
     assert problems(repository) == []
 
 
+def test_a_commit_point_that_was_put_back_is_to_be_removed(repository, package):
+    """Nothing is live by the records, so there is no release to go back to, and no backup."""
+    repository.publish(package(1.0), expected=None)
+    file = Layout(repository.root, "digits").current_file
+    content = file.read_bytes()
+    repository.withdraw_first("digits", ADA)
+    file.write_bytes(content)
+
+    with pytest.raises(TamperedError, match=r"\(withdrawn\) made nothing live.*remove the file:"):
+        repository.publish(package(2.0), expected=1)
+
+    file.unlink()
+    assert repository.publish(package(2.0), expected=None).version == 2
+
+
 def test_its_number_is_not_used_again_after_the_journal_was_lost(repository, package):
     """The audit log knows it, with a manifest that no other release may be taken for."""
     repository.publish(package(1.0), expected=None)
