@@ -11,7 +11,7 @@ from enginegate.cli.approve import Answer, decide
 from enginegate.cli.audit import print_audit
 from enginegate.cli.waiting import waiting
 from enginegate.decision import Decision, RenewedPromise
-from enginegate.errors import ApprovalError, InputError
+from enginegate.errors import ApprovalError, InputError, RepositoryBusyError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog, Deed, LiveRepository, ReleaseSigning, record_deed
@@ -137,6 +137,25 @@ def test_a_rejection_is_told_too(desk):
     ada.say(card, approver="grace")
 
     assert [event.event for event in ada.log.read()] == ["rejected", "approved"]
+
+
+def test_a_no_is_kept_where_the_audit_log_cannot_be_written(desk, monkeypatch):
+    """While somebody changes the repository, for example; a yes is not kept without the log."""
+    here = desk()
+    card = here.card()
+
+    def busy(*_):
+        raise RepositoryBusyError("live is being changed by pid 7.")
+
+    monkeypatch.setattr("enginegate.cli.approve.record_decision", busy)
+    with pytest.raises(RepositoryBusyError):
+        here.say(card)
+    assert here.workspace.decisions(card.digest) == ()
+
+    here.say(card, "reject")
+
+    assert here.workspace.decision(card.digest).answer == "reject"
+    assert "hears of it at the promotion: live is being changed by pid 7." in here.said
 
 
 def test_a_stranger_cannot_reject_and_is_told(desk):
