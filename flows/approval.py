@@ -124,6 +124,9 @@ def _ask(
     given = _decision(answer, scorecard, number)
     # Prefect holds the answer, which shows that it was given: also where a command wrote the file.
     decision = _written(given, workspace) or given
+    if decision.answer == "reject":
+        # A no counts as a file too, so a log that cannot be written now does not lose it.
+        workspace.save_decision(decision)
     record_decision(policy.target.repository, decision, policy.name)
     path = workspace.save_decision(decision)
     ReleaseSigning.of(policy.signing, workspace).sign_record(decision, path)

@@ -12,8 +12,8 @@ from enginegate.operating import Approval, person
 
 _NOTHING = OnRecord()
 _USED_UP = (
-    "it was given before what it led to was rolled back or withdrawn. Look at the scorecard, and "
-    "approve again if it may go live after all."
+    "it was given before what it led to was rolled back or withdrawn, or replaced by another "
+    "promise. Look at the scorecard, and approve again if it may go live after all."
 )
 _UNBACKED = (
     "it is only a file in the workspace: neither the audit log nor a signature shows that it was "
@@ -129,7 +129,12 @@ def check_approvable(scorecard: Scorecard, rules: Approval) -> None:
 
 
 def outdated(
-    scorecard: Scorecard, candidate: Candidate | None, *, rules_sha256: str, live: Release | None
+    scorecard: Scorecard,
+    candidate: Candidate | None,
+    *,
+    rules_sha256: str,
+    live: Release | None,
+    known: bool = True,
 ) -> str:
     """Why a scorecard cannot be promoted any more, whoever approves it; empty when it can.
 
@@ -137,7 +142,8 @@ def outdated(
         scorecard: what is to be promoted.
         candidate: what of it; None: the winner.
         rules_sha256: digest of the policy as it is now, for the scorecard's version of the model.
-        live: the release that is live now; None: nothing is.
+        live: the release that is live now, with the scorecard that it is held to; None: nothing is.
+        known: what is live is known here; else only the rules are compared.
     """
     if rules_sha256 != scorecard.policy_sha256:
         return (
@@ -146,13 +152,13 @@ def outdated(
         )
     version = live.version if live else None
     verdict = scorecard.verdict(named) if (named := candidate or scorecard.winner) else None
-    # The same bytes of the same version are live already: promoting them changes nothing.
-    same = (
+    # It is what is live, and what that is held to: promoting it again changes nothing.
+    done = (
         live is not None
         and verdict is not None
-        and (live.engine_sha256, live.model_uri) == (verdict.engine_sha256, scorecard.model_uri)
+        and (live.engine_sha256, live.scorecard_sha256) == (verdict.engine_sha256, scorecard.digest)
     )
-    if version == scorecard.replaces or same:
+    if version == scorecard.replaces or done or not known:
         return ""
     return (
         f"it was made while {_release_words(scorecard.replaces)} was live; now it is "

@@ -372,15 +372,20 @@ def test_changed_evidence_changes_the_digest():
         ),
         ({"replaces": None}, {"version": 2, "engine_sha256": "d" * 64}, "nothing was live; now it"),
         ({"replaces": 1}, None, "while release 1 was live; now it is nothing"),
-        ({"replaces": 1}, {"version": 2, "engine_sha256": "e" * 64}, ""),
+        ({"replaces": 1}, {"version": 2, "engine_sha256": "e" * 64}, "release 1.*is release 2"),
+        ({"replaces": 1}, {"version": 2, "scorecard_sha256": scorecard(replaces=1).digest}, ""),
         ({"policy_sha256": "f" * 64}, None, "other rules.*Qualify again"),
     ],
 )
 def test_what_happened_since_may_end_a_scorecard(changes, live, message):
-    """Other rules, or another release live than then, unless it serves these very bytes."""
+    """Other rules, or another release live than then, unless it was this scorecard's promotion."""
     card = scorecard(**changes)
     there = release(**live, model_uri=card.model_uri) if live else None
 
     why = outdated(card, None, rules_sha256=scorecard().policy_sha256, live=there)
 
     assert re.search(message, why) if message else why == ""
+    if not message or "rules" not in message:
+        assert not outdated(
+            card, None, rules_sha256=scorecard().policy_sha256, live=there, known=False
+        )

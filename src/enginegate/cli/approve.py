@@ -19,6 +19,7 @@ from enginegate.approving import (
 from enginegate.candidate import Candidate
 from enginegate.cli.live import answer_suspended
 from enginegate.cli.policies import policies_here
+from enginegate.cli.waiting import knows_what_is_live
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
@@ -54,6 +55,8 @@ def decide(
 ) -> None:
     """Put the decision in the audit log, keep it, and tell MLflow and suspended promotions.
 
+    A no is kept whatever becomes of the log, which the promotion tells then.
+
     Raises:
         ApprovalError: it would not count, by the policy that the scorecard was made under; or
             nothing shows that the scorecard is what a qualification found.
@@ -66,28 +69,41 @@ def decide(
     _check(decision, scorecard, rules)
     # One that cannot be read may be a no: nothing is added to it, and the message names it.
     workspace.decisions(scorecard.digest)
-    if rules is not None:
+    later = ""
+    if rules is None:
+        workspace.save_decision(decision)
+        later = "its policy is not in policies/"
+    elif decision.answer == "approve":
         signing = ReleaseSigning.of(rules.signing, workspace)
-        if decision.answer == "approve":
-            check_authentic(scorecard, workspace, signing)
+        check_authentic(scorecard, workspace, signing)
         # First: a file that the log does not have counts for nothing.
         record_decision(rules.target.repository, decision, rules.name)
-        path = workspace.save_decision(decision)
-        signing.sign_record(decision, path)
+        signing.sign_record(decision, workspace.save_decision(decision))
     else:
-        workspace.save_decision(decision)
+        later = _reject(decision, rules, workspace)
     word = "Approved" if answer.answer == "approve" else "Rejected"
     out.print(
         f"{word} by {answer.approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri}).",
         markup=False,
     )
-    if rules is None:
-        out.print("Its policy is not in policies/, so the audit log hears of it at the promotion.")
+    if later:
+        out.print(f"The audit log hears of it at the promotion: {later}", markup=False)
     if scorecard.ledger_run:
         refusal = Outbox(workspace).tell_or_keep(decision_message(decision, scorecard.ledger_run))
         if refusal:
             out.print(f"MLflow is told later: {refusal.splitlines()[0]}", markup=False)
     _next(decision, scorecard, rules, workspace, out)
+
+
+def _reject(decision: Decision, rules: Policy, workspace: Workspace) -> str:
+    """Keep a no, which counts as a file too; why the audit log does not have it, if it does not."""
+    path = workspace.save_decision(decision)
+    ReleaseSigning.of(rules.signing, workspace).sign_record(decision, path)
+    try:
+        record_decision(rules.target.repository, decision, rules.name)
+    except EnginegateError as error:
+        return str(error)
+    return ""
 
 
 def _decision(scorecard: Scorecard, answer: Answer) -> Decision:
@@ -145,7 +161,8 @@ def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> No
         scorecard,
         decision.candidate,
         rules_sha256=rules.with_model(scorecard.model_uri).digest,
-        live=layout.release(current.version) if current else None,
+        live=layout.held_to(layout.release(current.version)) if current else None,
+        known=knows_what_is_live(layout),
     )
     if why:
         raise ApprovalError(

@@ -1,16 +1,17 @@
 """What waits for people: scorecards without an answer, without enough, or not promoted yet."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from enginegate.approving import Standing, expires_at, outdated, standing_of, still_asked
-from enginegate.decision import Release
 from enginegate.errors import EnginegateError
 from enginegate.evidence import Scorecard
 from enginegate.operating import Approval
 from enginegate.policy import Policy
 from enginegate.repository import Layout
 from enginegate.repository.decided import answers_to
+from enginegate.repository.live_record import LiveRecord
 from enginegate.workspace import Workspace, now
 
 _WHEN = "%Y-%m-%d %H:%M:%S %Z"
@@ -26,13 +27,20 @@ def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[str]:
     """
     layout = Layout(policy.target.repository, policy.name)
     current, releases = layout.current(), layout.releases()
-    live = next((r for r in releases if current and r.version == current.version), None)
     published = {release.scorecard_sha256 for release in releases}
+    live = next((r for r in releases if current and r.version == current.version), None)
+    known, own = knows_what_is_live(layout), live.scorecard_sha256 if live else None
+    if live is not None:
+        with suppress(EnginegateError):  # `verify` says what is wrong with a promise it was given
+            live = layout.held_to(live)
     past = 0
     for card in workspace.scorecards():
-        if card.model != policy.name or (live and live.scorecard_sha256 == card.digest):
+        if card.model != policy.name or card.digest == own:
             continue
-        why = _outdated(card, policy, live)
+        if live is not None and live.scorecard_sha256 == card.digest:
+            continue
+        rules = policy.with_model(card.model_uri).digest
+        why = outdated(card, None, rules_sha256=rules, live=live, known=known)
         try:
             given = workspace.decisions(card.digest)
             sentence = _sentence(card, policy, workspace, path) if given and not why else ""
@@ -52,9 +60,13 @@ def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[str]:
         )
 
 
-def _outdated(card: Scorecard, policy: Policy, live: Release | None) -> str:
-    rules = policy.with_model(card.model_uri).digest
-    return outdated(card, None, rules_sha256=rules, live=live)
+def knows_what_is_live(layout: Layout) -> bool:
+    """Whether this machine has had a release of the model: people may answer on one that has not.
+
+    Raises:
+        TamperedError: journal or audit log was changed.
+    """
+    return layout.current() is not None or LiveRecord.of(layout).last_number > 0
 
 
 def _sentence(card: Scorecard, policy: Policy, workspace: Workspace, path: Path) -> str:

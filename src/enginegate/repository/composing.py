@@ -185,14 +185,14 @@ class LiveRelease:
             if live.is_loaded():
                 live.unload()
 
-    def prove_gone(self) -> None:
+    def prove_gone(self, *, wait: bool = True) -> None:
         """Prove that the model does not answer any more.
 
         Raises:
             RepositoryError: it does.
             ServerError: the server does not answer.
         """
-        self._own.prove_gone()
+        self._own.prove_gone(wait=wait)
 
     @property
     def _own(self) -> LiveModel:

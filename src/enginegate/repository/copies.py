@@ -81,14 +81,8 @@ def stage_copy(copy: Copy, staging: Path) -> Release:
     return release
 
 
-def last_number(layout: Layout) -> int:
-    """The highest number this repository has known for a model; 0 when none."""
-    journal = Journal(layout.root / JOURNAL)
-    return max([journal.last_version(layout.model), *(r.version for r in layout.releases())])
-
-
-def issued_number(layout: Layout, package: object, asked: int | None) -> int:
-    """The number a release goes by: a copy's own, the one asked for, or the next one.
+def issued_number(layout: Layout, package: object, asked: int | None, *, last: int) -> int:
+    """The number a release goes by: a copy's own, the one asked for, or the one after ``last``.
 
     Raises:
         RepositoryError: the number was issued before.
@@ -97,7 +91,6 @@ def issued_number(layout: Layout, package: object, asked: int | None) -> int:
     if isinstance(package, Copy):
         _check_new(layout, package.release)
         return package.release.version
-    last = last_number(layout)
     if asked is not None and asked <= last:
         raise RepositoryError(
             f"Number {asked} cannot be issued for {layout.model}: {layout.root} has known {last}. "

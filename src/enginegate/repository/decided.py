@@ -60,14 +60,18 @@ def _rejection(event: Event) -> Decision:
 
 
 def _ended(events: Sequence[Event], scorecard: Scorecard) -> tuple[int, datetime] | None:
-    """The last event that made something else live after this scorecard had been published."""
+    """The last event that left this scorecard after it was published, or given as a promise.
+
+    Something else was live after it, or the release was held to another scorecard's promise.
+    """
     published, ended = False, None
     for event in events:
         if event.model != scorecard.model:
             continue
         own = event.scorecard == scorecard.digest
         published |= event.event in {"published", "promised"} and own
-        left = event.event == "withdrawn" or (event.event == "rolled back" and not own)
+        other = event.event in {"rolled back", "promised"} and not own
+        left = event.event == "withdrawn" or other
         if published and left:
             ended = (event.sequence, event.at)
     return ended

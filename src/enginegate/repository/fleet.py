@@ -22,6 +22,7 @@ from enginegate.repository.copies import Copy
 from enginegate.repository.fleet_member import FleetMember, each_of, lines
 from enginegate.repository.layout import Layout, models
 from enginegate.repository.live import LiveRepository
+from enginegate.repository.live_record import LiveRecord, check_live_recorded
 from enginegate.repository.recall import LEAD, Recall
 from enginegate.repository.rollout import Progress
 from enginegate.repository.staging import Package
@@ -148,7 +149,8 @@ class Fleet:
                 return layout.release(current.version)
             if ended is None or current is None or current.version != ended:
                 check_still_live(layout, current, expected)
-            version = rollback_target(layout, current, wanted)
+            lost = LiveRecord.of(layout).lost_commit_point(wanted)
+            version = rollback_target(layout, lost or current, wanted, lost=lost is not None)
             return self._go_back(model, version, reason)
 
     def withdraw(self, model: str, version: int) -> str:
@@ -210,29 +212,53 @@ class Fleet:
                 back to.
             PublishError: a server did not let it go, so it is live on all that could be reached;
                 the message names the server.
+            NotEverywhereError: it is withdrawn, and a server that shares the lead's folder goes on
+                serving it.
         """
         with self._recall.rollouts.alone():
             self._check_all_answer()
             self._recall.recover()
             layout = Layout(self.root, model)
             release = live_release(layout)
+            check_live_recorded(self.root, model)
             if not checked:
                 check_withdrawable(layout, release)
             progress = Progress(model=model, canary=release.version, who=by.who, why=by.why)
             self._recall.rollouts.note(progress)
             failed: dict[str, str] = {}
+            words = ""
             try:
-                each_of(self.members, lambda m: m.return_to(model, None, by=by), failed)
+                each_of(self.members, lambda member: member.let_go(model, by=by), failed)
                 if not failed:
-                    return self.lead.withdraw_first(model, by, checked=True)
-                self._recall.rollouts.note(progress.model_copy(update={"held": True}))
-                words = " ".join(self._recall.align(model))
+                    self._withdraw_lead(model, by, failed)
+                if failed:
+                    self._recall.rollouts.note(progress.model_copy(update={"held": True}))
+                    words = " ".join(self._recall.align(model))
             finally:
                 self._recall.rollouts.settle(model)
-            raise PublishError(
-                f"Release {release.version} of {model} was not withdrawn, because not every server "
-                f"let it go:\n{lines(failed)}\n{words}"
-            )
+            named = f"Release {release.version} of {model}"
+            if failed:
+                raise PublishError(
+                    f"{named} was not withdrawn, because not every server let it go:\n"
+                    f"{lines(failed)}\n{words}"
+                )
+            sharing = tuple(member for member in self.members if member.shares)
+            each_of(sharing, lambda member: member.check_gone(model), failed)
+            if failed:
+                raise NotEverywhereError(
+                    f"{named} was withdrawn, and still serves:\n{lines(failed)}\nStart these "
+                    "servers again."
+                )
+            return release
+
+    def _withdraw_lead(self, model: str, by: Withdrawal, failed: dict[str, str]) -> None:
+        """The lead is last; what it refuses before it has begun leaves it live everywhere."""
+        try:
+            self.lead.withdraw_first(model, by, checked=True)
+        except EnginegateError as error:
+            if Layout(self.root, model).current() is None:
+                raise
+            failed[LEAD] = str(error)
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left, on every server."""

@@ -102,6 +102,32 @@ class FleetMember:
         elif not self.repository.serves(model):
             self.repository.bring_up(model)
 
+    def let_go(self, model: str, *, by: Withdrawal) -> None:
+        """Serve nothing of a model that is withdrawn, and prove it.
+
+        One that shares the lead's folder and polls it lets go when the folder does: its proof is
+        for afterwards (`check_gone`).
+
+        Raises:
+            RepositoryError, ServerError: it could not be, or the model still answers.
+        """
+        self.return_to(model, None, by=by)
+        if not self.shares:
+            self.check_gone(model)
+
+    def check_gone(self, model: str) -> None:
+        """Prove that no version of a model answers any more.
+
+        Raises:
+            RepositoryError: one does, after the time that a load may take.
+            ServerError: the server does not answer.
+        """
+        repository = self.repository
+        if repository.client is None:
+            raise RepositoryError(f"Server {self.name!r} does not answer.")
+        layout = Layout(repository.root, model)
+        LiveRelease(repository.client, layout, repository.load_timeout_s).prove_gone()
+
     def _tell(self, layout: Layout, before: Current | None) -> None:
         if self.repository.client is None:
             raise RepositoryError(f"Server {self.name!r} does not answer.")

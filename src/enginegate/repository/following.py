@@ -19,11 +19,11 @@ from enginegate.errors import (
     RepositoryError,
 )
 from enginegate.machine import user_at_host
-from enginegate.repository.audit import FOLLOWING, AuditLog, Deed, origin, record_deed
+from enginegate.repository.audit import FOLLOWING, AuditLog, Deed, origin
 from enginegate.repository.copies import check_same
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.journal import Entry
-from enginegate.repository.layout import Current, Layout
+from enginegate.repository.layout import Current, Layout, locked
 from enginegate.repository.live import LiveRepository
 from enginegate.repository.object_journal import ObjectJournal, holder
 from enginegate.repository.object_release import ObjectReleases, Pointer
@@ -162,7 +162,8 @@ def note_way_back(
     """Say in this host's audit log that it decided on a way back which changed nothing here.
 
     Others only follow, so no other log has it. It is live by now: a log that cannot be written
-    fails nothing.
+    fails nothing. Where this host has followed something later meanwhile, the log is not told that
+    it went back after that: its last change is what is live.
     """
     lead = local.lead if isinstance(local, Fleet) else local
     deed = Deed(
@@ -175,9 +176,14 @@ def note_way_back(
         scorecard=release.scorecard_sha256,
     )
     try:
-        record_deed(lead.root, deed)
+        with locked(lead.root, timeout_s=_LOCK_TIMEOUT_S):
+            if live_version(Layout(lead.root, release.model).current()) == release.version:
+                AuditLog(lead.root, lead.way).note(deed)
+                return
+        why_not = "another release was followed meanwhile"
     except EnginegateError as error:
-        _log.warning("the audit log does not say that release %d is live: %s", deed.release, error)
+        why_not = str(error)
+    _log.warning("the audit log does not say that release %d is live: %s", deed.release, why_not)
 
 
 def as_follower(local: LiveRepository | Fleet, journal: ObjectJournal) -> LiveRepository | Fleet:

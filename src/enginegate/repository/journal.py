@@ -88,10 +88,6 @@ class Journal:
         """How far an operation has come."""
         return next(e.step for e in reversed(self.read()) if e.operation == entry.operation)
 
-    def last_version(self, model: str) -> int:
-        """The highest version number ever issued for a model; 0 when none was."""
-        return max((e.version for e in self.read() if e.model == model), default=0)
-
     def was_published(self, entry: Entry) -> bool:
         """Whether an earlier operation has made this very release live already."""
         return any(

@@ -100,10 +100,11 @@ class LiveRepository:
         with self._changing() as journal:
             layout = Layout(self.root, package.model)
             before = layout.current()
-            LiveRecord.of(layout).check_commit_point(before)
+            record = LiveRecord.of(layout)
+            record.check_commit_point(before)
             check_expected(layout, before, expected)
             self._live(layout)
-            version = issued_number(layout, package, version)
+            version = issued_number(layout, package, version, last=record.last_number)
             check_room(layout, part_names(package), version)
             entry = journal.open("publish", package.model, version, way=self.way)
             with self._undone_on_failure(layout, journal, entry):
@@ -142,17 +143,19 @@ class LiveRepository:
             layout = Layout(self.root, model)
             before = layout.current()
             check_still_live(layout, before, expected)
-            version = rollback_target(layout, before, to)
             recorded = LiveRecord.of(layout)
+            lost = recorded.lost_commit_point(to)
+            version = rollback_target(layout, lost or before, to, lost=lost is not None)
             if version != recorded.version:  # else the way back to what was live before an edit
                 recorded.check_commit_point(before)
             with self._audit.refusing(model, version):
                 admit(layout, layout.release(version), self.signing)
-            if before is None:
+            after = after_rollback(before, version) if before is not None else lost
+            if after is None:
                 raise RepositoryError(f"Nothing of {model} is live.")
             entry = journal.open("rollback", model, version, way=self.way)
             with self._undone_on_failure(layout, journal, entry):
-                self._switch(layout, journal, entry, after_rollback(before, version))
+                self._switch(layout, journal, entry, after)
             self._audit.close(journal, entry, done=True, why=reason)
             return layout.release(version)
 
@@ -240,6 +243,7 @@ class LiveRepository:
         with self._changing() as journal:
             layout, version = Layout(self.root, renewed.model), renewed.version
             before = layout.current()
+            LiveRecord.of(layout).check_commit_point(before)
             check_still_live(layout, before, version)
             given = layout.renewed(version)
             if given is not None and (given == renewed or (new and _is_same(given, renewed))):

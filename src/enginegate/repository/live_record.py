@@ -14,6 +14,7 @@ from enginegate.repository.audit import LIVE_EVENTS, AuditLog, Event
 from enginegate.repository.changes import live_changes
 from enginegate.repository.journal import CLOSING, Entry, Journal, last_change
 from enginegate.repository.layout import AUDIT, JOURNAL, Current, Layout
+from enginegate.workspace import now
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,16 @@ class LiveRecord:
         last = last_change(self._own_entries)
         return last.version if last is not None and last.kind != "withdraw" else None
 
+    @property
+    def last_number(self) -> int:
+        """The highest number that was ever issued for the model; 0 when none was.
+
+        By all that knows one: a withdrawn release has left no manifest, and a journal may be lost.
+        """
+        numbers = [entry.version for entry in self._own_entries]
+        numbers += [event.release for event in self._own_events if event.release]
+        return max([0, *numbers, *(release.version for release in self.layout.releases())])
+
     def check_commit_point(self, current: Current | None) -> None:
         """Refuse a commit point that names another release than the last change made live.
 
@@ -63,23 +74,47 @@ class LiveRecord:
         live = current.version if current else None
         if live == self.version or live in self._open_versions():
             return
+        if current is None and self._is_brought_back():
+            return
         file = self.layout.current_file
         if current is None:
             raise TamperedError(
                 f"{file} is gone, but {self._said_by()} made release {self.version} live. Restore "
-                "it from a backup."
+                "it from a backup, or have it written again (`enginegate rollback POLICY --to "
+                f"{self.version}`)."
             )
-        back = (
-            f", or go to the recorded release (`enginegate rollback POLICY --to {self.version}`)"
-            if self.version
-            else ""
-        )
         raise TamperedError(
             f"{file} says that release {live} is live; {self._said_by()} made "
             f"{f'release {self.version}' if self.version else 'nothing'} live. Somebody changed "
-            f"the folder, so release {live} is not made live. Find out who, then restore the file "
-            f"from a backup{back}."
+            f"the folder, so release {live} is not made live. Find out who, then {self._way_back()}"
         )
+
+    def _way_back(self) -> str:
+        """What to do about an edited commit point."""
+        if self.version:
+            return (
+                "restore the file from a backup, or go to the recorded release (`enginegate "
+                f"rollback POLICY --to {self.version}`)."
+            )
+        if self._own_entries or self._own_events:
+            return "remove the file: nothing is live then, as recorded."
+        return "restore the file, the journal and the audit log from a backup."
+
+    def lost_commit_point(self, to: int | None) -> Current | None:
+        """The commit point that is gone, of the release that the last change made live.
+
+        Args:
+            to: the release that somebody asks for; None where it is not that one.
+        """
+        if to is None or to != self.version or self.layout.current() is not None:
+            return None
+        journal = Journal(self.layout.root / JOURNAL)
+        given = {
+            release.version: journal.last_promise(self.layout.model, release.version)
+            for release in self.layout.releases()
+        }
+        promises = {version: digest for version, digest in given.items() if digest is not None}
+        return Current(version=to, known=(to,), changed_at=now(), promises=promises)
 
     def check_journal_whole(self) -> None:
         """Refuse a journal that lacks an operation which the audit log has.
@@ -153,6 +188,14 @@ class LiveRecord:
             if entry.kind != "promise"  # it changes what a release is held to, not which is live
         }
 
+    def _is_brought_back(self) -> bool:
+        """Whether an operation without an end was to write the lost commit point again."""
+        latest = {entry.operation: entry for entry in self._own_entries}
+        return any(
+            (entry.kind, entry.version) == ("rollback", self.version) and entry.step not in CLOSING
+            for entry in latest.values()
+        )
+
     def _said_by(self) -> str:
         changes = [c for c in live_changes(self.events) if c.event.model == self.layout.model]
         if changes:
@@ -177,5 +220,6 @@ def check_live_recorded(root: Path, model: str) -> None:
 
 def _is_operation(event: Event) -> bool:
     """Whether the journal must have it too: decisions and looks are no operations."""
-    ended = event.event in LIVE_EVENTS or (event.event == "refused" and event.release is not None)
+    ended = event.event in LIVE_EVENTS or event.event == "promised"
+    ended = ended or (event.event == "refused" and event.release is not None)
     return ended and bool(event.operation)

@@ -15,7 +15,6 @@ from pathlib import Path
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
 from enginegate.machine import user_at_host
-from enginegate.repository.copies import last_number
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.following import (
     follow,
@@ -27,6 +26,7 @@ from enginegate.repository.following import (
 from enginegate.repository.journal import Kind
 from enginegate.repository.layout import Current, Layout
 from enginegate.repository.live import LiveRepository
+from enginegate.repository.live_record import LiveRecord
 from enginegate.repository.object_ending import Ending, watched
 from enginegate.repository.object_journal import ObjectJournal, Turn
 from enginegate.repository.object_release import ObjectReleases, Pointer
@@ -95,7 +95,8 @@ class ObjectRepository:
         self.store.check_conditions()
         self.recover()
         check_live(self.releases, expected)
-        above = (last_number(Layout(self.root, self.model)), *self.releases.versions())
+        here = LiveRecord.of(Layout(self.root, self.model)).last_number
+        above = (here, *self.releases.versions())
         with self._turn("publish", 1 + max(*above, *self.releases.stray(), 0)) as turn:
             tag = check_live(self.releases, expected)
             release = watched(self.local, turn).publish(

@@ -192,14 +192,27 @@ class LiveModel:
                 )
             time.sleep(_POLL_S)
 
-    def prove_gone(self) -> None:
+    def prove_gone(self, *, wait: bool) -> None:
         """Prove that no version answers any more; a server that polls takes a while.
 
+        Args:
+            wait: for as long as a load may take.
+
         Raises:
-            RepositoryError: one does, after the time that a load may take.
+            RepositoryError: one does.
             ServerError: the server does not answer.
         """
-        self.prove_ready((), wait=True)
+        ready = self.ready()
+        deadline_s = time.monotonic() + (self.load_timeout_s if wait else 0.0)
+        while ready:
+            if time.monotonic() > deadline_s:
+                raise RepositoryError(
+                    f"{self.layout.model} was withdrawn, and the server at {self.client.address} "
+                    f"still answers for it: {self._states()}. Unload it there, or start the server "
+                    "again."
+                )
+            time.sleep(_POLL_S)
+            ready = self.ready()
 
     def ready(self) -> set[int]:
         """Versions that answer requests."""

@@ -85,8 +85,16 @@ def after_promise(layout: Layout, renewed: RenewedPromise) -> Current:
     return current.model_copy(update={"promises": promises})
 
 
-def rollback_target(layout: Layout, before: Current | None, to: int | None) -> int:
+def rollback_target(
+    layout: Layout, before: Current | None, to: int | None, *, lost: bool = False
+) -> int:
     """The version to go back to: ``to``, else the one that the live release replaced.
+
+    Args:
+        layout: of the model.
+        before: what is live; of a lost commit point, what it was.
+        to: what somebody asks for.
+        lost: the commit point is lost, so the release that was live may be asked for.
 
     Raises:
         RepositoryError: nothing is live, there is no such release, it is live already, or its bytes
@@ -100,7 +108,7 @@ def rollback_target(layout: Layout, before: Current | None, to: int | None) -> i
             f"Release {before.version} of {layout.model} is the first one; nothing is before it. "
             "To leave nothing live: enginegate withdraw POLICY --reason WHY"
         )
-    if target == before.version:
+    if target == before.version and not lost:
         raise RepositoryError(f"Release {target} of {layout.model} is live already.")
     layout.release(target)
     if not layout.version_folder(target).is_dir():

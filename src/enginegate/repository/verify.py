@@ -1,9 +1,10 @@
 """Is the live repository what was published? Digests, configuration, journal, and what serves."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from enginegate.candidate import FileDigest
 from enginegate.canonical import Record
@@ -15,7 +16,9 @@ from enginegate.errors import (
     RepositoryError,
     TamperedError,
 )
-from enginegate.repository.audit import AuditLog
+from enginegate.repository.audit import AuditLog, Event
+from enginegate.repository.chain import Link
+from enginegate.repository.changes import last_change as last_event
 from enginegate.repository.composing import LiveRelease, wrong_files
 from enginegate.repository.journal import Entry, Journal, last_change
 from enginegate.repository.layout import (
@@ -33,6 +36,7 @@ from enginegate.repository.parts import owned_parts
 from enginegate.repository.published import check_as_published
 from enginegate.repository.signing import ReleaseSigning
 
+L = TypeVar("L", bound=Link)
 _LOCK_TIMEOUT_S = 10.0
 _LOOKS = 3
 # A version that takes longer to load than this is said to be loading still.
@@ -101,7 +105,7 @@ def _waited_for(lock: Path) -> str:
     end_s = time.monotonic() + _LOCK_TIMEOUT_S
     read_only = f"{lock.parent} may only be read from here, so it was read without its lock"
     try:
-        while holder := lock_holder(lock):
+        while (holder := lock_holder(lock)) is not None:
             if time.monotonic() > end_s:
                 raise RepositoryBusyError(
                     f"{lock.parent} is being changed by {holder}. Look again when it has finished."
@@ -120,14 +124,9 @@ def _said_of_lock(unlocked: str) -> Iterator[Check]:
 def _checks(repository: LiveRepository) -> Iterator[Check]:
     journal = Journal(repository.root / JOURNAL)
     yield checked("journal", partial(_check_journal, journal))
-    try:
-        entries = journal.read()
-    except EnginegateError:
-        entries = ()
-    try:
-        events = AuditLog(repository.root).read()
-    except EnginegateError:
-        events = ()
+    read = _if_readable(journal.read)
+    entries = read or ()
+    events = _if_readable(AuditLog(repository.root).read) or ()
     for name in earlier_models(repository.root):
         yield checked(f"{name} live release", partial(_read_current, Layout(repository.root, name)))
     known = {*(entry.model for entry in entries), *(e.model for e in events if e.release)}
@@ -137,7 +136,8 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
         yield checked(f"{name} audit log", partial(_check_audit, audit, layout, entries))
         own = [entry for entry in entries if entry.model == name]
         record = LiveRecord(layout, entries, events)
-        yield checked(f"{name} journal against audit log", record.check_journal_whole)
+        if read is not None:  # else it was said already, and nothing is known to be missing
+            yield checked(f"{name} journal against audit log", record.check_journal_whole)
         yield checked(f"{name} live release", partial(_check_current, layout, own, record))
         for version in layout.stored_versions():
             check = partial(_check_release, layout, version, own, record)
@@ -153,7 +153,15 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
         yield checked(f"{name} config.pbtxt", partial(_check_config, layout))
         if repository.client is not None:
             live = LiveRelease(repository.client, layout, repository.load_timeout_s)
-            yield checked(f"{name} on the live server", partial(_check_served, live))
+            yield checked(f"{name} on the live server", partial(_check_served, live, events))
+
+
+def _if_readable(read: Callable[[], tuple[L, ...]]) -> tuple[L, ...] | None:
+    """The lines of a record; None where it cannot be read, which is a check of its own."""
+    try:
+        return read()
+    except EnginegateError:
+        return None
 
 
 def checked(subject: str, check: Callable[[], str | None]) -> Check:
@@ -161,13 +169,19 @@ def checked(subject: str, check: Callable[[], str | None]) -> Check:
     try:
         note = check() or ""
     except EnginegateError as error:
+        if isinstance(error.__cause__, PermissionError):
+            return _unread(subject, error.__cause__)
         return Check(subject=subject, problem=str(error))
     except PermissionError as error:
-        unread = f"it may not be read by this user: {error}. Verify as somebody who may."
-        return Check(subject=subject, unknown=unread)
+        return _unread(subject, error)
     except OSError as error:
         return Check(subject=subject, problem=f"it cannot be read: {error}")
     return Check(subject=subject, note=note)
+
+
+def _unread(subject: str, error: PermissionError) -> Check:
+    unread = f"it may not be read by this user: {error}. Verify as somebody who may."
+    return Check(subject=subject, unknown=unread)
 
 
 def _read_current(layout: Layout) -> None:
@@ -213,8 +227,15 @@ def _check_promise(repository: LiveRepository, layout: Layout, version: int) -> 
     """A promise that a release was given is the one that the journal has, and is signed."""
     current = layout.current()
     held = current.promises.get(version) if current is not None else None
-    given = Journal(repository.root / JOURNAL).last_promise(layout.model, version)
-    if current is not None and held != given:
+    journal = Journal(repository.root / JOURNAL)
+    given, own = journal.last_promise(layout.model, version), (layout.model, version)
+    # One that was cut short may have been committed; that it was is a problem of its own.
+    begun = {
+        journal.begun(entry)["promise"]
+        for entry in journal.unfinished()
+        if entry.kind == "promise" and (entry.model, entry.version) == own
+    }
+    if current is not None and held != given and held not in begun:
         raise TamperedError(
             f"{layout.current_file} holds release {version} to the promise "
             f"{(held or 'its own')[:12]}; the journal's last one is {(given or 'its own')[:12]}. "
@@ -254,8 +275,12 @@ def _check_parts(layout: Layout) -> None:
             )
 
 
-def _check_served(live: LiveRelease) -> None:
+def _check_served(live: LiveRelease, events: Sequence[Event]) -> None:
     current = live.layout.current()
     live.check_settled(patience_s=min(live.load_timeout_s, _SETTLED_S))
     if current is not None:
         live.prove_all(current)
+        return
+    last = last_event(events, live.layout.model)
+    if last is not None and last.event == "withdrawn":
+        live.prove_gone(wait=False)

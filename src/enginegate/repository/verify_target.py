@@ -47,10 +47,25 @@ def _fleet(fleet: Fleet) -> Iterator[Check]:
         for model in sorted({*models(fleet.root), *member.models()}):
             subject = f"{member.name}: {model} as on the lead"
             who = Rollouts(fleet.root).under_way_by(model)
-            if who is None:
-                yield checked(subject, partial(_as_on_lead, member, fleet, model))
-            else:
+            if who is not None:
                 yield Check(subject=subject, note=f"It is being rolled out by {who}.")
+            elif _is_silent(member, fleet, model):
+                yield Check(
+                    subject=subject,
+                    unknown=f"Server {member.name!r} does not answer, so what it serves could not "
+                    "be found out. Start it, or take it out of target.fleet in the policy.",
+                )
+            else:
+                yield checked(subject, partial(_as_on_lead, member, fleet, model))
+
+
+def _is_silent(member: FleetMember, fleet: Fleet, model: str) -> bool:
+    """Whether nothing but its server could say that a member serves what is live."""
+    live = Layout(fleet.root, model).current()
+    here = Layout(member.repository.root, model).current()
+    if live is None or here is None or here.version != live.version:
+        return False
+    return not member.answers()
 
 
 def _as_on_lead(member: FleetMember, fleet: Fleet, model: str) -> None:
@@ -63,8 +78,7 @@ def _as_on_lead(member: FleetMember, fleet: Fleet, model: str) -> None:
             f"{member.repository.root}. Take it out with `enginegate verify --repair`."
         )
     if live is not None and not member.serves(model, live):
-        client = member.repository.client
-        state = "does not serve it" if client is not None and client.live() else "does not answer"
+        state = "does not serve it" if member.answers() else "does not answer"
         raise RepositoryError(
             f"Release {live} of {model} is live; server {member.name!r} {state}. Bring it to the "
             "lead's with `enginegate verify --repair`."

@@ -1,6 +1,7 @@
 """Deciding on the terminal: what is written, what is refused, and what the audit log says."""
 
 import io
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,15 +10,16 @@ from rich.console import Console
 from enginegate.cli.approve import Answer, decide
 from enginegate.cli.audit import print_audit
 from enginegate.cli.waiting import waiting
-from enginegate.decision import Decision
-from enginegate.errors import ApprovalError, InputError
+from enginegate.decision import Decision, RenewedPromise
+from enginegate.errors import ApprovalError, InputError, RepositoryBusyError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, ReleaseSigning
+from enginegate.repository import AuditLog, Deed, LiveRepository, ReleaseSigning, record_deed
 from enginegate.workspace import Workspace, now
 from tests.fakes.authentic import keep
 from tests.fakes.evidence import FP32, benchmark, finding, scorecard, verdict
 from tests.fakes.family import _POLICY as POLICY
+from tests.fakes.live_triton import FakeTriton, package_in
 
 
 class Desk:
@@ -137,6 +139,25 @@ def test_a_rejection_is_told_too(desk):
     assert [event.event for event in ada.log.read()] == ["rejected", "approved"]
 
 
+def test_a_no_is_kept_where_the_audit_log_cannot_be_written(desk, monkeypatch):
+    """While somebody changes the repository, for example; a yes is not kept without the log."""
+    here = desk()
+    card = here.card()
+
+    def busy(*_):
+        raise RepositoryBusyError("live is being changed by pid 7.")
+
+    monkeypatch.setattr("enginegate.cli.approve.record_decision", busy)
+    with pytest.raises(RepositoryBusyError):
+        here.say(card)
+    assert here.workspace.decisions(card.digest) == ()
+
+    here.say(card, "reject")
+
+    assert here.workspace.decision(card.digest).answer == "reject"
+    assert "hears of it at the promotion: live is being changed by pid 7." in here.said
+
+
 def test_a_stranger_cannot_reject_and_is_told(desk):
     """Silence would let them believe that it was stopped; a person the policy names is known."""
     here = desk('approvers = ["ada"]\n')
@@ -178,19 +199,66 @@ def test_what_the_promotion_would_refuse_is_refused_at_once(
 def test_what_can_no_longer_be_promoted_is_not_approved(desk):
     """Nothing is written, status does not ask for it, and a no is no harm."""
     here = desk()
-    card, changed = here.card(replaces=3), here.card(policy_sha256="f" * 64)
+    card, won = here.card(replaces=3), here.card()
+    changed = here.card(policy_sha256="f" * 64)
+    for event in ("published", "withdrawn"):
+        deed = Deed(event=event, model="tiny", who="joan", why="why", origin="here", release=3)
+        record_deed(here.rules.target.repository, deed)
 
     with pytest.raises(ApprovalError, match=r"while release 3 was live; now it is nothing.*again"):
         here.say(card)
     with pytest.raises(ApprovalError, match=r"other rules than .*tiny.toml has now. Qualify"):
         here.say(changed)
 
-    assert here.log.read() == ()
+    assert [event.event for event in here.log.read()] == ["published", "withdrawn"]
     assert not (here.workspace.root / "decisions").exists()
-    (sentence,) = waiting(here.rules, here.workspace, here.policy)
+    asked, sentence = waiting(here.rules, here.workspace, here.policy)
+    assert asked.startswith(f"waits for a decision: {won.digest[:12]}")
     assert sentence.startswith("not promoted, and cannot be any more: 2 of the scorecards")
     here.say(changed, "reject")
-    here.say(here.card())
+    here.say(won)
+
+
+def test_where_nothing_is_known_of_what_is_live_an_answer_can_be_given(desk):
+    """On a machine without the live repository: it wakes the suspended run, which compares."""
+    here = desk()
+    card = here.card(replaces=3)
+
+    here.say(card)
+
+    assert "Approved by ada" in here.said
+    (sentence,) = waiting(here.rules, here.workspace, here.policy)
+    assert sentence.startswith("approved and not promoted")
+
+
+def test_a_scorecard_that_became_a_promise_waits_for_nobody(desk, tmp_path):
+    """The live release is held to it; the one that it was published with is over."""
+    here = desk()
+    first, second, late = here.card(), here.card(replaces=1), here.card(reason="another")
+    here.say(first)
+    here.say(second)
+    root = here.rules.target.repository
+    made = replace(package_in(tmp_path, 1.0), model="tiny", scorecard_sha256=first.digest)
+    live = LiveRepository(root, FakeTriton(root), load_timeout_s=1.0)
+    published = live.publish(made, expected=None)
+    sentence, past = waiting(here.rules, here.workspace, here.policy)
+    assert sentence.startswith(f"approved and not promoted: {second.digest[:12]}")
+
+    live.renew(
+        RenewedPromise(
+            model="tiny",
+            version=1,
+            release_sha256=published.digest,
+            scorecard_sha256=second.digest,
+            promise=published.promise,
+            decision=here.workspace.decision(second.digest),
+            renewed_at=now(),
+        )
+    )
+
+    assert list(waiting(here.rules, here.workspace, here.policy)) == [past]
+    with pytest.raises(ApprovalError, match="while nothing was live; now it is release 1"):
+        here.say(late)
 
 
 def test_an_approval_that_is_over_is_asked_for_again(desk, monkeypatch):

@@ -233,8 +233,10 @@ def test_a_new_scorecard_of_the_same_bytes_is_a_new_promise(live, card, approved
     assert again.digest[:12] in ledger.version_tags("tiny", 1)["enginegate.promise"]
     assert promote(live, again.digest).version == 1
     assert layout.renewed(1) == renewed
-    with pytest.raises(RepositoryError, match="made while release none"):
+    with pytest.raises(ApprovalError, match="replaced by another promise"):
         promote(live, card.digest)
+    with pytest.raises(RepositoryError, match="made while release none"):
+        promote(live, approved(card).digest)
 
 
 def test_stale_evidence_is_refused(live, card, approved, family):

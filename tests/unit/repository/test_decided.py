@@ -56,6 +56,7 @@ def test_a_no_that_only_the_log_holds_is_heard(tmp_path):
             id="and-brought-back",
         ),
         pytest.param([("published", CARD.digest), ("published", sha("9"))], None, id="replaced"),
+        pytest.param([("promised", CARD.digest), ("promised", sha("9"))], 1, id="another-promise"),
     ],
 )
 def test_what_was_taken_back_is_known(tmp_path, events, ended):

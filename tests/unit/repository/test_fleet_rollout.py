@@ -301,3 +301,21 @@ def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package)
     own.repository.rollback("digits", 1)
     assert Rollouts(fleet.root).under_way_by("digits") is None
     assert any("does not serve it" in check.problem for check in verify(fleet))
+
+
+def test_a_member_that_does_not_answer_is_unknown(repository, own, package):
+    """It may serve what it should; one whose own folder says otherwise is a problem."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    fleet.publish(package(2.0), expected=1)
+    gone = FleetMember("own", replace(own.repository, client=None), repository)
+
+    found = verify(Fleet(repository, (gone,)))
+    assert [check.problem for check in found if check.problem] == []
+    assert [c.subject for c in found if "does not answer" in c.unknown] == [
+        "own: digits as on the lead"
+    ]
+
+    own.repository.rollback("digits", 1)
+    found = verify(Fleet(repository, (gone,)))
+    assert any("server 'own' does not answer" in check.problem for check in found)

@@ -23,14 +23,6 @@ def test_an_operation_is_unfinished_until_it_is_done_or_undone(journal):
     assert (found.operation, found.step, found.version) == (second.operation, "placed", 2)
 
 
-def test_version_numbers_are_never_issued_twice(journal):
-    """A number is spent by the intent, also when the operation was undone."""
-    journal.add(journal.open("publish", "digits", 7), "undone")
-
-    assert journal.last_version("digits") == 7
-    assert journal.last_version("other") == 0
-
-
 @pytest.mark.parametrize("cut", [1, 20, 200])
 def test_a_line_cut_short_by_a_crash_is_dropped(journal, cut):
     """The entries before it stand, and the next entry goes in its place."""

@@ -2,8 +2,10 @@
 
 import pytest
 
-from enginegate.errors import TamperedError
+from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, verify
+from enginegate.repository.fleet import Fleet
+from enginegate.repository.following import note_way_back
 from enginegate.repository.journal import Journal
 from enginegate.repository.layout import AUDIT, JOURNAL
 from enginegate.repository.live_record import LiveRecord
@@ -24,6 +26,15 @@ def point_at(layout, version):
     current = layout.current()
     edited = current.model_copy(update={"version": version, "standby": None})
     layout.current_file.write_bytes(edited.pretty_json())
+
+
+def test_version_numbers_are_never_issued_twice(repository):
+    """A number is spent by the intent, also when the operation was undone."""
+    journal = Journal(repository.root / JOURNAL)
+    journal.add(journal.open("publish", "digits", 7), "undone")
+
+    assert LiveRecord.of(Layout(repository.root, "digits")).last_number == 7
+    assert LiveRecord.of(Layout(repository.root, "other")).last_number == 0
 
 
 @pytest.fixture
@@ -79,6 +90,47 @@ def test_an_edited_commit_point_is_refused_with_both_records_whole(repository, t
         repository.publish(package(3.0), expected=1)
 
     assert two.stored_versions() == (1, 2)
+
+
+def test_a_lost_commit_point_is_written_again_on_request(repository, two, server, package):
+    """Of the release that both records name, and no other; killed on the way, it is still lost."""
+    two.current_file.unlink()
+    with pytest.raises(TamperedError, match=r"is gone, but .*made release 2 live.*--to 2"):
+        repository.publish(package(3.0), expected=None)
+    for to in (None, 1):
+        with pytest.raises(RepositoryError, match="no live release"):
+            repository.rollback("digits", to)
+    Journal(two.root / JOURNAL).open("rollback", "digits", 2)
+
+    assert repository.rollback("digits", 2, reason="it was deleted").version == 2
+
+    assert two.current().version == 2
+    assert int(server.infer("digits", {"x": [[0.0, 0.0]]}).model_version) == 2
+    assert problems(repository) == ""
+    assert repository.rollback("digits").version == 1
+    assert problems(repository) == ""
+
+
+def test_a_fleets_lost_commit_point_is_written_again_too(repository, two):
+    """By its lead."""
+    two.current_file.unlink()
+
+    assert Fleet(repository, ()).rollback("digits", 2).version == 2
+
+    assert two.current().version == 2
+
+
+def test_a_way_back_that_was_overtaken_is_not_the_last_change(repository, two):
+    """Another release was followed here before the log was told: the log ends with that one."""
+    first = two.release(1)
+
+    note_way_back(repository, first, reason="too slow", left="release 3 was live")
+    assert problems(repository) == ""
+
+    repository.rollback("digits", 1)
+    note_way_back(repository, first, reason="too slow", left="release 3 was live")
+    assert AuditLog(two.root).read()[-1].why == "too slow; release 3 was live"
+    assert problems(repository) == ""
 
 
 def test_a_journal_cut_within_an_operation_undoes_nothing_that_was_told(repository, two):

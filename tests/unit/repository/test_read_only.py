@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from enginegate.durable import file_lock, open_regular
+from enginegate.durable import file_lock, open_regular, read_file
 from enginegate.errors import RepositoryBusyError
 from enginegate.repository import AuditLog, Layout, verify
-from enginegate.repository.layout import LOCK
+from enginegate.repository.layout import AUDIT, JOURNAL, LOCK
 
 
 def _refuse(path, flags=os.O_RDONLY, **options):
@@ -62,3 +62,34 @@ def test_what_changed_meanwhile_is_read_again(read_only, monkeypatch):
 
     assert [c.problem for c in verify(read_only) if c.problem] == []
     assert looked == [1, 1]
+
+
+@pytest.mark.parametrize("name", [JOURNAL, AUDIT])
+def test_a_record_that_may_not_be_read_is_unknown_and_not_called_lost(
+    repository, package, monkeypatch, name
+):
+    """Somebody else may find out; nobody removed anything."""
+    repository.publish(package(1.0), expected=None)
+
+    def refuse(path, **options):
+        if path.name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return read_file(path, **options)
+
+    monkeypatch.setattr("enginegate.repository.chain.read_file", refuse)
+    checks = verify(repository)
+
+    assert [check.problem for check in checks if check.problem] == []
+    assert any("may not be read by this user" in check.unknown for check in checks)
+
+
+def test_a_damaged_journal_is_not_called_lost_too(repository, package):
+    """One fault is one problem, with the line."""
+    repository.publish(package(1.0), expected=None)
+    path = repository.root / JOURNAL
+    path.write_bytes(path.read_bytes().replace(b"intent", b"intend"))
+
+    problems = [check.problem for check in verify(repository) if check.problem]
+
+    assert any(f"{path}, line 1: not a journal entry" in said for said in problems)
+    assert not any("is gone or empty" in said for said in problems)

@@ -127,6 +127,8 @@ def test_killed_on_the_way_it_is_the_old_promise_or_the_new(
             patch.setattr("enginegate.repository.undoing.Undoing.undo", lambda *_, **__: "")
             with pytest.raises(_KilledError):
                 repository.renew(renewal(release))
+        (said,) = problems(repository)
+        assert "A promise of digits release 1 was cut short" in said
         (said,) = repository.recover()
         assert "A promise of digits release 1 was cut short" in said
         assert (layout.renewed(1) is not None) is committed
@@ -169,6 +171,33 @@ def test_a_promise_that_was_changed_shows(repository, layout, release, edit):
     if edit != "back":
         with pytest.raises((TamperedError, InputError)):
             layout.held_to(release)
+
+
+def test_an_edited_commit_point_is_given_no_promise(repository, layout, release, package):
+    """The release that it names is not live by either record; writing it would confirm it."""
+    repository.publish(package(2.0), expected=1)
+    edited = layout.current().model_copy(update={"version": 1, "standby": None})
+    layout.current_file.write_bytes(edited.pretty_json())
+
+    with pytest.raises(TamperedError, match="says that release 1 is live"):
+        repository.renew(renewal(release))
+
+    assert layout.renewed(1) is None
+
+
+def test_a_journal_cut_before_a_promise_is_reported(repository, layout, release):
+    """And the commit point set back to fit: the audit log has the promise that was given."""
+    path, before = repository.root / JOURNAL, layout.current().promises
+    kept = path.read_bytes()
+    repository.renew(renewal(release))
+    path.write_bytes(kept)
+    edited = layout.current().model_copy(update={"promises": before})
+    layout.current_file.write_bytes(edited.pretty_json())
+
+    (said,) = problems(repository)
+
+    assert f"{path} was cut: it lacks an operation on digits release 1" in said
+    assert "'promised'" in said
 
 
 def test_it_is_signed_where_releases_are(repository, layout, package, signing):

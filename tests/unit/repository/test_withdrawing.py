@@ -4,8 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from enginegate.errors import NotLoadedError, PublishError, RepositoryError
-from enginegate.repository import AuditLog, Layout, verify
+from enginegate.errors import (
+    EnginegateError,
+    NotLoadedError,
+    PublishError,
+    RepositoryBusyError,
+    RepositoryError,
+    TamperedError,
+)
+from enginegate.repository import AuditLog, Layout, LiveRepository, verify
 from enginegate.repository.fleet import Fleet
 from enginegate.repository.fleet_member import FleetMember
 from enginegate.repository.journal import Journal
@@ -57,6 +64,33 @@ def test_a_first_release_is_withdrawn_and_another_promoted_after_it(repository, 
     assert problems(repository) == []
     assert repository.publish(package(2.0), expected=None).version == 2
     assert problems(repository) == []
+
+
+def test_a_commit_point_that_was_put_back_is_to_be_removed(repository, package):
+    """Nothing is live by the records, so there is no release to go back to, and no backup."""
+    repository.publish(package(1.0), expected=None)
+    file = Layout(repository.root, "digits").current_file
+    content = file.read_bytes()
+    repository.withdraw_first("digits", ADA)
+    file.write_bytes(content)
+
+    with pytest.raises(TamperedError, match=r"\(withdrawn\) made nothing live.*remove the file:"):
+        repository.publish(package(2.0), expected=1)
+
+    file.unlink()
+    assert repository.publish(package(2.0), expected=None).version == 2
+
+
+def test_its_number_is_not_used_again_after_the_journal_was_lost(repository, package):
+    """The audit log knows it, with a manifest that no other release may be taken for."""
+    repository.publish(package(1.0), expected=None)
+    repository.withdraw_first("digits", ADA)
+    (repository.root / JOURNAL).unlink()
+
+    assert repository.publish(package(2.0), expected=None).version == 2
+
+    (said,) = problems(repository)
+    assert "is gone or empty" in said or "was cut" in said
 
 
 def test_what_was_left_before_goes_too(repository, server, package):
@@ -154,8 +188,11 @@ def test_a_server_that_says_yes_and_goes_on_serving_is_found(
     repository.publish(package(1.0), expected=None)
     monkeypatch.setattr(server, "unload", lambda _name: None)
 
-    with pytest.raises(RepositoryError, match=r"versions \[\] should be ready"):
+    with pytest.raises(RepositoryError, match=r"still answers for it: version 1 READY"):
         repository.withdraw_first("digits", ADA)
+
+    (said,) = problems(repository)
+    assert "digits was withdrawn, and the server at fake:1 still answers for it" in said
 
 
 def test_every_server_of_a_fleet_lets_it_go(repository, own, package):
@@ -202,6 +239,61 @@ def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
     assert (live(repository), live(own.repository)) == (1, 1)
     assert list(Rollouts(fleet.root).unfinished()) == []
     assert fleet.recover() == ()
+
+
+def test_a_lead_that_refuses_keeps_it_live_everywhere(repository, own, package, monkeypatch):
+    """It is asked last: the others have let it go by then, and get it back."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    take_away = LiveRepository.take_away
+
+    def refuse(self, *given, **options):
+        if self.root == repository.root:
+            raise RepositoryBusyError("somebody is changing it")
+        return take_away(self, *given, **options)
+
+    monkeypatch.setattr(LiveRepository, "take_away", refuse)
+    with pytest.raises(PublishError, match=r"(?s)not withdrawn.*the lead: somebody is changing"):
+        fleet.withdraw_first("digits", ADA)
+
+    assert (live(repository), live(own.repository)) == (1, 1)
+    assert own.repository.client.model_ready("digits")
+    assert problems(fleet) == []
+
+
+def test_a_commit_point_that_was_edited_empties_no_server(repository, own, package):
+    """The lead would refuse; the others are not asked before."""
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    fleet.publish(package(2.0), expected=1)
+    layout = Layout(repository.root, "digits")
+    edited = layout.current().model_copy(update={"version": 1, "standby": None})
+    layout.current_file.write_bytes(edited.pretty_json())
+
+    with pytest.raises(TamperedError, match="says that release 1 is live"):
+        fleet.withdraw_first("digits", ADA)
+
+    assert live(own.repository) == 2
+    assert own.repository.client.model_ready("digits")
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
+    repository, own, package, monkeypatch, shares
+):
+    """With its own folder it keeps the release live everywhere; with the lead's it is named."""
+    if shares:
+        client = FakeTriton(repository.root)
+        own = FleetMember("own", replace(repository, client=client), repository)
+    fleet = Fleet(repository, (own,))
+    fleet.publish(package(1.0), expected=None)
+    monkeypatch.setattr(own.repository.client, "unload", lambda _name: None)
+
+    said = "was withdrawn, and still serves" if shares else "was not withdrawn"
+    with pytest.raises(EnginegateError, match=rf"(?s){said}.*own: .*still answers for it"):
+        fleet.withdraw_first("digits", ADA)
+
+    assert live(repository) == (None if shares else 1)
 
 
 def test_a_fleets_withdrawal_that_was_cut_short_is_ended(repository, own, package):
