@@ -19,7 +19,6 @@ from enginegate.triton.contract import ContractCheck, check_contract
 from enginegate.triton.install import find_triton
 from enginegate.triton.native import offered
 from enginegate.triton.server import Server, connect
-from enginegate.workspace import Workspace
 
 
 class Part(NamedTuple):
@@ -134,7 +133,7 @@ def _gpu() -> Part:
 def _triton() -> Part:
     cost = "nothing can be benchmarked or served here"
     try:
-        found = find_triton(Workspace.here().root / "triton")
+        found = find_triton(None)
     except ServerError as error:
         return Part("Triton server", "", cost, str(error))
     names = ", ".join(found.backend_names())

@@ -56,3 +56,12 @@ def test_the_installed_server_is_looked_into(monkeypatch, tmp_path, found):
     said = f"backends onnxruntime in {tmp_path}/backends" if found else "backends were not found"
     assert part.found.startswith(str(binary))
     assert said in part.found
+
+
+def test_asking_what_is_here_leaves_nothing_behind(monkeypatch, tmp_path):
+    """Also with the wheel's server, whose backends a promotion puts together in the workspace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ENGINEGATE_HOME", raising=False)
+
+    assert len(list(doctor.parts())) > len(doctor._PACKAGES)
+    assert not list(tmp_path.iterdir())
