@@ -144,6 +144,8 @@ def doctor(
 ) -> None:
     """Show what is here (Triton, TensorRT, GPU, …), what is missing, and how to get it."""
     if server is None:
+        if repository is not None:
+            raise InputError("--repository goes with --server: it names what that server reads.")
         out.print(_doctor.table())
         return
     outcome = _doctor.print_contract(server, repository, out)

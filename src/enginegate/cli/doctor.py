@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from enginegate.engines import availability
 from enginegate.errors import ServerError
@@ -42,7 +42,9 @@ _PACKAGES = (
 
 def table() -> Table:
     """The parts as a table; what is missing in the second half of a row."""
-    shown = Table("part", "here", "without it", "how to get it")
+    columns = ("part", "here", "without it", "how to get it")
+    # A path that is wider than its column goes on in the next line, so that it can be copied.
+    shown = Table(*(Column(name, overflow="fold") for name in columns))
     for part in parts():
         missing = not part.found
         shown.add_row(
