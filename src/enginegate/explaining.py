@@ -69,7 +69,8 @@ def explain_validation(
 
 
 def _line(place: Place, problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
-    where = ".".join(str(part) for part in place) or "(top level)"
+    # Pydantic adds this to a key that is itself the fault.
+    where = ".".join(str(part) for part in place if part != "[key]") or "(top level)"
     # A file that is no JSON at all may be anybody's: nothing of it belongs in a message.
     hidden = problem["type"] in {"missing", "json_invalid"}
     given = "" if hidden else f" (given: {problem['input']!r:.80})"

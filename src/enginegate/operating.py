@@ -18,12 +18,23 @@ from enginegate.explaining import matching
 from enginegate.gates import Confidence
 from enginegate.paths import SafePath, as_written
 
+_LAST_PORT = 65_535
+
+
+def _with_port(address: str) -> str:
+    if not 1 <= int(address.rpartition(":")[2]) <= _LAST_PORT:
+        raise ValueError(f"must be HOST:PORT with a port from 1 to {_LAST_PORT:,}")
+    return address
+
+
 Name = Annotated[
     str,
     matching(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,99}$", "a name of letters, digits, '_', '.' and '-'"),
 ]
 Address = Annotated[
-    str, matching(r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$", "HOST:PORT, e.g. 127.0.0.1:8001")
+    str,
+    matching(r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$", "HOST:PORT, e.g. 127.0.0.1:8001"),
+    AfterValidator(_with_port),
 ]
 ObjectUrl = Annotated[
     str,

@@ -43,7 +43,7 @@ from enginegate.gates import (
 from enginegate.model_source import ModelSource
 from enginegate.operating import Approval, Ensemble, Name, Retention, Scan, Signing, Target, Watch
 from enginegate.paths import ROOT, project_of
-from enginegate.policy_limits import impossible_numbers
+from enginegate.policy_limits import Wrong, impossible_numbers, mistyped_numbers, without
 from enginegate.recording import Data, Shadow
 from enginegate.serving import ServingOptions
 
@@ -222,6 +222,8 @@ def read_policy(path: Path) -> Policy:
             with the place it is at.
     """
     try:
+        if path.is_fifo() and path.resolve().is_fifo():
+            raise PolicyError(f"{path} is a named pipe, not a policy: reading it may never end.")
         with path.open("rb") as file:
             content = file.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
@@ -250,28 +252,37 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
     Raises:
         PolicyError: it breaks a rule.
     """
-    if wrong := impossible_numbers(raw):
-        listed = "\n".join(wrong)
-        raise PolicyError(
-            f"{origin} is not a valid policy:\n{listed}\n"
-            "docs/policy.md lists every key with its meaning and unit."
-        )
+    wrong = impossible_numbers(raw)
     try:
-        return Policy.model_validate(raw, context={ROOT: root})
+        rest = without(raw, frozenset(each.key for each in wrong))
+        policy = Policy.model_validate(rest, context={ROOT: root})
+        lines = [*wrong, *mistyped_numbers(rest, policy)]
+        if not lines:
+            return policy
+        listed = "\n".join(each.line for each in lines)
     except RecursionError as error:
         raise PolicyError(_too_deep(origin)) from error
     except ValidationError as error:
-        raise PolicyError(
-            f"{origin} is not a valid policy:\n{_explained(error, origin)}\n"
-            "docs/policy.md lists every key with its meaning and unit."
-        ) from error
+        raise PolicyError(_invalid(origin, _explained(error, origin, wrong))) from error
+    raise PolicyError(_invalid(origin, listed))
 
 
-def _explained(error: ValidationError, origin: str) -> str:
+def _invalid(origin: str, listed: str) -> str:
+    return (
+        f"{origin} is not a valid policy:\n{listed}\n"
+        "docs/policy.md lists every key with its meaning and unit."
+    )
+
+
+def _explained(error: ValidationError, origin: str, wrong: tuple[Wrong, ...]) -> str:
+    """What is wrong, one line each; what was left out as impossible is not missing too."""
     try:
-        return explain_validation(error, Policy, same_as=("gates", "default"))
+        found = explain_validation(error, Policy, same_as=("gates", "default"))
     except RecursionError as deep:
         raise PolicyError(_too_deep(origin)) from deep
+    said = tuple(f"  {each.key}{end}" for each in wrong for end in (":", "."))
+    rest = (line for line in found.splitlines() if not line.startswith(said))
+    return "\n".join([*(each.line for each in wrong), *rest])
 
 
 def _too_deep(origin: str) -> str:

@@ -1,13 +1,15 @@
 """Numbers that no policy can mean: infinite, not a number, or beyond what anything here could do.
 
-They are refused before anything else is checked. A limit that decides a promotion has no largest
-value here: what is too loose is for its owner to say.
+They are refused together with whatever else is wrong: the rest is checked without them. A limit
+that decides a promotion has no largest value here: what is too loose is for its owner to say.
 """
 
 import math
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
 
 _HOUR_S, _DAY_S = 3600.0, 86_400.0
 _WEEK_S = 7 * _DAY_S
@@ -52,8 +54,15 @@ LARGEST: dict[str, tuple[float, str]] = {
 }
 
 
-def impossible_numbers(raw: Any) -> tuple[str, ...]:
-    """One line for each number that cannot be meant: its key, its value, what is allowed.
+class Wrong(NamedTuple):
+    """A key with the line that says what is wrong with its value."""
+
+    key: str
+    line: str
+
+
+def impossible_numbers(raw: Any) -> tuple[Wrong, ...]:
+    """Each number that cannot be meant: its key, its value, what is allowed.
 
     Args:
         raw: a policy as TOML gives it.
@@ -61,13 +70,43 @@ def impossible_numbers(raw: Any) -> tuple[str, ...]:
     return tuple(line for key, value in _numbers(raw, "") for line in _wrong(key, value))
 
 
-def _wrong(key: str, value: float) -> Iterator[str]:
+def without(raw: Any, keys: frozenset[str], at: str = "") -> Any:
+    """The same tables without these keys, written as in `Wrong.key`."""
+    if not isinstance(raw, Mapping):
+        return raw
+    inner = {name: f"{at}.{name}" if at else str(name) for name in raw}
+    kept = {name: each for name, each in raw.items() if inner[name] not in keys}
+    return {name: without(each, keys, inner[name]) for name, each in kept.items()}
+
+
+def mistyped_numbers(raw: Any, read: Any, key: str = "") -> Iterator[Wrong]:
+    """Each number that was not written as one, but as a text or as true or false.
+
+    Args:
+        raw: a policy as TOML gives it.
+        read: the same as it was understood.
+        key: where both are.
+    """
+    if isinstance(raw, Mapping):
+        for name, each in raw.items():
+            fields = isinstance(read, BaseModel)
+            value = getattr(read, str(name), None) if fields else dict(read or {}).get(name)
+            yield from mistyped_numbers(each, value, f"{key}.{name}" if key else str(name))
+    elif isinstance(raw, list | tuple) and isinstance(read, list | tuple):
+        for before, after in zip(raw, read, strict=False):
+            yield from mistyped_numbers(before, after, key)
+    elif isinstance(raw, bool | str) and isinstance(read, int | float) and type(read) is not bool:
+        yield Wrong(key, f"  {key}: must be a number (given: {raw!r:.80})")
+
+
+def _wrong(key: str, value: float) -> Iterator[Wrong]:
     largest, why = LARGEST.get(key, (math.inf, ""))
     if not math.isfinite(value):
         allowed = f"a finite number, at most {largest:,.12g}" if why else "a finite number"
-        yield f"  {key}: {value} cannot be meant; allowed is {allowed}"
+        yield Wrong(key, f"  {key}: {value} cannot be meant; allowed is {allowed}")
     elif value > largest:
-        yield f"  {key}: {value:.12g} cannot be meant; allowed is at most {largest:,.12g} ({why})"
+        allowed = f"at most {largest:,.12g} ({why})"
+        yield Wrong(key, f"  {key}: {value:.12g} cannot be meant; allowed is {allowed}")
 
 
 def _numbers(value: Any, key: str) -> Iterator[tuple[str, float]]:

@@ -1,6 +1,7 @@
 """Reading policies: what is refused, and where the message points."""
 
 import copy
+import os
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,56 @@ def test_a_policys_digest_does_not_depend_on_where_it_lies(project):
     assert here.digest == there.digest == read_policy(DIGITS).digest
     assert here.data.digest == there.data.digest
     assert here.with_model("models:/digits/2").digest == there.with_model("models:/digits/2").digest
+
+
+def test_numbers_that_cannot_be_meant_hide_no_other_mistake(edited):
+    """Five mistakes of three kinds need one run; a number that is refused is not missing too."""
+    path = edited("p99_ms = 100", "p99_ms = inf")
+    for old, new in (
+        ('name = "digits"', 'name = "Dig its!"'),
+        ("instances = [1, 2]", "instances = [1_000_000]"),
+        ("approvers = []", "approvers = ['ada', 'bo']\nrequired = 3"),
+        ("[retention]", "[retentoin]"),
+    ):
+        path.write_text(path.read_text().replace(old, new, 1))
+
+    with pytest.raises(PolicyError) as caught:
+        read_policy(path)
+
+    keys = [line.split(":")[0].strip() for line in str(caught.value).splitlines()[1:-1]]
+    assert keys == ["slo.p99_ms", "search.instances", "name", "approval", "retentoin"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        pytest.param("p99_ms = 100", "p99_ms = true", "p99_ms: must be a number", id="true"),
+        pytest.param("p99_ms = 100", "p99_ms = '99'", "p99_ms: must be a number", id="text"),
+        pytest.param("instances = [1, 2]", "instances = [true]", "instances: must be", id="list"),
+        pytest.param("seed = 0", "seed = '0'", "search.seed: must be a number", id="int"),
+        pytest.param(
+            "[target]", "[target]\nendpoint = 'host:99999'", "port from 1 to 65,535", id="port"
+        ),
+        pytest.param("[gates.tf32]", "[gates.tf33]", r"gates\.tf33: must be", id="table"),
+    ],
+)
+def test_what_is_of_another_type_is_refused(edited, old, new, message):
+    """Texts and truths are no numbers, also where pydantic would make one of them."""
+    with pytest.raises(PolicyError, match=message):
+        read_policy(edited(old, new))
+
+
+def test_a_named_pipe_is_not_waited_for(tmp_path):
+    """Nobody may ever write into it; process substitution, which is another kind, is read."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    reading, writing = os.pipe()
+    os.write(writing, DIGITS.read_bytes())
+    os.close(writing)
+
+    with pytest.raises(PolicyError, match="named pipe"):
+        read_policy(tmp_path / "pipe.toml")
+    assert read_policy(Path(f"/dev/fd/{reading}")).name == "digits"
+    os.close(reading)
 
 
 @pytest.mark.parametrize(

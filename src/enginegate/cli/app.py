@@ -144,6 +144,8 @@ def doctor(
 ) -> None:
     """Show what is here (Triton, TensorRT, GPU, …), what is missing, and how to get it."""
     if server is None:
+        if repository is not None:
+            raise InputError("--repository goes with --server: it names what that server reads.")
         out.print(_doctor.table())
         return
     outcome = _doctor.print_contract(server, repository, out)
@@ -172,6 +174,9 @@ def qualify(
     ] = None,
 ) -> None:
     """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
+    rules = read_policy(policy)  # a mistake in it is told before Prefect is started
+    if model is not None:
+        rules.with_model(model)
     flow = of_checkout("flows.qualify")
     with interruptible(out):
         scorecard: Scorecard = flow.qualify(policy, model)
@@ -224,9 +229,10 @@ def reject(
 @app.command()
 def promote(policy: PolicyFile, run: RunName) -> None:
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
+    target = read_policy(policy).target  # a mistake in it is told before Prefect is started
     release = of_checkout("flows.promote").promote(policy, run)
     named = f"Release {release.version} of {release.model}"
-    held = Layout(read_policy(policy).target.repository, release.model).held_to(release)
+    held = Layout(target.repository, release.model).held_to(release)
     if held.scorecard_sha256 == release.scorecard_sha256:
         out.print(f"{named} is live: {release.candidate}.")
     else:

@@ -10,6 +10,8 @@ from types import ModuleType
 from enginegate.errors import InputError
 
 _log = logging.getLogger("enginegate.checkout")
+# While the process ends they count what is left to be sent; by then the terminal is ours no more.
+_COUNTING = ("EventsWorker", "APILogWorker")
 
 # Before Prefect is imported: a server inside this process may take a while on its first start, its
 # own chatter is not for this terminal, and nothing is sent home.
@@ -47,6 +49,8 @@ def of_checkout(name: str) -> ModuleType:
         )
     for variable, value in _PREFECT.items():
         os.environ.setdefault(variable, value)
+    for name_of_logger in _COUNTING:
+        logging.getLogger(name_of_logger).setLevel(logging.ERROR)
     if "PREFECT_API_URL" not in os.environ and "prefect" not in sys.modules:
         _log.info("starting Prefect inside this process; this takes a few seconds")
     if str(root) not in sys.path:

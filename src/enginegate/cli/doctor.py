@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from enginegate.engines import availability
 from enginegate.errors import ServerError
@@ -19,7 +19,6 @@ from enginegate.triton.contract import ContractCheck, check_contract
 from enginegate.triton.install import find_triton
 from enginegate.triton.native import offered
 from enginegate.triton.server import Server, connect
-from enginegate.workspace import Workspace
 
 
 class Part(NamedTuple):
@@ -43,7 +42,9 @@ _PACKAGES = (
 
 def table() -> Table:
     """The parts as a table; what is missing in the second half of a row."""
-    shown = Table("part", "here", "without it", "how to get it")
+    columns = ("part", "here", "without it", "how to get it")
+    # A path that is wider than its column goes on in the next line, so that it can be copied.
+    shown = Table(*(Column(name, overflow="fold") for name in columns))
     for part in parts():
         missing = not part.found
         shown.add_row(
@@ -134,7 +135,7 @@ def _gpu() -> Part:
 def _triton() -> Part:
     cost = "nothing can be benchmarked or served here"
     try:
-        found = find_triton(Workspace.here().root / "triton")
+        found = find_triton(None)
     except ServerError as error:
         return Part("Triton server", "", cost, str(error))
     names = ", ".join(found.backend_names())

@@ -15,7 +15,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.logging import RichHandler
 
-from enginegate.cli.vendor_log import ours
+from enginegate.cli.vendor_log import open_missing, ours
 from enginegate.errors import ExitCode
 
 # What is not down by then is ended by its own guard.
@@ -25,6 +25,7 @@ _TERMINATE_S = 8.0
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
 _BY_SIGNAL = 128
 INTERRUPTED = "\nInterrupted. What was finished is kept; run it again to continue."
+open_missing()
 # A pipe has no width of its own; the tables need this much.
 _PIPE_COLUMNS = 120
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)

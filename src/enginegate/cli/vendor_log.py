@@ -26,8 +26,26 @@ _MAX_BYTES = 10_000_000
 _TELLING = ("urllib3.connectionpool", "urllib3.util.retry")
 
 
+def open_missing() -> None:
+    """Open the null device as whatever of input, output and error output the caller has closed.
+
+    A database or a socket would get that number else, and what is printed would go into it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (_STDERR, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            stream = os.fdopen(number, mode, errors="replace", closefd=False)
+            setattr(sys, name, stream)
+
+
 class ErrorOutput(io.TextIOBase):
-    """The error output of this program itself: what `sys.stderr` is, unless that is redirected."""
+    """The error output of this program itself: what `sys.stderr` is, unless that is redirected.
+
+    A reader that has gone or a disk that is full makes no other failure of what is told.
+    """
 
     redirected: TextIO | None = None
 
@@ -37,11 +55,14 @@ class ErrorOutput(io.TextIOBase):
 
     def write(self, text: str) -> int:
         """Write to the terminal, pipe or file that the command was started with."""
-        return self._stream.write(text)
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
 
     def flush(self) -> None:
         """Flush it."""
-        self._stream.flush()
+        with suppress(OSError, ValueError):
+            self._stream.flush()
 
     def isatty(self) -> bool:
         """Whether it is a terminal."""
@@ -135,12 +156,14 @@ def _redirected(handle: int) -> Iterator[None]:
     kept = os.dup(_STDERR)
     os.dup2(handle, _STDERR)
     before = ours.redirected
+    stream = os.fdopen(os.dup(kept), "w", buffering=1, errors="replace")
     try:
-        with os.fdopen(os.dup(kept), "w", buffering=1, errors="replace") as stream:
-            ours.redirected = stream if _is_process_stderr() else before
-            yield
+        ours.redirected = stream if _is_process_stderr() else before
+        yield
     finally:
         ours.redirected = before
+        with suppress(OSError):  # what could not be written is flushed once more
+            stream.close()
         with suppress(OSError, ValueError):
             sys.stderr.flush()
         os.dup2(kept, _STDERR)

@@ -36,6 +36,7 @@ def watch(
 
     Ends with 3 if a promise was broken, now or earlier, and nobody has acknowledged it.
     """
+    read_policy(policy)  # a mistake in it is told before Prefect is started
     flow = of_checkout("flows.watch")
     try:
         _show_run(flow.watch(policy, 0.0) if once else flow.watch(policy))
@@ -100,6 +101,7 @@ def scan(
     ] = None,
 ) -> None:
     """Qualify each version of the registry that carries the policy's alias or tag, once."""
+    read_policy(policy)  # a mistake in it is told before Prefect is started
     started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
     for uri in started:
         _out.print(f"Started: {uri}")

@@ -213,7 +213,7 @@ class LiveRepository:
         """
         self.recover()
         layout = Layout(self.root, model)
-        live, release = self._live(layout), live_release(layout)
+        release, live = live_release(layout), self._live(layout)
         if not checked:
             check_withdrawable(layout, release)
         words = self.take_away(model, release.version, by=by)

@@ -98,7 +98,7 @@ class TritonClient:
 
     def metadata(self) -> ServerMetadata:
         """Who answers, e.g. version 2.51.0."""
-        found = self._call("ServerMetadata", "ask who it is")
+        found = self._call("ServerMetadata", "say who it is")
         return ServerMetadata(found.name, found.version, tuple(found.extensions))
 
     def load(

@@ -69,11 +69,12 @@ class TritonInstall:
         return {"PATH": path, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
 
 
-def find_triton(cache: Path) -> TritonInstall:
+def find_triton(cache: Path | None) -> TritonInstall:
     """The server to use: ``tritonserver`` on PATH, else the one in the nvidia-pytriton wheel.
 
     Args:
-        cache: folder for the wheel's backends, put together once and reused.
+        cache: folder for the wheel's backends, put together once and reused; None: the server is
+            only asked about, and nothing is written.
 
     Raises:
         ServerError: there is none, or a part is missing; says which and how to get it.
@@ -109,7 +110,7 @@ def _is_backend(folder: Path) -> bool:
     return library.is_file() or (folder / "model.py").is_file()
 
 
-def _from_wheel(cache: Path) -> TritonInstall:
+def _from_wheel(cache: Path | None) -> TritonInstall:
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise ServerError(
@@ -123,9 +124,11 @@ def _from_wheel(cache: Path) -> TritonInstall:
     _check_parts(binary, bundled, triton / "backends" / "python")
     _check_stub(stub)
     version = importlib.metadata.version(_WHEEL)
-    backends = cache / f"triton-backends-{version}-py{_python()}"
-    if not backends.is_dir():
-        _put_together(backends, triton / "backends" / "python", stub)
+    backends = triton / "backends"
+    if cache is not None:
+        backends = cache / f"triton-backends-{version}-py{_python()}"
+        if not backends.is_dir():
+            _put_together(backends, triton / "backends" / "python", stub)
     return TritonInstall(binary, backends, (*_libpython(), bundled), f"{_WHEEL} {version}")
 
 

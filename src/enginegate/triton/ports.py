@@ -4,9 +4,10 @@ import socket
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from enginegate.errors import ServerError
+from enginegate.errors import InputError, ServerError
 
 LOOPBACK = "127.0.0.1"
+LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +22,20 @@ class Ports:
         """The same with every 0 replaced by a port that is free now.
 
         Raises:
+            InputError: that is no port, or one is asked for twice.
             ServerError: a port that was asked for cannot be used.
         """
+        asked = [port for port in (self.http, self.grpc, self.metrics) if port]
+        if wrong := [port for port in asked if not 0 < port <= LAST_PORT]:
+            raise InputError(
+                f"{wrong[0]} is no port: they are 1 to {LAST_PORT:,}, and 0 takes any free one."
+            )
+        if len(set(asked)) < len(asked):
+            raise InputError(
+                "HTTP, gRPC and metrics each need a port of their own, and two of them were asked "
+                f"to listen on the same (http {self.http}, gRPC {self.grpc}, metrics "
+                f"{self.metrics}). 0 takes any free one."
+            )
         with ExitStack() as stack:
             return Ports(
                 http=_bound(stack, "HTTP", self.http),

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from enginegate.errors import ServerError
+from enginegate.errors import InputError, ServerError
 from enginegate.triton.client import TritonClient
 from enginegate.triton.install import TritonInstall
 from enginegate.triton.keeper import Kept, kept
-from enginegate.triton.ports import LOOPBACK, Ports
+from enginegate.triton.ports import LAST_PORT, LOOPBACK, Ports
 
 _ATTEMPTS = 3
 _POLL_S = 0.02
@@ -89,8 +89,16 @@ def connect(endpoint: str) -> Server:
     """The running server at the gRPC address ``HOST:PORT``.
 
     Raises:
+        InputError: that is no address.
         ServerError: nothing answers there.
     """
+    host, _, port = endpoint.rpartition(":")
+    # gRPC takes a port that is too large for another one.
+    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= LAST_PORT:
+        raise InputError(
+            f"{endpoint!r} is no address of a Triton: write HOST:PORT of its gRPC, for example "
+            "127.0.0.1:8001."
+        )
     with TritonClient(endpoint) as client:
         return Server(grpc=endpoint, version=client.metadata().version)
 

@@ -1,10 +1,15 @@
 """Which backends doctor lists: of the server that is installed, and of one that runs."""
 
+import io
 from contextlib import contextmanager
 
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
 from enginegate.cli import doctor
+from enginegate.cli.app import app
+from enginegate.errors import InputError
 from enginegate.triton import native
 from tests.fakes.answering import ABSENT, DAMAGED, POLLING, AnsweringClient
 
@@ -56,3 +61,32 @@ def test_the_installed_server_is_looked_into(monkeypatch, tmp_path, found):
     said = f"backends onnxruntime in {tmp_path}/backends" if found else "backends were not found"
     assert part.found.startswith(str(binary))
     assert said in part.found
+
+
+def test_asking_what_is_here_leaves_nothing_behind(monkeypatch, tmp_path):
+    """Also with the wheel's server, whose backends a promotion puts together in the workspace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ENGINEGATE_HOME", raising=False)
+
+    assert len(list(doctor.parts())) > len(doctor._PACKAGES)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_repository_without_a_server_is_no_question():
+    """Nothing would be tried out in it, and the table would look as if it had been."""
+    told = CliRunner().invoke(app, ["doctor", "--repository", "/srv/models"])
+
+    assert isinstance(told.exception, InputError)
+    assert "goes with --server" in str(told.exception)
+
+
+def test_a_long_path_is_shown_whole(monkeypatch):
+    """Somebody copies it."""
+    path = "/srv/" + "x" * 200 + "/end"
+    monkeypatch.setattr(doctor, "parts", lambda: iter([doctor.Part("Triton", path, "", "")]))
+    console = Console(width=120, file=io.StringIO())
+
+    console.print(doctor.table())
+
+    said = "".join(c for c in console.file.getvalue() if c.isalnum() or c == "/")
+    assert path in said.replace("Triton", "")

@@ -87,3 +87,35 @@ def test_every_command_runs_so(monkeypatch):
 
     assert CliRunner().invoke(app, ["policy", "check", str(_DIGITS)]).exit_code == 0
     assert said == ["begins", "runs", "ends"]
+
+
+_TOLD = """
+import logging, sys
+from pathlib import Path
+from enginegate.cli.terminal import err, log_to_terminal, out
+from enginegate.cli.vendor_log import vendors_logged
+from enginegate.workspace import Workspace
+
+log_to_terminal()
+with vendors_logged(Workspace(Path(sys.argv[1]))):
+    logging.getLogger("enginegate.test").info("progress of ours")
+    err.print("a message of ours")
+    opened = open(Path(sys.argv[1]).parent / "opened", "w")
+    print("a word for whoever reads")
+err.print("the last message of ours")
+opened.close()
+assert not Path(opened.name).read_text()
+sys.exit(6)
+"""
+
+
+@pytest.mark.parametrize("given", ["2>&-", ">&-", "<&- >&- 2>&-", "2>/dev/full"])
+def test_where_nothing_can_be_told_the_exit_code_still_says_it(tmp_path, given):
+    """A closed output, as services have it, is not given to the next file that is opened."""
+    run = f'"$0" -c "$1" "$2" {given}'
+    command = ["sh", "-c", run, sys.executable, _TOLD, str(tmp_path / "workspace")]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+    assert done.returncode == 6, done.stderr
+    assert "Traceback" not in done.stderr

@@ -149,14 +149,25 @@ def test_killed_on_the_way_it_is_the_old_state_or_the_new(repository, server, pa
         repository.publish(package(2.0), expected=None)
 
 
-@pytest.mark.parametrize("state", ["nothing", "no server"])
-def test_what_cannot_be_is_refused_and_nothing_begun(repository, package, state):
-    """Nothing is live, or no server answers that could be seen to let it go."""
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ("nothing", "Nothing of digits"),
+        ("neither", "Nothing of digits"),
+        ("no server", "No live Triton answers"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_nothing_begun(repository, package, state, said):
+    """Nothing is live, or no server answers that could be seen to let it go.
+
+    Who has nothing to withdraw is not sent to start a server first.
+    """
     if state == "no server":
         repository.publish(package(1.0), expected=None)
+    if state != "nothing":
         repository = replace(repository, client=None)
 
-    with pytest.raises(RepositoryError, match=r"Nothing of digits|No live Triton answers"):
+    with pytest.raises(RepositoryError, match=said):
         repository.withdraw_first("digits", ADA)
 
     assert Journal(repository.root / JOURNAL).unfinished() == ()

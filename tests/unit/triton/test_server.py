@@ -2,9 +2,10 @@
 
 import pytest
 
-from enginegate.errors import ServerError
+from enginegate.errors import InputError, ServerError
 from enginegate.triton.install import TritonInstall
-from enginegate.triton.server import start
+from enginegate.triton.ports import Ports
+from enginegate.triton.server import connect, start
 
 
 @pytest.mark.parametrize(
@@ -28,3 +29,24 @@ def test_a_port_that_was_stolen_is_tried_again(tmp_path, said, starts):
         pass
 
     assert began.read_text() == "\n" * starts
+
+
+@pytest.mark.parametrize("address", ["host", ":8001", "host:", "host:99999", "http://host:8001"])
+def test_what_is_no_address_is_not_asked(address):
+    """gRPC would take the port 99999 for 34463, where somebody else may answer."""
+    with pytest.raises(InputError, match="is no address of a Triton: write HOST:PORT"):
+        connect(address)
+
+
+@pytest.mark.parametrize(
+    ("ports", "said"),
+    [
+        (Ports(http=99_999), "99999 is no port"),
+        (Ports(grpc=-1), "-1 is no port"),
+        (Ports(http=8000, grpc=8000), "each need a port of their own"),
+    ],
+)
+def test_what_is_no_port_is_refused(ports, said):
+    """Before a server is started, and by the number that was asked for."""
+    with pytest.raises(InputError, match=said):
+        ports.chosen()
