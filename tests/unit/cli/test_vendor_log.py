@@ -119,3 +119,15 @@ def test_where_nothing_can_be_told_the_exit_code_still_says_it(tmp_path, given):
 
     assert done.returncode == 6, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_the_command_is_loaded_is_no_traceback(tmp_path):
+    """Loading takes a second, and an impatient hand is quicker."""
+    (tmp_path / "typer.py").write_text("raise KeyboardInterrupt\n")
+    run = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import enginegate.cli as c; c.main()"
+
+    done = subprocess.run(
+        [sys.executable, "-c", run], capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stderr) == (130, "\nInterrupted. Nothing was begun.\n")
