@@ -28,8 +28,6 @@ _PREFECT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GX_ANALYTICS_ENABLED": "false",
 }
-# Queues that Prefect empties when Python exits: that they take a moment is no message of ours.
-_PREFECT_QUEUES = ("EventsWorker", "APILogWorker")
 
 
 # It tells of a decision that is made already: a server that does not answer is no reason to fail.
@@ -55,8 +53,6 @@ def of_checkout(name: str) -> ModuleType:
         logging.getLogger(name_of_logger).setLevel(logging.ERROR)
     if "PREFECT_API_URL" not in os.environ and "prefect" not in sys.modules:
         _log.info("starting Prefect inside this process; this takes a few seconds")
-    for queue in _PREFECT_QUEUES:
-        logging.getLogger(queue).setLevel(logging.ERROR)
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     if name != _ANSWERING:
