@@ -16,7 +16,7 @@ from benchmarks.lab.job import REFUSED, Account, Job, Site, What
 from benchmarks.lab.nursery import Ended, Nursery
 from benchmarks.lab.tagged import Order, made, samples, tag_in
 from enginegate.repository import Layout
-from enginegate.repository.copies import last_number
+from enginegate.repository.live_record import LiveRecord
 from enginegate.repository.rollout import LOCK, Rollouts
 from enginegate.triton.answers import Reply
 from enginegate.triton.callers import Callers
@@ -127,7 +127,7 @@ class Campaign:
         """
         job = self._job(what, model, death)
         before = self._live(model)
-        target = job.to or last_number(Layout(self.root, model)) + 1
+        target = job.to or LiveRecord.of(Layout(self.root, model)).last_number + 1
         ended = self._run(job, death.after_s if death.at == "instant" else None)
         on_disk = self._committed(model)
         recover = replace(job, what="recover", package=None, death=Death())
@@ -226,7 +226,7 @@ class Campaign:
         return partial(Job, canary_s=self.canary_s, **given)
 
     def _publishing(self, what: What, model: str, expected: int | None, death: Death) -> Job:
-        number = last_number(Layout(self.root, model)) + 1
+        number = LiveRecord.of(Layout(self.root, model)).last_number + 1
         self.attempts += 1
         tag = number * _TAGS_A_NUMBER + self.attempts % _TAGS_A_NUMBER
         self.tags[model, number] = tag

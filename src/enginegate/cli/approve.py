@@ -64,7 +64,7 @@ def decide(
         InputError: it is no decision, names a candidate that the scorecard does not have, or is an
             approval for which no policy was found.
     """
-    rules = _rules(scorecard, policy, answer)
+    path, rules = _rules(scorecard, policy, answer)
     decision = _decision(scorecard, answer)
     _check(decision, scorecard, rules)
     # One that cannot be read may be a no: nothing is added to it, and the message names it.
@@ -92,7 +92,10 @@ def decide(
         refusal = Outbox(workspace).tell_or_keep(decision_message(decision, scorecard.ledger_run))
         if refusal:
             out.print(f"MLflow is told later: {refusal.splitlines()[0]}", markup=False)
-    _next(decision, scorecard, rules, workspace, out)
+    if not _goes_on(decision, scorecard, rules, workspace, out):
+        out.print(
+            f"Next: enginegate promote {path} {scorecard.digest[:12]}", markup=False, soft_wrap=True
+        )
 
 
 def _reject(decision: Decision, rules: Policy, workspace: Workspace) -> str:
@@ -174,18 +177,19 @@ def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> No
         raise ApprovalError(f"This approval would not count: {reason}")
 
 
-def _next(
+def _goes_on(
     decision: Decision,
     scorecard: Scorecard,
     rules: Policy | None,
     workspace: Workspace,
     out: Console,
-) -> None:
+) -> bool:
+    """Whether nothing is left to do here: a suspended run continues, or others must answer too."""
     resumed = answer_suspended(decision)
     for name in resumed:
         out.print(f"The suspended run {name} continues.")
     if decision.answer == "reject":
-        return
+        return True
     if rules is not None:
         given = answers_to(
             scorecard, workspace.decisions(scorecard.digest), rules.target.repository
@@ -197,22 +201,24 @@ def _next(
             out.print(f"Still missing: {counted(standing.missing, 'approval')} by other people.")
             for sentence in (standing.rejection, *standing.objections):
                 out.print(sentence, markup=False)
-            return
-    if not resumed:
-        out.print(f"Next: enginegate promote POLICY {scorecard.digest[:12]}")
+            return True
+    return bool(resumed)
 
 
-def _rules(scorecard: Scorecard, given: Path | None, answer: Answer) -> Policy | None:
-    """The policy that a scorecard was made under: the one given, else one of ``policies/``.
+def _rules(
+    scorecard: Scorecard, given: Path | None, answer: Answer
+) -> tuple[Path, Policy] | tuple[None, None]:
+    """The policy that a scorecard was made under, and its file: the one given, else one of
+    ``policies/``; None where there is none.
 
     Raises:
         ApprovalError: it is to be approved, and the given one, or the one of its model, is another.
     """
     found = [given] if given else policies_here()
     policies = {path: _read(path, required=given is not None) for path in found}
-    for policy in policies.values():
+    for path, policy in policies.items():
         if policy and policy.with_model(scorecard.model_uri).digest == scorecard.policy_sha256:
-            return policy
+            return path, policy
     others = [
         path for path, policy in policies.items() if policy and policy.name == scorecard.model
     ]
@@ -222,7 +228,7 @@ def _rules(scorecard: Scorecard, given: Path | None, answer: Answer) -> Policy |
             f"{given or others[0]} has now. Qualify under it, and decide on the new scorecard."
             + ("" if given else " If it was made under another file, name that with --policy.")
         )
-    return None
+    return None, None
 
 
 def _read(path: Path, *, required: bool) -> Policy | None:

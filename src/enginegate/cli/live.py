@@ -107,6 +107,8 @@ def print_verification(policy: Policy, out: Console, *, repair: bool) -> ExitCod
         for sentence in repository.repair():
             out.print(sentence)
     checks = verify(repository)
+    if not checks:
+        out.print(f"{policy.target.repository} is not there: nothing was published.", markup=False)
     for check in checks:
         fine = "[yellow]note[/]" if check.note else "[green]ok[/]"
         known = "[bold yellow]unknown[/]" if check.unknown else fine

@@ -72,7 +72,7 @@ def test_an_approval_is_kept_and_told(desk):
     assert decision.origin.endswith(", command")
     (event,) = ada.log.read()
     assert (event.event, event.who, event.scorecard) == ("approved", "ada", card.digest)
-    assert f"enginegate promote POLICY {card.digest[:12]}" in ada.said
+    assert f"enginegate promote {ada.policy} {card.digest[:12]}" in ada.said
 
 
 def test_the_first_of_two_is_told_that_one_is_missing(desk):

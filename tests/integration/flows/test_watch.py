@@ -392,7 +392,7 @@ def test_a_dead_server_of_a_fleet_is_errored_too(released, tmp_path, alerts):
         f'{rules.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "127.0.0.1:1"\n'
     )
 
-    with pytest.raises(RepositoryError, match="server 'b' does not answer"):
+    with pytest.raises(RepositoryError, match="Server 'b' does not answer"):
         watch(rules, 0.0)
 
     kept = Looks.at(Workspace.here(), release_of(released)).read()[-1]

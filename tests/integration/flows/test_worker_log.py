@@ -108,4 +108,7 @@ def logged(run, policy, *, check=True, **further):
     with get_client(sync_client=True) as client:
         mine = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[run]))
         lines = client.read_logs(mine, limit=200)
-    return {line.name: line.message for line in lines}
+    said: dict[str, list[str]] = {}
+    for line in lines:
+        said.setdefault(line.name, []).append(line.message)
+    return {name: "\n".join(messages) for name, messages in said.items()}

@@ -107,7 +107,9 @@ def test_nobody_there():
     """A dead address is not live, and asking it is an error that says what to check."""
     with TritonClient("127.0.0.1:1", timeout_s=2.0) as nobody:
         assert not nobody.live()
-        with pytest.raises(ServerError, match=r"(?s)127.0.0.1:1 could not ask.*Check that"):
+        with pytest.raises(
+            ServerError, match=r"(?s)127.0.0.1:1 could not say who it is.*Check that"
+        ):
             nobody.metadata()
 
 
