@@ -101,13 +101,13 @@ def filled(
 
 
 def short(acts: Acts) -> list[Kill]:
-    """Thirty kills: each step once, and some of everything else."""
+    """Thirty kills and a few to spare, since some come too late: each step once, and others."""
     steps = [kill for kill in every_step() if kill.model == ENGINE or kill.death.step == "prepared"]
     points = list(every_act({key: count for key, count in acts.items() if key[1] == ENGINE}))
     return [
         *steps,
-        *_thinned(points, 10),
-        *_thinned(list(torn()), 3),
+        *_thinned(points, 12),
+        *_thinned(list(torn()), 5),
         *_thinned(list(in_recovery()), 2),
         *instants(6),
     ]
