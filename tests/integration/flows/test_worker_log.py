@@ -94,8 +94,10 @@ def started(policy, flow=watch, entrypoint="flows.watch.watch"):
 
 def logged(run, policy, *, check=True, **further):
     """Run it in a process of its own, as a worker does; the lines on the server, by logger."""
-    away = {"PREFECT_LOGGING_TO_API_ENABLED", "PREFECT_LOGGING_EXTRA_LOGGERS"}
-    environment = {name: value for name, value in os.environ.items() if name not in away}
+    # A test before this one may have set some, as the command does for a terminal.
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PREFECT_LOGGING")
+    }
     environment |= variables() | {
         "PREFECT_API_URL": PREFECT_API_URL.value(),
         "PREFECT__FLOW_RUN_ID": str(run),

@@ -56,7 +56,7 @@ def test_an_slo_that_cannot_be_met_is_failed(server, scale_model, samples, tmp_p
     )
     slo = Slo(p99_ms=0.01, min_throughput_per_s=1.0, confidence=0.99)
 
-    with deployed(server, scale_model("impossible", sleep_ms=1)) as deployment:
+    with deployed(server, scale_model("impossible", sleep_ms=5)) as deployment:
         bench = Bench(deployment, Traffic.of("impossible", samples), tmp_path, slo.p99_ms)
         result = search(bench.measure, bounds, slo)
 
