@@ -10,7 +10,7 @@ from enginegate.cli.app import app
 from enginegate.data import DataSet, write_data
 from enginegate.errors import ExitCode, InputError, ServerError
 from enginegate.measurement import Measurement
-from tests.integration.triton.conftest import PLAIN
+from tests.integration.conftest import PLAIN
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 

@@ -120,8 +120,8 @@ def test_sigkill_of_owner_or_guard_ends_it(tmp_path, victim):
         from pathlib import Path
         from enginegate.triton.supervised_process import supervise
         sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-        with supervise(sleep, log=Path({str(tmp_path / "log")!r}), environment={{}}, grace_s=1) as kept:
-            print(kept.pid, kept.guard.pid, flush=True)
+        with supervise(sleep, log=Path({str(tmp_path / "log")!r}), environment={{}}, grace_s=1) as mine:
+            print(mine.pid, mine.guard.pid, flush=True)
             time.sleep(60)
     """)
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
