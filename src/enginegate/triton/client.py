@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 from enginegate.data import Tensors
 from enginegate.errors import ServerError
-from enginegate.triton.codec import fill_request, reply_of
+from enginegate.triton.codec import channel_options, fill_request, reply_of, vendor
 from enginegate.triton.config import Config, config_json
 from enginegate.triton.types import IndexRow, Reply, ServerMetadata, Statistics
-from enginegate.triton.vendor import channel_options, vendor
 
 _LOAD_TIMEOUT_S = 120.0
 _COUNTED_WITHIN_S, _STILL_WITHIN_S, _COUNTED_POLL_S = 5.0, 0.5, 0.01
@@ -62,12 +61,13 @@ class TritonClient:
 
     def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
         """Connect lazily to ``HOST:PORT``; ``timeout_s`` limits every call but load and unload."""
-        grpc, messages, stubs = vendor()
+        library = vendor()
         self.address = address
         self._timeout_s = timeout_s
-        self._messages = messages
-        self._channel = grpc.insecure_channel(address, options=channel_options(address))
-        self._stub = stubs.GRPCInferenceServiceStub(self._channel)
+        self._messages = library.messages
+        self._error = library.grpc.RpcError
+        self._channel = library.grpc.insecure_channel(address, options=channel_options(address))
+        self._stub = library.stubs.GRPCInferenceServiceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -242,11 +242,10 @@ class TritonClient:
         return self._send(method, getattr(self._messages, kind)(**fields), what, None)
 
     def _send(self, method: str, request: Any, what: str, timeout_s: float | None) -> Any:
-        grpc, _, _ = vendor()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return getattr(self._stub, method)(request, timeout=limit_s)
-        except grpc.RpcError as error:
+        except self._error as error:
             code = error.code().name
             raise ServerError(
                 f"Triton at {self.address} could not {what}: {error.details()} "

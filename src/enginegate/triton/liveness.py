@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from enginegate.errors import ServerError
-from enginegate.triton.processes import processor_s
 from enginegate.triton.server import Server
+from enginegate.triton.supervised_process import processor_s
 
 _EVERY_S = 1.0
 _ANSWER_S = 2.0

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from enginegate.errors import ServerError
-from enginegate.triton.ports import Ports
+from enginegate.triton.server import Ports
 from enginegate.triton.supervised_process import supervise
 
 STUBBORN = (
