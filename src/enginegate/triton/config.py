@@ -48,13 +48,13 @@ class Config:
     """One model's configuration. Two are equal when Triton would treat them alike.
 
     Attributes:
-        message: Triton's ``ModelConfig``; only this room looks inside.
+        message: Triton's ``ModelConfig``; only ``enginegate.triton`` reads its fields.
     """
 
     message: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Messages cannot be sent to another process; their bytes can."""
+        """Pickle the message's bytes: messages themselves cannot be pickled."""
         return _from_bytes, (self.message.SerializeToString(deterministic=True),)
 
     @property
@@ -69,13 +69,13 @@ class Config:
 
     @property
     def opened_file(self) -> str:
-        """What the backend opens in a version's folder; empty for a backend that is not known."""
+        """The file that the backend opens in a version's folder; empty for an unknown backend."""
         usual = OPENED_FILES.get(self.backend or str(self.message.platform), "")
         return str(self.message.default_model_filename) or usual
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The string parameters: what a release or a search wrote to recognise itself."""
+        """The string parameters, by which a release or a search recognises its configuration."""
         return {key: str(value.string_value) for key, value in self.message.parameters.items()}
 
     @property
@@ -143,7 +143,7 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
             size, unless the options name others. Other dynamic axes are warmed up at size 1.
         gpu: place instances on GPUs instead of the CPU.
         options: everything else that a policy may set.
-        settings: what the backend is told so that it runs the engine as it was validated.
+        settings: of the backend, so that it runs the engine as it was validated.
 
     Raises:
         ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis; or two settings
@@ -173,7 +173,7 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
 def bare_config(
     name: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 ) -> Config:
-    """A configuration that says only which tensors go in and come out.
+    """A configuration with nothing but the model's name and its tensors.
 
     Raises:
         ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis.
@@ -187,14 +187,14 @@ def bare_config(
 
 
 def config_text(config: Config) -> str:
-    """What ``config.pbtxt`` holds; the same configuration gives the same text."""
+    """The text of ``config.pbtxt``; equal configurations give equal text."""
     from google.protobuf import text_format  # type: ignore[import-untyped]  # noqa: PLC0415
 
     return str(text_format.MessageToString(config.message, use_index_order=True))
 
 
 def config_json(config: Config) -> str:
-    """What a load call carries to override the file."""
+    """The JSON that a load call carries to override the file."""
     from google.protobuf import json_format  # noqa: PLC0415
 
     return str(

@@ -60,13 +60,13 @@ class Metrics:
         Raises:
             ServerError: several match, so no single value is meant.
         """
-        found = list(self.matching(name, **labels))
-        if len(found) > 1:
+        matches = list(self.matching(name, **labels))
+        if len(matches) > 1:
             raise ServerError(
-                f"{len(found)} series of {name} carry {labels or 'no particular label'}, so none "
-                f"is the value asked for. Name more labels: {found[0].labels} is one of them."
+                f"{len(matches)} series of {name} carry {labels or 'no particular label'}, so none "
+                f"is the value asked for. Name more labels: {matches[0].labels} is one of them."
             )
-        return found[0].value if found else None
+        return matches[0].value if matches else None
 
     def total(self, name: str, **labels: str) -> float:
         """The sum over every series that matches, e.g. over versions; 0.0 when none does."""

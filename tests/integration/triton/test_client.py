@@ -39,12 +39,12 @@ def test_index_and_readiness_tell_what_serves(client):
 @pytest.mark.usefixtures("scale")
 def test_statistics_count_requests_samples_and_stages(client):
     """The difference of two readings counts what was sent between them."""
-    before = client.counted("scale", Statistics(), answers=1)
+    before = client.statistics_since("scale", Statistics(), answers=1)
 
     for _ in range(5):
         client.infer("scale", {"x": np.zeros((2, 4), np.float32)})
 
-    counted = client.counted("scale", before, answers=5)
+    counted = client.statistics_since("scale", before, answers=5)
     assert (counted.requests, counted.inferences, counted.failures) == (5, 10, 0)
     assert counted.batches == {2: 5}
     assert counted.compute_infer_ns > 0
