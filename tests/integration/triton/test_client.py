@@ -108,7 +108,7 @@ def test_nobody_there():
     with TritonClient("127.0.0.1:1", timeout_s=2.0) as nobody:
         assert not nobody.live()
         with pytest.raises(
-            ServerError, match=r"(?s)127.0.0.1:1 could not say who it is.*Check that"
+            ServerError, match=r"(?s)127.0.0.1:1 could not name itself.*Check that"
         ):
             nobody.metadata()
 

@@ -113,7 +113,7 @@ def test_it_survives_the_thread_that_started_it(tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["owner", "guard"])
-def test_sigkill_of_owner_or_guard_ends_it(tmp_path, victim):
+def test_sigkill_of_owner_or_watchdog_ends_it(tmp_path, victim):
     """Neither the death of the owner nor that of the guard leaves the command behind."""
     script = textwrap.dedent(f"""
         import sys, time
