@@ -107,9 +107,7 @@ def test_nobody_there():
     """A dead address is not live, and asking it is an error that says what to check."""
     with TritonClient("127.0.0.1:1", timeout_s=2.0) as nobody:
         assert not nobody.live()
-        with pytest.raises(
-            ServerError, match=r"(?s)127.0.0.1:1 could not name itself.*Check that"
-        ):
+        with pytest.raises(ServerError, match=r"(?s)127.0.0.1:1 could not name itself.*Check that"):
             nobody.metadata()
 
 
