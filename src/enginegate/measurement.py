@@ -6,27 +6,39 @@
   it, so that another percentile or another SLO needs no new run.
 """
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from enginegate.candidate import Sha256
 from enginegate.records import Record
 from enginegate.serving import ServingConfig
 from enginegate.wording import per_second
 
-Arrivals = Literal["poisson", "constant", "bursts", "replay"]
-Protocol = Literal["grpc", "http"]
+WireProtocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system", "cuda"]
 Driver = Literal["python", "perf_analyzer"]
+
+
+class ArrivalPattern(Record):
+    """A load pattern with parameters of its own, which are the further keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{key} {value}" for key, value in (self.model_extra or {}).items())
+        return f"{self.name} ({given})"
+
+
+Arrivals: TypeAlias = str | ArrivalPattern
 
 
 class Load(Record):
     """Open loop: requests leave on schedule, whether or not the server keeps up.
 
-    ``poisson``: exponential gaps. ``constant``: equal gaps. ``bursts``: Poisson, on for a tenth of
-    each second at ten times the rate. ``replay``: recorded arrival times, from the traffic, warped
-    in time to the mean rate asked for.
+    ``arrivals`` names a load pattern, e.g. ``poisson`` (loadgen/schedule.py has them all).
     """
 
     rate_per_s: PositiveFloat

@@ -14,6 +14,7 @@ from enginegate.data import DataHeader, read_header
 from enginegate.engines import DecisionObstacle, this_machine, undecidable
 from enginegate.errors import InputError, ModelError, PolicyError
 from enginegate.hooks import why_missing
+from enginegate.loadgen.schedule import load_pattern
 from enginegate.policy import Policy
 from enginegate.shadow.store import is_sample, latest_sample, sample_info
 from enginegate.shadow.trace_file import UNREADABLE
@@ -55,6 +56,7 @@ def check_policy(rules: Policy) -> PolicyCheck:
         *_model(rules),
         *_functions(rules),
         *_runner(rules),
+        *_arrivals(rules),
         *_unservable(files.evaluation),
         *_uneven(files),
         *_no_sample(rules, files.evaluation),
@@ -164,6 +166,14 @@ def _runner(rules: Policy) -> Iterator[str]:
             'evaluation.runner = "dask": prefect-dask is not installed. Run: pip install '
             'prefect-dask, or set runner = "threads".'
         )
+
+
+def _arrivals(rules: Policy) -> Iterator[str]:
+    """A load pattern must be installed, and take the policy's parameters."""
+    try:
+        load_pattern(rules.load.arrivals)
+    except InputError as error:
+        yield f"load.arrivals: {error}"
 
 
 def _unservable(evaluation: DataHeader | None) -> Iterator[str]:
