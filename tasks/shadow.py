@@ -10,10 +10,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.benchmark.deployed import ServedModel, deployed
-from enginegate.candidate import Candidate, Engine, EngineKind, OnnxModel, Precision
+from enginegate.candidate import Engine, OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
-from enginegate.engines import build_engine, open_reference, plan_engine, serving
+from enginegate.engines import REFERENCE, build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
 from enginegate.measurement import Load
@@ -38,7 +38,6 @@ from validation.drift import judge_drift, measure_drift
 from validation.shadow import judge_recording, judge_version, not_replayable
 
 _log = logging.getLogger("enginegate.shadow")
-_REFERENCE = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32)
 _SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 # Of the one version that is deployed to be recorded.
 _VERSION = 1
@@ -134,7 +133,7 @@ def _recorded_here(rules: Policy, source: ContentFolder[OnnxModel], traffic: Dat
 
 def _capture(rules: Policy, source: ContentFolder[OnnxModel], traffic: DataSet, path: Path) -> None:
     """Serve the reference, send the traffic, and record what was sent and answered."""
-    plan = plan_engine(source, _REFERENCE, policy=rules, calibration=None)
+    plan = plan_engine(source, REFERENCE, policy=rules, calibration=None)
     reference = build_engine(plan, Workspace.of(rules).engines)
     workspace, wanted, load = Workspace.of(rules), _wanted(rules), _load(_wanted(rules))
     model = _served(rules, reference)

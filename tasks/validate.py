@@ -19,7 +19,6 @@ from enginegate import __version__
 from enginegate.candidate import (
     ONNX_FILE,
     Engine,
-    EngineKind,
     OnnxModel,
     Precision,
     Sha256,
@@ -27,7 +26,7 @@ from enginegate.candidate import (
 )
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
-from enginegate.engines import open_reference, runnable_here
+from enginegate.engines import engine_kind, open_reference, runnable_here
 from enginegate.errors import EnginegateError, InputError
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy import Policy
@@ -164,8 +163,7 @@ def _judge(rules: Policy, built: ContentFolder[Engine], reference: ReferenceOutp
 
 def _emulable(engine: Engine) -> bool:
     """Whether its arithmetic differs from FP32's in a way that this machine can imitate."""
-    candidate = engine.candidate
-    return candidate.kind is EngineKind.TENSORRT and candidate.precision not in _LIKE_FP32
+    return engine_kind(engine.candidate.kind).is_emulable(engine.candidate.precision)
 
 
 def _emulate(

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from enginegate.candidate import Candidate, EngineKind, Precision
+from enginegate.candidate import Candidate, EngineKindName, Precision
 from enginegate.evidence import Outcome, Verdict
 
 
@@ -28,7 +28,7 @@ def not_benchmarked(
     return {candidate: why for candidate, why in found.items() if why and candidate not in needed}
 
 
-def _fp32(kind: EngineKind) -> Candidate:
+def _fp32(kind: EngineKindName) -> Candidate:
     return Candidate(kind=kind, precision=Precision.FP32)
 
 

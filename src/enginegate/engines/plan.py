@@ -1,13 +1,14 @@
 """Everything that decides an engine's bytes."""
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
-    EngineKind,
     FileDigest,
     OnnxModel,
     Precision,
@@ -18,11 +19,11 @@ from enginegate.candidate import (
 from enginegate.data import DataSet
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
-from enginegate.policy.building import Building, DimensionRange
-from enginegate.records import canonical_json, sha256_bytes
+from enginegate.policy.building import DimensionRange, Shapes
+from enginegate.records import Record, canonical_json, sha256_bytes
 
-_RECIPE = 2  # raise when the same plan comes to mean other bytes, or another manifest
-_LIMITS = {"timeout_s", "memory_mib", "timing_cache"}  # these stop a build, or hasten it
+Table = TypeVar("Table", bound=Record)
+_RECIPE = 3  # raise when the same plan comes to mean other bytes, or another manifest
 AS_EXPORTED = {Precision.FP32, Precision.TF32}
 
 
@@ -37,7 +38,9 @@ class BuildPlan:
         calibration: representative samples; int8 and fp8 need them.
         calibration_sha256: digest of those that are read; None if the precision needs none.
         calibrating: how they are read.
-        building: shapes, devices, targets and limits.
+        shapes: sizes of dynamic axes.
+        table: the kind's own table of the policy.
+        deciding: settings of that table that decide the bytes, or what the manifest says of them.
         converter: tool, version and settings that change the precision, or ``none``.
         toolchain: the kind's library, version and device; ``absent`` if it is not installed.
         keep: nodes that stay FP32, as `precision.sensitivities` names them.
@@ -50,10 +53,18 @@ class BuildPlan:
     calibration: DataSet | None
     calibration_sha256: Sha256 | None
     calibrating: CalibrationTable
-    building: Building
+    shapes: Shapes
+    table: Record
+    deciding: Mapping[str, object]
     converter: str
     toolchain: str
     keep: tuple[str, ...] = ()
+
+    def table_as(self, model: type[Table]) -> Table:
+        """The kind's own table, as the kind's model."""
+        if not isinstance(self.table, model):
+            raise TypeError(f"the plan of {self.candidate} holds {type(self.table).__name__}")
+        return self.table
 
     @property
     def onnx_path(self) -> Path:
@@ -84,8 +95,7 @@ class BuildPlan:
         deciding["shapes"] = {
             name: shape.model_dump() for name, shape in self.known_profiles.items()
         }
-        if self.candidate.kind is EngineKind.TENSORRT:
-            deciding["tensorrt"] = self.building.tensorrt.model_dump(exclude=_LIMITS)
+        deciding["settings"] = dict(self.deciding)
         return sha256_bytes(canonical_json(deciding))
 
     @property
@@ -101,7 +111,7 @@ class BuildPlan:
                 axis = next(
                     i
                     for i, size in enumerate(spec.shape)
-                    if i and size < 0 and not self.building.shapes.of(spec.name, i)
+                    if i and size < 0 and not self.shapes.of(spec.name, i)
                 )
                 raise BuildError(
                     f"{spec} has dynamic axes besides the batch, and the policy gives no range "
@@ -133,6 +143,6 @@ class BuildPlan:
         if size >= 0:
             return DimensionRange(min=size, best=size, max=size)
         if index:
-            return self.building.shapes.of(spec.name, index)
+            return self.shapes.of(spec.name, index)
         most = self.max_batch_size
-        return self.building.shapes.batch or DimensionRange(min=1, best=most, max=most)
+        return self.shapes.batch or DimensionRange(min=1, best=most, max=most)

@@ -6,6 +6,7 @@ paths start from the policy's project (`project_of`), and may not contain ``..``
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -16,13 +17,15 @@ from pydantic import (
     PositiveInt,
     PrivateAttr,
     ValidationError,
+    create_model,
     model_validator,
 )
 
-from enginegate.candidate import Candidate, EngineKind, Precision
+from enginegate.candidate import Candidate, Precision
+from enginegate.engine_kinds import KindDeclaration, engine_kinds
 from enginegate.errors import PolicyError
 from enginegate.policy.benchmarking import Benchmarked, Cost, LoadShape, Search, Slo
-from enginegate.policy.building import Building, OnnxRuntime, Shapes, TensorRt
+from enginegate.policy.building import Shapes
 from enginegate.policy.gates import (
     Evaluation,
     Gates,
@@ -60,21 +63,18 @@ _MOST_BYTES = 1 << 20
 
 
 class Candidates(Record):
-    """Precisions to build for each engine kind; an empty list builds none of that kind."""
-
-    onnxruntime: tuple[Precision, ...] = Field(description="precisions for ONNX Runtime")
-    tensorrt: tuple[Precision, ...] = Field(description="precisions for TensorRT or TensorRT-RTX")
+    """Precisions to build for each engine kind; a kind that is left out builds none."""
 
     @model_validator(mode="after")
     def _something_to_build(self) -> Self:
         if not self.all():
-            raise ValueError("name at least one precision for onnxruntime or tensorrt")
+            kinds = " or ".join(type(self).model_fields)
+            raise ValueError(f"name at least one precision for {kinds}")
         return self
 
     def all(self) -> tuple[Candidate, ...]:
-        """Every candidate, in the order of the file, without repeats."""
-        listed = [(EngineKind.ONNXRUNTIME, p) for p in self.onnxruntime]
-        listed += [(EngineKind.TENSORRT, p) for p in self.tensorrt]
+        """Every candidate, kind by kind in the order of the file, without repeats."""
+        listed = [(kind, precision) for kind, precisions in self for precision in precisions]
         return tuple(Candidate(kind=kind, precision=p) for kind, p in dict.fromkeys(listed))
 
 
@@ -118,7 +118,10 @@ class Repair(Record):
 
 
 class Policy(Record):
-    """One model family's rules. Unknown keys are refused, so a typo cannot loosen a gate."""
+    """One model family's rules. Unknown keys are refused, so a typo cannot loosen a gate.
+
+    Its engine kinds' tables are fields of `policy_model`, which every policy is read as.
+    """
 
     schema_version: Literal[1]
     name: Name = Field(description="the model's name in the live repository")
@@ -138,8 +141,6 @@ class Policy(Record):
     calibration: CalibrationTable = CalibrationTable()
     repair: Repair = Repair()
     shapes: Shapes = Shapes()
-    onnxruntime: OnnxRuntime = OnnxRuntime()
-    tensorrt: TensorRt = TensorRt()
     gates: dict[Literal["default", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"], Gates]
     slo: Slo
     benchmark: Benchmarked = Benchmarked()
@@ -159,6 +160,10 @@ class Policy(Record):
     def model_post_init(self, context: Any, /) -> None:
         """Remember the folder that relative paths start from; no part of the record."""
         self._root = (context or {}).get(ROOT)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its class is made for the engine kinds that are here, so another process reads it anew."""
+        return parse_policy, (self.model_dump(), "a policy of another process", self._root)
 
     @property
     def root(self) -> Path | None:
@@ -192,10 +197,10 @@ class Policy(Record):
         """What an output means; the first one's if no name is given."""
         return output_task(self.task, self.outputs, name)
 
-    @property
-    def building(self) -> Building:
-        """The tables that decide how engines are built."""
-        return Building(shapes=self.shapes, onnxruntime=self.onnxruntime, tensorrt=self.tensorrt)
+    def kind_table(self, kind: str) -> Record:
+        """The table of an engine kind, as the kind's own model."""
+        table: Record = getattr(self, kind)
+        return table
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:
@@ -221,6 +226,37 @@ class Policy(Record):
             f"model {uri!r}",
             self._root,
         )
+
+
+def policy_model() -> type[Policy]:
+    """The model of a whole policy: with a table, and a key of [candidates], for each engine kind.
+
+    Raises:
+        ModelError: an installed engine kind cannot be loaded.
+    """
+    return _model_with(tuple(engine_kinds().values()))
+
+
+@cache
+def _model_with(kinds: tuple[KindDeclaration, ...]) -> type[Policy]:
+    precisions: dict[str, Any] = {
+        kind.name: (
+            tuple[Precision, ...],
+            Field(default=(), description=f"precisions for {kind.title}"),
+        )
+        for kind in kinds
+    }
+    tables: dict[str, Any] = {kind.name: (kind.table, kind.table()) for kind in kinds}
+    candidates = create_model(
+        "Candidates", __base__=Candidates, __doc__=Candidates.__doc__, **precisions
+    )
+    return create_model(
+        "Policy",
+        __base__=Policy,
+        __doc__=Policy.__doc__,
+        candidates=(candidates, ...),
+        **tables,
+    )
 
 
 def read_policy(path: Path) -> Policy:
@@ -264,7 +300,7 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
     wrong = impossible_numbers(raw)
     try:
         rest = without(raw, frozenset(each.key for each in wrong))
-        policy = Policy.model_validate(rest, context={ROOT: root})
+        policy = policy_model().model_validate(rest, context={ROOT: root})
         lines = [*wrong, *mistyped_numbers(rest, policy)]
         if not lines:
             return policy
@@ -286,7 +322,7 @@ def _invalid(origin: str, listed: str) -> str:
 def _explained(error: ValidationError, origin: str, wrong: tuple[Wrong, ...]) -> str:
     """What is wrong, one line each; what was left out as impossible is not missing too."""
     try:
-        found = explain_validation(error, Policy, same_as=("gates", "default"))
+        found = explain_validation(error, policy_model(), same_as=("gates", "default"))
     except RecursionError as deep:
         raise PolicyError(_too_deep(origin)) from deep
     said = tuple(f"  {each.key}{end}" for each in wrong for end in (":", "."))

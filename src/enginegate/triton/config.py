@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from enginegate.candidate import TensorSpec
+from enginegate.engine_kinds import native_backends
 from enginegate.errors import ModelError, ServerError
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.serving_options import (
@@ -31,16 +32,16 @@ _TRITON_TYPES = {
     "float32": "FP32",
     "float64": "FP64",
 }
-NATIVE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
-OPENED_FILES = {
-    "python": "model.py",
-    **NATIVE_FILES,
-    "onnxruntime_onnx": "model.onnx",
-    "tensorrt_plan": "model.plan",
-}
 _PLAIN = ServingOptions()
 _AS_IT_IS = BackendSettings()
 _NUMPY_TYPES = {triton: numpy for numpy, triton in _TRITON_TYPES.items()}
+
+
+def opened_file(backend: str) -> str:
+    """What a backend or platform opens in a version's folder; empty where that is not known."""
+    files = {name: native.filename for name, native in native_backends().items()}
+    platforms = {native.platform: native.filename for native in native_backends().values()}
+    return ({"python": "model.py"} | platforms | files).get(backend, "")
 
 
 def triton_type(dtype: str) -> str:
@@ -99,7 +100,7 @@ class Config:
     @property
     def opened_file(self) -> str:
         """What the backend opens in a version's folder; empty for a backend that is not known."""
-        usual = OPENED_FILES.get(self.backend or str(self.message.platform), "")
+        usual = opened_file(self.backend or str(self.message.platform))
         return str(self.message.default_model_filename) or usual
 
     @property
@@ -181,8 +182,8 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     config = bare_config(name, inputs, outputs)
     message = config.message
     message.backend = backend
-    if backend in NATIVE_FILES:
-        message.default_model_filename = NATIVE_FILES[backend]
+    if backend in native_backends():
+        message.default_model_filename = native_backends()[backend].filename
     apply_serving(message, serving, gpu=gpu)
     apply_options(message, options)
     apply_settings(message, settings)

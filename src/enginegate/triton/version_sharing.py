@@ -6,6 +6,7 @@ ends the load of a Python model without its file, and then answers no other load
 
 from typing import Any
 
+from enginegate.engine_kinds import is_fixed_batch
 from enginegate.triton.config import Config
 
 # What may differ between versions that share a configuration: how much of a model is served, not
@@ -21,7 +22,6 @@ _FREE = (
 )
 # Of the rest of ``optimization``, none changes what can be loaded.
 _DECIDING_OPTIMIZATION = {"graph", "execution_accelerators"}
-_FIXED_LARGEST_BATCH = {"tensorrt", "tensorrt_plan"}
 
 
 def cannot_share(old: Config, new: Config) -> str:
@@ -39,7 +39,7 @@ def cannot_share(old: Config, new: Config) -> str:
         if was.get(field) != now.get(field):
             return f"{was.get(field, f'no {field}')} became {now.get(field, f'no {field}')}"
     before, after = old.serving.max_batch_size, new.serving.max_batch_size
-    if after > before and {old.backend, old.message.platform} & _FIXED_LARGEST_BATCH:
+    if after > before and is_fixed_batch(old.backend or old.message.platform):
         return f"max_batch_size: {before} became {after}, which the older plan may not take"
     return ""
 
