@@ -20,7 +20,13 @@ from enginegate.measurement import ClosedLoad, Driver
 from enginegate.measuring.measure import LatencySample
 from enginegate.policy import Policy
 from enginegate.policy.benchmarking import Slo
-from enginegate.report import ServingReport, print_measured, print_serving, serving_page
+from enginegate.report import (
+    ServingReport,
+    print_measured,
+    print_serving,
+    serving_figures,
+    serving_page,
+)
 from enginegate.search.confirmed_point import judge
 from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
@@ -151,7 +157,7 @@ def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path)
     for candidate, why in found.unmeasured.items():
         console.print(f"Not measured: {candidate}: {' '.join(why.split())}", markup=False)
     files = {
-        "serving.html": serving_page(report).encode(),
+        "serving.html": serving_page(report, serving_figures(report)).encode(),
         "serving.json": report.pretty_json(),
         "config.pbtxt": found.config_pbtxt.encode(),
     }

@@ -36,7 +36,6 @@ _PACKAGES = (
     ("great-expectations", "nothing is judged", "pip install enginegate"),
     ("tritonclient", "no server can be talked to", "pip install 'enginegate[triton]'"),
     ("torch", "PyTorch models cannot be exported", "pip install 'enginegate[torch]'"),
-    ("matplotlib", "no plots in MLflow", "pip install 'enginegate[plots]'"),
 )
 
 
