@@ -6,7 +6,8 @@ from enginegate.candidate import Candidate
 from enginegate.charts.svg import COLOURS, Canvas, ChartAxis, box, dot, line, path, text
 from enginegate.evidence import Benchmark
 from enginegate.measurement import Measurement, StageSplit
-from enginegate.report.serving import P99, ServingReport
+from enginegate.measuring.p99 import P99
+from enginegate.report.serving import ServingReport
 from enginegate.wording import per_second, short_number
 
 STAGES = {

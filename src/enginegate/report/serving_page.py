@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from enginegate.candidate import Candidate
 from enginegate.measurement import Measurement
+from enginegate.measuring.p99 import QUANTILES
 from enginegate.report.serving import ServingReport, percentile_text, serving_sentences
 from enginegate.report.serving_charts import (
     STAGES,
@@ -168,7 +169,7 @@ def _cells(m: Measurement) -> tuple[str, ...]:
         f"{m.throughput_per_s:,.1f}",
         f"{m.failed:,} of {m.completed + m.failed:,}",
         _counted(m),
-        *(percentile_text(m.percentile(q)) for q in (0.5, 0.9, 0.95, 0.99, 0.999)),
+        *(percentile_text(m.percentile(q)) for q in QUANTILES),
         f"{stages.mean_batch_size:.2f}" if stages else "n/a",
         f"{stages.queue_ms:.3f}" if stages else "n/a",
         f"{stages.compute_infer_ms:.3f}" if stages else "n/a",

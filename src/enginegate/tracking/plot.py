@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from enginegate.evidence import Benchmark
 from enginegate.measurement import Measurement, Percentile
+from enginegate.measuring.p99 import P99
 from enginegate.serving import ServingConfig
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_P99 = 0.99
 _SIZE_INCHES = (8.0, 5.0)
 # Okabe and Ito's colours, which people with colour-blindness can tell apart.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -44,7 +44,7 @@ def overview_plot(model: str, benchmarks: Sequence[Benchmark], *, slo_p99_ms: fl
 
 def _best_config(benchmark: Benchmark) -> ServingConfig | None:
     """The chosen configuration; when none holds the SLO, the one of the smallest p99."""
-    points = [(p.value_ms, m.config) for m in benchmark.measurements if (p := m.percentile(_P99))]
+    points = [(p.value_ms, m.config) for m in benchmark.measurements if (p := m.percentile(P99))]
     nearest = min(points, key=lambda point: point[0], default=None)
     return benchmark.chosen or (nearest[1] if nearest else None)
 
@@ -73,7 +73,7 @@ def _line(
     axes: "Axes", name: str, measured: Sequence[Measurement], number: int, *, thick: bool
 ) -> None:
     """A measurement that must not be used is a grey cross: shown, but joined to nothing."""
-    points = [(m, p) for m in measured if (p := m.percentile(_P99))]
+    points = [(m, p) for m in measured if (p := m.percentile(P99))]
     points.sort(key=lambda point: point[0].rate_per_s)
     valid = [(m.throughput_per_s, p) for m, p in points if not m.invalid]
     axes.errorbar(

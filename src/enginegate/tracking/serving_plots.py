@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.measurement import Measurement
+from enginegate.measuring.p99 import P99
 from enginegate.tracking.plot import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_P99 = 0.99
 _SIZE_INCHES = (8.0, 5.0)
 _STAGES = {
     "queueing": ("queue_ms", "#E69F00"),
@@ -28,7 +28,7 @@ def delay_load_plot(benchmark: Benchmark, *, slo_p99_ms: float) -> bytes:
 
     figure = _figure()
     axes = figure.subplots()
-    found = [(m, p) for m in benchmark.measurements if (p := m.percentile(_P99))]
+    found = [(m, p) for m in benchmark.measurements if (p := m.percentile(P99))]
     valid = [(m, p.value_ms) for m, p in found if not m.invalid]
     drawn = axes.scatter(
         [m.rate_per_s for m, _ in valid],
