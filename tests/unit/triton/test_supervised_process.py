@@ -120,7 +120,8 @@ def test_sigkill_of_owner_or_guard_ends_it(tmp_path, victim):
         from pathlib import Path
         from enginegate.triton.supervised_process import supervise
         sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-        with supervise(sleep, log=Path({str(tmp_path / "log")!r}), environment={{}}, grace_s=1) as mine:
+        log = Path({str(tmp_path / "log")!r})
+        with supervise(sleep, log=log, environment={{}}, grace_s=1) as mine:
             print(mine.pid, mine.guard.pid, flush=True)
             time.sleep(60)
     """)
