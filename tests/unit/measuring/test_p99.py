@@ -191,7 +191,7 @@ def test_server_at_the_limit_rarely_fails_a_sequential_test(at_the_limit):
 
 
 def test_fixed_count_rule_is_not_valid_sequentially(at_the_limit):
-    """Asked after every request, the rule for a fixed count would pass servers at the limit too often."""
+    """Asked after every request, the rule for a fixed count passes too many at the limit."""
     ever = (at_the_limit <= _most_that_pass(_fixed)).any(axis=1).mean()
 
     assert ever > 0.02
