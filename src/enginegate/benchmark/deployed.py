@@ -27,8 +27,12 @@ from enginegate.measuring.resources import watched
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
-from enginegate.triton.liveness import Liveness, attended
-from enginegate.triton.repository_files import check_files, clear, place
+from enginegate.triton.liveness import Liveness, monitor_liveness
+from enginegate.triton.repository_files import (
+    check_model_files,
+    clear_model_folder,
+    write_model_folder,
+)
 from enginegate.triton.server import Server
 from enginegate.triton.types import Statistics
 
@@ -176,7 +180,7 @@ class DeployedBenchmark:
         Raises:
             ServerError: the model does not load, or the server died.
         """
-        with attended(self.deployment.server) as liveness:
+        with monitor_liveness(self.deployment.server) as liveness:
             return self._measured(config, load, ends, liveness)
 
     def _measured(
@@ -192,7 +196,7 @@ class DeployedBenchmark:
             before = deployment.client.statistics(name)
         else:
             # The load began them anew; the answer that proved it may not be counted yet.
-            before = deployment.client.counted(name, Statistics(), answers=1)
+            before = deployment.client.statistics_since(name, Statistics(), answers=1)
         with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
             result = self._send(load, ends, liveness)
         if result.failed:
@@ -201,7 +205,7 @@ class DeployedBenchmark:
         return measure(
             result,
             config,
-            counted=deployment.client.counted(name, before, answers=answered),
+            counted=deployment.client.statistics_since(name, before, answers=answered),
             folder=self.folder,
             slo_p99_ms=self.slo_p99_ms,
             conditions=RunConditions(usage, self.generator, self.price_per_hour, cold_start_s),
@@ -267,12 +271,12 @@ def deployed(
             f"The server at {server.grpc} was not started here, so models cannot be placed in its "
             "repository. Benchmark on an embedded server."
         )
-    check_files(model.name, model.backend, model.files)
+    check_model_files(model.name, model.backend, model.files)
     folder = server.repository / model.name
-    clear(folder)
+    clear_model_folder(folder)
     with server.client() as client:
         try:
-            place(model.files, folder, version=_VERSION)
+            write_model_folder(model.files, folder, version=_VERSION)
             yield DeployedModel(server, client, model, load_timeout_s)
         finally:
             _take_away(client, model.name)

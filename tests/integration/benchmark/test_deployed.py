@@ -103,9 +103,9 @@ def test_options_are_served_and_refusals_counted(server, client, scale_model, sa
 
 def test_loading_the_same_configuration_again_does_nothing(scale, client):
     """Asking for what is already in force does not reload: the counters go on."""
-    began = client.counted("scale", Statistics(), answers=1)
+    began = client.statistics_since("scale", Statistics(), answers=1)
     client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
-    client.counted("scale", began, answers=1)
+    client.statistics_since("scale", began, answers=1)
 
     scale.serve(scale.serving)
 

@@ -17,8 +17,7 @@ from enginegate.loadgen.traffic import Traffic, Transport, run_load
 from enginegate.measurement import Load
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.serving import ServingConfig
-from enginegate.triton.ports import Ports
-from enginegate.triton.server import ServerOptions, connect, start
+from enginegate.triton.server import Ports, ServerOptions, connect, start
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
