@@ -33,7 +33,7 @@ from enginegate.sources import ContentFolder
 from enginegate.tracking import CandidateArtifacts, Ledger
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
-from validation.speed import with_speed
+from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")
 _PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "torch")

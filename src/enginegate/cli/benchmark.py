@@ -16,8 +16,8 @@ from enginegate.cli.terminal import interruptible
 from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import Traffic
-from enginegate.measurement import ClosedLoad, Driver
-from enginegate.measuring.measure import LatencySample
+from enginegate.measurement import ClosedLoad, Driver, LatencySample
+from enginegate.measuring.p99 import decide_pooled
 from enginegate.policy import Policy
 from enginegate.policy.benchmarking import Slo
 from enginegate.report import (
@@ -27,7 +27,6 @@ from enginegate.report import (
     serving_figures,
     serving_page,
 )
-from enginegate.search.confirmed_point import judge
 from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
 
@@ -204,7 +203,7 @@ def said_of(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
             f"Not judged against p99 <= {slo.p99_ms:g} ms: a closed loop slows down with the "
             "server, which hides its tail. Offer a rate with --rate to have it judged."
         )
-    decision = judge([found], slo)
+    decision = decide_pooled([found], slo)
     held = {Outcome.PASSED: "holds", Outcome.FAILED: "does not hold"}
     said = held.get(decision.outcome, f"is open; about {decision.needed} requests would decide")
     counted = f"{decision.over} of {decision.requests} over"

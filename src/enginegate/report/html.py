@@ -21,6 +21,7 @@ from enginegate.charts import (
     stage_chart,
 )
 from enginegate.measurement import Measurement
+from enginegate.measuring.p99 import QUANTILES
 from enginegate.report.serving import ServingReport, percentile_text, serving_sentences
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 Accuracies: TypeAlias = Mapping[Candidate, str]
 
 _NO_ACCURACY: Accuracies = MappingProxyType({})
-_QUANTILES = (0.5, 0.9, 0.95, 0.99, 0.999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _inline(svg: bytes) -> str:
 
 _COLUMNS = (
     *("candidate", "configuration", "load", "valid", "done, req/s", "failed", "requests"),
-    *(f"p{100 * quantile:g}, ms" for quantile in _QUANTILES),
+    *(f"p{100 * quantile:g}, ms" for quantile in QUANTILES),
     *("batch", "queue, ms", "compute, ms", "sent late, ms"),
 )
 
@@ -143,7 +143,7 @@ def _cells(m: Measurement) -> Iterator[str]:
     yield from (f"{m.throughput_per_s:,.1f}", f"{m.failed:,} of {m.completed + m.failed:,}")
     # From how many requests the percentiles are: failures included, the warm-up left out.
     yield next((f"{p.samples:,}" for p in m.percentiles), "n/a")
-    yield from (percentile_text(m.percentile(quantile)) for quantile in _QUANTILES)
+    yield from (percentile_text(m.percentile(quantile)) for quantile in QUANTILES)
     yield f"{stages.mean_batch_size:.2f}" if stages else "n/a"
     yield f"{stages.queue_ms:.3f}" if stages else "n/a"
     yield f"{stages.compute_infer_ms:.3f}" if stages else "n/a"
