@@ -19,15 +19,22 @@ from enginegate.engine_kinds import engine_kinds
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy import Policy
-from enginegate.precision import TradeoffCurve, curve_plot
+from enginegate.precision import TradeoffCurve, tradeoff_chart
 from enginegate.records import canonical_json, sha256_bytes
-from enginegate.report import accuracies, scorecard_markdown, serving_page, serving_report
+from enginegate.report import (
+    accuracies,
+    candidate_figures,
+    scorecard_markdown,
+    serving_figures,
+    serving_page,
+    serving_report,
+)
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import ContentFolder
-from enginegate.tracking import CandidateArtifacts, Ledger, plots_available
+from enginegate.tracking import CandidateArtifacts, Ledger
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
-from validation.speed import with_speed
+from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")
 _PACKAGES = ("enginegate", "numpy", "onnx", "torch")  # and those of the engine kinds
@@ -80,19 +87,19 @@ def record(
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
     workspace = Workspace.of(rules)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    exhibits = {
+    artifacts = {
         attempt.value.candidate: replace(
-            _exhibit(rules, card, attempt, found), plots=_plots(attempt.value.candidate, curves)
+            _artifacts(rules, card, attempt, found),
+            plots=_plots(rules, card, attempt.value.candidate, curves),
         )
         for attempt, found in zip(attempts, results, strict=True)
         if not isinstance(attempt, Unbuilt)
     }
     run = ledger.record(
         card,
-        exhibits,
-        slo_p99_ms=rules.slo.p99_ms,
+        artifacts,
         report=scorecard_markdown(card, sizes_of(attempts)),
-        pages=_pages(rules, card),
+        files=_files(rules, card),
     )
     filed = card.model_copy(update={"ledger_run": run})
     path = workspace.save_scorecard(filed)
@@ -129,7 +136,7 @@ def sizes_of(attempts: Sequence[ContentFolder[Engine] | Unbuilt]) -> dict[Candid
     return {engine.candidate: engine.file.size_bytes for engine in engines}
 
 
-def _exhibit(
+def _artifacts(
     rules: Policy, card: Scorecard, built: ContentFolder[Engine], results: dict[str, str]
 ) -> CandidateArtifacts:
     measured, config = card.benchmark(built.value.candidate), ""
@@ -145,21 +152,29 @@ def _exhibit(
     )
 
 
-def _pages(rules: Policy, card: Scorecard) -> dict[str, bytes]:
-    """Serving as a page for people and as JSON for programs."""
+def _files(rules: Policy, card: Scorecard) -> dict[str, bytes]:
+    """Serving as a page and its pictures for people, and as JSON for programs."""
     if not card.benchmarks:
         return {}
     report = serving_report(card, rules.slo)
+    figures = serving_figures(report, accuracies(card))
     return {
-        "serving.html": serving_page(report, accuracies(card)).encode(),
+        "serving.html": serving_page(report, figures).encode(),
         "serving.json": report.pretty_json(),
+        **{f"plots/{name}.svg": svg for name, svg in figures.items()},
     }
 
 
-def _plots(candidate: Candidate, curves: Mapping[Candidate, TradeoffCurve]) -> dict[str, bytes]:
-    if candidate not in curves or not plots_available():
-        return {}
-    return {"repair.png": curve_plot(curves[candidate])}
+def _plots(
+    rules: Policy,
+    card: Scorecard,
+    candidate: Candidate,
+    curves: Mapping[Candidate, TradeoffCurve],
+) -> dict[str, bytes]:
+    plots = candidate_figures(serving_report(card, rules.slo), candidate)
+    if candidate in curves:
+        plots["tradeoff"] = tradeoff_chart(curves[candidate])
+    return plots
 
 
 def _joined(results: dict[str, str]) -> str:

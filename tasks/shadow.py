@@ -16,6 +16,7 @@ from enginegate.data import DataSet, read_data
 from enginegate.engines import REFERENCE, build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
+from enginegate.loadgen.sent_sample import record_sent
 from enginegate.measurement import Load
 from enginegate.policy import Policy
 from enginegate.policy.recording import Shadow
@@ -28,7 +29,6 @@ from enginegate.shadow import (
     is_sample,
     latest_sample,
     read_sample,
-    record_sent,
 )
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start

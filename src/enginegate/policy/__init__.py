@@ -162,7 +162,7 @@ class Policy(Record):
         self._root = (context or {}).get(ROOT)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Its class is made for the engine kinds that are here, so another process reads it anew."""
+        """Its class is made for this process's engine kinds; another process reads it anew."""
         return parse_policy, (self.model_dump(), "a policy of another process", self._root)
 
     @property
