@@ -38,7 +38,7 @@ _TRITON_WORDS = {"delay": "DELAY", "max": "PRIORITY_MAX", "min": "PRIORITY_MIN"}
 
 
 def opened_file(backend: str) -> str:
-    """What a backend or platform opens in a version's folder; empty where that is not known."""
+    """The file that a backend or platform opens in a version's folder; empty if unknown."""
     files = {name: native.filename for name, native in native_backends().items()}
     platforms = {native.platform: native.filename for native in native_backends().values()}
     return ({"python": "model.py"} | platforms | files).get(backend, "")
@@ -70,7 +70,7 @@ class Config:
 
     @property
     def opened_file(self) -> str:
-        """What the backend opens in a version's folder; empty for a backend that is not known."""
+        """The file that the backend opens in a version's folder; empty for an unknown backend."""
         usual = opened_file(self.backend or str(self.message.platform))
         return str(self.message.default_model_filename) or usual
 
@@ -155,9 +155,13 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     message.backend = backend
     if backend in native_backends():
         message.default_model_filename = native_backends()[backend].filename
-    apply_serving(message, serving, gpu=gpu)
-    apply_options(message, options)
-    apply_settings(message, settings)
+    _apply_serving(message, serving, gpu=gpu)
+    _apply_options(message, options)
+    if settings.graph_level:
+        message.optimization.graph.level = settings.graph_level
+    if settings.cuda_provider:
+        accelerators = message.optimization.execution_accelerators.gpu_execution_accelerator
+        accelerators.add(name="cuda").parameters.update(settings.cuda_provider)
     for key, value in sorted({**settings.parameters, **parameters}.items()):
         message.parameters[key].string_value = value
     if versions is not None:
