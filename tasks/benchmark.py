@@ -28,6 +28,7 @@ from enginegate.engines import NATIVE, native_drawback, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.machine import gpus
+from enginegate.measuring.p99 import P99
 from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
@@ -276,7 +277,7 @@ def _progress(engine: Engine) -> Callable[[SearchProgress], None]:
 def progress_words(at: SearchProgress) -> str:
     """One measurement, what it showed, and how far the search is; or that it was made before."""
     measured = at.measurement
-    p99 = measured.percentile(0.99)
+    p99 = measured.percentile(P99)
     shown = (
         f"{per_second(measured.rate_per_s)}, {measured.config}: p99 "
         f"{f'{short_number(p99.value_ms)} ms' if p99 else 'unknown'}"

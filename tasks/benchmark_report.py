@@ -16,7 +16,7 @@ from enginegate.policy.operating import LiveTables
 from enginegate.report import ServingReport
 from enginegate.repository import Layout
 from validation.decide import choose_served
-from validation.speed import with_speed
+from validation.speedup import with_speed
 
 
 @dataclass(frozen=True, slots=True)

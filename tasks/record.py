@@ -20,15 +20,22 @@ from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.operating import Signing
 from enginegate.policy.recording import Data
-from enginegate.precision import TradeoffCurve, curve_plot
+from enginegate.precision import TradeoffCurve, tradeoff_chart
 from enginegate.records import canonical_json, sha256_bytes
-from enginegate.report import accuracies, scorecard_markdown, serving_page, serving_report
+from enginegate.report import (
+    accuracies,
+    candidate_figures,
+    scorecard_markdown,
+    serving_figures,
+    serving_page,
+    serving_report,
+)
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import ContentFolder
-from enginegate.tracking import CandidateArtifacts, Ledger, plots_available
+from enginegate.tracking import CandidateArtifacts, Ledger
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
-from validation.speed import with_speed
+from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")
 _PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "torch")
@@ -113,19 +120,19 @@ def record(
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    exhibits = {
+    artifacts = {
         attempt.value.candidate: replace(
-            _exhibit(card, attempt, results), plots=_plots(attempt.value.candidate, found.curves)
+            _artifacts(card, attempt, results),
+            plots=_plots(slo, card, attempt.value.candidate, found.curves),
         )
         for attempt, results in zip(found.attempts, found.results, strict=True)
         if not isinstance(attempt, Unbuilt)
     }
     run = ledger.record(
         card,
-        exhibits,
-        slo_p99_ms=slo.p99_ms,
+        artifacts,
         report=scorecard_markdown(card, sizes_of(found.attempts)),
-        pages=_pages(slo, card),
+        files=_files(slo, card),
     )
     filed = card.model_copy(update={"ledger_run": run})
     path = workspace.save_scorecard(filed)
@@ -162,7 +169,7 @@ def sizes_of(attempts: Sequence[ContentFolder[Engine] | Unbuilt]) -> dict[Candid
     return {engine.candidate: engine.file.size_bytes for engine in engines}
 
 
-def _exhibit(
+def _artifacts(
     card: Scorecard, built: ContentFolder[Engine], results: Mapping[str, str]
 ) -> CandidateArtifacts:
     measured, config = card.benchmark(built.value.candidate), ""
@@ -178,21 +185,29 @@ def _exhibit(
     )
 
 
-def _pages(slo: Slo, card: Scorecard) -> dict[str, bytes]:
-    """Serving as a page for people and as JSON for programs."""
+def _files(slo: Slo, card: Scorecard) -> dict[str, bytes]:
+    """Serving as a page and its pictures for people, and as JSON for programs."""
     if not card.benchmarks:
         return {}
     report = serving_report(card, slo)
+    figures = serving_figures(report, accuracies(card))
     return {
-        "serving.html": serving_page(report, accuracies(card)).encode(),
+        "serving.html": serving_page(report, figures).encode(),
         "serving.json": report.pretty_json(),
+        **{f"plots/{name}.svg": svg for name, svg in figures.items()},
     }
 
 
-def _plots(candidate: Candidate, curves: Mapping[Candidate, TradeoffCurve]) -> dict[str, bytes]:
-    if candidate not in curves or not plots_available():
-        return {}
-    return {"repair.png": curve_plot(curves[candidate])}
+def _plots(
+    slo: Slo,
+    card: Scorecard,
+    candidate: Candidate,
+    curves: Mapping[Candidate, TradeoffCurve],
+) -> dict[str, bytes]:
+    plots = candidate_figures(serving_report(card, slo), candidate)
+    if candidate in curves:
+        plots["tradeoff"] = tradeoff_chart(curves[candidate])
+    return plots
 
 
 def _joined(results: Mapping[str, str]) -> str:

@@ -15,6 +15,7 @@ from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
+from enginegate.loadgen.sent_sample import record_sent
 from enginegate.measurement import Load
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import Shadow, TrafficTables
@@ -27,7 +28,6 @@ from enginegate.shadow import (
     is_sample,
     latest_sample,
     read_sample,
-    record_sent,
 )
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start

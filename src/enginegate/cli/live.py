@@ -31,8 +31,7 @@ from enginegate.repository import (
 )
 from enginegate.repository.history.changes import last_change
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
-from enginegate.triton.ports import LOOPBACK, Ports
-from enginegate.triton.server import Server, ServerOptions
+from enginegate.triton.server import LOOPBACK, Ports, Server, ServerOptions
 from enginegate.workspace import Workspace
 
 _LOOK_S = 1.0

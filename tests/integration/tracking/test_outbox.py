@@ -304,7 +304,7 @@ def test_a_withdrawal_told_late_takes_no_alias_from_a_newer_release(
 
 def test_a_run_is_told_who_decided(outbox, ledger):
     """Name, answer, reason and origin as tags."""
-    run = ledger.record(scorecard(), {}, slo_p99_ms=25.0)
+    run = ledger.record(scorecard(), {})
 
     outbox.tell(decision_message(decision(scorecard(), origin="ada@host, command"), run))
 

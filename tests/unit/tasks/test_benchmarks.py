@@ -30,7 +30,7 @@ from enginegate.triton.config import config_text, read_config
 from enginegate.triton.install import TritonInstall
 from tasks import benchmark as tried
 from tasks.benchmark_report import report_benchmarks
-from tasks.record import _exhibit
+from tasks.record import _artifacts
 from tests.fakes.evidence import FP32, benchmark, finding, release, scorecard, sha, verdict
 
 ROOT = Path(__file__).parents[3]
@@ -255,7 +255,7 @@ def test_benchmark_release_and_mlflow_tell_triton_the_same(rules, attempt, backe
     model = ServedModel.of(rules.name, engine, told)
     deployed = model.config(measured.chosen, measured.options)
 
-    filed = _exhibit(card, attempt, {}).config_pbtxt
+    filed = _artifacts(card, attempt, {}).config_pbtxt
     made = release(
         model=rules.name,
         backend=told.backend,

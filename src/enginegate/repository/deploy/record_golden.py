@@ -18,7 +18,7 @@ from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.ensemble.composition import Composed
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text
-from enginegate.triton.ensemble_config import served_form
+from enginegate.triton.ensemble_config import config_for_versions
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, start
 from enginegate.workspace import Workspace
@@ -105,7 +105,7 @@ def _load(client: TritonClient, config: Config, timeout_s: float) -> None:
 
 
 def _pinned(config: Config) -> Config:
-    return served_form(config, (_VERSION,), {})
+    return config_for_versions(config, (_VERSION,), {})
 
 
 def _ask(client: TritonClient, model: str, inputs: Tensors) -> Tensors:
