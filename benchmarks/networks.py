@@ -177,7 +177,9 @@ def planned(
     search = policy.search.model_copy(update={"max_batch_sizes": (largest,)})
     tables = {**tables, "calibration": calibration, "search": search}
     chosen = policy.model_copy(update=tables)
-    return plan_engine(onnx_model, Candidate.parse(name), policy=chosen, calibration=data)
+    return plan_engine(
+        onnx_model, Candidate.parse(name), tables=chosen.engine_tables, calibration=data
+    )
 
 
 def samples(inputs: Tensors, origin: str) -> DataSet:

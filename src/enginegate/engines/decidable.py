@@ -12,7 +12,7 @@ from enginegate.engines.onnxruntime.session import REMEDY, version
 from enginegate.engines.plan import AS_EXPORTED
 from enginegate.engines.protocol import DecisionObstacle, engine_kind
 from enginegate.errors import BuildError
-from enginegate.policy import Policy
+from enginegate.policy.building import EngineTables
 from enginegate.precision import modelopt_for
 
 
@@ -31,29 +31,31 @@ class Machine:
     kinds: Mapping[EngineKindName, Any]
 
 
-def this_machine(rules: Policy) -> Machine:
-    """What is here for a policy; nothing is loaded onto a device to find out."""
-    wanted = dict.fromkeys(candidate.kind for candidate in rules.candidates.all())
+def this_machine(tables: EngineTables) -> Machine:
+    """What is here for a policy's engines; nothing is loaded onto a device to find out."""
+    wanted = dict.fromkeys(candidate.kind for candidate in tables.candidates.all())
     return Machine(
         converts=version() is not None,
-        converter_obstacle=_converter_obstacle(rules),
-        kinds={name: engine_kind(name).inspect(rules.kind_table(name)) for name in wanted},
+        converter_obstacle=_converter_obstacle(tables),
+        kinds={name: engine_kind(name).inspect(tables.kinds[name]) for name in wanted},
     )
 
 
-def undecidable(rules: Policy, machine: Machine) -> Mapping[Candidate, DecisionObstacle]:
+def undecidable(tables: EngineTables, machine: Machine) -> Mapping[Candidate, DecisionObstacle]:
     """The candidates that cannot be decided on a machine under a policy, and why; the rest can."""
-    found = {each: obstacle_to(each, rules, machine) for each in rules.candidates.all()}
-    return {candidate: obstacle for candidate, obstacle in found.items() if obstacle is not None}
+    obstacles = {each: obstacle_to(each, tables, machine) for each in tables.candidates.all()}
+    return {candidate: obstacle for candidate, obstacle in obstacles.items() if obstacle}
 
 
-def obstacle_to(candidate: Candidate, rules: Policy, machine: Machine) -> DecisionObstacle | None:
+def obstacle_to(
+    candidate: Candidate, tables: EngineTables, machine: Machine
+) -> DecisionObstacle | None:
     """Why one candidate cannot be decided on a machine under a policy, or None if it can."""
     kind, precision = engine_kind(candidate.kind), candidate.precision
     drop = f"drop it from {kind.name} under [candidates]."
     if precision not in kind.precisions:
         return DecisionObstacle(f"{kind.title} has no {precision}", drop.capitalize())
-    if precision.needs_calibration and rules.data.calibration is None:
+    if precision.needs_calibration and tables.calibration_data is None:
         return DecisionObstacle(
             f"{precision} needs calibration data, and the policy names none",
             f"Set calibration under [data], or drop {precision} from [candidates].",
@@ -68,16 +70,16 @@ def obstacle_to(candidate: Candidate, rules: Policy, machine: Machine) -> Decisi
             return DecisionObstacle(
                 machine.converter_obstacle, "Mend that, or qualify where it is installed."
             )
-    return kind.undecidable(precision, rules.kind_table(kind.name), machine.kinds[kind.name])
+    return kind.undecidable(precision, tables.kinds[kind.name], machine.kinds[kind.name])
 
 
-def _converter_obstacle(rules: Policy) -> str:
+def _converter_obstacle(tables: EngineTables) -> str:
     """Why the converter that the policy insists on cannot be had; empty when it can."""
-    if rules.calibration.tool != "modelopt":
+    if tables.calibration.tool != "modelopt":
         return ""
     try:
-        for candidate in rules.candidates.all():
-            modelopt_for(candidate, rules.calibration)
+        for candidate in tables.candidates.all():
+            modelopt_for(candidate, tables.calibration)
     except BuildError as error:
         return str(error).rstrip(".")
     return ""

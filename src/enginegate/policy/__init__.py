@@ -10,22 +10,26 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    PrivateAttr,
-    ValidationError,
-    create_model,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
 
-from enginegate.candidate import Candidate, Precision
+from enginegate.candidate import Precision
 from enginegate.engine_kinds import KindDeclaration, engine_kinds
 from enginegate.errors import PolicyError
-from enginegate.policy.benchmarking import Benchmarked, Cost, LoadShape, Search, Slo
-from enginegate.policy.building import Shapes
+from enginegate.policy.benchmarking import (
+    Benchmarked,
+    BenchmarkTables,
+    Cost,
+    LoadShape,
+    Search,
+    Slo,
+)
+from enginegate.policy.building import (
+    CalibrationTable,
+    Candidates,
+    EngineTables,
+    Repair,
+    Shapes,
+)
 from enginegate.policy.gates import (
     Evaluation,
     Gates,
@@ -38,6 +42,7 @@ from enginegate.policy.gates import (
     check_gates,
     check_outputs,
     complete_gates,
+    gates_for,
     output_task,
     tasks_of,
 )
@@ -46,6 +51,7 @@ from enginegate.policy.model_source import ModelSource
 from enginegate.policy.operating import (
     Approval,
     Ensemble,
+    LiveTables,
     Name,
     PromotionTarget,
     Retention,
@@ -54,67 +60,49 @@ from enginegate.policy.operating import (
     Watch,
 )
 from enginegate.policy.paths import ROOT, project_of
-from enginegate.policy.recording import Data, Shadow
+from enginegate.policy.recording import Data, Shadow, TrafficTables
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
 from enginegate.validation_messages import explain_validation
 
+__all__ = [
+    "Approval",
+    "BenchmarkTables",
+    "Benchmarked",
+    "Building",
+    "CalibrationTable",
+    "Candidates",
+    "Cost",
+    "Data",
+    "EngineTables",
+    "Ensemble",
+    "Evaluation",
+    "Gates",
+    "LiveTables",
+    "LoadShape",
+    "Metric",
+    "ModelSource",
+    "OnnxRuntime",
+    "Output",
+    "Policy",
+    "PromotionTarget",
+    "Repair",
+    "Retention",
+    "Scan",
+    "Search",
+    "Shadow",
+    "Shapes",
+    "Signing",
+    "Slices",
+    "Slo",
+    "TensorRt",
+    "TrafficTables",
+    "Watch",
+    "gates_for",
+    "parse_policy",
+    "read_policy",
+]
 _MOST_BYTES = 1 << 20
-
-
-class Candidates(Record):
-    """Precisions to build for each engine kind; a kind that is left out builds none."""
-
-    @model_validator(mode="after")
-    def _something_to_build(self) -> Self:
-        if not self.all():
-            kinds = " or ".join(type(self).model_fields)
-            raise ValueError(f"name at least one precision for {kinds}")
-        return self
-
-    def all(self) -> tuple[Candidate, ...]:
-        """Every candidate, kind by kind in the order of the file, without repeats."""
-        listed = [(kind, precision) for kind, precisions in self for precision in precisions]
-        return tuple(Candidate(kind=kind, precision=p) for kind, p in dict.fromkeys(listed))
-
-
-class CalibrationTable(Record):
-    """How int8 and fp8 scales are found."""
-
-    method: Literal["auto", "max", "entropy", "percentile"] = Field(
-        default="auto",
-        description="how activation ranges are chosen; auto tries the others and keeps the best on "
-        "held-out calibration samples",
-    )
-    batch_size: PositiveInt = Field(default=32, description="pinned: scales depend on it")
-    max_samples: PositiveInt = Field(
-        default=512, description="samples read, the same share of every slice"
-    )
-    tool: Literal["auto", "onnxruntime", "modelopt"] = Field(
-        default="auto",
-        description="what converts for TensorRT; auto is modelopt where it is installed "
-        "(ENGINEGATE_MODELOPT names its Python), else onnxruntime",
-    )
-
-
-class Repair(Record):
-    """How far a candidate that fails its accuracy gates may be repaired."""
-
-    max_builds: NonNegativeInt = Field(
-        default=12, description="engines that may be built for one candidate; 0: no repair"
-    )
-    budget_s: PositiveFloat = Field(
-        default=900.0, description="time for one candidate; the best found by then counts"
-    )
-    max_kept_share: float = Field(
-        default=0.5,
-        ge=0.0,
-        le=1.0,
-        description="most layers that may be kept at fp32; more is not that precision",
-    )
-    samples: PositiveInt = Field(
-        default=128, description="calibration samples that layers are ranked on"
-    )
 
 
 class Policy(Record):
@@ -197,10 +185,41 @@ class Policy(Record):
         """What an output means; the first one's if no name is given."""
         return output_task(self.task, self.outputs, name)
 
-    def kind_table(self, kind: str) -> Record:
-        """The table of an engine kind, as the kind's own model."""
-        table: Record = getattr(self, kind)
-        return table
+    @property
+    def engine_tables(self) -> EngineTables:
+        """What decides which engines are built, and how."""
+        batch = self.shapes.batch
+        return EngineTables(
+            candidates=self.candidates,
+            shapes=self.shapes,
+            kinds={kind: getattr(self, kind) for kind in type(self.candidates).model_fields},
+            calibration=self.calibration,
+            calibration_data=self.data.calibration,
+            max_batch_size=batch.max if batch else max(self.search.max_batch_sizes),
+            repair=self.repair,
+        )
+
+    @property
+    def benchmark_tables(self) -> BenchmarkTables:
+        """What serving must deliver, and how that is measured."""
+        return BenchmarkTables(
+            slo=self.slo,
+            search=self.search,
+            load=self.load,
+            cost=self.cost,
+            serving=self.serving,
+            load_timeout_s=self.target.load_timeout_s,
+        )
+
+    @property
+    def traffic_tables(self) -> TrafficTables:
+        """Where recorded requests come from, and what they are compared with."""
+        return TrafficTables(self.name, self.data, self.shadow, self.calibration)
+
+    @property
+    def live_tables(self) -> LiveTables:
+        """Where the model is live, and what changing or watching it is held to."""
+        return LiveTables(self.name, self.target, self.signing, self.retention, self.watch)
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:
@@ -211,16 +230,14 @@ class Policy(Record):
             )
         return self
 
-    def gates_for(self, precision: Precision) -> Gates:
-        """The limits for one precision: its own table, else the default."""
-        return self.gates.get(precision.value, self.gates["default"])
-
     def with_model(self, uri: str) -> "Policy":
-        """The same rules for another version of the model.
+        """The same policy for another version of the model.
 
         Raises:
             PolicyError: the URI is not one that a policy may name.
         """
+        if uri == self.model.uri:
+            return self
         return parse_policy(
             {**self.model_dump(), "model": {**self.model.model_dump(), "uri": uri}},
             f"model {uri!r}",
@@ -248,7 +265,10 @@ def _model_with(kinds: tuple[KindDeclaration, ...]) -> type[Policy]:
     }
     tables: dict[str, Any] = {kind.name: (kind.table, kind.table()) for kind in kinds}
     candidates = create_model(
-        "Candidates", __base__=Candidates, __doc__=Candidates.__doc__, **precisions
+        "Candidates",
+        __base__=Candidates,
+        __doc__="Precisions to build for each engine kind; a kind that is left out builds none.",
+        **precisions,
     )
     return create_model(
         "Policy",

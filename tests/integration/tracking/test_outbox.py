@@ -234,8 +234,13 @@ def test_a_promotion_that_is_taken_back_is_corrected(outbox, ledger, registered,
         go_live(root, 1, f"models:/taken-back/{first}")
         return "release 1 is live again"
 
-    rules = SimpleNamespace(target=SimpleNamespace(repository=root), name="digits", root=None)
-    publication = SimpleNamespace(rules=rules, repository=SimpleNamespace(withdraw=withdraw))
+    tables = SimpleNamespace(target=SimpleNamespace(repository=root), model="digits")
+    publication = SimpleNamespace(
+        tables=tables,
+        workspace=Workspace.here(),
+        layout=Layout(root, "digits"),
+        repository=SimpleNamespace(withdraw=withdraw),
+    )
     take_back(SimpleNamespace(get={UNDO: publication, PUBLISHED: release}.get))
     outbox.deliver()
 

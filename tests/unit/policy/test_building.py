@@ -39,8 +39,8 @@ def test_everything_has_a_default():
         rules.pop(table)
     policy = parse_policy(rules, "policy")
 
-    assert policy.kind_table("onnxruntime").device == "auto"
-    assert policy.kind_table("tensorrt").library == "auto"
+    assert policy.engine_tables.kinds["onnxruntime"].device == "auto"
+    assert policy.engine_tables.kinds["tensorrt"].library == "auto"
     assert policy.shapes.batch is None
 
 
