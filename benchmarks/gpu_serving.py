@@ -37,7 +37,8 @@ from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.building import DimensionRange, Shapes
 from enginegate.records import Record
-from enginegate.search.search import SearchProgress, SearchResult, search
+from enginegate.search.search import SearchResult, search
+from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import ServingConfig
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, start

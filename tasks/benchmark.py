@@ -41,7 +41,7 @@ from enginegate.triton.endpoint import live_client
 from enginegate.triton.install import find_triton
 from enginegate.wording import per_second, short_number
 from enginegate.workspace import Workspace, remembered
-from validation.benchmarked import not_benchmarked
+from validation.choice import not_benchmarked
 
 _log = logging.getLogger("enginegate.benchmark")
 _WAIT_FOR_MACHINE_S = 3600.0
@@ -281,7 +281,7 @@ def progress_words(at: SearchProgress) -> str:
         f"{per_second(measured.rate_per_s)}, {measured.config}: p99 "
         f"{f'{short_number(p99.value_ms)} ms' if p99 else 'unknown'}"
     )
-    if at.before:
+    if at.cached:
         return f"measured before: {shown}"
     invalid = f", not valid: {measured.invalid[0]}" if measured.invalid else ""
     left = f"; about {at.left} more, {at.left_s:.0f} s" if at.left else ""

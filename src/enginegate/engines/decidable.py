@@ -52,9 +52,11 @@ def obstacle_to(
 ) -> DecisionObstacle | None:
     """Why one candidate cannot be decided on a machine under a policy, or None if it can."""
     kind, precision = engine_kind(candidate.kind), candidate.precision
-    drop = f"drop it from {kind.name} under [candidates]."
     if precision not in kind.precisions:
-        return DecisionObstacle(f"{kind.title} has no {precision}", drop.capitalize())
+        return DecisionObstacle(
+            f"{kind.title} has no {precision}",
+            f"Drop {precision} from {kind.name} under [candidates].",
+        )
     if precision.needs_calibration and tables.calibration_data is None:
         return DecisionObstacle(
             f"{precision} needs calibration data, and the policy names none",

@@ -54,8 +54,8 @@ from tasks.recover import recover_interrupted
 from tasks.watch import RolledBack, roll_back_failed, tell_ledger
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
-from validation.output_spec import output_specs
-from validation.watch import live_finding
+from validation.live import live_finding
+from validation.outputs import output_specs
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
@@ -616,10 +616,10 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
     """Before anything else: here it gets no further."""
     del prefect_server  # it only has to run
 
-    def begun(_rules):
+    def begun(*_tables):
         raise InterruptedError(flow.name)
 
-    monkeypatch.setattr(f"flows.{flow.name}.pick_up", begun)
+    monkeypatch.setattr(f"flows.{flow.name}.recover_interrupted", begun)
     with pytest.raises(InterruptedError, match=flow.name):
         flow(policy)
 

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-import onnx
 from pydantic import Field, PositiveInt
 
 from enginegate.atomic_io import write_file
-from enginegate.candidate import Engine, FileDigest, Precision, PrecisionProof
+from enginegate.candidate import Engine, Precision, PrecisionProof
 from enginegate.engine_kinds import NativeBackend, QuantisedForm
 from enginegate.engines import cuda
 from enginegate.engines.cuda import Device
@@ -25,7 +24,6 @@ from enginegate.engines.onnxruntime.gpu import PROVIDER as CUDA
 from enginegate.engines.onnxruntime.gpu import buckets_up_to
 from enginegate.engines.onnxruntime.session import CPU, PROVIDERS, REMEDY, OpenSession
 from enginegate.engines.plan import BuildPlan
-from enginegate.engines.precision_check import check_precision_proof
 from enginegate.engines.protocol import (
     Availability,
     DecisionObstacle,
@@ -34,10 +32,9 @@ from enginegate.engines.protocol import (
     ServedFiles,
     missing,
 )
-from enginegate.engines.typed import typed_census
 from enginegate.errors import BuildError, EnginegateError, ModelError, TookTooLongError
-from enginegate.precision import Conversion, convert
-from enginegate.records import Record, sha256_bytes
+from enginegate.precision import Conversion
+from enginegate.records import Record
 from enginegate.serving import BackendSettings
 
 ENGINE_FILE, PORTABLE_FILE = "model.onnx", "optimised.onnx"
@@ -177,39 +174,21 @@ class OnnxRuntimeKind(EngineKind):
         device = sessions.device_for(table.device)
         sessions.check_precision(plan.candidate.precision, device)
         started = time.monotonic()
-        converted = convert(
-            plan.onnx_path,
-            plan.candidate,
-            data=plan.calibration,
-            rules=plan.calibrating,
-            keep=plan.keep,
-        )
+        converted = plan.convert()
         path = folder / ENGINE_FILE
         external = plan.bring_weights(folder)
         write_file(path, converted.onnx)
         opened = _opened(plan, path, device, graphs=table.cuda_graphs)
-        beside = [each for each in [folder / PORTABLE_FILE] if each.is_file()]
-        return Engine(
-            candidate=plan.candidate,
-            filename=ENGINE_FILE,
-            file=FileDigest.of(path),
-            onnx_sha256=plan.onnx.file.sha256,
-            source_sha256=plan.onnx.source_sha256,
-            converted_sha256=sha256_bytes(converted.onnx),
-            converter=converted.converter,
-            calibration_sha256=plan.calibration_sha256,
-            kept_nodes=plan.keep,
+        return plan.engine(
+            path,
+            converted,
             builder=plan.toolchain,
             target="cpu" if device == "cpu" else f"cuda {cuda.gpu() or 'no GPU'}",
-            inputs=plan.onnx.inputs,
-            outputs=plan.onnx.outputs,
-            max_batch_size=plan.max_batch_size,
             flags=_flags(plan, table, device, opened),
-            profiles=plan.known_profiles,
-            beside={each.name: FileDigest.of(each) for each in beside},
+            beside=[folder / PORTABLE_FILE],
             external=external,
-            build_s=round(time.monotonic() - started, 3),
             proof=_proof(plan, converted, opened, device),
+            started_s=started,
         )
 
     def obstacle(self, engine: Engine, /) -> str | None:
@@ -329,7 +308,7 @@ def _opened(plan: BuildPlan, path: Path, device: Device, *, graphs: bool) -> Ope
 def _captures(opened: OpenSession, plan: BuildPlan) -> bool:
     """Whether a graph of this model can really be captured; opening a session does not tell."""
     try:
-        sessions.warm(opened, lambda: opened, (1,), plan.known_profiles)
+        sessions.warm(opened, lambda: opened, (1,), plan.profiles)
     except Exception:  # noqa: BLE001 - ONNX Runtime's errors share no base class of their own
         return False
     return True
@@ -345,14 +324,8 @@ def _proof(
     tf32, told_tf32 = plan.candidate.precision is Precision.TF32, told.get("use_tf32")
     if opened.provider == CUDA and told_tf32 and sessions.is_on(told_tf32) != tf32:
         doubts.append(f"The provider's use_tf32 is {told_tf32}.")
-    shapes = {name: shape.best for name, shape in plan.known_profiles.items()}
-    return check_precision_proof(
-        plan.candidate,
-        converted.census,
-        device=opened.provider,
-        doubts=tuple(doubts),
-        typed=typed_census(onnx.load_from_string(converted.onnx), shapes),
-        executed=opened.layers,
+    return plan.proof(
+        converted, device=opened.provider, doubts=tuple(doubts), executed=opened.layers
     )
 
 

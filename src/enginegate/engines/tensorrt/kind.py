@@ -14,13 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
-import onnx
-
-from enginegate.candidate import Engine, FileDigest, Precision, PrecisionProof
+from enginegate.candidate import Engine, Precision
 from enginegate.engine_kinds import NativeBackend, QuantisedForm
 from enginegate.engines import cuda
 from enginegate.engines.plan import AS_EXPORTED, BuildPlan
-from enginegate.engines.precision_check import check_precision_proof
 from enginegate.engines.protocol import (
     Availability,
     DecisionObstacle,
@@ -38,10 +35,7 @@ from enginegate.engines.tensorrt.process import (
     compile_plan,
 )
 from enginegate.engines.tensorrt.run import plan_runner
-from enginegate.engines.typed import typed_census
 from enginegate.errors import BuildError, EnginegateError, ModelError
-from enginegate.precision import Conversion, convert
-from enginegate.records import sha256_bytes
 
 ENGINE_FILE = "model.plan"
 RTX = "tensorrt_rtx"
@@ -50,7 +44,6 @@ REMEDY = (
     "pip install 'enginegate[rtx]' for TensorRT-RTX (x86-64 Linux, builds without a GPU), or "
     "'enginegate[tensorrt]' beside an NVIDIA GPU"
 )
-_NO_DEVICE = "none here"
 _FP8 = "QFLOAT8E4M3FN"
 # Pairs where layers read, not where they write: a pair between Conv and ReLU would round twice, and
 # keep TensorRT from fusing the two. It takes symmetric scales and float biases only.
@@ -177,39 +170,27 @@ class TensorRtKind(EngineKind):
         """
         started, table = time.monotonic(), plan.table_as(TensorRtTable)
         library = find_library(table.library)
-        wanted, profiles = target(library, table), plan.profiles
-        converted = convert(
-            plan.onnx_path,
-            plan.candidate,
-            data=plan.calibration,
-            rules=plan.calibrating,
-            keep=plan.keep,
-        )
+        wanted = target(library, table)
+        plan.check_profiles()
+        converted = plan.convert()
         path = folder / ENGINE_FILE
         targets = table.targets if library.__name__ == RTX else ()
         report = compile_plan(plan, converted.onnx, path, library=library.__name__, targets=targets)
         builder = plan_info(path)
-        beside = [folder / name for name in (LOG_FILE, LAYERS_FILE)]
-        return Engine(
-            candidate=plan.candidate,
-            filename=ENGINE_FILE,
-            file=FileDigest.of(path),
-            onnx_sha256=plan.onnx.file.sha256,
-            source_sha256=plan.onnx.source_sha256,
-            converted_sha256=sha256_bytes(converted.onnx),
-            converter=converted.converter,
-            calibration_sha256=plan.calibration_sha256,
-            kept_nodes=plan.keep,
+        return plan.engine(
+            path,
+            converted,
             builder=builder,
             target=wanted,
-            inputs=plan.onnx.inputs,
-            outputs=plan.onnx.outputs,
-            max_batch_size=plan.max_batch_size,
             flags=report.flags,
-            profiles=profiles,
-            beside={each.name: FileDigest.of(each) for each in beside if each.is_file()},
-            build_s=round(time.monotonic() - started, 3),
-            proof=_proof(plan, converted, report, no_device(builder, wanted)),
+            beside=[folder / name for name in (LOG_FILE, LAYERS_FILE)],
+            proof=plan.proof(
+                converted,
+                device="none here" if no_device(builder, wanted) else str(cuda.gpu()),
+                doubts=_doubts(plan.candidate.precision, report),
+                executed=report.weighted,
+            ),
+            started_s=started,
         )
 
     def obstacle(self, engine: Engine, /) -> str | None:
@@ -327,20 +308,6 @@ def no_device(builder: str, wanted: str) -> str | None:
         found.capability in wanted.split("+") if library.__name__ == RTX else str(found) == wanted
     )
     return None if fits else f"it was built for {wanted}; the GPU here is {found}."
-
-
-def _proof(
-    plan: BuildPlan, converted: Conversion, report: BuildReport, obstacle: str | None
-) -> PrecisionProof:
-    shapes = {name: shape.best for name, shape in plan.profiles.items()}
-    return check_precision_proof(
-        plan.candidate,
-        converted.census,
-        device=_NO_DEVICE if obstacle else str(cuda.gpu()),
-        doubts=_doubts(plan.candidate.precision, report),
-        typed=typed_census(onnx.load_from_string(converted.onnx), shapes),
-        executed=report.weighted,
-    )
 
 
 def _doubts(precision: Precision, report: BuildReport) -> tuple[str, ...]:
