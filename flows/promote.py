@@ -53,7 +53,7 @@ def promote(policy: Path, scorecard: str) -> Release:
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))
     if live is not None and not publication.gives_promise(live):
-        move_champion(rules, live)
+        move_champion(rules)
         return live
     try:
         signing = ReleaseSigning.of(rules.signing, workspace)
@@ -79,7 +79,7 @@ def promote(policy: Path, scorecard: str) -> Release:
     if live is None:
         return _publish(approved)
     renew_promise(approved, live)
-    move_champion(rules, live)
+    move_champion(rules)
     return live
 
 
@@ -89,7 +89,7 @@ def _publish(publication: Publication) -> Release:
             change.set(UNDO, publication)
             release = publish(publication)
             change.set(PUBLISHED, release)
-            move_champion(publication.rules, release)
+            move_champion(publication.rules)
     finally:
         # What was taken back was live for a moment.
         announce_releases(publication.rules)

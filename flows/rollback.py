@@ -6,7 +6,7 @@ from prefect import flow
 
 from enginegate.decision import Release
 from enginegate.policy import read_policy
-from tasks.release import follow_with_champion, go_back
+from tasks.release import go_back, update_mlflow
 from tasks.release_events import announce_releases
 
 
@@ -21,6 +21,6 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     """
     rules = read_policy(Path(policy))
     release = go_back(rules, to, reason)
-    follow_with_champion(rules, release)
+    update_mlflow(rules)
     announce_releases(rules)
     return release

@@ -23,10 +23,11 @@ from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
 from tasks.recover import recover_interrupted
-from tasks.release import follow_with_champion
+from tasks.release import update_mlflow
 from tasks.release_events import announce_releases
 from tasks.watch import (
     alert,
+    deliver_to_mlflow,
     expire_shadow,
     follow_storage,
     is_live,
@@ -35,7 +36,6 @@ from tasks.watch import (
     record_broken_promise,
     roll_back_failed,
     take_look,
-    tell_ledger,
     unacknowledged,
     verify_live,
 )
@@ -71,7 +71,7 @@ def _watch(rules: Policy, policy: Path, run_s: float) -> Watched:
     done = (
         *recover_interrupted(rules),
         *expire_shadow(rules),
-        *tell_ledger(rules),
+        *deliver_to_mlflow(rules),
         *follow_storage(rules),
     )
     try:
@@ -154,7 +154,7 @@ def _acted(rules: Policy, release: Release, look: WatchCheck) -> WatchCheck:
         back = roll_back_failed(rules, release, look)
         if back is not None:
             alert(look.model, f"{look}. {back.said}", version=look.version, action="rollback")
-            follow_with_champion(rules, back.release)
+            update_mlflow(rules)
             announce_releases(rules)
             return look
         if not is_live(rules, release):

@@ -6,7 +6,7 @@ from prefect import flow
 
 from enginegate.decision import Release
 from enginegate.policy import read_policy
-from tasks.release import say_withdrawn, withdraw_first
+from tasks.release import update_mlflow, withdraw_first
 from tasks.release_events import announce_releases
 
 
@@ -24,6 +24,6 @@ def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     """
     rules = read_policy(Path(policy))
     release = withdraw_first(rules, who, reason)
-    say_withdrawn(rules, release)
+    update_mlflow(rules)
     announce_releases(rules)
     return release

@@ -10,7 +10,7 @@ from enginegate.data import read_data
 from enginegate.engines import open_onnx
 from enginegate.policy import Policy
 from enginegate.sources import ContentFolder, onnx_from_source
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.export")
@@ -25,8 +25,8 @@ def resolve(rules: Policy) -> Policy:
     if not rules.model.registered:
         return rules
     workspace = Workspace.of(rules)
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    return rules.with_model(ledger.resolve(rules.model.uri))
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
+    return rules.with_model(tracker.resolve(rules.model.uri))
 
 
 @task(task_run_name="export", cache_policy=NO_CACHE)

@@ -30,7 +30,7 @@ from enginegate.report import (
 )
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import ContentFolder
-from enginegate.tracking import CandidateArtifacts, Ledger
+from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
 from validation.speedup import with_speed
@@ -85,7 +85,7 @@ def record(
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
     workspace = Workspace.of(rules)
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     artifacts = {
         attempt.value.candidate: replace(
             _artifacts(rules, card, attempt, found),
@@ -94,13 +94,13 @@ def record(
         for attempt, found in zip(attempts, results, strict=True)
         if not isinstance(attempt, Unbuilt)
     }
-    run = ledger.record(
+    run = tracker.record(
         card,
         artifacts,
         report=scorecard_markdown(card, sizes_of(attempts)),
         files=_files(rules, card),
     )
-    filed = card.model_copy(update={"ledger_run": run})
+    filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)
     unsigned = ReleaseSigning.of(rules.signing, workspace).sign_record(filed, path)
     if unsigned:

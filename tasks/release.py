@@ -1,4 +1,4 @@
-"""Publishing a release, taking it back, and telling the ledger."""
+"""Publishing a release, taking it back, and telling MLflow."""
 
 import logging
 import re
@@ -14,7 +14,7 @@ from enginegate.candidate import Candidate, Precision
 from enginegate.data import Tensors, read_data
 from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.engines import open_engine, serving
-from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
+from enginegate.errors import ApprovalError, EnginegateError, RepositoryError, TrackingError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.machine import user_at_host
 from enginegate.policy import Policy
@@ -31,7 +31,7 @@ from enginegate.repository import (
 from enginegate.repository.deploy.record_golden import rehearsed
 from enginegate.repository.ensemble.composition import Composed, as_ensemble, composes
 from enginegate.repository.recovery import Withdrawal
-from enginegate.tracking import Ledger, Outbox, engine_of, live_message, withdrawn_message
+from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
 from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
 from validation.watch import judge_reading
@@ -201,9 +201,8 @@ def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
 @task(task_run_name="publish", cache_policy=NO_CACHE)
 def publish(publication: Publication) -> Release:
     """Publish the approved engine; undone by itself if it does not prove itself."""
-    rules, package = publication.rules, _package(publication)
-    with Outbox(Workspace.of(rules)).expecting(rules.target.repository, rules.name):
-        release = publication.repository.publish(package, expected=publication.evidence.replaces)
+    package = _package(publication)
+    release = publication.repository.publish(package, expected=publication.evidence.replaces)
     _log.info("release %d of %s is live: %s", release.version, release.model, release.candidate)
     return release
 
@@ -221,15 +220,13 @@ def take_back(change: Transaction) -> None:
     if release is None or current is None or current.version != release.version:
         return
     try:
-        # MLflow may have heard of the release already: whoever tells it next corrects that.
-        with Outbox(Workspace.of(publication.rules)).expecting(root, model):
-            words = publication.repository.withdraw(model, release.version)
+        # MLflow may have the release already: the next delivery of the audit log corrects that.
+        words = publication.repository.withdraw(model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
     _log.warning("the promotion was undone. %s", words)
-    if Layout(root, model).current() is None:
-        say_withdrawn.fn(publication.rules, release)
+    update_mlflow.fn(publication.rules)
 
 
 @task(task_run_name="refuse", cache_policy=NO_CACHE)
@@ -247,35 +244,33 @@ def refuse(publication: Publication, why: str) -> None:
 
 
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
-def move_champion(rules: Policy, release: Release) -> None:
-    """Let the registry's alias ``champion`` stand for the version that is live."""
-    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.of(rules))
-    if message is not None:
-        outbox.tell(message)
-        outbox.told(rules.name)
+def move_champion(rules: Policy) -> None:
+    """Let the registry's alias ``champion`` stand for the version that is live, by the audit log.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, or refuses: then nothing is promoted.
+    """
+    deliver(Workspace.of(rules), rules.target.repository, patience_s=PROMOTION_TIMEOUT_S)
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
 def go_back(rules: Policy, to: int | None, reason: str = "") -> Release:
     """Make an earlier release live again."""
     repository = open_repository(rules, Workspace.of(rules), way="Prefect")
-    with Outbox(Workspace.of(rules)).expecting(rules.target.repository, rules.name):
-        release = repository.rollback(rules.name, to, reason=reason)
+    release = repository.rollback(rules.name, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
 
 
-@task(task_run_name="follow-with-champion", cache_policy=NO_CACHE)
-def follow_with_champion(rules: Policy, release: Release) -> None:
-    """Move the alias after a rollback, which stands even if MLflow cannot be told yet."""
-    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.of(rules))
-    refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(rules.name)
+@task(task_run_name="update-mlflow", cache_policy=NO_CACHE)
+def update_mlflow(rules: Policy) -> None:
+    """Deliver the audit log after a rollback, which stands even if MLflow cannot have it yet."""
+    refusal = try_deliver(Workspace.of(rules), rules.target.repository)
     if refusal:
         _log.error(
-            "Release %d is live, but MLflow could not be told yet: %s\nThe next promotion, "
-            "rollback or watch tells it.",
-            release.version,
+            "MLflow does not know yet what is live of %s: %s\nThe next promotion, rollback or "
+            "watch updates it.",
+            rules.name,
             refusal,
         )
 
@@ -285,26 +280,9 @@ def withdraw_first(rules: Policy, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
     workspace = Workspace.of(rules)
     repository = open_repository(rules, workspace, way="Prefect")
-    with Outbox(workspace).expecting(rules.target.repository, rules.name):
-        release = repository.withdraw_first(rules.name, Withdrawal(who, why))
+    release = repository.withdraw_first(rules.name, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release
-
-
-@task(task_run_name="say-withdrawn", cache_policy=NO_CACHE)
-def say_withdrawn(rules: Policy, release: Release) -> None:
-    """Take the alias from a version that was withdrawn, also if MLflow cannot be told yet."""
-    outbox, root = Outbox(Workspace.of(rules)), rules.target.repository
-    message = withdrawn_message(release.model_uri, root, rules.name)
-    refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(rules.name)
-    if refusal:
-        _log.error(
-            "Release %d was withdrawn, but MLflow could not be told yet: %s\nThe next promotion, "
-            "rollback or watch tells it.",
-            release.version,
-            refusal,
-        )
 
 
 def _package(publication: Publication) -> Package:
@@ -352,14 +330,14 @@ def _answers(rules: Policy) -> Callable[[Composed], Golden]:
 def _pinned(rules: Policy) -> frozenset[int] | None:
     """Releases whose model version an alias stands for; None when MLflow cannot say."""
     workspace = Workspace.of(rules)
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     releases = Layout(rules.target.repository, rules.name).releases()
     sources = [(each.version, _REGISTERED.fullmatch(each.model_uri)) for each in releases]
     found = [(version, match[1], int(match[2])) for version, match in sources if match]
     try:
-        ledger.check_answers()
-        aliased = {name: ledger.aliased(name) for name in {name for _, name, _ in found}}
-    except LedgerError as error:
+        tracker.check_answers()
+        aliased = {name: tracker.aliased(name) for name in {name for _, name, _ in found}}
+    except TrackingError as error:
         _log.warning("MLflow cannot say what aliases stand for, so no old release goes: %s", error)
         return None
     return frozenset(version for version, name, number in found if number in aliased[name])

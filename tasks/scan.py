@@ -16,7 +16,7 @@ from enginegate.atomic_io import write_file
 from enginegate.errors import EnginegateError, InputError
 from enginegate.policy import Policy
 from enginegate.records import Record
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.wording import counted
 from enginegate.workspace import Workspace, now
 
@@ -85,7 +85,7 @@ def new_versions(rules: Policy) -> tuple[Start, ...]:
 
     Raises:
         InputError: the policy says nothing to scan for, or its model is not in a registry.
-        LedgerError: MLflow cannot be reached.
+        TrackingError: MLflow cannot be reached.
     """
     wanted = rules.scan
     if not rules.model.registered or not (wanted.alias or wanted.tag):
@@ -95,10 +95,10 @@ def new_versions(rules: Policy) -> tuple[Start, ...]:
         )
     workspace = Workspace.of(rules)
     name = rules.model.location.lstrip("/").partition("@")[0].partition("/")[0]
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     found = [
         f"models:/{name}/{version}"
-        for version in ledger.versions_with(name, alias=wanted.alias, tag=wanted.tag)
+        for version in tracker.versions_with(name, alias=wanted.alias, tag=wanted.tag)
     ]
     starts = tuple(start for uri in found if (start := _claimed(workspace, rules, uri)))
     _log.info("%s with the mark, %d new", counted(len(found), "version"), len(starts))

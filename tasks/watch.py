@@ -11,11 +11,11 @@ from prefect.events import emit_event
 from enginegate.decision import Release
 from enginegate.errors import (
     EnginegateError,
-    LedgerError,
     NotEverywhereError,
     RepositoryBusyError,
     ServerError,
     TamperedError,
+    TrackingError,
 )
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy import Policy
@@ -39,7 +39,7 @@ from enginegate.repository.history.broken_promises import (
 )
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.shadow import expire, recover
-from enginegate.tracking import Ledger, Outbox, state_tag
+from enginegate.tracking import Tracker, deliver, state_tag
 from enginegate.triton.endpoint import LiveAddresses, live_addresses
 from enginegate.watch.log import Action, Count, SampledTraffic, WatchCheck, WatchLog
 from enginegate.watch.probe import LiveProber, LiveReading, take_reading
@@ -63,13 +63,13 @@ def expire_shadow(rules: Policy) -> tuple[str, ...]:
     return tuple(done)
 
 
-@task(task_run_name="tell-ledger", cache_policy=NO_CACHE)
-def tell_ledger(rules: Policy) -> tuple[str, ...]:
-    """Tell MLflow what it could not be told when it happened; what it refuses waits longer."""
+@task(task_run_name="deliver-to-mlflow", cache_policy=NO_CACHE)
+def deliver_to_mlflow(rules: Policy) -> tuple[str, ...]:
+    """Give MLflow what it could not be given when it happened; what it refuses waits longer."""
     try:
-        return Outbox(Workspace.of(rules)).deliver()
-    except LedgerError as error:
-        _log.warning("MLflow was not told what waits for it: %s", error)
+        return deliver(Workspace.of(rules), rules.target.repository)
+    except EnginegateError as error:
+        _log.warning("MLflow does not have all of the audit log yet: %s", error)
         return ()
 
 
@@ -188,8 +188,7 @@ def roll_back_failed(rules: Policy, release: Release, look: WatchCheck) -> Rolle
     repository = open_repository(rules, workspace, way=_WAY)
     try:
         # Whoever changes what is live after the look is right: only what failed it is left.
-        with Outbox(workspace).expecting(rules.target.repository, name):
-            back = repository.rollback(name, before, reason=str(look), expected=release.version)
+        back = repository.rollback(name, before, reason=str(look), expected=release.version)
         return RolledBack(back, f"Release {back.version} is live again.")
     except NotEverywhereError as error:
         return RolledBack(Layout(rules.target.repository, name).release(before), str(error))
@@ -224,13 +223,13 @@ def keep_look(rules: Policy, release: Release, look: WatchCheck) -> WatchCheck:
     workspace = Workspace.of(rules)
     look = WatchLog.at(workspace, release).add(look)
     state = state_of(rules, release)
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
-        ledger.log_look(look, release, state, held_to(rules, release).promise)
+        tracker.log_look(look, release, state, held_to(rules, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
-            ledger.tag_version(name, int(version), state_tag(state, release))
-    except LedgerError as error:
+            tracker.tag_version(name, int(version), state_tag(state, release))
+    except TrackingError as error:
         _log.warning("look %d counts, but is not in MLflow: %s", look.number, error)
     return look
 
