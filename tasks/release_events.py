@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import takewhile
+from pathlib import Path
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect import task
@@ -19,7 +20,6 @@ from prefect.events.filters import EventFilter, EventIDFilter, EventOccurredFilt
 from prefect.settings import PREFECT_API_URL
 
 from enginegate.errors import EnginegateError
-from enginegate.policy import Policy
 from enginegate.redact import masked
 from enginegate.repository import AuditLog
 from enginegate.repository.history.changes import Cursor, LiveChange, undelivered_changes
@@ -39,20 +39,20 @@ _log = logging.getLogger("enginegate.announce")
 
 
 @task(task_run_name="announce", cache_policy=NO_CACHE)
-def announce_releases(rules: Policy) -> tuple[str, ...]:
+def announce_releases(repository: Path, workspace: Workspace) -> tuple[str, ...]:
     """Send the Prefect server each change that it does not have; one sentence for each.
 
     What cannot be sent now is sent by the next promotion, rollback or watch. What another host
     decided, and this one only replicated by object storage, is that host's to send. A server
     that Prefect starts inside this process alone is nobody's, and gets nothing.
     """
-    server, root = PREFECT_API_URL.value(), rules.target.repository
-    if not server or not root.is_dir():
+    server = PREFECT_API_URL.value()
+    if not server or not repository.is_dir():
         return ()
-    cursor = Cursor.of(Workspace.of(rules), server, root)
+    cursor = Cursor.of(workspace, server, repository)
     try:
         with cursor.exclusive(), quick_client() as client:
-            sent = _send(client, AuditLog(root), cursor)
+            sent = _send(client, AuditLog(repository), cursor)
     except (EnginegateError, *REFUSALS) as error:
         why = masked(str(error))
         _log.warning("Prefect did not get what became live; the next run sends it: %s", why)

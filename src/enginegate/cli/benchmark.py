@@ -211,7 +211,7 @@ def said_of(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
 
 
 def _traffic(rules: Policy, served: RemoteModel) -> Traffic:
-    requests = request_mix(rules, served.config.inputs, Workspace.of(rules).shadow)
+    requests = request_mix(rules.traffic_tables, served.config.inputs, Workspace.of(rules).shadow)
     return Traffic.from_data(
         served.name,
         requests.data,

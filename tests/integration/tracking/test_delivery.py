@@ -236,8 +236,12 @@ def test_a_promotion_that_is_rolled_back_is_corrected(site, registered, monkeypa
         site.go_live(1, f"models:/taken-back/{first}", event="rolled back")
         return "release 1 is live again"
 
-    rules = SimpleNamespace(target=SimpleNamespace(repository=site.root), name="digits", root=None)
-    publication = SimpleNamespace(rules=rules, repository=SimpleNamespace(withdraw=withdraw))
+    publication = SimpleNamespace(
+        tables=SimpleNamespace(target=SimpleNamespace(repository=site.root), model="digits"),
+        workspace=site.workspace,
+        layout=Layout(site.root, "digits"),
+        repository=SimpleNamespace(withdraw=withdraw),
+    )
     take_back(SimpleNamespace(get={UNDO: publication, PUBLISHED: made}.get))
 
     assert site.champion("taken-back") == first

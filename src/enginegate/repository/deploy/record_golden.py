@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from enginegate.atomic_io import write_file
-from enginegate.data import Tensors, read_data
+from enginegate.data import Tensors
 from enginegate.errors import DataError, ServerError
-from enginegate.policy import Policy
 from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.ensemble.composition import Composed
 from enginegate.triton.client import TritonClient
@@ -61,24 +60,22 @@ def rehearse(
                 shutil.rmtree(root / name, ignore_errors=True)
 
 
-def rehearsed(rules: Policy, workspace: Workspace, composed: Composed, *, samples: int) -> Golden:
-    """The same on a server that is started for it, with the policy's samples.
+def rehearsed(
+    composed: Composed, given: Tensors, workspace: Workspace, *, load_timeout_s: float
+) -> Golden:
+    """The same on a server that is started for it.
 
     Raises:
-        DataError: the policy's samples lack an input of the ensemble.
+        DataError: the samples lack an input of the ensemble.
         ServerError: there is no Triton here, a part does not load, or does not answer.
     """
-    source = rules.data.evaluation
-    if rules.ensemble is not None and rules.ensemble.samples is not None:
-        source = rules.ensemble.samples
-    given = dict(read_data(source).head(samples).inputs)
     workspace.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=workspace.scratch) as folder:
         repository = Path(folder) / "repository"
         repository.mkdir()
         install = find_triton(workspace.root / "triton")
         with start(install, repository, folder=Path(folder) / "server") as server:
-            return rehearse(server, composed, given, load_timeout_s=rules.target.load_timeout_s)
+            return rehearse(server, composed, given, load_timeout_s=load_timeout_s)
 
 
 def _inputs(composed: Composed, samples: Tensors) -> Tensors:
