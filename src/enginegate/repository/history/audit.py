@@ -30,7 +30,7 @@ from enginegate.repository.history.journal import Entry, Journal, Kind, intent_d
 from enginegate.repository.lock import locked
 
 AUDIT = ".enginegate-audit.jsonl"
-_HEAD = ".enginegate-audit-head.json"
+AUDIT_HEAD = ".enginegate-audit-head.json"
 _REASON_LENGTH = 500
 
 What = Literal[
@@ -104,7 +104,7 @@ class AuditLog:
     @property
     def head_file(self) -> Path:
         """How far the log had come after its last event, kept beside it."""
-        return self.root / _HEAD
+        return self.root / AUDIT_HEAD
 
     def read(self) -> tuple[Event, ...]:
         """Every event, oldest first.

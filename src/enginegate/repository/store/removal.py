@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from enginegate.atomic_io import sync_folder
+from enginegate.repository.history.audit import AUDIT_HEAD
 from enginegate.repository.store.layout import Layout
 from enginegate.repository.store.release_files import record_files
 from enginegate.triton.release_labels import RECORDS
@@ -38,8 +39,9 @@ def remove(layout: Layout, version: int, *, known: bool = False) -> None:
 
 def sweep(layout: Layout) -> None:
     """Remove what a killed process was writing or deleting; whoever calls holds the lock."""
-    for left in layout.root.glob(f".{layout.current_file.name}.*.tmp"):
-        left.unlink(missing_ok=True)
+    for name in (layout.current_file.name, AUDIT_HEAD):
+        for left in layout.root.glob(f".{name}.*.tmp"):
+            left.unlink(missing_ok=True)
     own = (layout.folder,) if layout.is_ours else ()
     for folder in (*own, *(part.folder for part in layout.owned_parts())):
         for place in (folder, folder / RECORDS, folder / RECORDS / "releases"):
