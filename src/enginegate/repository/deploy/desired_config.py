@@ -16,7 +16,7 @@ from enginegate.repository.store.published_config import (
     published_config,
 )
 from enginegate.triton.config import Config, config_text
-from enginegate.triton.ensemble_config import served_form, with_largest_batch
+from enginegate.triton.ensemble_config import config_for_versions, with_largest_batch
 
 _NONE: Mapping[str, set[int]] = {}
 
@@ -44,7 +44,7 @@ def served_config(layout: Layout, current: Current) -> Config:
     release = layout.release(current.version)
     versions = served_versions(current, release)
     published = published_config(layout, release)
-    config = served_form(published, versions, known_digests(layout, current))
+    config = config_for_versions(published, versions, known_digests(layout, current))
     check_loadable(layout, config)
     return config
 
@@ -79,7 +79,7 @@ def part_configs(
         versions[name] |= also.get(name, set())
     digests = known_digests(layout, current)
     configs = {
-        name: served_form(_shared(layout, name, served), tuple(served), digests)
+        name: config_for_versions(_shared(layout, name, served), tuple(served), digests)
         for name, served in versions.items()
     }
     for name, config in configs.items():

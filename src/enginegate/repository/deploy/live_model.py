@@ -12,7 +12,7 @@ from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config
-from enginegate.triton.release_labels import marks
+from enginegate.triton.release_labels import read_labels
 from enginegate.triton.types import IndexRow, Reply
 
 _POLL_S = 0.02
@@ -69,7 +69,7 @@ class LiveModel:
             ServerError: the server does not answer.
         """
         self.prove_ready(served_versions(current, release), wait=wait)
-        found = marks(self.client.config(self.layout.model)).get(current.version)
+        found = read_labels(self.client.config(self.layout.model)).get(current.version)
         if found != release.digest:
             raise RepositoryError(
                 f"the server's configuration names release digest {found}, not {release.digest}"
@@ -160,11 +160,11 @@ class LiveModel:
     def _has(self, config: Config) -> bool:
         """Whether a configuration is in force; a version that stayed may show an older policy."""
         try:
-            found = marks(self.client.config(self.layout.model))
+            found = read_labels(self.client.config(self.layout.model))
         except ServerError:
             return False
         ready = tuple(sorted(self.ready()))
-        return marks(config) == found and config.versions == ready
+        return read_labels(config) == found and config.versions == ready
 
     def _rows(self) -> list[IndexRow]:
         return [row for row in self.client.index() if row.name == self.layout.model]

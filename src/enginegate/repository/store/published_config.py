@@ -4,7 +4,7 @@ from enginegate.decision import ComposingModel, Release
 from enginegate.errors import RepositoryError
 from enginegate.repository.store.layout import Layout
 from enginegate.triton.config import Config, model_config, read_config
-from enginegate.triton.version_sharing import cannot_share
+from enginegate.triton.version_sharing import sharing_obstacle
 
 ENSEMBLE_FILE = "ensemble.pbtxt"
 
@@ -76,4 +76,4 @@ def why_not_beside(live: Release, release: Release) -> str:
     """
     if bool(live.parts) != bool(release.parts):
         return "an engine and an ensemble share no configuration"
-    return "" if release.parts else cannot_share(engine_config(live), engine_config(release))
+    return "" if release.parts else sharing_obstacle(engine_config(live), engine_config(release))

@@ -20,8 +20,8 @@ from enginegate.repository.store.published_config import (
 )
 from enginegate.repository.store.release_files import ReleaseFiles, record_files
 from enginegate.triton.config import Config, config_text
-from enginegate.triton.ensemble_config import served_form
-from enginegate.triton.version_sharing import cannot_share
+from enginegate.triton.ensemble_config import config_for_versions
+from enginegate.triton.version_sharing import sharing_obstacle
 from enginegate.workspace import now
 
 # Triton's Python backend would write bytecode beside the model it loads, and read it back later:
@@ -241,7 +241,7 @@ def _move_model(
         return
     if owner:
         write_file(staged.folder / PART_OF, owner)
-    served = served_form(config, (version,), {version: release.digest})
+    served = config_for_versions(config, (version,), {version: release.digest})
     check_loadable(staged, served)
     write_file(staged.config, config_text(served).encode())
     staged.folder.rename(model.folder)
@@ -270,7 +270,7 @@ def _check_parts_fit(layout: Layout, live: Release, parts: tuple[PartPackage, ..
     for part in parts:
         if part.name not in old:
             continue
-        why_not = cannot_share(part_config(layout, live.version, old[part.name]), part.config)
+        why_not = sharing_obstacle(part_config(layout, live.version, old[part.name]), part.config)
         if why_not:
             raise RepositoryError(
                 f"Part {part.name} of the live release {live.version} cannot be loaded beside the "
