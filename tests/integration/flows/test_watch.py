@@ -35,8 +35,8 @@ from enginegate.repository import (
     open_repository,
 )
 from enginegate.repository.history.journal import Journal
+from enginegate.repository.lock import locked
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
-from enginegate.repository.store.layout import JOURNAL, locked
 from enginegate.shadow import import_sample, latest_sample
 from enginegate.tracking import Tracker
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
@@ -601,8 +601,8 @@ def test_what_a_killed_change_left_is_picked_up(policy, tmp_path, monkeypatch):
     assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
     assert not root.exists()
     root.mkdir()
-    Journal(root / JOURNAL).open("publish", "tiny", 7)
-    monkeypatch.setattr("enginegate.repository.promotion._LOCK_TIMEOUT_S", 0.0)
+    Journal(root).open("publish", "tiny", 7)
+    monkeypatch.setattr("enginegate.repository.lock.LOCK_TIMEOUT_S", 0.0)
     with locked(root, timeout_s=0.0):
         assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
     (said,) = recover_interrupted.fn(rules.live_tables, Workspace.of(rules))
@@ -616,10 +616,10 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
     """Before anything else: here it gets no further."""
     del prefect_server  # it only has to run
 
-    def begun(_rules):
+    def begun(*_tables):
         raise InterruptedError(flow.name)
 
-    monkeypatch.setattr(f"flows.{flow.name}.pick_up", begun)
+    monkeypatch.setattr(f"flows.{flow.name}.recover_interrupted", begun)
     with pytest.raises(InterruptedError, match=flow.name):
         flow(policy)
 
