@@ -33,6 +33,7 @@ from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.repository import Layout
+from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings
 from enginegate.shadow.request_mix import request_mix
@@ -232,7 +233,7 @@ def _live(
         return None
     folder = layout.version_folder(release.version)
     try:
-        layout.check_files(release)
+        ReleaseFiles(layout, release).check()
         if release.parts or (release.gpu and not gpus()):
             raise ServerError("it is an ensemble, or needs a GPU that is not here")
     except EnginegateError as error:
