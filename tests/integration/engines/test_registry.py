@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from validation.outputs import CLASSIFY
 
 from enginegate import engine_kinds
 from enginegate.candidate import Candidate, Unbuilt
@@ -33,6 +32,7 @@ from tasks.build import build
 from tasks.validate import EvaluationSamples, observe, validate
 from tests.fakes import toy_kind
 from tests.integration.engines.conftest import POLICY
+from validation.outputs import CLASSIFY
 
 pytestmark = pytest.mark.xdist_group("engines")
 ROOT = Path(__file__).parents[3]
