@@ -28,15 +28,17 @@ from enginegate.candidate import Engine
 from enginegate.content_store import ContentFolder
 from enginegate.data import Array, Tensors
 from enginegate.engines import build_engine, cuda, open_engine, serving
+from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
 from enginegate.evidence import Finding
 from enginegate.loadgen.traffic import Traffic, Transport
-from enginegate.measurement import ClosedLoad, Load, Measurement
+from enginegate.measurement import ClosedLoad, LatencySample, Load, Measurement
 from enginegate.measuring.advice import largest_stage
-from enginegate.measuring.measure import LatencySample
-from enginegate.measuring.sequential import Sequential
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
-from enginegate.search.search import SearchProgress, SearchResult, search
+from enginegate.policy.building import DimensionRange, Shapes
+from enginegate.records import Record
+from enginegate.search.search import SearchResult, search
+from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import ServingConfig
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, start
@@ -203,7 +205,7 @@ class Lab:
 
     def _default(self, case: Case, bench: DeployedBenchmark, top: float) -> SearchResult:
         def measure(
-            config: ServingConfig, load: Load | ClosedLoad, *, ends: Sequential | None = None
+            config: ServingConfig, load: Load | ClosedLoad, *, ends: SequentialTest | None = None
         ) -> LatencySample:
             plain = config.model_copy(update={"dynamic_batching": False})
             found = bench.measure(plain, load, ends=ends)
@@ -229,12 +231,12 @@ class Lab:
 
 
 def _built(subject: Subject, precision: str, scratch: Path) -> ContentFolder[Engine]:
-    building = Building(
-        shapes=Shapes(batch=DimensionRange(min=1, best=LARGEST, max=LARGEST)),
-        onnxruntime=OnnxRuntime(device="cuda", batch_buckets=_BUCKETS),
-    )
+    tables: dict[str, Record] = {
+        "shapes": Shapes(batch=DimensionRange(min=1, best=LARGEST, max=LARGEST)),
+        "onnxruntime": OnnxRuntimeTable(device="cuda", batch_buckets=_BUCKETS),
+    }
     name = f"onnxruntime-{precision}"
-    plan = planned(subject.onnx, name, subject.data, building=building, calibration=CALIBRATION)
+    plan = planned(subject.onnx, name, subject.data, tables=tables, calibration=CALIBRATION)
     return build_engine(plan, scratch / "engines")
 
 

@@ -29,7 +29,6 @@ sys.path.insert(0, str(ROOT))
 
 from enginegate.candidate import (  # noqa: E402
     Candidate,
-    EngineKind,
     FileDigest,
     OnnxModel,
     Precision,
@@ -38,7 +37,7 @@ from enginegate.candidate import (  # noqa: E402
 from enginegate.data import DataSet  # noqa: E402
 from enginegate.policy.gates import Gates, Metric  # noqa: E402
 from validation.agreement import OutputComparison  # noqa: E402
-from validation.output_spec import OutputSpec  # noqa: E402
+from validation.outputs import OutputSpec  # noqa: E402
 from validation.score import BITS  # noqa: E402
 
 SIZES = (10_000, 100_000, 1_000_000)
@@ -97,8 +96,8 @@ def stream(samples: int) -> dict[str, Any]:
         engine = build_engine(
             plan_engine(
                 source,
-                Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32),
-                policy=read_policy(ROOT / "policies" / "digits.toml"),
+                Candidate(kind="onnxruntime", precision=Precision.FP32),
+                tables=read_policy(ROOT / "policies" / "digits.toml").engine_tables,
                 calibration=None,
             ),
             root / "engines",

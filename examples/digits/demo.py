@@ -25,11 +25,12 @@ from enginegate.errors import ApprovalError, ExitCode, InputError, ServerError
 from enginegate.evidence import Scorecard
 from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
+from enginegate.measuring.p99 import nearest_rank
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard, print_table
 from enginegate.repository import Layout, LiveRepository, record_decision
-from enginegate.repository.history.recorded_decisions import answers_to
-from enginegate.tracking import Ledger
+from enginegate.repository.history.audit import answers_to
+from enginegate.tracking import Tracker
 from enginegate.triton.endpoint import live_server
 from enginegate.triton.server import Server
 from enginegate.workspace import Workspace, now
@@ -97,8 +98,8 @@ class _Demo:
         card = qualify(POLICY, made.uri)
         self.cards.append(card)
         print_scorecard(card, self.out, self._sizes(card))
-        ledger = Ledger(self.workspace.tracking_uri, self.workspace.artifacts)
-        compare = ledger.comparison(card.ledger_run)
+        tracker = Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
+        compare = tracker.comparison(card.mlflow_run)
         self.out.print(f"\nCompare in MLflow: {compare.start_command}")
         self.out.print(f"  then {compare.runs_url}", soft_wrap=True)
         return card
@@ -147,12 +148,12 @@ class _Demo:
             release = rollback(POLICY)
             took_s = time.monotonic() - started
             time.sleep(_SETTLE_S)
-        report = load.report()
+        report, p99_s = load.report(), nearest_rank(load.result.latency_s)
         self.out.print(f"Release {release.version} is live again after {took_s:.1f} s.")
         self.out.print(
             f"Meanwhile {report.sent} requests were sent at {_RATE_PER_S:.0f}/s and "
             f"{report.failed} "
-            f"failed; by release: {report.versions}; p99 {report.p99_ms:.1f} ms."
+            f"failed; by release: {report.versions}; p99 {p99_s * 1e3:.1f} ms."
         )
         if report.failed:
             raise ServerError(f"Requests failed during the swap: {report.errors}.")

@@ -20,10 +20,10 @@ from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen import perf_analyzer
 from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport, run_load
-from enginegate.measurement import ClosedLoad, Driver, Generator, Load
-from enginegate.measuring.measure import Beside, LatencySample, measure, skipped_s
+from enginegate.measurement import ClosedLoad, Driver, Generator, LatencySample, Load
+from enginegate.measuring.measure import RunConditions, measure, warmup_s
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.measuring.resources import watched
-from enginegate.measuring.sequential import Sequential
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
@@ -168,7 +168,7 @@ class DeployedBenchmark:
     driver: Driver = "python"
 
     def measure(
-        self, config: ServingConfig, load: Load | ClosedLoad, *, ends: Sequential | None = None
+        self, config: ServingConfig, load: Load | ClosedLoad, *, ends: SequentialTest | None = None
     ) -> LatencySample:
         """Serve one configuration under one load.
 
@@ -187,7 +187,7 @@ class DeployedBenchmark:
         self,
         config: ServingConfig,
         load: Load | ClosedLoad,
-        ends: Sequential | None,
+        ends: SequentialTest | None,
         liveness: Liveness,
     ) -> LatencySample:
         deployment, name = self.deployment, self.deployment.model.name
@@ -208,11 +208,11 @@ class DeployedBenchmark:
             counted=deployment.client.statistics_since(name, before, answers=answered),
             folder=self.folder,
             slo_p99_ms=self.slo_p99_ms,
-            beside=Beside(usage, self.generator, self.price_per_hour, cold_start_s),
+            conditions=RunConditions(usage, self.generator, self.price_per_hour, cold_start_s),
         )
 
     def _send(
-        self, load: Load | ClosedLoad, ends: Sequential | None, liveness: Liveness
+        self, load: Load | ClosedLoad, ends: SequentialTest | None, liveness: Liveness
     ) -> LoadResult:
         server, sending = self.deployment.server, self.sending
         address = server.http if sending.protocol == "http" else server.grpc
@@ -224,7 +224,7 @@ class DeployedBenchmark:
         if self.driver == "perf_analyzer":
             return perf_analyzer.run(address, self.traffic, load, protocol=sending.protocol)
         early = EarlyEnd(
-            self.slo_p99_ms / 1e3, skipped_s(load), _decided_by(ends, lambda: liveness.gone)
+            self.slo_p99_ms / 1e3, warmup_s(load), _decided_by(ends, lambda: liveness.gone)
         )
         return run_load(
             address,
@@ -235,7 +235,9 @@ class DeployedBenchmark:
         )
 
 
-def _decided_by(test: Sequential | None, gone: Callable[[], bool]) -> Callable[[int, int], bool]:
+def _decided_by(
+    test: SequentialTest | None, gone: Callable[[], bool]
+) -> Callable[[int, int], bool]:
     """Whether a run may end: the test has decided, from enough to give percentiles too.
 
     Or the server has stopped, and nobody will answer.
@@ -244,7 +246,7 @@ def _decided_by(test: Sequential | None, gone: Callable[[], bool]) -> Callable[[
     def decided(requests: int, over: int) -> bool:
         if gone() or test is None:
             return gone()
-        return requests >= _FEWEST and test.look(requests, over) is not Outcome.INCONCLUSIVE
+        return requests >= _FEWEST and test.decide(requests, over) is not Outcome.INCONCLUSIVE
 
     return decided
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from enginegate.errors import ServerError
 from enginegate.loadgen import perf_analyzer
 from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport, run_load
-from enginegate.measurement import ClosedLoad, Driver, Load
-from enginegate.measuring.measure import LatencySample, measure
+from enginegate.measurement import ClosedLoad, Driver, LatencySample, Load
+from enginegate.measuring.measure import measure
 from enginegate.triton.config import Config
 from enginegate.triton.liveness import monitor_liveness
 from enginegate.triton.server import Server, connect

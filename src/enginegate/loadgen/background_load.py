@@ -29,7 +29,6 @@ class TrafficReport:
     Attributes:
         versions: model version -> requests it answered.
         errors: gRPC status -> failures.
-        p99_ms: of all requests; infinite if more than 1 % failed, NaN if none was sent.
         longest_gap_ms: longest time without an answer between the first and the last.
     """
 
@@ -37,7 +36,6 @@ class TrafficReport:
     failed: int
     versions: dict[str, int]
     errors: dict[str, int]
-    p99_ms: float
     longest_gap_ms: float
 
 
@@ -127,14 +125,11 @@ class BackgroundLoad:
         result = self.result
         answered = np.isfinite(result.latency_s)
         answered_s = np.sort((result.due_s + result.latency_s)[answered])
-        ordered_s = np.sort(result.latency_s)
-        sent = len(ordered_s)
         return TrafficReport(
-            sent=sent,
+            sent=len(result.latency_s),
             failed=result.failed,
             versions=dict(Counter(result.versions[answered].tolist())),
             errors=result.errors,
-            p99_ms=float(ordered_s[math.ceil(0.99 * sent) - 1]) * 1e3 if sent else math.nan,
             longest_gap_ms=float(np.diff(answered_s).max()) * 1e3
             if len(answered_s) > 1
             else math.nan,

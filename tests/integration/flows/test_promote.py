@@ -14,21 +14,20 @@ from typer.testing import CliRunner
 
 from enginegate.cli.app import app
 from enginegate.cli.rollback import roll_back
-from enginegate.errors import ApprovalError, LedgerError, RepositoryError, TamperedError
+from enginegate.errors import ApprovalError, RepositoryError, TamperedError, TrackingError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog, Layout, open_repository, verify
-from enginegate.tracking import Ledger, Outbox
+from enginegate.tracking import Tracker, deliver
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchLog
-from enginegate.workspace import now
+from enginegate.workspace import Workspace, now
 from flows.answer import answer_suspended
 from flows.approval import ApprovalForm, _candidate
-from flows.promote import promote
+from flows.promote import _publication, promote
 from flows.qualify import qualify
 from flows.rollback import rollback
 from flows.watch import watch
-from tasks.release import Publication
 from tests.fakes.authentic import decide
 from tests.fakes.deployed import Deployed
 from tests.fakes.evidence import FP32, benchmark, decision, finding, scorecard, verdict
@@ -61,8 +60,8 @@ def serving(policy):
 
 
 def champion(family):
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    return f"models:/tiny/{ledger.alias('tiny', 'champion')}"
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    return f"models:/tiny/{tracker.alias('tiny', 'champion')}"
 
 
 def test_without_a_decision_nothing_goes_live(live, card):
@@ -110,6 +109,11 @@ def test_a_scorecard_made_by_hand_is_not_published(live, card, approved, family)
     assert (last.event, "is not what was filed" in last.why) == ("refused", True)
 
 
+def publication_of(path, card):
+    policy = read_policy(path)
+    return _publication(policy, card, Workspace.of(policy))
+
+
 def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, second_uri, family):
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
@@ -124,10 +128,9 @@ def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, secon
 
     back = rollback(live, reason="complaints")
     assert (back.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
-    assert Publication(read_policy(live), card).repository.pinned == {1}
+    assert publication_of(live, card).repository.pinned == {1}
 
     assert_on_record(live, family)
-    assert list(family.workspace.outbox.glob("*.change")) == []
     with pytest.raises(ApprovalError, match="was rolled back or withdrawn"):
         promote(live, again_of(second, family).digest)
     assert serving(live) == 1
@@ -139,7 +142,7 @@ def again_of(release, family):
 
 def assert_on_record(live, family):
     """Who approved, what went live and why it went back: signed, chained, and in the registry."""
-    repository = open_repository(read_policy(live), family.workspace)
+    repository = open_repository(read_policy(live).live_tables, family.workspace)
     assert not [check for check in verify(repository) if check.problem or check.note]
     log = AuditLog(repository.root)
     assert [(e.event, e.release) for e in log.read()] == [
@@ -150,7 +153,9 @@ def assert_on_record(live, family):
         ("rolled back", 1),
     ]
     assert (log.read()[0].who, log.read()[-1].why) == ("ada", "complaints")
-    tags = Ledger(family.workspace.tracking_uri, family.workspace.artifacts).version_tags("tiny", 1)
+    tags = Tracker(family.workspace.tracking_uri, family.workspace.artifacts).version_tags(
+        "tiny", 1
+    )
     assert (tags["enginegate.approved_by"], tags["enginegate.approved_why"]) == (
         "ada",
         "margins are wide",
@@ -229,8 +234,8 @@ def test_a_new_scorecard_of_the_same_bytes_is_a_new_promise(live, card, approved
     (look,) = watch(live, 0.0).looks
     assert look.scorecard == again.digest
     assert f"scorecard {again.digest[:12]}" in terminal.invoke(app, ["status", str(live)]).output
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    assert again.digest[:12] in ledger.version_tags("tiny", 1)["enginegate.promise"]
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    assert again.digest[:12] in tracker.version_tags("tiny", 1)["enginegate.promise"]
     assert promote(live, again.digest).version == 1
     assert layout.renewed(1) == renewed
     with pytest.raises(ApprovalError, match="replaced by another promise"):
@@ -250,23 +255,16 @@ def test_stale_evidence_is_refused(live, card, approved, family):
     assert serving(live) is None
 
 
-def test_if_the_ledger_fails_the_release_is_taken_back(live, card, approved, monkeypatch, family):
-    """The transaction leaves nothing live that the registry does not call champion.
-
-    Before it was told, a note said that it would have to be: a kill there loses nothing.
-    """
-
-    noted = []
+def test_if_mlflow_fails_the_release_is_taken_back(live, card, approved, monkeypatch):
+    """The transaction leaves nothing live that the registry does not call champion."""
 
     def refuse(*_, **__):
-        noted.extend(family.workspace.outbox.glob("*.change"))
-        raise LedgerError("the registry is down")
+        raise TrackingError("the registry is down")
 
-    monkeypatch.setattr(Ledger, "move_alias", refuse)
-    with pytest.raises(LedgerError, match="the registry is down"):
+    monkeypatch.setattr(Tracker, "move_alias", refuse)
+    with pytest.raises(TrackingError, match="the registry is down"):
         promote(live, approved(card).digest)
 
-    assert len(noted) == 1
     assert serving(live) is None
     assert Layout(read_policy(live).target.repository, "tiny").current() is None
 
@@ -288,13 +286,14 @@ def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, secon
         patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
         roll_back(live, None, "complaints", said)
     assert (serving(live), champion(family)) == (1, second_uri)
-    assert "MLflow could not be told yet" in said.file.getvalue()
+    assert "MLflow does not know yet" in said.file.getvalue()
 
-    assert "Prefect could not be told yet" in said.file.getvalue()
+    assert "Prefect does not know yet" in said.file.getvalue()
 
-    assert len(Outbox(family.workspace).deliver()) == 1
+    root = read_policy(live).target.repository
+    assert len(deliver(family.workspace, root)) == 1
     assert champion(family) == FIRST_URI
-    assert Outbox(family.workspace).waiting() == ()
+    assert deliver(family.workspace, root) == ()
     seen = [
         ("enginegate.release.published", None, 1),
         ("enginegate.release.published", 1, 2),
@@ -419,7 +418,7 @@ def test_what_is_published_is_what_the_approval_names(family):
         verdicts=(verdict(), verdict(finding(Outcome.INCONCLUSIVE), candidate=FP32)),
         benchmarks=(benchmark(), benchmark(candidate=FP32)),
     )
-    publication = Publication(read_policy(family.policy), card)
+    publication = publication_of(family.policy, card)
 
     named = publication.approved_by((decision(card, candidate=FP32),))
 

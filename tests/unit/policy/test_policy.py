@@ -2,13 +2,14 @@
 
 import copy
 import os
+import pickle
 from pathlib import Path
 
 import pytest
 
 from enginegate.candidate import Candidate, Precision
 from enginegate.errors import PolicyError
-from enginegate.policy import read_policy
+from enginegate.policy import gates_for, read_policy
 from enginegate.policy.paths import project_of
 from enginegate.workspace import Workspace
 
@@ -35,6 +36,15 @@ def test_the_example_policy_is_valid():
 
     assert names[:2] == ["onnxruntime-fp32", "onnxruntime-int8"]
     assert len(set(names)) == len(names) == 8
+
+
+def test_a_policy_travels_to_another_process():
+    """Its class is made here, for the engine kinds there are; the other process makes its own."""
+    policy = read_policy(DIGITS)
+
+    travelled = pickle.loads(pickle.dumps(policy))  # noqa: S301 - our own bytes
+
+    assert (travelled, travelled.root) == (policy, policy.root)
 
 
 def test_an_unknown_key_is_refused_with_its_place(edited):
@@ -112,7 +122,7 @@ def test_a_missing_policy_says_so(tmp_path):
 def test_a_precision_overrides_only_what_it_states():
     """The rest comes from [gates.default]."""
     policy = read_policy(DIGITS)
-    default, int8 = policy.gates["default"], policy.gates_for(Precision.INT8)
+    default, int8 = policy.gates["default"], gates_for(policy.gates, Precision.INT8)
 
     assert int8.min_samples == default.min_samples
     assert int8.max_abs_error != default.max_abs_error
