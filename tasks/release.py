@@ -22,9 +22,9 @@ from enginegate.repository import (
     AuditRecord,
     Golden,
     Layout,
-    LiveTarget,
     Package,
-    open_repository,
+    Target,
+    open_target,
     origin,
     record_act,
 )
@@ -62,10 +62,10 @@ class Publication:
     approvals: tuple[Decision, ...] = ()
 
     @property
-    def repository(self) -> LiveTarget:
+    def repository(self) -> Target:
         """Everything the release goes to, with every server that answers."""
         pinned = _pinned(self.rules)
-        return open_repository(
+        return open_target(
             self.rules, Workspace.of(self.rules), way="promote", pinned=pinned, judge=judge_reading
         )
 
@@ -258,7 +258,7 @@ def move_champion(rules: Policy, release: Release) -> None:
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
 def go_back(rules: Policy, to: int | None, reason: str = "") -> Release:
     """Make an earlier release live again."""
-    repository = open_repository(rules, Workspace.of(rules), way="Prefect")
+    repository = open_target(rules, Workspace.of(rules), way="Prefect")
     with Outbox(Workspace.of(rules)).expecting(rules.target.repository, rules.name):
         release = repository.rollback(rules.name, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
@@ -284,7 +284,7 @@ def follow_with_champion(rules: Policy, release: Release) -> None:
 def withdraw_first(rules: Policy, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
     workspace = Workspace.of(rules)
-    repository = open_repository(rules, workspace, way="Prefect")
+    repository = open_target(rules, workspace, way="Prefect")
     with Outbox(workspace).expecting(rules.target.repository, rules.name):
         release = repository.withdraw_first(rules.name, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)

@@ -12,7 +12,7 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Release
 from enginegate.errors import InputError
 from enginegate.policy import read_policy
-from enginegate.repository import open_repository
+from enginegate.repository import open_target
 from enginegate.repository.recovery import Withdrawal
 from enginegate.tracking import Outbox, live_message, withdrawn_message
 from enginegate.workspace import Workspace
@@ -35,7 +35,7 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository, outbox = open_repository(rules, workspace, way="command"), Outbox(workspace)
+    repository, outbox = open_target(rules, workspace, way="command"), Outbox(workspace)
     with outbox.expecting(rules.target.repository, rules.name):
         release = repository.rollback(rules.name, to, reason=reason)
     _say(release, out)
@@ -63,7 +63,7 @@ def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository, outbox = open_repository(rules, workspace, way="command"), Outbox(workspace)
+    repository, outbox = open_target(rules, workspace, way="command"), Outbox(workspace)
     root = rules.target.repository
     with outbox.expecting(root, rules.name):
         release = repository.withdraw_first(rules.name, Withdrawal(who, reason))

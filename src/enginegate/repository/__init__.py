@@ -1,7 +1,7 @@
 """The live Triton repository: stage, publish, verify, history, restore."""
 
 from enginegate.repository.deploy.golden import Golden
-from enginegate.repository.factory import LiveTarget, open_repository, open_storage
+from enginegate.repository.factory import open_primary, open_storage, open_target
 from enginegate.repository.history.audit import (
     AuditLog,
     AuditRecord,
@@ -10,11 +10,11 @@ from enginegate.repository.history.audit import (
     record_decision,
 )
 from enginegate.repository.history.signing import ReleaseSigning
-from enginegate.repository.opening import open_lead
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.object_repository import ObjectRepository
+from enginegate.repository.rollout.target import Target
 from enginegate.repository.store.layout import Current, Layout, models
-from enginegate.repository.store.object_repository import ObjectRepository
 from enginegate.repository.store.staging import Package
 from enginegate.repository.verify import VerifyCheck
 from enginegate.repository.verify_target import verify
@@ -27,15 +27,15 @@ __all__ = [
     "Golden",
     "Layout",
     "LiveRepository",
-    "LiveTarget",
     "ObjectRepository",
     "Package",
     "ReleaseSigning",
+    "Target",
     "VerifyCheck",
     "models",
-    "open_lead",
-    "open_repository",
+    "open_primary",
     "open_storage",
+    "open_target",
     "origin",
     "record_act",
     "record_decision",

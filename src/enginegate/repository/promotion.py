@@ -8,7 +8,7 @@ recovering.
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from enginegate.atomic_io import write_file
@@ -80,6 +80,32 @@ class LiveRepository:
     signing: ReleaseSigning | None = None
     way: str = "Python"
     pinned: frozenset[int] | None = frozenset()
+
+    @property
+    def primary(self) -> "LiveRepository":
+        """This repository: nothing else is changed."""
+        return self
+
+    @property
+    def servers(self) -> tuple[()]:
+        """No server replicates it."""
+        return ()
+
+    @property
+    def storage(self) -> None:
+        """None is before it."""
+
+    def leased(self, _lease: object) -> "LiveRepository":
+        """The same: one server has no canary whose analysis could be cancelled."""
+        return self
+
+    def without_canary(self) -> "LiveRepository":
+        """The same."""
+        return self
+
+    def through(self, channel: str) -> "LiveRepository":
+        """The repository whose changes the audit log says came through another channel."""
+        return replace(self, way=channel)
 
     def publish(
         self,
@@ -164,6 +190,14 @@ class LiveRepository:
                 self._switch(layout, journal, entry, after)
             self._audit.close(journal, entry, done=True, why=reason)
             return layout.release(version)
+
+    def publish_again(self, model: str, version: int, *, reason: str = "") -> Release:
+        """Make a release live whose bytes are here; raises as `rollback`."""
+        return self.rollback(model, version, reason=reason)
+
+    def cancel_rollout(self, _model: str, _may: object = None) -> None:
+        """There is none to cancel; what a killed process left is finished or undone."""
+        self.recover()
 
     def withdraw(self, model: str, version: int) -> str:
         """Take back a release whose promotion failed after it was published.

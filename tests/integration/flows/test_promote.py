@@ -17,7 +17,7 @@ from enginegate.cli.rollback import roll_back
 from enginegate.errors import ApprovalError, LedgerError, RepositoryError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, Layout, open_repository, verify
+from enginegate.repository import AuditLog, Layout, open_target, verify
 from enginegate.tracking import Ledger, Outbox
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchLog
@@ -139,7 +139,7 @@ def again_of(release, family):
 
 def assert_on_record(live, family):
     """Who approved, what went live and why it went back: signed, chained, and in the registry."""
-    repository = open_repository(read_policy(live), family.workspace)
+    repository = open_target(read_policy(live), family.workspace)
     assert not [check for check in verify(repository) if check.problem or check.note]
     log = AuditLog(repository.root)
     assert [(e.event, e.release) for e in log.read()] == [

@@ -167,7 +167,7 @@ _KILLED = """
 import os, pickle, signal, sys
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.store.object_release import ObjectReleases
-from enginegate.repository.store.object_repository import ObjectRepository
+from enginegate.repository.rollout.object_repository import ObjectRepository
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
 
@@ -236,7 +236,7 @@ def test_the_command_shows_and_follows_storage(command, store, placed):
     assert isinstance(command(["pull", "plain.toml"]).exception, PolicyError)
     root, release = placed()
     releases = ObjectReleases(store, "digits")
-    turn = ObjectJournal(store, "digits", 60.0).take("publish", 1)
+    turn = ObjectJournal(store, "digits", 60.0).acquire("publish", 1)
     releases.upload(root, release)
     releases.commit(release, None)
     turn.add("done")
