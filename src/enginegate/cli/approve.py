@@ -25,7 +25,7 @@ from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
-from enginegate.repository.history.recorded_decisions import answers_to
+from enginegate.repository.history.audit import answers_to
 from enginegate.tracking import Outbox, check_authentic, decision_message
 from enginegate.validation_messages import explain_validation
 from enginegate.wording import counted

@@ -20,7 +20,7 @@ from enginegate.repository import (
     AuditLog,
     Layout,
     LiveRepository,
-    ObjectRepository,
+    StoredTarget,
     Target,
     models,
     open_primary,
@@ -28,10 +28,9 @@ from enginegate.repository import (
     open_target,
     verify,
 )
-from enginegate.repository.history.changes import last_change
+from enginegate.repository.history.changes import last_live_event
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
-from enginegate.triton.ports import LOOPBACK, Ports
-from enginegate.triton.server import Server, ServerOptions
+from enginegate.triton.server import LOOPBACK, Ports, Server, ServerOptions
 from enginegate.workspace import Workspace
 
 _LOOK_S = 1.0
@@ -40,7 +39,7 @@ _MISSES = 5
 
 def repository_of(policy: Policy) -> Target:
     """Everything a release of the policy goes to, with every server that answers."""
-    return open_target(policy, Workspace.of(policy), way="command")
+    return open_target(policy.live_tables, Workspace.of(policy), way="command")
 
 
 def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console) -> None:
@@ -83,7 +82,7 @@ def _promise_words(layout: Layout, live: Release) -> str:
 def _nothing_words(layout: Layout) -> str:
     """That nothing is live; where a release was withdrawn, by whom and why."""
     try:
-        last = last_change(AuditLog(layout.root).read(), layout.model)
+        last = last_live_event(AuditLog(layout.root).read(), layout.model)
     except TamperedError:
         last = None  # `verify` and `audit` say what is wrong with the log
     if last is None or last.event != "withdrawn":
@@ -143,7 +142,9 @@ def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> N
     root, member = policy.target.repository, _member_at(policy, ports.grpc)
     with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
         with server.client() as client:
-            repository = replace(open_primary(policy, workspace, way="serve"), client=client)
+            repository = replace(
+                open_primary(policy.live_tables, workspace, way="serve"), client=client
+            )
             _follow(policy, repository, out)
             for sentence in repository.recover():
                 out.print(sentence)
@@ -166,7 +167,7 @@ def _member_at(policy: Policy, port: int) -> str:
 
 def _follow(policy: Policy, repository: LiveRepository, out: Console) -> None:
     """Come to what is live in object storage; if that cannot be, what is here is served."""
-    storage = open_storage(policy, repository)
+    storage = open_storage(policy.live_tables, repository)
     try:
         if storage is not None:
             storage.pull()
@@ -222,7 +223,7 @@ def _further(policy: Policy, live: int | None) -> Iterator[str]:
         yield f"server {server.name}{where}: {state}"
 
 
-def _stored_words(storage: ObjectRepository) -> str:
+def _stored_words(storage: StoredTarget) -> str:
     try:
         pointer = storage.current()
     except EnginegateError as error:

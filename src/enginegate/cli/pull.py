@@ -17,7 +17,7 @@ _out = Console(highlight=False, markup=False, emoji=False)
 def pull(policy: Annotated[Path, typer.Argument(help="the model family's policy")]) -> None:
     """Bring this host to what is live in object storage: fetch, check, load, prove."""
     rules = read_policy(policy)
-    storage = open_target(rules, Workspace.of(rules), way="command").storage
+    storage = open_target(rules.live_tables, Workspace.of(rules), way="command").storage
     if storage is None:
         raise PolicyError(f"{policy} names no target.objects, so there is nothing to pull.")
     release = storage.pull()

@@ -1,6 +1,5 @@
 """The live Triton repository: stage, publish, verify, history, restore."""
 
-from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.factory import open_primary, open_storage, open_target
 from enginegate.repository.history.audit import (
     AuditLog,
@@ -13,11 +12,11 @@ from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.object_repository import ObjectRepository
-from enginegate.repository.rollout.target import Target
+from enginegate.repository.rollout.target import StoredTarget, Target
+from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Current, Layout, models
-from enginegate.repository.store.staging import Package
-from enginegate.repository.verify import VerifyCheck
-from enginegate.repository.verify_target import verify
+from enginegate.repository.store.package import Package
+from enginegate.repository.verify import VerifyCheck, verify
 
 __all__ = [
     "AuditLog",
@@ -30,6 +29,7 @@ __all__ = [
     "ObjectRepository",
     "Package",
     "ReleaseSigning",
+    "StoredTarget",
     "Target",
     "VerifyCheck",
     "models",

@@ -3,9 +3,8 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
-from enginegate.policy.operating import PromotionTarget, Retention, ServerEntry, Signing, Watch
+from enginegate.policy.operating import LiveTables, ServerEntry
 from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge
@@ -22,32 +21,8 @@ from enginegate.workspace import Workspace
 _ANSWER_S = 10.0
 
 
-class TargetTables(Protocol):
-    """The tables of a policy that say where its releases go, and no other; a policy has them."""
-
-    @property
-    def name(self) -> str:
-        """The model's name in the live repository."""
-
-    @property
-    def target(self) -> PromotionTarget:
-        """Its servers and its storage."""
-
-    @property
-    def watch(self) -> Watch:
-        """The limits that a canary has to meet."""
-
-    @property
-    def retention(self) -> Retention:
-        """How many releases are kept."""
-
-    @property
-    def signing(self) -> Signing:
-        """How releases are signed and checked."""
-
-
 def open_target(
-    tables: TargetTables,
+    tables: LiveTables,
     workspace: Workspace,
     *,
     way: str = "Python",
@@ -57,7 +32,7 @@ def open_target(
     """Open whatever publishing and rolling back change, with every server that answers.
 
     Args:
-        tables: whose release.
+        tables: of the policy whose release it is.
         workspace: keys, and checks of a canary.
         way: how it is changed, for the audit log.
         pinned: releases that retention leaves alone; None: it deletes nothing.
@@ -70,13 +45,13 @@ def open_target(
         with ThreadPoolExecutor(len(target.fleet)) as pool:
             servers = tuple(pool.map(partial(_server, primary=primary), target.fleet))
         analysis = CanaryAnalysis(judge, live_addresses(target), workspace) if judge else None
-        canary = Canary(primary, tables.name, tables.watch, analysis=analysis)
+        canary = Canary(primary, tables.model, tables.watch, analysis=analysis)
         local = Fleet(primary, servers, target.canary_s, canary.analyse)
     return open_storage(tables, local) or local
 
 
 def open_primary(
-    tables: TargetTables,
+    tables: LiveTables,
     workspace: Workspace,
     *,
     way: str = "Python",
@@ -94,12 +69,12 @@ def open_primary(
     )
 
 
-def open_storage(tables: TargetTables, local: LocalTarget) -> ObjectRepository | None:
+def open_storage(tables: LiveTables, local: LocalTarget) -> ObjectRepository | None:
     """Open the object storage that ``local`` replicates; None where the tables name none."""
     if tables.target.objects is None:
         return None
     store, lease_s = ObjectStore(tables.target.objects), LEASE_S + tables.target.canary_s
-    return ObjectRepository(store, tables.name, local, tables.retention.releases, lease_s)
+    return ObjectRepository(store, tables.model, local, tables.retention.releases, lease_s)
 
 
 def _server(entry: ServerEntry, primary: LiveRepository) -> FleetServer:

@@ -2,7 +2,7 @@
 
 Triton's counters give means, never percentiles, and miss some failures (a full queue, a version
 that is gone), so a few requests are sent as users send them and timed at the client. Not in scope:
-what the numbers mean (validation/watch.py).
+what the numbers mean (validation/live.py).
 """
 
 import time
@@ -140,7 +140,7 @@ def take_reading(
         before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
         probe = prober.send(addresses.grpc, model, look_s)
         prober.wait(started + look_s)
-        counted = client.counted(
+        counted = client.statistics_since(
             model, before, answers=probe.answered_by(version), version=str(version)
         )
     late = _Scrape.of(addresses)

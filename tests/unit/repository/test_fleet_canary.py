@@ -29,7 +29,7 @@ from enginegate.watch.log import WatchLog
 from enginegate.watch.probe import LiveReading, ProbeResult
 from enginegate.workspace import Workspace
 from tests.fakes.lab import POLICY
-from validation.watch import judge_reading
+from validation.live import judge_reading
 
 RULES = Watch(max_error_share=0.01, min_requests=100)
 
@@ -250,7 +250,7 @@ def test_the_policy_says_where_a_release_goes(tmp_path, target, kind, local):
         {**POLICY, "target": {"repository": str(tmp_path / "live"), **target}}, "test"
     )
 
-    opened = open_target(rules, Workspace(tmp_path / "workspace"))
+    opened = open_target(rules.live_tables, Workspace(tmp_path / "workspace"))
 
     assert isinstance(opened, kind)
     assert local is None or isinstance(opened.local, local)

@@ -13,17 +13,16 @@ from enginegate.decision import ComposingModel, Release
 from enginegate.errors import EnginegateError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.records import sha256_bytes
-from enginegate.repository.deploy.desired_config import ENSEMBLE_FILE
-from enginegate.repository.deploy.golden import Golden
-from enginegate.repository.ensemble.composing_models import PartPackage, part_config
+from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Layout
-from enginegate.repository.store.staging import Package
+from enginegate.repository.store.package import Package, PartPackage
+from enginegate.repository.store.published_config import ENSEMBLE_FILE, part_config
 from enginegate.triton.config import Config, config_text, model_config, read_config
 from enginegate.triton.ensemble_config import (
     Wiring,
+    composing_config,
+    composing_obstacle,
     ensemble_config,
-    part_form,
-    unfit_for_a_part,
 )
 
 ENGINE = "engine"
@@ -148,7 +147,7 @@ def _read(model: str, step: EnsembleStep) -> PartPackage:
         inputs = config.inputs
     except (EnginegateError, OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not a Triton configuration of a part: {error}") from error
-    unfit = unfit_for_a_part(config)
+    unfit = composing_obstacle(config)
     if unfit or not inputs or not config.outputs:
         raise ModelError(
             f"{path} {unfit or 'lists no inputs or no outputs'}, so it cannot be a step of an "
@@ -160,7 +159,7 @@ def _read(model: str, step: EnsembleStep) -> PartPackage:
         raise ModelError(f"{step.folder} has no {opened}: Triton's load of it would never end.")
     return PartPackage(
         name=part_name(model, step.name),
-        config=part_form(config, part_name(model, step.name)),
+        config=composing_config(config, part_name(model, step.name)),
         files=files,
     )
 

@@ -1,6 +1,6 @@
 """The analysis of a canary: the first server of a fleet, before the others are changed.
 
-With a judge (validation/watch.py) the canary has to pass the checks by which every live release is
+With a judge (validation/live.py) the canary has to pass the checks by which every live release is
 watched. A library caller without one gets less: the share of requests that failed. In both cases
 the canary must prove at the end once more what it serves.
 """
@@ -18,8 +18,8 @@ from enginegate.decision import Release
 from enginegate.errors import RepositoryError, ServerError
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy.operating import Watch
-from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Layout
 from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.types import Statistics

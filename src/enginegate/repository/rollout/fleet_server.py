@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError
-from enginegate.repository.deploy.deployment import Deployment
+from enginegate.repository.lock import locked
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, Withdrawal
-from enginegate.repository.store.imported_release import ImportedRelease
-from enginegate.repository.store.layout import Current, Layout, locked, models
+from enginegate.repository.store.layout import Current, Layout, models
+from enginegate.repository.store.package import ImportedRelease
 
 _LOCK_TIMEOUT_S = 30.0
 
@@ -123,20 +123,15 @@ class FleetServer:
             RepositoryError: one does, after the time that a load may take.
             ServerError: the server does not answer.
         """
-        self._deployment(Layout(self.repository.root, model)).prove_gone()
+        self.repository.deployment(Layout(self.repository.root, model)).prove_gone()
 
     def _change_server(self, layout: Layout, before: Current | None) -> None:
-        live = self._deployment(layout)
+        live = self.repository.deployment(layout)
         with locked(layout.root, timeout_s=_LOCK_TIMEOUT_S):
             if before is not None:
                 live.restore(before)
             else:
                 live.take_away()
-
-    def _deployment(self, layout: Layout) -> Deployment:
-        if self.repository.client is None:
-            raise RepositoryError(f"Server {self.name!r} does not answer.")
-        return Deployment(self.repository.client, layout, self.repository.load_timeout_s)
 
     def _live(self, model: str) -> int | None:
         current = Layout(self.repository.root, model).current()

@@ -15,7 +15,6 @@ from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
 from enginegate.machine import user_at_host
 from enginegate.repository.history.journal import Kind
-from enginegate.repository.history.live_record import LiveRecord
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import Withdrawal
 from enginegate.repository.rollout.cancel_request import CancelRequest
@@ -24,10 +23,11 @@ from enginegate.repository.rollout.replica_sync import ReplicaSync, record_rollb
 from enginegate.repository.rollout.rollout_state import RolloutProgress
 from enginegate.repository.rollout.target import LocalTarget
 from enginegate.repository.store.layout import Layout
+from enginegate.repository.store.live_record import LiveRecord
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import Lease, ObjectJournal, was_undone
 from enginegate.repository.store.object_release import ObjectReleases, Pointer
-from enginegate.repository.store.staging import Package
+from enginegate.repository.store.package import Package
 from enginegate.triton.client import TritonClient
 
 LEASE_S = 3600.0

@@ -14,13 +14,14 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
 from enginegate.machine import user_at_host
 from enginegate.repository.history.audit import FOLLOWING, AuditLog, AuditRecord, origin
+from enginegate.repository.lock import locked
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import Withdrawal
 from enginegate.repository.rollout.target import LocalTarget
-from enginegate.repository.store.imported_release import check_same
-from enginegate.repository.store.layout import Current, Layout, locked
+from enginegate.repository.store.layout import Current, Layout
 from enginegate.repository.store.object_journal import ObjectJournal, is_from_here, was_undone
 from enginegate.repository.store.object_release import ObjectReleases, Pointer
+from enginegate.repository.store.release_files import check_same
 
 _LOCK = ".enginegate-pull.lock"
 _LOCK_TIMEOUT_S = 30.0

@@ -2,20 +2,18 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from enginegate.decision import Release, RenewedPromise
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, Withdrawal
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutProgress
-from enginegate.repository.store.imported_release import ImportedRelease
-from enginegate.repository.store.object_journal import Lease
-from enginegate.repository.store.staging import Package
+from enginegate.repository.store.object_client import ObjectStore
+from enginegate.repository.store.object_journal import Lease, ObjectJournal
+from enginegate.repository.store.object_release import ObjectReleases, Pointer
+from enginegate.repository.store.package import ImportedRelease, Package
 from enginegate.triton.client import TritonClient
-
-if TYPE_CHECKING:
-    from enginegate.repository.rollout.object_repository import ObjectRepository
 
 
 class Target(Protocol):
@@ -38,7 +36,7 @@ class Target(Protocol):
         """The servers that replicate the primary."""
 
     @property
-    def storage(self) -> "ObjectRepository | None":
+    def storage(self) -> "StoredTarget | None":
         """The object storage that this host replicates."""
 
     def publish(self, package: Package, *, expected: int | None) -> Release:
@@ -82,6 +80,32 @@ class Target(Protocol):
 
     def bring_up(self, model: str) -> Release:
         """Load what is live on servers that have just started, and prove it."""
+
+
+class StoredTarget(Target, Protocol):
+    """Object storage, and this host's servers that replicate it."""
+
+    @property
+    def model(self) -> str:
+        """The one model whose releases are there."""
+
+    @property
+    def store(self) -> ObjectStore:
+        """Where they are."""
+
+    @property
+    def releases(self) -> ObjectReleases:
+        """The releases in storage."""
+
+    @property
+    def journal(self) -> ObjectJournal:
+        """Who is changing them, and every step taken."""
+
+    def current(self) -> Pointer | None:
+        """What is live in storage; None before the first release."""
+
+    def pull(self) -> Release | None:
+        """Bring this host to what is live in storage; None where nothing is."""
 
 
 class LocalTarget(Target, Protocol):

@@ -1,0 +1,158 @@
+"""The live pointer: from one live state to the next, and the one function that writes it.
+
+Every rule of a change is here, without side effects but `commit`.
+"""
+
+from enginegate.atomic_io import sync_folder, write_file
+from enginegate.decision import Release, RenewedPromise
+from enginegate.errors import RepositoryError
+from enginegate.repository.store.layout import Current, Layout
+from enginegate.workspace import now
+
+
+def commit(layout: Layout, after: Current | None) -> None:
+    """Make ``after`` live, in one rename; None: nothing. Nobody else writes the live pointer.
+
+    Whoever calls holds the repository's lock, and has proved what serves.
+    """
+    if after is None:
+        layout.current_file.unlink(missing_ok=True)
+        sync_folder(layout.root)
+    else:
+        write_file(layout.current_file, after.pretty_json())
+
+
+def check_expected(layout: Layout, before: Current | None, expected: int | None) -> None:
+    """Refuse evidence that was made against another live release (compare-and-swap).
+
+    Raises:
+        RepositoryError: the live release is not ``expected``.
+    """
+    live = before.version if before else None
+    if live != expected:
+        raise RepositoryError(
+            f"Release {live or 'none'} of {layout.model} is live, but this promotion was prepared "
+            f"while {expected or 'none'} was. Somebody else promoted or rolled back: look at "
+            "`enginegate status`, then promote again."
+        )
+
+
+def check_still_live(layout: Layout, before: Current | None, expected: int | None) -> None:
+    """Refuse to leave another release than the one that was judged; None: whichever is live.
+
+    Raises:
+        RepositoryError: the live release is not ``expected``.
+    """
+    live = before.version if before else None
+    if expected is not None and live != expected:
+        raise RepositoryError(
+            f"Release {live or 'none'} of {layout.model} is live, not {expected}, which was to be "
+            "left. Somebody else promoted or rolled back meanwhile, so nothing was changed: look "
+            "at `enginegate status`."
+        )
+
+
+def after_publish(before: Current | None, version: int, *, stays: bool = True) -> Current:
+    """The new version is live; the one it replaces stays loaded, ready to come back.
+
+    A copy of an older release comes back under its own number: then only that one serves. So it
+    does where the old one cannot stay beside it (``stays``).
+    """
+    if before is not None and version < before.version:
+        return after_rollback(before, version)
+    promises = before.promises if before else {}
+    standby = before.version if before and stays else None
+    known = (standby, version) if standby else (version,)
+    return Current(
+        version=version, standby=standby, known=known, changed_at=now(), promises=promises
+    )
+
+
+def after_rollback(before: Current, version: int) -> Current:
+    """Only the target serves: Triton would send traffic to a higher version that stayed loaded."""
+    known = tuple(sorted({*before.known, before.version, version}))
+    return Current(version=version, known=known, changed_at=now(), promises=before.promises)
+
+
+def after_promise(layout: Layout, renewed: RenewedPromise) -> Current:
+    """The same release is live, held to another promise.
+
+    Raises:
+        RepositoryError: nothing is live.
+    """
+    current = layout.current()
+    if current is None:
+        raise RepositoryError(f"Nothing of {layout.model} is live in {layout.root}.")
+    promises = {**current.promises, renewed.version: renewed.digest}
+    return current.model_copy(update={"promises": promises})
+
+
+def rollback_target(
+    layout: Layout, before: Current | None, to: int | None, *, lost: bool = False
+) -> int:
+    """The version to go back to: ``to``, else the one that the live release replaced.
+
+    Args:
+        layout: of the model.
+        before: what is live; of a lost commit point, what it was.
+        to: what somebody asks for.
+        lost: the commit point is lost, so the release that was live may be asked for.
+
+    Raises:
+        RepositoryError: nothing is live, there is no such release, it is live already, or its bytes
+            were removed.
+    """
+    if before is None:
+        raise RepositoryError(f"{layout.root} has no live release of {layout.model} to leave.")
+    target = layout.release(before.version).previous_version if to is None else to
+    if target is None:
+        raise RepositoryError(
+            f"Release {before.version} of {layout.model} is the first one; nothing is before it. "
+            "To leave nothing live: enginegate withdraw POLICY --reason WHY"
+        )
+    if target == before.version and not lost:
+        raise RepositoryError(f"Release {target} of {layout.model} is live already.")
+    layout.release(target)
+    if not layout.version_folder(target).is_dir():
+        raise RepositoryError(
+            f"The bytes of release {target} of {layout.model} were removed by retention. "
+            "Promote its scorecard again to publish them under a new number."
+        )
+    return target
+
+
+def live_release(layout: Layout) -> Release:
+    """The release that is live.
+
+    Raises:
+        RepositoryError: nothing is.
+    """
+    current = layout.current()
+    if current is None:
+        raise RepositoryError(f"Nothing of {layout.model} is live in {layout.root}.")
+    return layout.release(current.version)
+
+
+def check_withdrawable(layout: Layout, release: Release) -> None:
+    """Refuse to withdraw a live release that replaced another one, which can come back.
+
+    Raises:
+        RepositoryError: there is a release to go back to.
+    """
+    before = release.previous_version
+    if before is not None and layout.version_folder(before).is_dir():
+        raise RepositoryError(not_first(release))
+
+
+def not_first(release: Release) -> str:
+    """Why a release is not withdrawn, and what to do instead."""
+    return (
+        f"Release {release.version} of {release.model} is not the first one: it replaced release "
+        f"{release.previous_version}. Go back with `enginegate rollback POLICY`; a withdrawal "
+        "leaves nothing live."
+    )
+
+
+def live_words(current: Current | None) -> str:
+    """What is live, for people."""
+    return f"Release {current.version} is live" if current else "Nothing is live"

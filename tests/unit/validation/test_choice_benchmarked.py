@@ -1,0 +1,59 @@
+"""Which candidates need no benchmark."""
+
+import pytest
+
+from enginegate.evidence import Outcome
+from tests.fakes.evidence import FP32, INT8, finding, verdict
+from validation.choice import not_benchmarked
+
+
+def skipped(fp32, int8, *, also_inconclusive=False, baselines=False, **changes):
+    judged = [
+        verdict(finding(outcome=fp32), candidate=FP32),
+        verdict(finding(outcome=int8, **changes), candidate=INT8),
+    ]
+    found = not_benchmarked(judged, also_inconclusive=also_inconclusive, baselines=baselines)
+    return {candidate.name: why for candidate, why in found.items()}
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.ERRORED])
+def test_a_candidate_that_cannot_win_is_not_measured(outcome):
+    """The reason names the outcome and the gate."""
+    found = skipped(Outcome.PASSED, outcome, gate="accuracy_loss")
+
+    assert found == {"onnxruntime-int8": f"verdict {outcome.word} (accuracy_loss)"}
+
+
+def test_whoever_may_win_is_measured():
+    """Passed, or inconclusive where a person may accept that; never one that failed."""
+    assert skipped(Outcome.PASSED, Outcome.PASSED) == {}
+    assert skipped(Outcome.PASSED, Outcome.INCONCLUSIVE, also_inconclusive=True) == {}
+    assert skipped(Outcome.PASSED, Outcome.FAILED, also_inconclusive=True)
+
+
+def test_the_baseline_is_measured_whatever_its_verdict():
+    """Speedup is over FP32's throughput; without anybody to compare there is no need for it."""
+    assert skipped(Outcome.FAILED, Outcome.PASSED, baselines=True) == {}
+    assert set(skipped(Outcome.FAILED, Outcome.PASSED)) == {"onnxruntime-fp32"}
+    both = skipped(Outcome.FAILED, Outcome.FAILED, baselines=True)
+    assert set(both) == {"onnxruntime-fp32", "onnxruntime-int8"}
+
+
+def test_what_cannot_run_here_is_told_by_its_verdict():
+    """It was not left out for what it is: nothing could have measured it."""
+    missing = finding(Outcome.INCONCLUSIVE, gate="runnable").model_copy(update={"scope": "engine"})
+    broken = finding(Outcome.FAILED, gate="build")
+    unrunnable = verdict(missing)
+    unbuilt = verdict(broken).model_copy(update={"engine_sha256": None})
+
+    assert not not_benchmarked([unrunnable, unbuilt], also_inconclusive=False, baselines=False)
+
+
+def test_what_cannot_run_here_needs_no_baseline():
+    """Nobody is compared with FP32 then, so its minutes would be for nothing."""
+    missing = finding(Outcome.INCONCLUSIVE, gate="runnable").model_copy(update={"scope": "engine"})
+    fp32 = verdict(finding(Outcome.INCONCLUSIVE, gate="accuracy_loss"), candidate=FP32)
+
+    found = not_benchmarked([fp32, verdict(missing)], also_inconclusive=False, baselines=True)
+
+    assert found == {FP32: "verdict inconclusive (accuracy_loss)"}
