@@ -242,7 +242,7 @@ def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
     def refuse(*_, **__):
         raise RepositoryError("its disk is full")
 
-    monkeypatch.setattr(FleetServer, "return_to", refuse)
+    monkeypatch.setattr(FleetServer, "roll_back", refuse)
     with pytest.raises(PublishError, match=r"(?s)not withdrawn.*own: its disk is full"):
         fleet.withdraw_first("digits", ADA)
 
