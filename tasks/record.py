@@ -32,7 +32,7 @@ from enginegate.report import (
 )
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import ContentFolder
-from enginegate.tracking import CandidateArtifacts, Ledger
+from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered
 from validation.choice import choose
 from validation.speedup import with_speed
@@ -119,7 +119,7 @@ def record(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     artifacts = {
         attempt.value.candidate: replace(
             _artifacts(card, attempt, results),
@@ -128,13 +128,13 @@ def record(
         for attempt, results in zip(found.attempts, found.results, strict=True)
         if not isinstance(attempt, Unbuilt)
     }
-    run = ledger.record(
+    run = tracker.record(
         card,
         artifacts,
         report=scorecard_markdown(card, sizes_of(found.attempts)),
         files=_files(slo, card),
     )
-    filed = card.model_copy(update={"ledger_run": run})
+    filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)
     unsigned = ReleaseSigning.of(signing, workspace).sign_record(filed, path)
     if unsigned:

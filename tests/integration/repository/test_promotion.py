@@ -258,7 +258,7 @@ def test_an_old_withdrawal_cannot_take_a_newer_release(repository, package, ask)
     """A withdrawal that was cut short is void once another release is live."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
-    journal = Journal(repository.root / ".enginegate-journal.jsonl")
+    journal = Journal(repository.root)
     journal.open("withdraw", "digits", 1)
 
     repository.recover()
