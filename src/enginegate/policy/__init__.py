@@ -12,6 +12,7 @@ from typing import Any, Literal, Self
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
 from enginegate.errors import PolicyError
+from enginegate.messages import explain_validation
 from enginegate.policy.benchmarking import (
     Benchmarked,
     BenchmarkTables,
@@ -63,7 +64,6 @@ from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Data, Shadow, TrafficTables
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
-from enginegate.validation_messages import explain_validation
 
 __all__ = [
     "Approval",

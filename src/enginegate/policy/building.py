@@ -7,8 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from enginegate.candidate import Candidate, EngineKind, Precision
+from enginegate.messages import matching
 from enginegate.records import Record
-from enginegate.validation_messages import matching
 
 Device = Literal["cpu", "cuda"]
 

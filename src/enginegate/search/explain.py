@@ -7,10 +7,10 @@ import numpy as np
 
 from enginegate.evidence import Point
 from enginegate.measuring.p99 import pooled_p99
+from enginegate.messages import per_second
 from enginegate.search.confirmed_point import ConfirmedPoint
 from enginegate.search.trial_history import OperatingPoint, PointStatus, TrialHistory
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second
 
 _MOST_TOLD = 6
 _AXES: dict[str, Callable[[ServingConfig], object]] = {

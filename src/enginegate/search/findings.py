@@ -7,11 +7,11 @@ from enginegate.evidence import Finding, Outcome
 from enginegate.measurement import TIMERS_MS, LatencySample, Percentile
 from enginegate.measuring.advice import largest_stage
 from enginegate.measuring.p99 import P99, SloDecision, decide, decide_on_server
+from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.confirmed_point import ConfirmedPoint
 from enginegate.search.service_time import ServiceTimeEstimate
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second, short_number
 
 SCOPE = "benchmark"
 _ROUNDING = 1.0 + 1e-6

@@ -5,9 +5,9 @@ from statistics import median
 from typing import Literal
 
 from enginegate.evidence import Finding, Outcome, Rival
+from enginegate.messages import per_second, short_number
 from enginegate.search.confirmed_point import ConfirmedPoint, Overload
 from enginegate.search.findings import SCOPE
-from enginegate.wording import per_second, short_number
 
 _LEAST_KEPT = 0.9
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enginegate.evidence import Outcome, Rival
 from enginegate.measurement import LatencySample, Load
 from enginegate.measuring.p99 import SequentialTest, decide_pooled
+from enginegate.messages import per_second
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import SearchResult
 from enginegate.search.trial_history import TrialHistory
@@ -18,7 +19,6 @@ from enginegate.search.trial_runner import (
     quiet,
 )
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second
 
 _SPARE = 1.2
 _MARGIN = 0.02
