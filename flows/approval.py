@@ -30,7 +30,7 @@ from enginegate.evidence import Scorecard
 from enginegate.policy import Policy
 from enginegate.report import approval_markdown
 from enginegate.repository import ReleaseSigning, record_decision
-from enginegate.repository.history.recorded_decisions import Answers, answers_to
+from enginegate.repository.history.audit import Answers, answers_to
 from enginegate.tracking import Ledger
 from enginegate.workspace import Workspace, now
 

@@ -35,6 +35,7 @@ from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.repository import Layout
+from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings
 from enginegate.shadow.request_mix import request_mix
@@ -233,7 +234,7 @@ def _live(
         return None
     folder = layout.version_folder(release.version)
     try:
-        layout.check_files(release)
+        ReleaseFiles(layout, release).check()
         if release.parts or (release.gpu and not gpus()):
             raise ServerError("it is an ensemble, or needs a GPU that is not here")
     except EnginegateError as error:
@@ -282,7 +283,7 @@ def progress_words(at: SearchProgress) -> str:
         f"{per_second(measured.rate_per_s)}, {measured.config}: p99 "
         f"{f'{short_number(p99.value_ms)} ms' if p99 else 'unknown'}"
     )
-    if at.before:
+    if at.cached:
         return f"measured before: {shown}"
     invalid = f", not valid: {measured.invalid[0]}" if measured.invalid else ""
     left = f"; about {at.left} more, {at.left_s:.0f} s" if at.left else ""

@@ -29,8 +29,8 @@ from enginegate.repository import (
     origin,
     record_act,
 )
-from enginegate.repository.deploy.record_golden import rehearsed
 from enginegate.repository.ensemble.composition import Composed, as_ensemble, composes
+from enginegate.repository.ensemble.record_golden import rehearsed
 from enginegate.repository.recovery import Withdrawal
 from enginegate.serving import ServingOptions
 from enginegate.tracking import Ledger, Outbox, engine_of, live_message, withdrawn_message

@@ -29,7 +29,7 @@ from enginegate.measuring.p99 import nearest_rank
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard, print_table
 from enginegate.repository import Layout, LiveRepository, record_decision
-from enginegate.repository.history.recorded_decisions import answers_to
+from enginegate.repository.history.audit import answers_to
 from enginegate.tracking import Ledger
 from enginegate.triton.endpoint import live_server
 from enginegate.triton.server import Server

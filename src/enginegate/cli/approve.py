@@ -26,7 +26,7 @@ from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import counted, explain_validation
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
-from enginegate.repository.history.recorded_decisions import answers_to
+from enginegate.repository.history.audit import answers_to
 from enginegate.tracking import Outbox, check_authentic, decision_message
 from enginegate.workspace import Workspace, now
 

@@ -17,7 +17,7 @@ from enginegate.errors import EnginegateError
 from enginegate.records import Record
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history.broken_promises import ShownState
-from enginegate.repository.history.changes import last_change
+from enginegate.repository.history.changes import last_live_event
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.tracking.live_checks import state_tags
 
@@ -149,7 +149,7 @@ def withdrawn_message(model_uri: str, root: Path, model: str) -> Message | None:
 
     None: it is not registered, or the last change that the log knows of is no withdrawal.
     """
-    last = last_change(AuditLog(root).read(), model)
+    last = last_live_event(AuditLog(root).read(), model)
     if not model_uri.startswith("models:/") or last is None or last.event != "withdrawn":
         return None
     name, version = model_uri.removeprefix("models:/").split("/")

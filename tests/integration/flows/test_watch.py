@@ -35,8 +35,8 @@ from enginegate.repository import (
     open_repository,
 )
 from enginegate.repository.history.journal import Journal
+from enginegate.repository.lock import locked
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
-from enginegate.repository.store.layout import JOURNAL, locked
 from enginegate.shadow import import_sample, latest_sample
 from enginegate.tracking import Ledger
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
@@ -601,8 +601,8 @@ def test_what_a_killed_change_left_is_picked_up(policy, tmp_path, monkeypatch):
     assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
     assert not root.exists()
     root.mkdir()
-    Journal(root / JOURNAL).open("publish", "tiny", 7)
-    monkeypatch.setattr("enginegate.repository.promotion._LOCK_TIMEOUT_S", 0.0)
+    Journal(root).open("publish", "tiny", 7)
+    monkeypatch.setattr("enginegate.repository.lock.LOCK_TIMEOUT_S", 0.0)
     with locked(root, timeout_s=0.0):
         assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
     (said,) = recover_interrupted.fn(rules.live_tables, Workspace.of(rules))

@@ -180,7 +180,7 @@ def test_a_killed_follower_tells_nothing_of_its_own(alone, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(AuditLog, "note", die)
-        patch.setattr(OperationRecovery, "undo", lambda *_, **__: "")
+        patch.setattr(OperationRecovery, "end", lambda *_, **__: "")
         with pytest.raises(_KilledError):
             alone.pull()
 

@@ -23,7 +23,7 @@ from enginegate.evidence import Outcome
 from enginegate.measurement import Load, Measurement
 from enginegate.policy import parse_policy, read_policy
 from enginegate.records import sha256_file
-from enginegate.repository.deploy.desired_config import config_of
+from enginegate.repository.store.published_config import engine_config
 from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
@@ -267,7 +267,7 @@ def test_benchmark_release_and_mlflow_tell_triton_the_same(rules, attempt, backe
     )
 
     assert read_config(filed, "filed") == deployed
-    assert comparable(config_of(made)) == comparable(deployed)
+    assert comparable(engine_config(made)) == comparable(deployed)
     assert deployed.backend == backend
 
 
@@ -325,6 +325,6 @@ def test_what_was_measured_before_is_not_shown_as_tried(before, said):
         stages=None,
         latencies_sha256=sha("f"),
     )
-    at = SearchProgress("search", 1, 7.0, 120.0, measurement, before=before)
+    at = SearchProgress("search", 1, 7.0, 120.0, measurement, cached=before)
 
     assert tried.progress_words(at) == said

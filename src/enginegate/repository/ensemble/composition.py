@@ -13,11 +13,10 @@ from enginegate.decision import ComposingModel, Release
 from enginegate.errors import EnginegateError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.records import sha256_bytes
-from enginegate.repository.deploy.desired_config import ENSEMBLE_FILE
-from enginegate.repository.deploy.golden import Golden
-from enginegate.repository.ensemble.composing_models import PartPackage, part_config
+from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Layout
-from enginegate.repository.store.staging import Package
+from enginegate.repository.store.package import Package, PartPackage
+from enginegate.repository.store.published_config import ENSEMBLE_FILE, part_config
 from enginegate.triton.config import Config, config_text, model_config, read_config
 from enginegate.triton.ensemble_config import (
     Wiring,

@@ -69,7 +69,7 @@ def live_changes(events: Iterable[Event]) -> tuple[LiveChange, ...]:
     return tuple(found)
 
 
-def last_change(events: Iterable[Event], model: str) -> Event | None:
+def last_live_event(events: Iterable[Event], model: str) -> Event | None:
     """The last event after which something else of a model was live; None: there is none."""
     own = [change.event for change in live_changes(events) if change.event.model == model]
     return own[-1] if own else None
