@@ -15,6 +15,7 @@ from enginegate.atomic_io import write_file
 from enginegate.benchmark.config_comments import measured_config
 from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.data import DataSet, read_data
+from enginegate.engine_kinds import engine_kinds
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
@@ -38,7 +39,7 @@ from validation.choice import choose
 from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")
-_PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "torch")
+_PACKAGES = ("enginegate", "numpy", "onnx", "torch")  # and those of the engine kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +228,8 @@ def _environment() -> dict[str, str]:
     found = {"python": platform.python_version(), "processor": processor()}
     if gpus():
         found["gpu"] = gpus()
-    for name in _PACKAGES:
+    kinds = [name for kind in engine_kinds().values() for name in kind.packages]
+    for name in (*_PACKAGES, *kinds):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

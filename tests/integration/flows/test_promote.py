@@ -192,7 +192,7 @@ def test_a_scorecard_made_under_other_rules_is_refused(live, card, approved, fam
         text = live.read_text().replace(*edit, 1)
         other = tmp_path / f"other-{number}.toml"
         other.write_text(text)
-        with pytest.raises(ApprovalError, match="made under other rules"):
+        with pytest.raises(ApprovalError, match="made under another policy"):
             promote(other, approved(card).digest)
 
     assert serving(live) is None

@@ -618,7 +618,7 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
     """Before anything else: here it gets no further."""
     del prefect_server  # it only has to run
 
-    def begun(*_tables):
+    def begun(*_):
         raise InterruptedError(flow.name)
 
     monkeypatch.setattr(f"flows.{flow.name}.recover_interrupted", begun)
