@@ -22,9 +22,9 @@ from pydantic import (
 )
 
 from enginegate.candidate import Sha256
+from enginegate.messages import per_second
 from enginegate.records import Record
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second
 
 WireProtocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system", "cuda"]
