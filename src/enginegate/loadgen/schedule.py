@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from enginegate.errors import InputError
 from enginegate.measurement import Arrivals, Load
+from enginegate.messages import explain_validation
 from enginegate.records import Record
-from enginegate.validation_messages import explain_validation
 
 Times = Iterator[float]
 
