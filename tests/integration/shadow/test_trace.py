@@ -236,11 +236,11 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from enginegate.triton.server import connect
-from enginegate.shadow.record import TraceLimits, recorded
+from enginegate.shadow.record import TraceLimits, record_traces
 
 server = connect(sys.argv[1])
 limits = TraceLimits(one_in=1, max_requests=1000, max_bytes=1 << 30)
-with recorded(server, "scale", limits, notes=Path(sys.argv[2])), server.client() as client:
+with record_traces(server, "scale", limits, notes=Path(sys.argv[2])), server.client() as client:
     for _ in range(40):
         client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
     os.kill(os.getpid(), signal.SIGKILL)
