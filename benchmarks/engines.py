@@ -28,14 +28,14 @@ import onnxruntime
 import torch
 from networks import Encoder, exported, minilm, planned, samples, tokens, vocabulary
 
-from enginegate.building import Building, OnnxRuntime, Range, Shapes
 from enginegate.candidate import Engine, OnnxModel
+from enginegate.content_store import ContentFolder
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.engines import availability, build_engine, open_engine, open_reference
 from enginegate.engines.protocol import Runner
 from enginegate.errors import BuildError
-from enginegate.kept import Kept
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
+from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
 from enginegate.precision import EMULATED, emulated
 
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ _CLAIM = 2.0
 _ROUNDS, _ROUND_S, _SETTLE_RUNS = 9, 0.15, 5
 _TOKENS, _JUDGED = 64, 32
 _BUILDING = Building(
-    shapes=Shapes(batch=Range(min=1, best=max(BATCHES), max=max(BATCHES))),
+    shapes=Shapes(batch=DimensionRange(min=1, best=max(BATCHES), max=max(BATCHES))),
     onnxruntime=OnnxRuntime(device="cpu"),
 )
 
@@ -80,10 +80,10 @@ class Subject:
     """A network as ONNX, what calibrates it, and what it is judged on."""
 
     name: str
-    onnx: Kept[OnnxModel]
+    onnx: ContentFolder[OnnxModel]
     calibration: DataSet
     judged: Tensors
-    rules: Calibration
+    rules: CalibrationTable
 
 
 def main() -> int:
@@ -122,7 +122,7 @@ def digits(scratch: Path) -> Subject:
     example = {name: array[:2] for name, array in inputs.items()}
     model = exported(network, example, scratch / "digits")
     judged = {name: array[:_JUDGED] for name, array in inputs.items()}
-    return Subject("digits", model, data.calibration, judged, Calibration())
+    return Subject("digits", model, data.calibration, judged, CalibrationTable())
 
 
 def encoder(scratch: Path) -> Subject:
@@ -138,7 +138,7 @@ def encoder(scratch: Path) -> Subject:
     model = exported(network, example, scratch / name)
     calibration = samples({key: array[_JUDGED:] for key, array in inputs.items()}, name)
     judged = {key: array[:_JUDGED] for key, array in inputs.items()}
-    rules = Calibration(method="max", batch_size=16, max_samples=64)
+    rules = CalibrationTable(method="max", batch_size=16, max_samples=64)
     return Subject(name, model, calibration, judged, rules)
 
 
@@ -155,7 +155,7 @@ def measured(subject: Subject, store: Path) -> Iterator[Row]:
     with open_reference(subject.onnx.value, subject.onnx.folder) as reference:
         exact = reference.run(subject.judged)["output"]
     here = {each.kind.value for each in availability() if each.can_build}
-    built: list[tuple[Row, Kept[Engine]]] = []
+    built: list[tuple[Row, ContentFolder[Engine]]] = []
     rows = []
     for name in (name for name in CANDIDATES if name.split("-")[0] in here):
         row = Row(subject.name, name)
@@ -185,7 +185,9 @@ def describe(row: Row, engine: Engine) -> None:
     row.flops = engine.proof.flops
 
 
-def error_of(subject: Subject, built: Kept[Engine], exact: Array) -> tuple[float | None, str]:
+def error_of(
+    subject: Subject, built: ContentFolder[Engine], exact: Array
+) -> tuple[float | None, str]:
     """Largest difference over the largest value, and what computed it."""
     engine, path = built.value, subject.onnx.folder / "model.onnx"
     with ExitStack() as opened:
@@ -202,7 +204,9 @@ def error_of(subject: Subject, built: Kept[Engine], exact: Array) -> tuple[float
         return float(np.abs(answer - exact).max() / np.abs(exact).max()), runner.device
 
 
-def time_in_turns(subject: Subject, built: list[tuple[Row, Kept[Engine]]], batch: int) -> None:
+def time_in_turns(
+    subject: Subject, built: list[tuple[Row, ContentFolder[Engine]]], batch: int
+) -> None:
     """Short rounds of each engine, one after the other, again and again."""
     inputs = {name: array[:batch] for name, array in subject.judged.items()}
     with ExitStack() as opened:

@@ -29,16 +29,16 @@ from gpu_points import BATCHES, Point, Report, point, times_of
 from networks import Encoder, exported, planned, samples
 from torch import nn
 
-from enginegate.building import Building, OnnxRuntime, Range, Shapes
 from enginegate.candidate import Engine, OnnxModel
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, Tensors
 from enginegate.engines import build_engine, cuda, open_engine, open_reference
 from enginegate.errors import EnginegateError
-from enginegate.kept import Kept
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
+from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-CALIBRATION = Calibration(method="max", batch_size=16, max_samples=32)
+CALIBRATION = CalibrationTable(method="max", batch_size=16, max_samples=32)
 _LIBRARIES = (
     *("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcudnn.so.9"),
     *("libcufft.so.12", "libcurand.so.10", "libnvrtc.so.13"),
@@ -54,7 +54,7 @@ class Subject:
     name: str
     network: nn.Module
     data: DataSet
-    onnx: Kept[OnnxModel]
+    onnx: ContentFolder[OnnxModel]
 
 
 class Budget:
@@ -209,7 +209,7 @@ def _hidden_libraries(scratch: Path) -> Path:
 
 
 def _building() -> Building:
-    batch = Range(min=1, best=max(BATCHES), max=max(BATCHES))
+    batch = DimensionRange(min=1, best=max(BATCHES), max=max(BATCHES))
     return Building(
         shapes=Shapes(batch=batch),
         onnxruntime=OnnxRuntime(device="cuda", batch_buckets=BATCHES),

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from enginegate.candidate import Precision
-from enginegate.engines import onnxruntime_session as sessions
+from enginegate.engines.onnxruntime import session as sessions
 
 _ASKED = "CUDAExecutionProvider"
 

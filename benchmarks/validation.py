@@ -36,15 +36,15 @@ from enginegate.candidate import (  # noqa: E402
     TensorSpec,
 )
 from enginegate.data import DataSet  # noqa: E402
-from enginegate.gates import Gates, Metric  # noqa: E402
-from validation.agreement import Comparison  # noqa: E402
-from validation.asked import Asked  # noqa: E402
+from enginegate.policy.gates import Gates, Metric  # noqa: E402
+from validation.agreement import OutputComparison  # noqa: E402
+from validation.output_spec import OutputSpec  # noqa: E402
 from validation.score import BITS  # noqa: E402
 
 SIZES = (10_000, 100_000, 1_000_000)
 CLASSES, SLICES = 1000, 40
 LIMIT_GIB = 2.0
-_ASKED = Asked(metrics={"f1": Metric(kind="macro_f1")}, traits=("confidence", "input_norm"))
+_ASKED = OutputSpec(metrics={"f1": Metric(kind="macro_f1")}, traits=("confidence", "input_norm"))
 _GATES = Gates(
     confidence=0.95,
     min_samples=400,
@@ -80,8 +80,8 @@ def judge(samples: int) -> dict[str, Any]:
 
 def stream(samples: int) -> dict[str, Any]:
     """Run a 1,000-class engine against FP32 in chunks, and gather the columns."""
+    from enginegate.content_store import ContentFolder  # noqa: PLC0415
     from enginegate.engines import build_engine, plan_engine  # noqa: PLC0415
-    from enginegate.kept import Kept  # noqa: PLC0415
     from enginegate.policy import read_policy  # noqa: PLC0415
     from validation.chunks import (  # noqa: PLC0415
         Chunk,
@@ -93,7 +93,7 @@ def stream(samples: int) -> dict[str, Any]:
 
     with tempfile.TemporaryDirectory(dir=ROOT / ".enginegate") as scratch:
         root = Path(scratch)
-        source = Kept(_onnx(root / "onnx"), root / "onnx", reused=False)
+        source = ContentFolder(_onnx(root / "onnx"), root / "onnx", reused=False)
         engine = build_engine(
             plan_engine(
                 source,
@@ -127,7 +127,7 @@ def stream(samples: int) -> dict[str, Any]:
     }
 
 
-def _results(samples: int) -> Comparison:
+def _results(samples: int) -> OutputComparison:
     """What a sound int8 candidate looks like: one answer in a hundred differs."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, CLASSES, samples)
@@ -138,7 +138,7 @@ def _results(samples: int) -> Comparison:
     power = np.empty(samples, dtype=np.complex128)
     power.real, power.imag = 1.0 + rng.random(samples), noise
     sites = np.array([f"site-{number}" for number in range(SLICES)])
-    return Comparison(
+    return OutputComparison(
         scope="evaluation",
         ids=np.arange(samples).astype(np.str_),
         slices={"site": sites[rng.integers(0, SLICES, samples)]},

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from enginegate.policy import Policy
-from enginegate.policy_limits import LARGEST
+from enginegate.policy.limits import LARGEST
 
 Schema: TypeAlias = dict[str, Any]
 

@@ -14,7 +14,7 @@ from prefect.client.schemas.responses import SetStateStatus
 
 from enginegate.decision import Decision
 from enginegate.errors import EnginegateError
-from enginegate.masking import masked
+from enginegate.redact import masked
 from tasks.prefect_server import REFUSALS, check_answers
 
 _WAITING = FlowRunFilter(

@@ -17,20 +17,25 @@ from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
 from pydantic import Field
 
-from enginegate.approving import Standing, check_approvable, inconclusive, standing_of
+from enginegate.approval_rules import (
+    ApprovalStatus,
+    approval_status,
+    check_approvable,
+    inconclusive,
+)
 from enginegate.candidate import Candidate
 from enginegate.decision import CLOCK_TOLERANCE, Decision
 from enginegate.errors import ApprovalError, LedgerError, ModelError
 from enginegate.evidence import Scorecard
-from enginegate.ledger import Ledger
 from enginegate.policy import Policy
 from enginegate.report import approval_markdown
 from enginegate.repository import ReleaseSigning, record_decision
-from enginegate.repository.decided import Answers, answers_to
+from enginegate.repository.history.recorded_decisions import Answers, answers_to
+from enginegate.tracking import Ledger
 from enginegate.workspace import Workspace, now
 
 
-class Answer(RunInput):
+class ApprovalForm(RunInput):
     """The form. Only the answer has a default, and it is no: silence never approves."""
 
     decision: Literal["approve", "reject"] = Field(
@@ -95,7 +100,7 @@ def _collect(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None
         given = _answers(scorecard, policy, workspace)
         if any(decision.origin == _origin(number) for decision in given.decisions):
             continue
-        standing = standing_of(
+        standing = approval_status(
             given.decisions, scorecard, policy.approval, now=now(), record=given.record
         )
         # An answer that Prefect holds counts before those that were written meanwhile suffice.
@@ -107,11 +112,15 @@ def _collect(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None
 
 
 def _ask(
-    scorecard: Scorecard, policy: Policy, workspace: Workspace, standing: Standing, number: int
+    scorecard: Scorecard,
+    policy: Policy,
+    workspace: Workspace,
+    standing: ApprovalStatus,
+    number: int,
 ) -> None:
     """Suspend with the form; in the process that continues, keep the answer as a decision."""
     answer = suspend_flow_run(
-        wait_for_input=Answer.with_initial_data(
+        wait_for_input=ApprovalForm.with_initial_data(
             description=_form_text(scorecard, workspace, standing)
         ),
         timeout=int(policy.approval.timeout_hours * 3600),
@@ -132,7 +141,7 @@ def _ask(
     ReleaseSigning.of(policy.signing, workspace).sign_record(decision, path)
 
 
-def _decision(answer: Answer, scorecard: Scorecard, number: int) -> Decision:
+def _decision(answer: ApprovalForm, scorecard: Scorecard, number: int) -> Decision:
     candidate = _candidate(answer, scorecard)
     return Decision(
         scorecard_sha256=scorecard.digest,
@@ -146,7 +155,7 @@ def _decision(answer: Answer, scorecard: Scorecard, number: int) -> Decision:
     )
 
 
-def _candidate(answer: Answer, scorecard: Scorecard) -> Candidate | None:
+def _candidate(answer: ApprovalForm, scorecard: Scorecard) -> Candidate | None:
     """What an approval names; whatever else stands in the form, a no is a no.
 
     Raises:
@@ -215,7 +224,7 @@ def _answered_questions() -> set[str]:
     return set(policy.pause_keys or ())
 
 
-def _form_text(scorecard: Scorecard, workspace: Workspace, standing: Standing) -> str:
+def _form_text(scorecard: Scorecard, workspace: Workspace, standing: ApprovalStatus) -> str:
     people = ", ".join(d.approver for d in standing.approvals) or "nobody"
     said = f"Approved so far by {people}; {standing.missing} more needed."
     return "\n\n".join([_shown(scorecard, workspace), said, *standing.objections])

@@ -8,9 +8,9 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from enginegate.candidate import Candidate
 from enginegate.policy import Policy
 from tasks.benchmark import benchmark
+from tasks.benchmark_report import BenchmarkReport, report_benchmarks
 from tasks.build import build
 from tasks.export import export, resolve
-from tasks.served import Served, served
 
 _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 
@@ -21,7 +21,7 @@ _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
     persist_result=False,
     validate_parameters=False,
 )
-def benchmark_candidates(rules: Policy, candidates: tuple[Candidate, ...]) -> Served:
+def benchmark_candidates(rules: Policy, candidates: tuple[Candidate, ...]) -> BenchmarkReport:
     """Build what is missing and benchmark it; nothing is judged, recorded or published.
 
     Args:
@@ -32,4 +32,4 @@ def benchmark_candidates(rules: Policy, candidates: tuple[Candidate, ...]) -> Se
     source = export(rules)
     engines = build.map(candidates, unmapped(rules), unmapped(source)).result()
     measured = [benchmark(rules, engine) for engine in engines]
-    return served(rules, engines, measured)
+    return report_benchmarks(rules, engines, measured)

@@ -5,15 +5,15 @@ from pathlib import Path
 from prefect import flow
 from prefect.transactions import transaction
 
-from enginegate.approving import check_decision
+from enginegate.approval_rules import check_decision
 from enginegate.decision import Release
 from enginegate.errors import ApprovalError, PublishError, TamperedError
-from enginegate.ledger import check_authentic, scorecard_of
 from enginegate.policy import read_policy
 from enginegate.repository import ReleaseSigning
+from enginegate.tracking import check_authentic, scorecard_of
 from enginegate.workspace import Workspace, now
 from flows.approval import decisions_on
-from tasks.announce import announce
+from tasks.expired_approvals import note_expired_approvals
 from tasks.release import (
     PUBLISHED,
     UNDO,
@@ -24,7 +24,7 @@ from tasks.release import (
     refuse,
     renew_promise,
 )
-from tasks.unanswered import note_unanswered
+from tasks.release_events import announce_releases
 
 
 @flow(name="promote", persist_result=False, validate_parameters=False)
@@ -47,8 +47,8 @@ def promote(policy: Path, scorecard: str) -> Release:
     """
     rules = read_policy(Path(policy))
     workspace = Workspace.of(rules)
-    note_unanswered(rules)
-    announce(rules)
+    note_expired_approvals(rules)
+    announce_releases(rules)
     publication = Publication(rules, scorecard_of(workspace, scorecard))
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))
@@ -92,7 +92,7 @@ def _publish(publication: Publication) -> Release:
             move_champion(publication.rules, release)
     finally:
         # What was taken back was live for a moment.
-        announce(publication.rules)
+        announce_releases(publication.rules)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")
     return release

@@ -12,8 +12,8 @@ from tasks.benchmark import benchmark, losers
 from tasks.build import build
 from tasks.check import check
 from tasks.export import export, resolve
-from tasks.pick_up import pick_up
 from tasks.record import make_scorecard, record
+from tasks.recover import recover_interrupted
 from tasks.repair import repair
 from tasks.shadow import record_shadow
 from tasks.validate import observe, validate
@@ -39,7 +39,7 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         model_uri: another registry version than the policy's ``model.uri``.
     """
     wanted = _rules(Path(policy), model_uri)
-    pick_up(wanted)
+    recover_interrupted(wanted)
     check(wanted, Path(policy))
     rules = resolve(wanted)
     source = export(rules)

@@ -6,8 +6,8 @@ from prefect import flow
 
 from enginegate.decision import Release
 from enginegate.policy import read_policy
-from tasks.announce import announce
 from tasks.release import follow_with_champion, go_back
+from tasks.release_events import announce_releases
 
 
 @flow(name="rollback", persist_result=False, validate_parameters=False)
@@ -22,5 +22,5 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     rules = read_policy(Path(policy))
     release = go_back(rules, to, reason)
     follow_with_champion(rules, release)
-    announce(rules)
+    announce_releases(rules)
     return release

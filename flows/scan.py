@@ -7,7 +7,7 @@ from prefect import flow
 from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
 from flows.qualify import qualify
-from tasks.pick_up import pick_up
+from tasks.recover import recover_interrupted
 from tasks.scan import Start, new_versions, start_elsewhere
 
 
@@ -27,7 +27,7 @@ def scan(policy: Path, deployment: str | None = None) -> tuple[str, ...]:
             most, and the message lists them.
     """
     rules = read_policy(Path(policy))
-    pick_up(rules)
+    recover_interrupted(rules)
     problems, started = [], []
     for start in new_versions(rules):
         try:

@@ -18,13 +18,13 @@ from enginegate.errors import EnginegateError, RepositoryError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout
-from enginegate.repository.broken_promises import BrokenPromise, broken_words
-from enginegate.watching import Look, PromiseBrokenError, Watched
-from tasks.announce import announce
+from enginegate.repository.history.broken_promises import BrokenPromise, broken_words
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched
+from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
-from tasks.pick_up import pick_up
+from tasks.recover import recover_interrupted
 from tasks.release import follow_with_champion
-from tasks.unanswered import note_unanswered
+from tasks.release_events import announce_releases
 from tasks.watch import (
     alert,
     expire_shadow,
@@ -68,13 +68,18 @@ def watch(policy: Path, run_s: float = RUN_S) -> Watched:
 
 
 def _watch(rules: Policy, policy: Path, run_s: float) -> Watched:
-    done = (*pick_up(rules), *expire_shadow(rules), *tell_ledger(rules), *follow_storage(rules))
+    done = (
+        *recover_interrupted(rules),
+        *expire_shadow(rules),
+        *tell_ledger(rules),
+        *follow_storage(rules),
+    )
     try:
         problems = verify_live(rules)
         looks = tuple(_looks(rules, run_s))
     finally:
         # Last: a Prefect server that does not answer delays no look and no rollback.
-        done += (*note_unanswered(rules), *announce(rules))
+        done += (*note_expired_approvals(rules), *announce_releases(rules))
     errored = [str(look) for look in looks if look.outcome is Outcome.ERRORED]
     broken = [_broken_now(rules, policy, look) for look in looks if look.broken]
     if problems:
@@ -89,7 +94,7 @@ def _watch(rules: Policy, policy: Path, run_s: float) -> Watched:
     return watched
 
 
-def _broken_now(rules: Policy, policy: Path, look: Look) -> str:
+def _broken_now(rules: Policy, policy: Path, look: WatchCheck) -> str:
     """Which release promised what, what was measured, what was done, and the next command."""
     layout = Layout(rules.target.repository, rules.name)
     current, release = layout.current(), layout.release(look.version)
@@ -109,7 +114,7 @@ def _broken_now(rules: Policy, policy: Path, look: Look) -> str:
 
 
 def _broken_earlier(
-    rules: Policy, policy: Path, broken: tuple[BrokenPromise, ...], looks: tuple[Look, ...]
+    rules: Policy, policy: Path, broken: tuple[BrokenPromise, ...], looks: tuple[WatchCheck, ...]
 ) -> str:
     """The newest failed check that nobody has acknowledged, and how this run's checks ended."""
     lines = (
@@ -127,7 +132,7 @@ def _next(policy: Path, release: int) -> str:
     )
 
 
-def _looks(rules: Policy, run_s: float) -> Iterator[Look]:
+def _looks(rules: Policy, run_s: float) -> Iterator[WatchCheck]:
     """One look; while the release is young, more of them until one does not hold."""
     end_s = time.monotonic() + run_s
     while (release := live_release(rules)) is not None:
@@ -140,7 +145,7 @@ def _looks(rules: Policy, run_s: float) -> Iterator[Look]:
             return
 
 
-def _acted(rules: Policy, release: Release, look: Look) -> Look:
+def _acted(rules: Policy, release: Release, look: WatchCheck) -> WatchCheck:
     """Do what the policy says about a look; a rollback that is refused becomes an alert.
 
     Unless another release is live by now: the log says so, and there is nothing left to do.
@@ -150,7 +155,7 @@ def _acted(rules: Policy, release: Release, look: Look) -> Look:
         if back is not None:
             alert(look.model, f"{look}. {back.said}", version=look.version, action="rollback")
             follow_with_champion(rules, back.release)
-            announce(rules)
+            announce_releases(rules)
             return look
         if not is_live(rules, release):
             # Somebody else was faster; what failed serves nobody any more.

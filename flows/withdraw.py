@@ -6,8 +6,8 @@ from prefect import flow
 
 from enginegate.decision import Release
 from enginegate.policy import read_policy
-from tasks.announce import announce
 from tasks.release import say_withdrawn, withdraw_first
+from tasks.release_events import announce_releases
 
 
 @flow(name="withdraw", persist_result=False, validate_parameters=False)
@@ -25,5 +25,5 @@ def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     rules = read_policy(Path(policy))
     release = withdraw_first(rules, who, reason)
     say_withdrawn(rules, release)
-    announce(rules)
+    announce_releases(rules)
     return release

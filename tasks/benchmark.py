@@ -9,6 +9,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
+from enginegate.atomic_io import file_lock
+from enginegate.benchmark.deployed import ServedModel
+from enginegate.benchmark.roofline import roofline_of
+from enginegate.benchmark.session import BenchmarkSession, benchmarked, machine, server_name
+from enginegate.benchmark.target import BenchmarkPaths, BenchmarkTarget, LiveTargetPlaces
 from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
@@ -18,25 +23,20 @@ from enginegate.candidate import (
     Sha256,
     Unbuilt,
 )
-from enginegate.canonical import canonical_json, sha256_bytes
-from enginegate.durable import file_lock
-from enginegate.engines import NATIVE, Served, native_drawback, runnable_here, serving
+from enginegate.content_store import ContentFolder
+from enginegate.engines import NATIVE, ServedFiles, native_drawback, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
-from enginegate.kept import Kept
 from enginegate.machine import gpus
 from enginegate.policy import Policy
+from enginegate.records import canonical_json, sha256_bytes
 from enginegate.repository import Layout
+from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings
-from enginegate.shadow.offered import offered
-from enginegate.triton.deploy import ServedModel
+from enginegate.shadow.request_mix import request_mix
+from enginegate.triton.backends import backend_for
+from enginegate.triton.endpoint import live_client
 from enginegate.triton.install import find_triton
-from enginegate.triton.limits import roofline_of
-from enginegate.triton.live import live_client
-from enginegate.triton.native import backend_for
-from enginegate.triton.probing import Progress
-from enginegate.triton.stage import Stage, benchmarked, machine, server_name
-from enginegate.triton.subjects import LiveSubject, Places, Subject
 from enginegate.wording import per_second, short_number
 from enginegate.workspace import Workspace, remembered
 from validation.benchmarked import not_benchmarked
@@ -52,7 +52,7 @@ _WORDS = {
 
 
 @task(task_run_name="benchmark", cache_policy=NO_CACHE)
-def benchmark(rules: Policy, attempt: Kept[Engine] | Unbuilt) -> Benchmark | None:
+def benchmark(rules: Policy, attempt: ContentFolder[Engine] | Unbuilt) -> Benchmark | None:
     """What Triton delivers for one engine; None when no device here can run it.
 
     The same engine, SLO, search and server are measured once on one machine; and under another SLO
@@ -100,13 +100,13 @@ def _compares_with_fp32(rules: Policy) -> bool:
     return slo.min_speedup is not None and not lives
 
 
-def _stage(rules: Policy, engine: Engine) -> Stage:
+def _stage(rules: Policy, engine: Engine) -> BenchmarkSession:
     workspace = Workspace.of(rules)
-    traffic = offered(rules, engine.inputs, workspace.shadow)
-    return Stage(
+    traffic = request_mix(rules, engine.inputs, workspace.shadow)
+    return BenchmarkSession(
         rules,
         find_triton(workspace.root / "triton"),
-        Places(
+        BenchmarkPaths(
             repository=workspace.scratch / "benchmark" / "repository",
             logs=workspace.logs / "benchmark",
             results=workspace.results,
@@ -120,12 +120,16 @@ def _stage(rules: Policy, engine: Engine) -> Stage:
 
 
 def _measure(
-    stage: Stage, built: Kept[Engine], live: LiveSubject | None, backend: str, served: Served
+    stage: BenchmarkSession,
+    built: ContentFolder[Engine],
+    live: LiveTargetPlaces | None,
+    backend: str,
+    served: ServedFiles,
 ) -> Benchmark:
     engine, rules = built.value, stage.rules
     try:
         model = ServedModel.of(rules.name, engine, served)
-        subject = Subject.of(model, engine, rules.serving.uncached)
+        subject = BenchmarkTarget.of(model, engine, rules.serving.uncached)
         with _machine(Workspace.of(rules)):
             made = benchmarked(
                 stage,
@@ -140,7 +144,7 @@ def _measure(
         return _errored(engine, stage, str(error))
 
 
-def _backend(stage: Stage, engine: Engine) -> str:
+def _backend(stage: BenchmarkSession, engine: Engine) -> str:
     """Triton's own backend for this kind where both servers have it, else the Python backend.
 
     Where it has a drawback for this engine, only a policy that insists gets it.
@@ -159,7 +163,9 @@ def _backend(stage: Stage, engine: Engine) -> str:
         return backend_for(wanted, native, install=stage.install, live=live)
 
 
-def _roofline(stage: Stage, built: Kept[Engine], found: Benchmark) -> Roofline | None:
+def _roofline(
+    stage: BenchmarkSession, built: ContentFolder[Engine], found: Benchmark
+) -> Roofline | None:
     """What limits it; a graph that cannot be counted leaves that open."""
     workspace = Workspace.of(stage.rules)
     graph = _graph(built, workspace)
@@ -179,7 +185,7 @@ def _roofline(stage: Stage, built: Kept[Engine], found: Benchmark) -> Roofline |
         return None
 
 
-def _graph(built: Kept[Engine], workspace: Workspace) -> Path | None:
+def _graph(built: ContentFolder[Engine], workspace: Workspace) -> Path | None:
     """The engine's own graph, or that of the model it was compiled from."""
     if built.value.candidate.kind is EngineKind.ONNXRUNTIME:
         return built.folder / built.value.filename
@@ -189,7 +195,7 @@ def _graph(built: Kept[Engine], workspace: Workspace) -> Path | None:
     return None
 
 
-def _live(rules: Policy, engine: Engine) -> LiveSubject | None:
+def _live(rules: Policy, engine: Engine) -> LiveTargetPlaces | None:
     """What is live, when the policy compares with it, it is another engine, and it can be served.
 
     Its own bytes are served, from the live repository, after their digests were checked.
@@ -218,8 +224,8 @@ def _live(rules: Policy, engine: Engine) -> LiveSubject | None:
         settings=release.settings,
     )
     digests = {name: digest.sha256 for name, digest in release.files.items()}
-    subject = Subject(model, digests, release.options.uncached)
-    return LiveSubject(subject, release.serving, release.version)
+    subject = BenchmarkTarget(model, digests, release.options.uncached)
+    return LiveTargetPlaces(subject, release.serving, release.version)
 
 
 @contextmanager
@@ -236,14 +242,14 @@ def _machine(workspace: Workspace) -> Iterator[None]:
         yield
 
 
-def _progress(engine: Engine) -> Callable[[Progress], None]:
-    def say(at: Progress) -> None:
+def _progress(engine: Engine) -> Callable[[SearchProgress], None]:
+    def say(at: SearchProgress) -> None:
         _log.info("%s: %s", engine.candidate, progress_words(at))
 
     return say
 
 
-def progress_words(at: Progress) -> str:
+def progress_words(at: SearchProgress) -> str:
     """One measurement, what it showed, and how far the search is; or that it was made before."""
     measured = at.measurement
     p99 = measured.percentile(0.99)
@@ -259,7 +265,7 @@ def progress_words(at: Progress) -> str:
     return f"{_WORDS[at.step]} {shown}{invalid} {spent}"
 
 
-def _errored(engine: Engine, stage: Stage, why: str) -> Benchmark:
+def _errored(engine: Engine, stage: BenchmarkSession, why: str) -> Benchmark:
     """A benchmark that broke is evidence too, and is not remembered as a measurement."""
     return Benchmark(
         candidate=engine.candidate,
@@ -282,9 +288,9 @@ def _errored(engine: Engine, stage: Stage, why: str) -> Benchmark:
 
 
 def _key(
-    stage: Stage,
+    stage: BenchmarkSession,
     engine: Engine,
-    live: LiveSubject | None,
+    live: LiveTargetPlaces | None,
     backend: str,
     settings: BackendSettings,
 ) -> Sha256:
@@ -308,7 +314,7 @@ def _key(
     return sha256_bytes(canonical_json(deciding))
 
 
-def _identity(live: LiveSubject) -> dict[str, object]:
+def _identity(live: LiveTargetPlaces) -> dict[str, object]:
     """What is live: another repository may have other bytes under the same number."""
     subject = live.subject
     return {

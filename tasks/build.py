@@ -10,7 +10,7 @@ from enginegate.data import read_data
 from enginegate.engines import build_engine, obstacle_to, plan_engine, this_machine
 from enginegate.errors import BuildError, ToolError
 from enginegate.policy import Policy
-from enginegate.sources import Kept
+from enginegate.sources import ContentFolder
 from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace
 
@@ -18,7 +18,9 @@ _log = logging.getLogger("enginegate.build")
 
 
 @task(task_run_name="build-{candidate}", cache_policy=NO_CACHE)
-def build(candidate: Candidate, rules: Policy, source: Kept[OnnxModel]) -> Kept[Engine] | Unbuilt:
+def build(
+    candidate: Candidate, rules: Policy, source: ContentFolder[OnnxModel]
+) -> ContentFolder[Engine] | Unbuilt:
     """Build one engine, or reuse the one with the same plan.
 
     A candidate that cannot be built, or whose tools break, is a result like any other; the rest go

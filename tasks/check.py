@@ -8,7 +8,7 @@ from prefect.cache_policies import NO_CACHE
 
 from enginegate.hooks import importable_from
 from enginegate.policy import Policy
-from enginegate.policy_check import check_policy
+from enginegate.preflight import check_policy
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace
 

@@ -8,9 +8,9 @@ from prefect.cache_policies import NO_CACHE
 from enginegate.candidate import OnnxModel
 from enginegate.data import read_data
 from enginegate.engines import open_onnx
-from enginegate.ledger import Ledger
 from enginegate.policy import Policy
-from enginegate.sources import Kept, onnx_from_source
+from enginegate.sources import ContentFolder, onnx_from_source
+from enginegate.tracking import Ledger
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.export")
@@ -30,7 +30,7 @@ def resolve(rules: Policy) -> Policy:
 
 
 @task(task_run_name="export", cache_policy=NO_CACHE)
-def export(rules: Policy) -> Kept[OnnxModel]:
+def export(rules: Policy) -> ContentFolder[OnnxModel]:
     """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
     workspace = Workspace.of(rules)
     _log.info("%s: to ONNX", rules.model.uri)
@@ -45,7 +45,7 @@ def export(rules: Policy) -> Kept[OnnxModel]:
     return found
 
 
-def _described(found: Kept[OnnxModel]) -> str:
+def _described(found: ContentFolder[OnnxModel]) -> str:
     onnx = found.value
     parity = (
         "ONNX itself, nothing to compare with"

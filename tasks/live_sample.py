@@ -18,16 +18,23 @@ from enginegate.engines import open_reference
 from enginegate.errors import DataError, EnginegateError, InputError, ServerError
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy import Policy
-from enginegate.shadow import Sample, called, latest_sample, read_sample, record_live, sample_info
+from enginegate.shadow import (
+    TrafficSample,
+    called,
+    latest_sample,
+    read_sample,
+    record_live,
+    sample_info,
+)
 from enginegate.triton.client import TritonClient
-from enginegate.triton.live import live_addresses
+from enginegate.triton.endpoint import live_addresses
 from enginegate.triton.server import connect
-from enginegate.watching import Look, Looks, Sampled
+from enginegate.watch.log import SampledTraffic, WatchCheck, WatchLog
 from enginegate.workspace import Workspace, now
 from validation.agreement import compare
-from validation.asked import questions
 from validation.drift import measure_drift
 from validation.live_answers import agreeing, count_agreement, judge_agreement, judge_live_drift
+from validation.output_spec import questions
 from validation.watch import live_finding, not_measured
 
 _log = logging.getLogger("enginegate.watch")
@@ -38,30 +45,30 @@ _RECORD_EVERY = timedelta(hours=1)
 
 
 @task(task_run_name="compare-live", cache_policy=NO_CACHE)
-def compare_live(rules: Policy, release: Release) -> Sampled:
+def compare_live(rules: Policy, release: Release) -> SampledTraffic:
     """Compare the newest sample with FP32, unless an earlier look at this release did so.
 
     Where the policy lets live traffic be recorded ([shadow] without traffic), one is recorded when
     the newest is used and an hour old. A sample that is there and cannot be compared is errored:
     nobody watches agreement then.
     """
-    past = Looks.at(Workspace.of(rules), release).read()
+    past = WatchLog.at(Workspace.of(rules), release).read()
     try:
         path = _fresh(rules, past)
-        return _compared(rules, release, read_sample(path), past) if path else Sampled()
+        return _compared(rules, release, read_sample(path), past) if path else SampledTraffic()
     except _NotComparedError as error:
         _log.warning("no live sample was compared: %s", error)
         note = live_finding("agreement", Outcome.INCONCLUSIVE, str(error), advisory=True)
-        return Sampled((note,))
+        return SampledTraffic((note,))
     except EnginegateError as error:
-        return Sampled((not_measured(f"a live sample could not be compared: {error}"),))
+        return SampledTraffic((not_measured(f"a live sample could not be compared: {error}"),))
 
 
 class _NotComparedError(InputError):
     """There is nothing to compare, and nobody asked for it."""
 
 
-def _fresh(rules: Policy, past: tuple[Look, ...]) -> Path | None:
+def _fresh(rules: Policy, past: tuple[WatchCheck, ...]) -> Path | None:
     """A sample that no look at this release has seen; recorded now where that may be done."""
     home, used = Workspace.of(rules).shadow, {look.sample for look in past}
     newest = latest_sample(home, rules.name)
@@ -81,7 +88,9 @@ def _fresh(rules: Policy, past: tuple[Look, ...]) -> Path | None:
         raise _NotComparedError(f"No live request could be recorded: {error}") from error
 
 
-def _compared(rules: Policy, release: Release, sample: Sample, past: tuple[Look, ...]) -> Sampled:
+def _compared(
+    rules: Policy, release: Release, sample: TrafficSample, past: tuple[WatchCheck, ...]
+) -> SampledTraffic:
     reference, folder = _reference(rules, release)
     missing = sorted({spec.name for spec in reference.inputs} - set(sample.data.inputs))
     if missing:
@@ -100,10 +109,10 @@ def _compared(rules: Policy, release: Release, sample: Sample, past: tuple[Look,
         agrees = None if one is None or agrees is None else agrees & one
     drift = _drift(rules, sample.data, past)
     if agrees is None:
-        return Sampled(drift, (), sample.info.digest)
+        return SampledTraffic(drift, (), sample.info.digest)
     counts = count_agreement(agrees, dict(answered.slices), rules.slices.max_values)
     found_out = judge_agreement(counts, rules.watch, past)
-    return Sampled((*found_out, *drift), counts, sample.info.digest)
+    return SampledTraffic((*found_out, *drift), counts, sample.info.digest)
 
 
 def _reference(rules: Policy, release: Release) -> tuple[OnnxModel, Path]:
@@ -120,7 +129,7 @@ def _reference(rules: Policy, release: Release) -> tuple[OnnxModel, Path]:
     )
 
 
-def _answers(rules: Policy, release: Release, sample: Sample) -> tuple[DataSet, Tensors]:
+def _answers(rules: Policy, release: Release, sample: TrafficSample) -> tuple[DataSet, Tensors]:
     """What this release answered when it was recorded; else what it answers now."""
     names = {spec.name for spec in release.outputs}
     ours = np.flatnonzero(sample.model_versions == release.version)[:_ROWS]
@@ -150,7 +159,7 @@ def _rows(data: DataSet, rows: NDArray[np.int64]) -> DataSet:
     )
 
 
-def _drift(rules: Policy, data: DataSet, past: tuple[Look, ...]) -> tuple[Finding, ...]:
+def _drift(rules: Policy, data: DataSet, past: tuple[WatchCheck, ...]) -> tuple[Finding, ...]:
     if rules.data.calibration is None:
         return ()
     calibration = read_data(rules.data.calibration).head(rules.calibration.max_samples)

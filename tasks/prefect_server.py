@@ -21,9 +21,9 @@ from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from enginegate.errors import EnginegateError
-from enginegate.masking import masked, masked_error
+from enginegate.redact import masked, masked_error
 from enginegate.slow import said_if_slow
-from enginegate.triton.keeper import guarded
+from enginegate.triton.supervised_process import guarded
 from enginegate.workspace import Workspace
 
 # It cannot be reached, refuses, or answers in words that are not Prefect's.

@@ -11,19 +11,19 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.context import FlowRunContext
 
+from enginegate.atomic_io import write_file
+from enginegate.benchmark.config_comments import measured_config
 from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
-from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.data import DataSet, read_data
-from enginegate.durable import write_file
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
-from enginegate.ledger import Exhibit, Ledger, plots_available
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy import Policy
-from enginegate.precision import Curve, curve_plot
+from enginegate.precision import TradeoffCurve, curve_plot
+from enginegate.records import canonical_json, sha256_bytes
 from enginegate.report import accuracies, scorecard_markdown, serving_page, serving_report
 from enginegate.repository import Layout, ReleaseSigning
-from enginegate.sources import Kept
-from enginegate.triton.config_comments import measured_config
+from enginegate.sources import ContentFolder
+from enginegate.tracking import CandidateArtifacts, Ledger, plots_available
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
 from validation.speed import with_speed
@@ -35,7 +35,7 @@ _PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt
 @task(task_run_name="scorecard", cache_policy=NO_CACHE)
 def make_scorecard(
     rules: Policy,
-    source: Kept[OnnxModel],
+    source: ContentFolder[OnnxModel],
     shadow: DataSet | None,
     verdicts: Sequence[Verdict],
     benchmarks: Sequence[Benchmark | None],
@@ -72,9 +72,9 @@ def make_scorecard(
 def record(
     rules: Policy,
     card: Scorecard,
-    attempts: Sequence[Kept[Engine] | Unbuilt],
+    attempts: Sequence[ContentFolder[Engine] | Unbuilt],
     results: Sequence[dict[str, str]],
-    curves: Mapping[Candidate, Curve],
+    curves: Mapping[Candidate, TradeoffCurve],
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
     workspace = Workspace.of(rules)
@@ -122,21 +122,21 @@ def _evidence(card: Scorecard) -> Sha256:
     return sha256_bytes(canonical_json(card.model_dump(mode="json", exclude=asked)))
 
 
-def sizes_of(attempts: Sequence[Kept[Engine] | Unbuilt]) -> dict[Candidate, int]:
+def sizes_of(attempts: Sequence[ContentFolder[Engine] | Unbuilt]) -> dict[Candidate, int]:
     """Bytes of each engine that was built."""
     engines = [attempt.value for attempt in attempts if not isinstance(attempt, Unbuilt)]
     return {engine.candidate: engine.file.size_bytes for engine in engines}
 
 
 def _exhibit(
-    rules: Policy, card: Scorecard, built: Kept[Engine], results: dict[str, str]
-) -> Exhibit:
+    rules: Policy, card: Scorecard, built: ContentFolder[Engine], results: dict[str, str]
+) -> CandidateArtifacts:
     measured, config = card.benchmark(built.value.candidate), ""
     if measured is not None:
         config = measured_config(
             rules.name, built.value, built.folder, measured, model_uri=card.model_uri
         )
-    return Exhibit(
+    return CandidateArtifacts(
         built=(built.value, built.folder),
         config_pbtxt=config,
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
@@ -155,7 +155,7 @@ def _pages(rules: Policy, card: Scorecard) -> dict[str, bytes]:
     }
 
 
-def _plots(candidate: Candidate, curves: Mapping[Candidate, Curve]) -> dict[str, bytes]:
+def _plots(candidate: Candidate, curves: Mapping[Candidate, TradeoffCurve]) -> dict[str, bytes]:
     if candidate not in curves or not plots_available():
         return {}
     return {"repair.png": curve_plot(curves[candidate])}

@@ -16,23 +16,23 @@ from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
-from enginegate.ledger import Ledger, Outbox, engine_of, live_message, withdrawn_message
-from enginegate.ledger.numbers import chosen_measurement
 from enginegate.machine import user_at_host
 from enginegate.policy import Policy
 from enginegate.repository import (
-    Deed,
+    AuditRecord,
     Golden,
     Layout,
     LiveTarget,
     Package,
     open_repository,
     origin,
-    record_deed,
+    record_act,
 )
-from enginegate.repository.ensemble import Composed, as_ensemble, composes
-from enginegate.repository.rehearsal import rehearsed
-from enginegate.repository.undoing import Withdrawal
+from enginegate.repository.deploy.record_golden import rehearsed
+from enginegate.repository.ensemble.composition import Composed, as_ensemble, composes
+from enginegate.repository.recovery import Withdrawal
+from enginegate.tracking import Ledger, Outbox, engine_of, live_message, withdrawn_message
+from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
 from validation.watch import judge_reading
 
@@ -235,7 +235,7 @@ def take_back(change: Transaction) -> None:
 @task(task_run_name="refuse", cache_policy=NO_CACHE)
 def refuse(publication: Publication, why: str) -> None:
     """Put a promotion that nobody validly approved in the audit log."""
-    deed = Deed(
+    deed = AuditRecord(
         event="refused",
         model=publication.rules.name,
         who=user_at_host(),
@@ -243,7 +243,7 @@ def refuse(publication: Publication, why: str) -> None:
         origin=origin("promote"),
         scorecard=publication.evidence.digest,
     )
-    record_deed(publication.rules.target.repository, deed)
+    record_act(publication.rules.target.repository, deed)
 
 
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)

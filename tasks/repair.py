@@ -11,15 +11,19 @@ from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
 from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Precision, Sha256, Unbuilt
-from enginegate.canonical import canonical_json, sha256_bytes
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_engine, plan_engine, runnable_here
 from enginegate.errors import BuildError, DataError
 from enginegate.evidence import Finding, Outcome, Verdict
-from enginegate.kept import Kept
 from enginegate.policy import Policy
-from enginegate.precision import Curve, Trial, sensitivities
-from enginegate.precision import repair as search
+from enginegate.precision import (
+    PrecisionTrial,
+    TradeoffCurve,
+    search_mixed_precision,
+    sensitivities,
+)
+from enginegate.records import canonical_json, sha256_bytes
 from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace, remembered
 
@@ -29,7 +33,7 @@ _NOT_ACCURACY = frozenset({"build", "runnable", "precision_proof"})
 _TIMED_RUNS = 20
 _RANKING_SHARE = 0.5  # of the budget
 
-Judge = Callable[[Kept[Engine]], Verdict]
+Judge = Callable[[ContentFolder[Engine]], Verdict]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,8 @@ class Repaired:
         original: the candidate that failed.
     """
 
-    attempt: Kept[Engine] | None
-    curve: Curve
+    attempt: ContentFolder[Engine] | None
+    curve: TradeoffCurve
     original: Candidate
 
     @property
@@ -55,8 +59,8 @@ class Repaired:
 @task(task_run_name="repair", cache_policy=NO_CACHE)
 def repair(
     rules: Policy,
-    source: Kept[OnnxModel],
-    attempt: Kept[Engine] | Unbuilt,
+    source: ContentFolder[OnnxModel],
+    attempt: ContentFolder[Engine] | Unbuilt,
     verdict: Verdict,
     judge: Judge,
 ) -> Repaired | None:
@@ -100,18 +104,18 @@ class _Bench:
     """One candidate under repair."""
 
     rules: Policy
-    source: Kept[OnnxModel]
+    source: ContentFolder[OnnxModel]
     data: DataSet
     judge: Judge
-    attempt: Kept[Engine]
+    attempt: ContentFolder[Engine]
     verdict: Verdict
 
-    def curve(self) -> Curve:
+    def curve(self) -> TradeoffCurve:
         """The search, or what it found when nothing that it depends on has changed."""
         path = Workspace.of(self.rules).results / "repairs" / f"{self._key()}.json"
-        return remembered(path, Curve, self._search, worth_keeping=lambda _: True)
+        return remembered(path, TradeoffCurve, self._search, worth_keeping=lambda _: True)
 
-    def built(self, kept: tuple[str, ...]) -> Kept[Engine]:
+    def built(self, kept: tuple[str, ...]) -> ContentFolder[Engine]:
         """The engine with these nodes at FP32."""
         base = self.attempt.value.candidate
         candidate = base.model_copy(update={"variant": f"+keep{len(kept)}"})
@@ -120,7 +124,7 @@ class _Bench:
         )
         return build_engine(plan, Workspace.of(self.rules).engines)
 
-    def _search(self) -> Curve:
+    def _search(self) -> TradeoffCurve:
         candidate = self.attempt.value.candidate
         limits, gate = self.rules.repair, _measured(self.verdict)
         started = time.monotonic()
@@ -134,7 +138,7 @@ class _Bench:
         )
         left = max(limits.budget_s - (time.monotonic() - started), 1.0)
         before = self._trial((), self.attempt, self.verdict, gate)
-        return search(
+        return search_mixed_precision(
             before,
             ranked,
             lambda kept: self._tried(kept, gate),
@@ -142,7 +146,7 @@ class _Bench:
             limits=limits.model_copy(update={"budget_s": round(left, 1)}),
         )
 
-    def _tried(self, kept: tuple[str, ...], gate: Finding | None) -> Trial:
+    def _tried(self, kept: tuple[str, ...], gate: Finding | None) -> PrecisionTrial:
         try:
             with tool_errors(f"with {len(kept)} nodes kept at fp32"):
                 built = self.built(kept)
@@ -153,14 +157,18 @@ class _Bench:
         return self._trial(kept, built, verdict, gate)
 
     def _trial(
-        self, kept: tuple[str, ...], built: Kept[Engine], verdict: Verdict, gate: Finding | None
-    ) -> Trial:
+        self,
+        kept: tuple[str, ...],
+        built: ContentFolder[Engine],
+        verdict: Verdict,
+        gate: Finding | None,
+    ) -> PrecisionTrial:
         runs = runnable_here(built.value) is None
         # What cannot run here is inconclusive at best: enough if nothing fails any more.
         enough = Outcome.PASSED if runs else Outcome.INCONCLUSIVE
         blocking = verdict.blocking
         measured = verdict.finding(gate.gate, gate.scope) if gate else None
-        return Trial(
+        return PrecisionTrial(
             kept=kept,
             passed=verdict.outcome <= enough,
             outcome=verdict.outcome,
@@ -172,7 +180,7 @@ class _Bench:
             engine_sha256=built.value.file.sha256,
         )
 
-    def _latency_ms(self, built: Kept[Engine]) -> float:
+    def _latency_ms(self, built: ContentFolder[Engine]) -> float:
         """Median of some runs of one full batch, without a server."""
         batch = next(self.data.batches(built.value.max_batch_size))
         times = []
@@ -206,8 +214,8 @@ def _named(gate: Finding | None) -> str:
     return f"{gate.gate} of {gate.scope}, {gate.unit}".rstrip(", ") if gate else "not measured"
 
 
-def _unbuilt(kept: tuple[str, ...], why: str, gate: Finding | None) -> Trial:
-    return Trial(
+def _unbuilt(kept: tuple[str, ...], why: str, gate: Finding | None) -> PrecisionTrial:
+    return PrecisionTrial(
         kept=kept,
         passed=False,
         outcome=Outcome.FAILED,

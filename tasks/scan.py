@@ -12,11 +12,11 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 
-from enginegate.canonical import Record
-from enginegate.durable import write_file
+from enginegate.atomic_io import write_file
 from enginegate.errors import EnginegateError, InputError
-from enginegate.ledger import Ledger
 from enginegate.policy import Policy
+from enginegate.records import Record
+from enginegate.tracking import Ledger
 from enginegate.wording import counted
 from enginegate.workspace import Workspace, now
 

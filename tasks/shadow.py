@@ -9,27 +9,27 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
+from enginegate.benchmark.deployed import ServedModel, deployed
 from enginegate.candidate import Candidate, Engine, EngineKind, OnnxModel, Precision
-from enginegate.canonical import Record, canonical_json, sha256_bytes
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
-from enginegate.kept import Kept
 from enginegate.measurement import Load
 from enginegate.policy import Policy
-from enginegate.recording import Shadow
+from enginegate.policy.recording import Shadow
+from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.serving import ServingConfig
 from enginegate.shadow import (
-    Sample,
-    Target,
+    RecordingTarget,
+    TrafficSample,
     called,
     is_sample,
     latest_sample,
     read_sample,
     record_sent,
 )
-from enginegate.triton.deploy import ServedModel, deployed
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 from enginegate.wording import counted
@@ -67,7 +67,7 @@ class _Recorded:
         version: the version it must be of, if it was recorded from the reference for this.
     """
 
-    sample: Sample
+    sample: TrafficSample
     version: int | None
 
 
@@ -78,7 +78,7 @@ class _Notes(Record):
 
 
 @task(task_run_name="record-shadow", cache_policy=NO_CACHE)
-def record_shadow(rules: Policy, source: Kept[OnnxModel]) -> ShadowTraffic:
+def record_shadow(rules: Policy, source: ContentFolder[OnnxModel]) -> ShadowTraffic:
     """The policy's shadow sample, the newest one of live traffic, or one recorded now."""
     found = _find(rules, source)
     if found is None:
@@ -101,7 +101,7 @@ def record_shadow(rules: Policy, source: Kept[OnnxModel]) -> ShadowTraffic:
     return ShadowTraffic(sample.data, notes.findings)
 
 
-def _find(rules: Policy, source: Kept[OnnxModel]) -> _Recorded | DataSet | None:
+def _find(rules: Policy, source: ContentFolder[OnnxModel]) -> _Recorded | DataSet | None:
     given, wanted, home = rules.data.shadow, rules.shadow, Workspace.of(rules).shadow
     if given is not None:
         return _Recorded(read_sample(given), None) if is_sample(given) else read_data(given)
@@ -119,7 +119,7 @@ def _find(rules: Policy, source: Kept[OnnxModel]) -> _Recorded | DataSet | None:
     return _Recorded(read_sample(newest), None)
 
 
-def _recorded_here(rules: Policy, source: Kept[OnnxModel], traffic: DataSet) -> _Recorded:
+def _recorded_here(rules: Policy, source: ContentFolder[OnnxModel], traffic: DataSet) -> _Recorded:
     traffic.check_fits(source.value.inputs)
     path = _place(rules, source.value, traffic)
     try:
@@ -132,7 +132,7 @@ def _recorded_here(rules: Policy, source: Kept[OnnxModel], traffic: DataSet) -> 
     return _Recorded(sample, _VERSION)
 
 
-def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Path) -> None:
+def _capture(rules: Policy, source: ContentFolder[OnnxModel], traffic: DataSet, path: Path) -> None:
     """Serve the reference, send the traffic, and record what was sent and answered."""
     plan = plan_engine(source, _REFERENCE, policy=rules, calibration=None)
     reference = build_engine(plan, Workspace.of(rules).engines)
@@ -140,7 +140,7 @@ def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Pat
     model = _served(rules, reference)
     repository = workspace.scratch / "shadow" / "repository"
     repository.mkdir(parents=True, exist_ok=True)
-    target = Target(path, model.name, f"shadow sample of {rules.model.uri}")
+    target = RecordingTarget(path, model.name, f"shadow sample of {rules.model.uri}")
     _log.info("recording 1 of %d requests for %.0f s", wanted.trace_rate, load.duration_s)
     with (
         start(
@@ -153,7 +153,7 @@ def _capture(rules: Policy, source: Kept[OnnxModel], traffic: DataSet, path: Pat
     _log.info("%s recorded", counted(info.requests, "request"))
 
 
-def _served(rules: Policy, reference: Kept[Engine]) -> ServedModel:
+def _served(rules: Policy, reference: ContentFolder[Engine]) -> ServedModel:
     served = serving(reference.value, reference.folder)
     return ServedModel.of(rules.name, reference.value, served)
 
@@ -167,7 +167,7 @@ def _load(wanted: Shadow) -> Load:
     return Load(rate_per_s=wanted.rate_per_s, duration_s=planned / wanted.rate_per_s, seed=0)
 
 
-def _notes(rules: Policy, source: Kept[OnnxModel], found: _Recorded) -> _Notes:
+def _notes(rules: Policy, source: ContentFolder[OnnxModel], found: _Recorded) -> _Notes:
     sample = found.sample
     version = judge_version(
         sample.info.model, sample.info.model_versions, wanted=rules.name, version=found.version
@@ -177,7 +177,7 @@ def _notes(rules: Policy, source: Kept[OnnxModel], found: _Recorded) -> _Notes:
     )
 
 
-def _integrity(source: Kept[OnnxModel], found: _Recorded) -> tuple[Finding, ...]:
+def _integrity(source: ContentFolder[OnnxModel], found: _Recorded) -> tuple[Finding, ...]:
     """Whether the reference answers as was recorded; a live release need not."""
     sample = found.sample
     if not sample.outputs:

@@ -25,21 +25,21 @@ from enginegate.candidate import (
     Sha256,
     Unbuilt,
 )
-from enginegate.canonical import Record, canonical_json, sha256_bytes
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engines import open_reference, runnable_here
 from enginegate.errors import EnginegateError, InputError
 from enginegate.evidence import Finding, Outcome, Verdict
-from enginegate.gates import Evaluation, Gates
-from enginegate.kept import Kept
 from enginegate.policy import Policy
+from enginegate.policy.gates import Evaluation, Gates
 from enginegate.precision import emulated, judge_range
+from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace, remembered
-from validation.agreement import Comparison, compare
-from validation.asked import Asked, questions
+from validation.agreement import OutputComparison, compare
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
 from validation.expectations import judge
+from validation.output_spec import OutputSpec, questions
 from validation.shadow import judge_noise
 from validation.verdict import for_errored, for_unbuilt, for_undecidable, for_unrunnable, verdict_on
 
@@ -55,15 +55,15 @@ class Observed:
     data: DataSet
     data_sha256: Sha256
     chunks: tuple[Chunk, ...]
-    noise: tuple[Comparison, ...]
+    noise: tuple[OutputComparison, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceOutputs:
     """What every candidate is compared with."""
 
     onnx_sha256: Sha256
-    asked: tuple[Asked, ...]
+    asked: tuple[OutputSpec, ...]
     evaluation: Observed
     shadow: Observed | None
     notes: tuple[Finding, ...]
@@ -86,18 +86,23 @@ class Judgement(Record):
 
 @task(task_run_name="reference", cache_policy=NO_CACHE)
 def observe(
-    rules: Policy, source: Kept[OnnxModel], shadow: DataSet | None, notes: tuple[Finding, ...]
-) -> Reference:
+    rules: Policy,
+    source: ContentFolder[OnnxModel],
+    shadow: DataSet | None,
+    notes: tuple[Finding, ...],
+) -> ReferenceOutputs:
     """Run FP32 twice on everything: once to compare with, once to know its own noise."""
     data = read_data(rules.data.evaluation)
     data.check_fits(source.value.inputs)
     evaluation = _observed(rules, source, data, "evaluation")
     live = _observed(rules, source, shadow, "shadow") if shadow is not None else None
-    return Reference(source.value.file.sha256, questions(rules), evaluation, live, notes)
+    return ReferenceOutputs(source.value.file.sha256, questions(rules), evaluation, live, notes)
 
 
 @task(task_run_name="validate", cache_policy=NO_CACHE)
-def validate(rules: Policy, attempt: Kept[Engine] | Unbuilt, reference: Reference) -> Judgement:
+def validate(
+    rules: Policy, attempt: ContentFolder[Engine] | Unbuilt, reference: ReferenceOutputs
+) -> Judgement:
     """The verdict on one candidate; the same engine, data and gates are judged once."""
     if isinstance(attempt, Unbuilt):
         if attempt.undecidable:
@@ -123,7 +128,7 @@ def validate(rules: Policy, attempt: Kept[Engine] | Unbuilt, reference: Referenc
 
 
 @task(task_run_name="chunk-{chunk.name}", cache_policy=NO_CACHE, persist_result=False)
-def run_chunk(chunk: Chunk, engine: Kept[Engine] | None, folder: Path) -> None:
+def run_chunk(chunk: Chunk, engine: ContentFolder[Engine] | None, folder: Path) -> None:
     """One chunk through a candidate, or through FP32 itself."""
     if engine is None:
         observe_chunk(chunk, folder)
@@ -131,7 +136,7 @@ def run_chunk(chunk: Chunk, engine: Kept[Engine] | None, folder: Path) -> None:
         compare_chunk(chunk, engine, folder)
 
 
-def _judge(rules: Policy, built: Kept[Engine], reference: Reference) -> Judgement:
+def _judge(rules: Policy, built: ContentFolder[Engine], reference: ReferenceOutputs) -> Judgement:
     gates = rules.gates_for(built.value.candidate.precision)
     root = Workspace.of(rules).results / "chunks"
     folders = [root / _chunks_key(built.value, reference, part) for part in reference.observed]
@@ -163,7 +168,9 @@ def _emulable(engine: Engine) -> bool:
     return candidate.kind is EngineKind.TENSORRT and candidate.precision not in _LIKE_FP32
 
 
-def _emulate(rules: Policy, built: Kept[Engine], reference: Reference, *, why: str) -> Judgement:
+def _emulate(
+    rules: Policy, built: ContentFolder[Engine], reference: ReferenceOutputs, *, why: str
+) -> Judgement:
     """What can be said without the device: range decides, accuracy is only shown."""
     engine, chunk = built.value, reference.evaluation.chunks[0]
     candidate, calibration = engine.candidate, rules.data.calibration
@@ -193,7 +200,9 @@ def _emulate(rules: Policy, built: Kept[Engine], reference: Reference, *, why: s
     return Judgement(verdict=for_unrunnable(engine, why, *found))
 
 
-def _observed(rules: Policy, source: Kept[OnnxModel], data: DataSet, scope: str) -> Observed:
+def _observed(
+    rules: Policy, source: ContentFolder[OnnxModel], data: DataSet, scope: str
+) -> Observed:
     asked, size, digest = questions(rules), rules.evaluation.chunk_samples, data.sha256
     key = {"onnx": source.value.file.sha256, "data": digest, "chunk": size, "version": __version__}
     root = Workspace.of(rules).results / "reference" / sha256_bytes(canonical_json(key))
@@ -213,7 +222,7 @@ def _observed(rules: Policy, source: Kept[OnnxModel], data: DataSet, scope: str)
 def _run(
     how: Evaluation,
     chunks: tuple[Chunk, ...],
-    engine: Kept[Engine] | None,
+    engine: ContentFolder[Engine] | None,
     folder: Path,
     what: str,
 ) -> None:
@@ -253,7 +262,7 @@ def _workers(how: Evaluation) -> Iterator[TaskRunner[Any]]:
         yield dask
 
 
-def _chunks_key(engine: Engine, reference: Reference, part: Observed) -> Sha256:
+def _chunks_key(engine: Engine, reference: ReferenceOutputs, part: Observed) -> Sha256:
     """Digest of everything that decides a chunk's columns."""
     deciding: dict[str, Any] = {
         "enginegate": __version__,
@@ -266,7 +275,7 @@ def _chunks_key(engine: Engine, reference: Reference, part: Observed) -> Sha256:
     return sha256_bytes(canonical_json(deciding))
 
 
-def _key(engine: Engine, reference: Reference, gates: Gates, obstacle: str | None) -> Sha256:
+def _key(engine: Engine, reference: ReferenceOutputs, gates: Gates, obstacle: str | None) -> Sha256:
     """Digest of everything a verdict depends on."""
     deciding = {
         "enginegate": __version__,
@@ -282,5 +291,5 @@ def _key(engine: Engine, reference: Reference, gates: Gates, obstacle: str | Non
     return sha256_bytes(canonical_json(deciding))
 
 
-def _digests(asked: Iterable[Asked]) -> list[str]:
+def _digests(asked: Iterable[OutputSpec]) -> list[str]:
     return [question.digest for question in asked]

@@ -18,7 +18,6 @@ from enginegate.errors import (
     TamperedError,
 )
 from enginegate.evidence import Finding, Outcome
-from enginegate.ledger import Ledger, Outbox, state_tag
 from enginegate.policy import Policy
 from enginegate.repository import (
     AuditLog,
@@ -29,8 +28,8 @@ from enginegate.repository import (
     open_repository,
     verify,
 )
-from enginegate.repository.audit import Event
-from enginegate.repository.broken_promises import (
+from enginegate.repository.history.audit import Event
+from enginegate.repository.history.broken_promises import (
     BrokenPromise,
     ShownState,
     broken_promises,
@@ -38,11 +37,12 @@ from enginegate.repository.broken_promises import (
     record_broken,
     shown_state,
 )
-from enginegate.repository.rollout import Rollouts
+from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.shadow import expire, recover
-from enginegate.triton.live import LiveAddresses, live_addresses
-from enginegate.triton.look import Prober, Reading, read_look
-from enginegate.watching import Action, Count, Look, Looks, Sampled
+from enginegate.tracking import Ledger, Outbox, state_tag
+from enginegate.triton.endpoint import LiveAddresses, live_addresses
+from enginegate.watch.log import Action, Count, SampledTraffic, WatchCheck, WatchLog
+from enginegate.watch.probe import LiveProber, LiveReading, take_reading
 from enginegate.workspace import Workspace, now
 from validation.watch import action_for, judge_reading, live_finding, not_measured
 
@@ -112,7 +112,7 @@ def live_release(rules: Policy) -> Release | None:
     """
     current = _current(rules)
     layout = Layout(rules.target.repository, rules.name)
-    who = Rollouts(layout.root).under_way_by(rules.name)
+    who = RolloutState(layout.root).under_way_by(rules.name)
     if current is not None and who is not None:
         _log.info("release %d is being rolled out by %s", current.version, who)
         return None
@@ -120,9 +120,9 @@ def live_release(rules: Policy) -> Release | None:
 
 
 @task(task_run_name="look-at-{release.version}", cache_policy=NO_CACHE)
-def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
+def take_look(rules: Policy, release: Release, beside: SampledTraffic) -> WatchCheck:
     """Watch every live server for one look, and judge what it did; what breaks is errored."""
-    looks = Looks.at(Workspace.of(rules), release)
+    looks = WatchLog.at(Workspace.of(rules), release)
     held, number = held_to(rules, release), looks.next_number()
     # What was counted against another promise says nothing about this one.
     past = tuple(
@@ -137,7 +137,7 @@ def take_look(rules: Policy, release: Release, beside: Sampled) -> Look:
         # A change of what is live is no fault of what was.
         why = "another release became live while it was looked at"
         findings, counts = [live_finding("measured", Outcome.INCONCLUSIVE, why)], []
-    look = Look(
+    look = WatchCheck(
         model=release.model,
         version=release.version,
         release_sha256=release.digest,
@@ -173,7 +173,7 @@ class RolledBack:
 
 
 @task(task_run_name="roll-back-{release.version}", cache_policy=NO_CACHE)
-def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack | None:
+def roll_back_failed(rules: Policy, release: Release, look: WatchCheck) -> RolledBack | None:
     """Make the release live again that a failed one replaced, once for each failed release.
 
     Returns:
@@ -181,7 +181,7 @@ def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack 
         one was rolled back before, or the repository refused. The log says why.
     """
     workspace, name, before = Workspace.of(rules), rules.name, release.previous_version
-    looks = Looks.at(workspace, release)
+    looks = WatchLog.at(workspace, release)
     if before is None or not is_live(rules, release) or not looks.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
@@ -205,7 +205,7 @@ def roll_back_failed(rules: Policy, release: Release, look: Look) -> RolledBack 
 
 
 @task(task_run_name="record-broken-promise", cache_policy=NO_CACHE)
-def record_broken_promise(rules: Policy, look: Look) -> None:
+def record_broken_promise(rules: Policy, look: WatchCheck) -> None:
     """Write a failed look into the audit log, where it stays until somebody acknowledges it.
 
     Where it cannot be written now, the look's own file says the same, and a later run writes it.
@@ -219,10 +219,10 @@ def record_broken_promise(rules: Policy, look: Look) -> None:
 
 
 @task(task_run_name="keep-look", cache_policy=NO_CACHE)
-def keep_look(rules: Policy, release: Release, look: Look) -> Look:
+def keep_look(rules: Policy, release: Release, look: WatchCheck) -> WatchCheck:
     """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
     workspace = Workspace.of(rules)
-    look = Looks.at(workspace, release).add(look)
+    look = WatchLog.at(workspace, release).add(look)
     state = state_of(rules, release)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     try:
@@ -237,7 +237,7 @@ def keep_look(rules: Policy, release: Release, look: Look) -> Look:
 
 def state_of(rules: Policy, release: Release) -> ShownState:
     """What is shown of a release: by its looks in this workspace, and by the audit log."""
-    looks = Looks.at(Workspace.of(rules), release).read()
+    looks = WatchLog.at(Workspace.of(rules), release).read()
     return shown_state(_events(rules), rules.name, release.version, looks)
 
 
@@ -249,10 +249,10 @@ def unacknowledged(rules: Policy) -> tuple[BrokenPromise, ...]:
     """
     current = _current(rules)
     live = current.version if current else None
-    looks: tuple[Look, ...] = ()
+    looks: tuple[WatchCheck, ...] = ()
     if live is not None:
         release = Layout(rules.target.repository, rules.name).release(live)
-        looks = Looks.at(Workspace.of(rules), release).read()
+        looks = WatchLog.at(Workspace.of(rules), release).read()
     recorded = {event.operation for event in _events(rules)}
     for look in looks:
         if look.broken and operation_of(look) not in recorded:
@@ -294,13 +294,13 @@ class _View:
     """One server in one look."""
 
     server: str
-    reading: Reading | None
+    reading: LiveReading | None
     findings: tuple[Finding, ...]
     counts: tuple[Count, ...] = ()
 
 
 def _views(
-    rules: Policy, release: Release, number: int, past: tuple[Look, ...]
+    rules: Policy, release: Release, number: int, past: tuple[WatchCheck, ...]
 ) -> tuple[_View, ...]:
     """Every server at the same time; the first has no name."""
     servers = {"": live_addresses(rules.target)}
@@ -322,19 +322,23 @@ def _views(
         return tuple(readers.map(view, servers))
 
 
-def _read(rules: Policy, release: Release, number: int, server: LiveAddresses | None) -> Reading:
+def _read(
+    rules: Policy, release: Release, number: int, server: LiveAddresses | None
+) -> LiveReading:
     layout = Layout(rules.target.repository, rules.name)
     if server is None:
         raise ServerError(
             f"release {release.version} of {release.model} is live in {layout.root}, and no server "
             "of it is known or runs"
         )
-    prober = Prober(
+    prober = LiveProber(
         samples=Golden.read(layout.golden_file(release.version)).samples,
         slo_s=release.promise.slo_p99_ms / 1e3,
         seed=number,
     )
-    return read_look(server, rules.name, release.version, look_s=rules.watch.look_s, prober=prober)
+    return take_reading(
+        server, rules.name, release.version, look_s=rules.watch.look_s, prober=prober
+    )
 
 
 def held_to(rules: Policy, release: Release) -> Release:

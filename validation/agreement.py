@@ -13,11 +13,11 @@ from scipy.special import log_softmax  # type: ignore[import-untyped]
 
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.errors import DataError
-from enginegate.gates import OutputTask
-from validation.asked import CLASSIFY, Asked
-from validation.form import check_form, flat, nonfinite_rows
+from enginegate.policy.gates import OutputTask
+from validation.derived_slices import parts_of, traits_of
+from validation.output_spec import CLASSIFY, OutputSpec
 from validation.score import labels_by_measure, labels_for, own_score, score
-from validation.traits import parts_of, traits_of
+from validation.shape_checks import check_form, flat, nonfinite_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ _MAPPINGS = ("slices", "scores", "own", "traits", "labels")
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class OutputComparison:
     """Reference and candidate on the same N samples. Arrays have shape ``(N,)``, in data order.
 
     A sample with NaN or Inf in any of the candidate's outputs counts as the worst possible: no
@@ -50,7 +50,7 @@ class Comparison:
         scores: by metric; see ``validation.score`` for what a column holds.
         own: by right-or-wrong metric, whether FP32 itself is right; the other columns of
             ``scores`` hold FP32's score themselves.
-        traits: what parts of the data are cut by; see ``validation.traits``.
+        traits: what parts of the data are cut by; see ``validation.derived_slices``.
         labels: by metric, and as ``accuracy``, what FP32 was scored against; shape ``(N, ...)``,
             from the data itself.
         task: what the output means.
@@ -92,7 +92,7 @@ class Comparison:
             return None
         return self.correct_candidate.astype(np.int8) - self.correct_reference.astype(np.int8)
 
-    def with_parts(self) -> "Comparison":
+    def with_parts(self) -> "OutputComparison":
         """The same with a slice column for each trait; once, when all samples are together."""
         parts = parts_of(self.traits, self.slices)
         return replace(self, slices={**self.slices, **parts}, traits={})
@@ -124,8 +124,13 @@ class Comparison:
 
 
 def compare(
-    reference: Tensors, candidate: Tensors, data: DataSet, scope: str, *, asked: Asked = CLASSIFY
-) -> Comparison:
+    reference: Tensors,
+    candidate: Tensors,
+    data: DataSet,
+    scope: str,
+    *,
+    asked: OutputSpec = CLASSIFY,
+) -> OutputComparison:
     """Compare the outputs of two engines on the same samples.
 
     Args:
@@ -146,7 +151,7 @@ def compare(
     pair = Pair(reference[name], candidate[name], nonfinite)
     classes = asked.task == "classification"
     labels = labels_for(data, name, "top1") if classes else None
-    return Comparison(
+    return OutputComparison(
         scope=asked.scope(scope),
         ids=data.ids,
         slices=data.slices,
@@ -161,7 +166,7 @@ def compare(
     )
 
 
-def concatenate(parts: Sequence[Comparison]) -> Comparison:
+def concatenate(parts: Sequence[OutputComparison]) -> OutputComparison:
     """One comparison of the samples of several, in order; for data that is run in pieces.
 
     Raises:
@@ -174,13 +179,13 @@ def concatenate(parts: Sequence[Comparison]) -> Comparison:
             f"without labels, make one comparison; {len(parts)} were given, of {len(forms)} kinds."
         )
     joined: dict[str, Any] = {"scope": parts[0].scope, "task": parts[0].task}
-    for name in (each.name for each in fields(Comparison) if each.name not in joined):
+    for name in (each.name for each in fields(OutputComparison) if each.name not in joined):
         columns = [getattr(part, name) for part in parts]
         if name in _MAPPINGS:
             joined[name] = {key: np.concatenate([c[key] for c in columns]) for key in columns[0]}
         else:
             joined[name] = None if columns[0] is None else np.concatenate(columns)
-    return Comparison(**joined)
+    return OutputComparison(**joined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +267,7 @@ def _distances(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _scores(asked: Asked, name: str, pair: Pair, data: DataSet) -> dict[str, Any]:
+def _scores(asked: OutputSpec, name: str, pair: Pair, data: DataSet) -> dict[str, Any]:
     """A column for each metric that the data has labels for, and FP32's own where it has none."""
     scores, own = {}, {}
     for metric_name, metric in asked.metrics.items():

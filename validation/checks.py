@@ -7,9 +7,9 @@ from typing import Literal
 
 import numpy as np
 
-from enginegate.gates import Gates
-from validation.agreement import Comparison
-from validation.asked import CLASSIFY, Asked
+from enginegate.policy.gates import Gates
+from validation.agreement import OutputComparison
+from validation.output_spec import CLASSIFY, OutputSpec
 from validation.score import paired_form
 
 
@@ -82,7 +82,7 @@ _WHOLE = tuple(name for name in RULES if not name.startswith("slice_"))
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class GateCheck:
     """One gate on one set of samples, with its limit from the policy.
 
     Attributes:
@@ -102,7 +102,7 @@ class Check:
     @classmethod
     def of(
         cls, gate: str, scope: str, gates: Gates, *, part: tuple[str, str] | None = None
-    ) -> "Check":
+    ) -> "GateCheck":
         """The check of a gate that the policy limits."""
         limit = _LIMITS[gate](gates)
         if limit is None:
@@ -112,7 +112,7 @@ class Check:
     @classmethod
     def of_metric(
         cls, name: str, kind: str, scope: str, gates: Gates, *, part: tuple[str, str] | None = None
-    ) -> "Check":
+    ) -> "GateCheck":
         """The check that a metric loses no more than its margin, on all samples or on a slice."""
         gate = f"{'slice_' if part else ''}{name}_loss"
         margins = gates.max_slice_metric_loss if part else gates.max_metric_loss
@@ -148,19 +148,21 @@ class Check:
         return beyond / self.limit if self.kind and self.limit else beyond
 
 
-def checks_for(comparison: Comparison, gates: Gates, asked: Asked = CLASSIFY) -> tuple[Check, ...]:
+def checks_for(
+    comparison: OutputComparison, gates: Gates, asked: OutputSpec = CLASSIFY
+) -> tuple[GateCheck, ...]:
     """Every check of one comparison: on all its samples, then on each slice that is large enough.
 
     With labels slices are judged by accuracy and by metrics, without by agreement.
     """
     scope, present = comparison.scope, comparison.columns()
     whole = [
-        Check.of(name, scope, gates)
+        GateCheck.of(name, scope, gates)
         for name in _WHOLE
         if _LIMITS[name](gates) is not None and (name == "samples" or RULES[name].column in present)
     ]
     whole += [
-        Check.of_metric(name, metric.kind, scope, gates)
+        GateCheck.of_metric(name, metric.kind, scope, gates)
         for name, metric in asked.metrics.items()
         if name in comparison.scores
     ]
@@ -173,7 +175,7 @@ def checks_for(comparison: Comparison, gates: Gates, asked: Asked = CLASSIFY) ->
     return (*whole, *slices)
 
 
-def unlimited(comparison: Comparison, gates: Gates) -> tuple[str, ...]:
+def unlimited(comparison: OutputComparison, gates: Gates) -> tuple[str, ...]:
     """Gates that could be measured, and that the policy sets no limit for."""
     present = comparison.columns()
     return tuple(
@@ -181,7 +183,7 @@ def unlimited(comparison: Comparison, gates: Gates) -> tuple[str, ...]:
     )
 
 
-def slice_sizes(comparison: Comparison, max_values: int = 200) -> dict[tuple[str, str], int]:
+def slice_sizes(comparison: OutputComparison, max_values: int = 200) -> dict[tuple[str, str], int]:
     """Samples in each slice, by column and value; columns with too many values have none."""
     sizes: dict[tuple[str, str], int] = {}
     for column, values in comparison.slices.items():
@@ -192,15 +194,15 @@ def slice_sizes(comparison: Comparison, max_values: int = 200) -> dict[tuple[str
 
 
 def _slice_checks(
-    comparison: Comparison, gates: Gates, asked: Asked, part: tuple[str, str]
-) -> list[Check]:
+    comparison: OutputComparison, gates: Gates, asked: OutputSpec, part: tuple[str, str]
+) -> list[GateCheck]:
     scope, labelled = comparison.scope, comparison.accuracy_delta is not None
     name = "slice_accuracy_loss" if labelled else "slice_top1_agreement"
     found = []
     if comparison.top1_reference is not None and _LIMITS[name](gates) is not None:
-        found.append(Check.of(name, scope, gates, part=part))
+        found.append(GateCheck.of(name, scope, gates, part=part))
     found += [
-        Check.of_metric(metric, asked.metrics[metric].kind, scope, gates, part=part)
+        GateCheck.of_metric(metric, asked.metrics[metric].kind, scope, gates, part=part)
         for metric in gates.max_slice_metric_loss
         if metric in comparison.scores
     ]

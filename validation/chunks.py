@@ -17,13 +17,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
+from enginegate.atomic_io import new_folder, write_file
 from enginegate.candidate import Engine, OnnxModel
+from enginegate.content_store import ContentFolder
 from enginegate.data import Array, DataSet, Tensors
-from enginegate.durable import new_folder, write_file
 from enginegate.engines import open_engine, open_reference
-from enginegate.kept import Kept
-from validation.agreement import Comparison, compare, concatenate
-from validation.asked import Asked
+from validation.agreement import OutputComparison, compare, concatenate
+from validation.output_spec import OutputSpec
 from validation.score import GALLERY, labels_by_measure
 
 T = TypeVar("T")
@@ -50,8 +50,8 @@ class Chunk:
     data: DataSet
     start: int
     scope: str
-    asked: tuple[Asked, ...]
-    onnx: Kept[OnnxModel]
+    asked: tuple[OutputSpec, ...]
+    onnx: ContentFolder[OnnxModel]
     outputs: Path
 
     @property
@@ -81,7 +81,7 @@ def observe_chunk(chunk: Chunk, noise: Path) -> None:
         _keep_columns(noise, chunk, runner.run)
 
 
-def compare_chunk(chunk: Chunk, engine: Kept[Engine], folder: Path) -> None:
+def compare_chunk(chunk: Chunk, engine: ContentFolder[Engine], folder: Path) -> None:
     """Run a candidate and keep the columns that compare it with FP32.
 
     Raises:
@@ -92,7 +92,9 @@ def compare_chunk(chunk: Chunk, engine: Kept[Engine], folder: Path) -> None:
             _keep_columns(folder, chunk, runner.run)
 
 
-def gather(folder: Path, chunks: Iterable[Chunk], whole: DataSet, question: int) -> Comparison:
+def gather(
+    folder: Path, chunks: Iterable[Chunk], whole: DataSet, question: int
+) -> OutputComparison:
     """All chunks' columns as one comparison of the whole data, for one of the questions."""
     parts = [(chunk, _read_columns(_path(folder, chunk, question))) for chunk in chunks]
     first = parts[0][0]
@@ -147,7 +149,7 @@ def _output_names(chunk: Chunk) -> list[str]:
 def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors]) -> None:
     """Run, compare and forget a few samples at a time; then write what is left of them."""
     reference = _kept_outputs(chunk)
-    parts: list[list[Comparison]] = [[] for _ in chunk.asked]
+    parts: list[list[OutputComparison]] = [[] for _ in chunk.asked]
     for start, rows in _blocks(chunk):
         expected = {n: np.asarray(a[start : start + len(rows)]) for n, a in reference.items()}
         found = run(dict(rows.inputs))
@@ -183,10 +185,10 @@ def _read_columns(path: Path) -> dict[str, Array]:
         return {name: archive[name] for name in archive.files}
 
 
-def _columns(comparison: Comparison) -> dict[str, Array]:
+def _columns(comparison: OutputComparison) -> dict[str, Array]:
     """Everything that does not come from the data again."""
     found: dict[str, Array] = {}
-    for name in (each.name for each in fields(Comparison) if each.name not in _FROM_DATA):
+    for name in (each.name for each in fields(OutputComparison) if each.name not in _FROM_DATA):
         value = getattr(comparison, name)
         if name in _MAPPINGS:
             found |= {f"{name}.{key}": column for key, column in value.items()}
@@ -199,12 +201,12 @@ def _comparison(
     columns: Mapping[str, Array | None],
     whole: DataSet,
     scope: str,
-    asked: Asked,
+    asked: OutputSpec,
     labels: Mapping[str, Array],
-) -> Comparison:
+) -> OutputComparison:
     plain = {
         each.name: columns.get(each.name)
-        for each in fields(Comparison)
+        for each in fields(OutputComparison)
         if each.name not in _FROM_DATA | _MAPPINGS
     }
     mappings = {
@@ -215,7 +217,7 @@ def _comparison(
         }
         for mapping in _MAPPINGS
     }
-    return Comparison(
+    return OutputComparison(
         scope=asked.scope(scope),
         ids=whole.ids,
         slices=whole.slices,

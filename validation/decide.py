@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from enginegate.benchmarking import Search
 from enginegate.candidate import Candidate
-from enginegate.canonical import Record
 from enginegate.evidence import Benchmark, Outcome, Verdict
+from enginegate.policy.benchmarking import Search
+from enginegate.records import Record
 
 _ROUNDING = 1e-6  # rates are of one grid, so only rounding can part equal ones
 _KIB, _MIB = 1 << 10, 1 << 20

@@ -23,18 +23,18 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 from pydantic import Field
 
-from enginegate.canonical import Record
 from enginegate.evidence import Finding, Outcome
-from enginegate.gates import Gates
+from enginegate.policy.gates import Gates
+from enginegate.records import Record
 from validation import gate
-from validation.agreement import Comparison
-from validation.asked import CLASSIFY, Asked
-from validation.checks import MAXIMA, Check, checks_for
-from validation.notes import notes_on
+from validation.agreement import OutputComparison
+from validation.checks import MAXIMA, GateCheck, checks_for
+from validation.expectation_mapping import evidence_of, findings_from, self_contained
+from validation.gap_findings import notes_on
+from validation.output_spec import CLASSIFY, OutputSpec
 from validation.own_score import held_back, own_scores
 from validation.reading import Counts, counts_of
 from validation.score import paired_form
-from validation.translate import evidence_of, findings_from, self_contained
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,7 +75,7 @@ class Judged(Record):
     page_html: str = Field(default="", description="the same as a page of Data Docs")
 
 
-def judge(comparison: Comparison, gates: Gates, asked: Asked = CLASSIFY) -> Judged:
+def judge(comparison: OutputComparison, gates: Gates, asked: OutputSpec = CLASSIFY) -> Judged:
     """Judge a comparison by every gate that applies to it.
 
     Args:
@@ -97,13 +97,13 @@ def judge(comparison: Comparison, gates: Gates, asked: Asked = CLASSIFY) -> Judg
     )
 
 
-def run_suite(checks: Sequence[Check], frame: "pd.DataFrame", *, name: str) -> dict[str, Any]:
+def run_suite(checks: Sequence[GateCheck], frame: "pd.DataFrame", *, name: str) -> dict[str, Any]:
     """Run the checks as one suite over a comparison's frame; Great Expectations' result as JSON."""
     result: dict[str, Any] = _run(checks, frame, name=name).to_json_dict()
     return result
 
 
-def _run(checks: Sequence[Check], frame: "pd.DataFrame", *, name: str) -> Any:
+def _run(checks: Sequence[GateCheck], frame: "pd.DataFrame", *, name: str) -> Any:
     vendor = _vendor()
     context = vendor.gx.get_context(mode="ephemeral")
     context.variables.progress_bars = {"globally": False, "metric_calculations": False}
@@ -223,13 +223,13 @@ def _define(name: str, doc: str) -> Any:
     return type(name, (ColumnAggregateExpectation,), members)
 
 
-def _check_of(kwargs: Mapping[str, Any]) -> Check:
+def _check_of(kwargs: Mapping[str, Any]) -> GateCheck:
     """The check that an expectation carries; JSON made a list of its slice."""
     part = kwargs["part"]
-    return Check(**{**kwargs, "part": None if part is None else (part[0], part[1])})
+    return GateCheck(**{**kwargs, "part": None if part is None else (part[0], part[1])})
 
 
-def _answer(check: Check, counts: Counts) -> dict[str, Any]:
+def _answer(check: GateCheck, counts: Counts) -> dict[str, Any]:
     """A result for Great Expectations. A slice reports its counts: it is judged with the others."""
     finding = gate.judge(check, counts)
     details = {"finding": finding.model_dump(mode="json")}
@@ -241,7 +241,7 @@ def _answer(check: Check, counts: Counts) -> dict[str, Any]:
     }
 
 
-def _expectation(vendor: _Vendor, check: Check) -> Any:
+def _expectation(vendor: _Vendor, check: GateCheck) -> Any:
     given: dict[str, Any] = {
         "meta": {"gate": check.gate, "scope": check.scope},
         "severity": "warning" if check.advisory else "critical",
@@ -263,7 +263,7 @@ def _expectation(vendor: _Vendor, check: Check) -> Any:
     return kind(column=check.rule.column, check=asdict(check), **given)
 
 
-def _expectation_name(check: Check) -> str:
+def _expectation_name(check: GateCheck) -> str:
     """Which of `OURS` states a check."""
     column = check.rule.column
     if column == "accuracy_delta" or (check.kind and paired_form(check.kind) == "binary"):

@@ -19,12 +19,12 @@ import math
 from collections.abc import Sequence
 
 from enginegate.evidence import Finding, Outcome
-from validation.checks import Check
-from validation.reading import Counts, Reading, finite, p_value
+from validation.checks import GateCheck
+from validation.reading import CheckReading, Counts, finite, p_value
 from validation.statistics import NO_ESTIMATE, Estimate, holm
 
 
-def judge_number(check: Check, value: float, samples: int) -> Finding:
+def judge_number(check: GateCheck, value: float, samples: int) -> Finding:
     """Judge a number that is exact for the samples at hand: a count, or a maximum.
 
     Too few samples is inconclusive, and so is any number from no samples; else NaN and whatever is
@@ -41,18 +41,18 @@ def judge_number(check: Check, value: float, samples: int) -> Finding:
     return finding_of(check, outcome, reason, estimate, limits=(value, value))
 
 
-def judge(check: Check, counts: Counts) -> Finding:
+def judge(check: GateCheck, counts: Counts) -> Finding:
     """Judge an estimate by where its interval lies."""
-    reading = Reading.of(check, counts)
+    reading = CheckReading.of(check, counts)
     return _judge_reading(check, reading, outcome_of(check, reading.estimate))
 
 
-def judge_family(members: Sequence[tuple[Check, Counts]]) -> tuple[Finding, ...]:
+def judge_family(members: Sequence[tuple[GateCheck, Counts]]) -> tuple[Finding, ...]:
     """Judge slices together, most harm first; the top of this file says what is controlled."""
     adjusted = holm([p_value(check, counts) for check, counts in members])
     harmed = []
     for (check, counts), chance in zip(members, adjusted, strict=True):
-        reading = Reading.of(check, counts)
+        reading = CheckReading.of(check, counts)
         outcome = outcome_of(check, reading.estimate)
         if outcome is Outcome.FAILED and chance > (1.0 - check.confidence) / 2.0:
             finding = _suspected(check, reading, len(members))
@@ -62,7 +62,7 @@ def judge_family(members: Sequence[tuple[Check, Counts]]) -> tuple[Finding, ...]
     return tuple(finding for _, finding in sorted(harmed, key=lambda pair: -pair[0]))
 
 
-def errored(check: Check, why: str) -> Finding:
+def errored(check: GateCheck, why: str) -> Finding:
     """The check itself broke, so nothing is known."""
     return finding_of(
         check,
@@ -84,7 +84,7 @@ def _harm(finding: Finding) -> float:
     return beyond if finding.relation == "<=" else -beyond
 
 
-def outcome_of(check: Check, estimate: Estimate) -> Outcome:
+def outcome_of(check: GateCheck, estimate: Estimate) -> Outcome:
     """Passed or failed when the whole interval is on one side of the limit."""
     if estimate.samples == 0:
         return Outcome.INCONCLUSIVE
@@ -96,7 +96,7 @@ def outcome_of(check: Check, estimate: Estimate) -> Outcome:
     return Outcome.PASSED if check.allows(worst) else Outcome.INCONCLUSIVE
 
 
-def _judge_reading(check: Check, reading: Reading, outcome: Outcome) -> Finding:
+def _judge_reading(check: GateCheck, reading: CheckReading, outcome: Outcome) -> Finding:
     if reading.estimate.samples == 0:
         return _nothing(check)
     reason = _reason(check, reading, f"{relation_of(check, outcome)} {check.limit:g}")
@@ -110,12 +110,12 @@ def _judge_reading(check: Check, reading: Reading, outcome: Outcome) -> Finding:
     )
 
 
-def _nothing(check: Check) -> Finding:
+def _nothing(check: GateCheck) -> Finding:
     reason, remedy = "there are no samples to judge", "Give data that has samples."
     return finding_of(check, Outcome.INCONCLUSIVE, reason, NO_ESTIMATE, remedy=remedy)
 
 
-def _suspected(check: Check, reading: Reading, slices: int) -> Finding:
+def _suspected(check: GateCheck, reading: CheckReading, slices: int) -> Finding:
     """A slice that would fail alone, but not after allowing for all that were looked at."""
     relation = relation_of(check, Outcome.FAILED)
     reason = _reason(
@@ -132,7 +132,7 @@ def _suspected(check: Check, reading: Reading, slices: int) -> Finding:
     )
 
 
-def _reason(check: Check, reading: Reading, relation: str) -> str:
+def _reason(check: GateCheck, reading: CheckReading, relation: str) -> str:
     estimate = reading.estimate
     return (
         f"{check.rule.noun} {estimate.value:.4g} ({100 * check.confidence:g} % interval "
@@ -141,7 +141,7 @@ def _reason(check: Check, reading: Reading, relation: str) -> str:
     )
 
 
-def relation_of(check: Check, outcome: Outcome) -> str:
+def relation_of(check: GateCheck, outcome: Outcome) -> str:
     """How the number stands to the limit, in a sentence."""
     if outcome is Outcome.PASSED:
         return check.rule.relation
@@ -151,7 +151,7 @@ def relation_of(check: Check, outcome: Outcome) -> str:
 
 
 def finding_of(
-    check: Check,
+    check: GateCheck,
     outcome: Outcome,
     reason: str,
     estimate: Estimate,

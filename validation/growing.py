@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.evidence import Finding, Outcome
-from validation.checks import Check
+from validation.checks import GateCheck
 from validation.gate import finding_of, outcome_of, relation_of
 from validation.sequential import confidence_sequence
 
 
-def judge_growing(check: Check, values: NDArray[Any]) -> Finding:
+def judge_growing(check: GateCheck, values: NDArray[Any]) -> Finding:
     """Judge the samples that arrived so far, valid at every look.
 
     Args:

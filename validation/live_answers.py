@@ -1,7 +1,7 @@
 """What a sample of live requests says: agreement with FP32, in all and by slice, and input drift.
 
 Samples follow one another, so both are judged over all of them together: agreement by
-validation/repeated.py, drift by spending less of the error on each further sample.
+validation/anytime_tests.py, drift by spending less of the error on each further sample.
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.evidence import Finding, Outcome
-from enginegate.gates import Gates
-from enginegate.operating import Watch
-from enginegate.watching import Count, Look
-from validation.agreement import Comparison
+from enginegate.policy.gates import Gates
+from enginegate.policy.operating import Watch
+from enginegate.watch.log import Count, WatchCheck
+from validation.agreement import OutputComparison
+from validation.anytime_tests import surely
 from validation.drift import MIN_SAMPLES, USUAL_MAX_PSI, Drift
-from validation.repeated import surely
 from validation.watch import alpha_of, live_finding, seen
 
 _AGREEMENT = "agreement"
@@ -23,7 +23,7 @@ _SLICES = "slice_agreement"
 _DRIFT = "input_drift"
 
 
-def agreeing(compared: Comparison, gates: Gates) -> NDArray[np.bool_] | None:
+def agreeing(compared: OutputComparison, gates: Gates) -> NDArray[np.bool_] | None:
     """Which answers agree with FP32's, shape ``(N,)``; None where the policy has no measure of it.
 
     Classes: the top class is the same. Else: the difference is within the first limit that the
@@ -56,7 +56,7 @@ def count_agreement(
 
 
 def judge_agreement(
-    counts: tuple[Count, ...], rules: Watch, past: Sequence[Look]
+    counts: tuple[Count, ...], rules: Watch, past: Sequence[WatchCheck]
 ) -> tuple[Finding, ...]:
     """Whether answers agree with FP32's often enough, and whether those of some slice do not."""
     whole, *parts = counts
@@ -107,7 +107,7 @@ def _of_slices(bad: list[Count], parts: list[Count], rules: Watch) -> Finding:
 
 
 def judge_live_drift(
-    drifts: tuple[Drift, ...], rows: tuple[int, int], rules: Watch, past: Sequence[Look]
+    drifts: tuple[Drift, ...], rows: tuple[int, int], rules: Watch, past: Sequence[WatchCheck]
 ) -> Finding:
     """Whether live inputs are still what scales were calibrated on; fails only at a stated limit.
 

@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 
 from enginegate.data import Array
 from enginegate.evidence import Finding, Outcome, loss_gate
-from enginegate.gates import Gates
-from validation.agreement import Comparison
-from validation.asked import Asked
+from enginegate.policy.gates import Gates
+from validation.agreement import OutputComparison
 from validation.checks import slice_sizes
-from validation.form import flat
+from validation.output_spec import OutputSpec
 from validation.reading import finite
 from validation.resampling import Floats, own_f1, own_mean, resampled_numbers
 from validation.score import ACCURACY, GALLERY, paired_form
+from validation.shape_checks import flat
 from validation.statistics import Estimate, Share, share_interval
 
 _ERRORS = frozenset({"mae", "rmse"})  # lower is better
@@ -96,7 +96,9 @@ class _Measure:
         return resampled_numbers(pairs, kind, confidence).estimate.low > 0.0
 
 
-def own_scores(comparison: Comparison, gates: Gates, asked: Asked) -> tuple[Finding, ...]:
+def own_scores(
+    comparison: OutputComparison, gates: Gates, asked: OutputSpec
+) -> tuple[Finding, ...]:
     """What FP32 scores on labelled samples: on all of them, then on each slice that is judged.
 
     Each is shown only (advisory). It passed when a loss can be told there; `held_back` makes the
@@ -143,7 +145,7 @@ def held_back(
     return tuple(held)
 
 
-def _measures(comparison: Comparison, gates: Gates, asked: Asked) -> Iterator[_Measure]:
+def _measures(comparison: OutputComparison, gates: Gates, asked: OutputSpec) -> Iterator[_Measure]:
     labels = comparison.labels
     if comparison.correct_reference is not None:
         known = labels.get(ACCURACY)
@@ -176,7 +178,7 @@ def _measures(comparison: Comparison, gates: Gates, asked: Asked) -> Iterator[_M
         )
 
 
-def _overall(measure: _Measure, comparison: Comparison, gates: Gates) -> Finding:
+def _overall(measure: _Measure, comparison: OutputComparison, gates: Gates) -> Finding:
     found = measure.estimate(slice(None), gates.confidence)
     said = _said(measure, found)
     if measure.chance is None:
@@ -196,7 +198,7 @@ def _overall(measure: _Measure, comparison: Comparison, gates: Gates) -> Finding
 
 
 def _of_slice(
-    measure: _Measure, comparison: Comparison, part: tuple[str, str], gates: Gates
+    measure: _Measure, comparison: OutputComparison, part: tuple[str, str], gates: Gates
 ) -> Finding:
     """A slice is not held against chance: one that holds a single class has none."""
     column, value = part
@@ -220,7 +222,7 @@ def _nothing_to_lose(measure: _Measure, most: float | None) -> str:
     )
 
 
-def _class_never_right(measure: _Measure, comparison: Comparison, gates: Gates) -> str:
+def _class_never_right(measure: _Measure, comparison: OutputComparison, gates: Gates) -> str:
     """A class, by label or by FP32's answer, on which FP32 is never right; empty: there is none."""
     labels, answers = comparison.labels.get(ACCURACY), comparison.top1_reference
     if measure.name != ACCURACY or labels is None or answers is None:

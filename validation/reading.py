@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from validation.checks import Check
+from validation.checks import GateCheck
 from validation.resampling import Resampled, resampled_f1, resampled_numbers
 from validation.score import paired_form
 from validation.statistics import (
@@ -34,7 +34,7 @@ class Tail:
     beyond: int
 
     @classmethod
-    def of(cls, check: Check, values: NDArray[np.float64]) -> "Tail":
+    def of(cls, check: GateCheck, values: NDArray[np.float64]) -> "Tail":
         """Percentile of values of shape ``(N,)``; NaN counts as the worst there is."""
         above = check.rule.relation == "<="
         known = np.where(np.isnan(values), np.inf if above else -np.inf, values)
@@ -47,7 +47,7 @@ class Tail:
 Counts: TypeAlias = Pairs | Share | Tail | Resampled
 
 
-def counts_of(check: Check, values: NDArray[Any]) -> Counts:
+def counts_of(check: GateCheck, values: NDArray[Any]) -> Counts:
     """What a check's column holds, shape ``(N,)``, as its rule counts it."""
     column = check.rule.column
     if column == "accuracy_delta" or (check.kind and paired_form(check.kind) == "binary"):
@@ -61,14 +61,14 @@ def counts_of(check: Check, values: NDArray[Any]) -> Counts:
     return Tail.of(check, values)
 
 
-def _resampled(check: Check, values: NDArray[Any]) -> Resampled:
+def _resampled(check: GateCheck, values: NDArray[Any]) -> Resampled:
     if paired_form(check.kind) == "classes":
         return resampled_f1(values, check.confidence)
     kind = check.kind if check.kind in {"mae", "rmse"} else "mean"
     return resampled_numbers(values, kind, check.confidence)
 
 
-def p_value(check: Check, counts: Counts) -> float:
+def p_value(check: GateCheck, counts: Counts) -> float:
     """Chance of counts at least this bad if the truth were exactly the limit."""
     if isinstance(counts, Pairs):
         return loss_p_value(counts, check.limit)
@@ -80,7 +80,7 @@ def p_value(check: Check, counts: Counts) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class CheckReading:
     """What the samples say about a check."""
 
     estimate: Estimate
@@ -88,7 +88,7 @@ class Reading:
     detail: str
 
     @classmethod
-    def of(cls, check: Check, counts: Counts) -> "Reading":
+    def of(cls, check: GateCheck, counts: Counts) -> "CheckReading":
         """Estimate, interval, and the sample size that would decide."""
         limit, confidence = check.limit, check.confidence
         if isinstance(counts, Pairs):

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from enginegate.data import Array, DataSet
 from enginegate.errors import DataError, PolicyError
-from enginegate.gates import Metric
-from validation.asked import Asked
-from validation.form import flat
+from enginegate.policy.gates import Metric
+from validation.output_spec import OutputSpec
+from validation.shape_checks import flat
 
 GALLERY = 1024  # samples that one is ranked among; blocks of them start at multiples of it
 BITS = 21
@@ -43,7 +43,7 @@ def labels_for(data: DataSet, output: str, kind: str) -> Array | None:
     return None if kind in {"mae", "rmse", "cosine"} else data.labels
 
 
-def labels_by_measure(data: DataSet, output: str, asked: Asked) -> dict[str, Array]:
+def labels_by_measure(data: DataSet, output: str, asked: OutputSpec) -> dict[str, Array]:
     """The labels of each metric, and of `ACCURACY` where the output has classes; by name."""
     kinds = {name: metric.kind for name, metric in asked.metrics.items()}
     if asked.task == "classification":

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.evidence import Finding, Outcome
-from enginegate.gates import Gates
-from validation.agreement import Comparison
+from enginegate.policy.gates import Gates
+from validation.agreement import OutputComparison
 
 # Six digits are 5e-6 of a value, in the recorded inputs too; a layer may amplify those.
 TRACE_TOLERANCE = 1e-4
@@ -126,7 +126,7 @@ def not_replayable(origin: str, withheld: tuple[str, ...], samples: int) -> Find
     )
 
 
-def judge_noise(noise: Comparison, gates: Gates) -> Finding:
+def judge_noise(noise: OutputComparison, gates: Gates) -> Finding:
     """Whether the error limit is above the reference's own noise.
 
     Diffy's idea: what the reference does not reproduce cannot be blamed on a candidate.

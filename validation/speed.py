@@ -10,9 +10,9 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from enginegate.benchmarking import Search, Slo
 from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.evidence import Benchmark, Finding, Outcome, Rival
+from enginegate.policy.benchmarking import Search, Slo
 from enginegate.wording import per_second
 from validation.throughput import (
     ROUNDING,
@@ -28,7 +28,7 @@ _SCOPE = "benchmark"
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class SpeedReference:
     """What a candidate is compared with.
 
     Attributes:
@@ -80,7 +80,9 @@ def with_speed(
     return tuple(judged)
 
 
-def judge_speed(ours: Throughput, against: Reference, margin: float, bounds: Search) -> Finding:
+def judge_speed(
+    ours: Throughput, against: SpeedReference, margin: float, bounds: Search
+) -> Finding:
     """Judge "at least ``margin`` times the reference's throughput at the SLO".
 
     Args:
@@ -179,25 +181,25 @@ def _outcome(ours: Throughput, theirs: Throughput, margin: float, *, equal: bool
 
 def _reference(
     found: Benchmark, made: Sequence[Benchmark], slo: Slo, bounds: Search, live: Sha256 | None
-) -> Reference | None:
+) -> SpeedReference | None:
     """None: nothing to be faster than, because it is the reference itself."""
     if slo.faster_than == "champion" and live is not None:
         if found.engine_sha256 == live:
             return None
         if found.rival is None:
-            return Reference("the live release", None, "not measured beside this candidate")
+            return SpeedReference("the live release", None, "not measured beside this candidate")
         return _champion(found.rival, bounds)
     fp32 = Candidate(kind=found.candidate.kind, precision=Precision.FP32)
     return None if found.candidate == fp32 else _fp32(fp32, made, bounds)
 
 
-def _fp32(fp32: Candidate, made: Sequence[Benchmark], bounds: Search) -> Reference:
+def _fp32(fp32: Candidate, made: Sequence[Benchmark], bounds: Search) -> SpeedReference:
     own = next((b for b in made if b.candidate == fp32), None)
     if own is None:
-        return Reference(fp32.name, None, "it is no candidate, or was not measured")
+        return SpeedReference(fp32.name, None, "it is no candidate, or was not measured")
     if own.chosen is not None:
-        return Reference(fp32.name, reached(own, bounds))
-    return Reference(
+        return SpeedReference(fp32.name, reached(own, bounds))
+    return SpeedReference(
         fp32.name,
         None,
         why=f"its own benchmark is {own.outcome.word}",
@@ -205,17 +207,17 @@ def _fp32(fp32: Candidate, made: Sequence[Benchmark], bounds: Search) -> Referen
     )
 
 
-def _champion(rival: Rival, bounds: Search) -> Reference:
+def _champion(rival: Rival, bounds: Search) -> SpeedReference:
     """What is live; it was only tried up to the candidate's own rate."""
     name, per_s = f"live release {rival.release}", rival.champion_throughput_per_s
     refuted = rival.champion_rejected_per_s
     if not per_s:
-        return Reference(name, None, "it held at no rate that was tried", refuted)
+        return SpeedReference(name, None, "it held at no rate that was tried", refuted)
     if refuted is None and per_s >= rival.rate_per_s / ROUNDING:
         why = f"{name} holds this candidate's rate: benchmark it alone to know how much more"
-        return Reference(name, Throughput(per_s, math.inf, why))
+        return SpeedReference(name, Throughput(per_s, math.inf, why))
     most = math.inf if refuted is None else refuted
-    return Reference(name, between(per_s, refuted, bounds, most_per_s=most))
+    return SpeedReference(name, between(per_s, refuted, bounds, most_per_s=most))
 
 
 def _raise_top(bounds: Search) -> str:

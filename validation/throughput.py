@@ -7,8 +7,8 @@ policy's confidence, at the number of independent requests that the measurements
 import math
 from dataclasses import dataclass
 
-from enginegate.benchmarking import Search
 from enginegate.evidence import Benchmark, Outcome
+from enginegate.policy.benchmarking import Search
 
 ROUNDING = 1.001
 _BUDGET = "raise [search] budget_s and measurement_s, so that a rate just above it is decided"

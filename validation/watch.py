@@ -1,10 +1,10 @@
 """Whether a live release does what was promised: one look's numbers + policy -> findings.
 
 Shares (errors, slow answers, answers unlike FP32) are judged over all looks together, by a rule
-that holds however often one looks (validation/repeated.py); once a look failed, counting starts
-anew, so that a fault that is over does not fail the looks after it. Gauges (mean server time,
-queue, memory) are judged look by look: the policy says by how much they may exceed. Nothing was
-promised above the promised load: what is found there is said, and counts for no later look.
+that holds however often one looks (validation/anytime_tests.py); once a look failed, counting
+starts anew, so that a fault that is over does not fail the looks after it. Gauges (mean server
+time, queue, memory) are judged look by look: the policy says by how much they may exceed. Nothing
+was promised above the promised load: what is found there is said, and counts for no later look.
 """
 
 from collections.abc import Sequence
@@ -12,12 +12,12 @@ from typing import Any
 
 from enginegate.decision import Promise, Release
 from enginegate.evidence import Finding, Outcome
-from enginegate.operating import Watch
-from enginegate.triton.look import Reading
-from enginegate.triton.slo import P99
-from enginegate.watching import Action, Count, Look
+from enginegate.measuring.p99 import P99
+from enginegate.policy.operating import Watch
+from enginegate.watch.log import Action, Count, WatchCheck
+from enginegate.watch.probe import LiveReading
 from enginegate.wording import per_second, short_number
-from validation.repeated import Seen, surely
+from validation.anytime_tests import Seen, surely
 
 # Errors, latency and agreement share the chance of a false alarm.
 _TESTS = 3
@@ -33,7 +33,12 @@ def alpha_of(rules: Watch) -> float:
 
 
 def judge_reading(
-    reading: Reading, release: Release, rules: Watch, past: Sequence[Look], *, server: str = ""
+    reading: LiveReading,
+    release: Release,
+    rules: Watch,
+    past: Sequence[WatchCheck],
+    *,
+    server: str = "",
 ) -> tuple[tuple[Finding, ...], tuple[Count, ...]]:
     """What one look at one server says about a release, and what it adds to the shares.
 
@@ -73,7 +78,7 @@ def not_measured(why: str, *, server: str = "") -> Finding:
     return found.model_copy(update={"scope": f"live/{server}" if server else "live"})
 
 
-def action_for(look: Look, rules: Watch, promise: Promise, *, can_go_back: bool) -> Action:
+def action_for(look: WatchCheck, rules: Watch, promise: Promise, *, can_go_back: bool) -> Action:
     """What the policy does about a look.
 
     Only a measured failure of the release itself rolls it back: what could not be measured, what
@@ -96,7 +101,7 @@ def action_for(look: Look, rules: Watch, promise: Promise, *, can_go_back: bool)
     return "alert" if failed and rules.on_failure != "nothing" else "none"
 
 
-def seen(count: Count, past: Sequence[Look]) -> list[Seen]:
+def seen(count: Count, past: Sequence[WatchCheck]) -> list[Seen]:
     """A share's counts, look by look, since the last look that failed on it.
 
     Each keeps its look's number, so that forgetting the oldest looks makes the others no younger.
@@ -117,7 +122,7 @@ def seen(count: Count, past: Sequence[Look]) -> list[Seen]:
     return [*found, Seen(number - since, count.samples, count.bad)]
 
 
-def _failed_on(what: str, look: Look) -> bool:
+def _failed_on(what: str, look: WatchCheck) -> bool:
     """Whether the finding about a share failed: its server's own, or the one about all slices."""
     gate, _, part = what.partition("/")
     found = {f.scope: f.outcome for f in look.findings if f.gate == gate}
@@ -129,12 +134,12 @@ def live_finding(gate: str, outcome: Outcome, reason: str, **fields: Any) -> Fin
     return Finding(gate=gate, scope="live", outcome=outcome, reason=reason, **fields)
 
 
-def _promised(reading: Reading, promise: Promise) -> bool:
+def _promised(reading: LiveReading, promise: Promise) -> bool:
     """Whether no more came than was promised to be borne."""
     return reading.arrived_per_s <= promise.throughput_per_s
 
 
-def _excused(look: Look, promise: Promise, scope: str) -> frozenset[str]:
+def _excused(look: WatchCheck, promise: Promise, scope: str) -> frozenset[str]:
     """Gates that a server's load may have failed by itself."""
     server = scope.partition("/")[2]
     reading = look.others.get(server) if server else look.reading
@@ -142,7 +147,7 @@ def _excused(look: Look, promise: Promise, scope: str) -> frozenset[str]:
     return _OF_LOAD if above else frozenset()
 
 
-def _unread(reading: Reading) -> tuple[Finding, ...]:
+def _unread(reading: LiveReading) -> tuple[Finding, ...]:
     """A metrics address that is known and does not answer: nobody sees the queue any more."""
     if not reading.unread:
         return ()
@@ -165,7 +170,9 @@ def _wrong_version(versions: tuple[str, ...], version: int) -> tuple[Finding, ..
     )
 
 
-def _errors(reading: Reading, count: Count, rules: Watch, past: Sequence[Look]) -> Finding:
+def _errors(
+    reading: LiveReading, count: Count, rules: Watch, past: Sequence[WatchCheck]
+) -> Finding:
     share, limit = count.bad / max(count.samples, 1), rules.max_error_share
     told = f"{count.bad} of {count.samples} requests failed, {share:.3g}"
     if surely(seen(count, past), "above", limit, alpha=alpha_of(rules)):
@@ -190,7 +197,7 @@ def _errors(reading: Reading, count: Count, rules: Watch, past: Sequence[Look]) 
 
 
 def _latency(
-    reading: Reading, count: Count, promise: Promise, rules: Watch, past: Sequence[Look]
+    reading: LiveReading, count: Count, promise: Promise, rules: Watch, past: Sequence[WatchCheck]
 ) -> Finding:
     """At the client, against the SLO; undecided for long, and only shown until then."""
     counts, limit, probe = seen(count, past), 1.0 - P99, reading.probe
@@ -218,7 +225,7 @@ def _latency(
     )
 
 
-def _server_time(reading: Reading, promise: Promise, rules: Watch) -> Finding:
+def _server_time(reading: LiveReading, promise: Promise, rules: Watch) -> Finding:
     """Triton's counters give means only, so the mean is compared with the promised mean."""
     promised = promise.p99_ms if promise.server_ms is None else promise.server_ms
     limit, found = promised * rules.p99_over_promise, reading.server_ms
@@ -254,7 +261,7 @@ def _server_time(reading: Reading, promise: Promise, rules: Watch) -> Finding:
     )
 
 
-def _queue(reading: Reading, rules: Watch) -> Finding:
+def _queue(reading: LiveReading, rules: Watch) -> Finding:
     if reading.pending is None or reading.pending_before is None:
         waited = (
             ""
@@ -277,7 +284,7 @@ def _queue(reading: Reading, rules: Watch) -> Finding:
     )
 
 
-def _gpu_memory(reading: Reading, rules: Watch) -> Finding:
+def _gpu_memory(reading: LiveReading, rules: Watch) -> Finding:
     share, limit = reading.gpu_memory_share, rules.max_gpu_memory_share
     if share is None:
         return _unknown("gpu_memory", "the server tells of no GPU")
@@ -303,5 +310,5 @@ def _unknown(gate: str, why: str) -> Finding:
     )
 
 
-def _too_few(reading: Reading, rules: Watch) -> str:
+def _too_few(reading: LiveReading, rules: Watch) -> str:
     return f"{reading.live} live requests in this look, {rules.min_requests} are needed"

@@ -15,14 +15,14 @@ from benchmarks.lab.dying import Death
 from benchmarks.lab.job import REFUSED, Account, Job, Site, What
 from benchmarks.lab.nursery import Ended, Nursery
 from benchmarks.lab.tagged import Order, made, samples, tag_in
+from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.traffic import Traffic
 from enginegate.repository import Layout
-from enginegate.repository.live_record import LiveRecord
-from enginegate.repository.rollout import LOCK, Rollouts
-from enginegate.triton.answers import Reply
-from enginegate.triton.callers import Callers
+from enginegate.repository.history.live_record import LiveRecord
+from enginegate.repository.rollout.rollout_state import LOCK, RolloutState
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import Server
-from enginegate.triton.traffic import Traffic
+from enginegate.triton.types import Reply
 
 _TAGS_A_NUMBER = 1000
 
@@ -246,7 +246,7 @@ class Campaign:
 
     def _committed(self, model: str) -> int:
         """What recovery has to make live: a canary that has not held is to go back."""
-        live, progress = self._live(model), Rollouts(self.root).of(model)
+        live, progress = self._live(model), RolloutState(self.root).of(model)
         if progress is not None and progress.canary == live and not progress.held:
             return progress.before or 0
         return live

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from enginegate.repository.journal import Entry, Journal
+from enginegate.repository.history.journal import Entry, Journal
 
 # What changes a file system for good; everything durable goes through one of these.
 ACTS = ("fsync", "rename", "replace", "unlink", "mkdir", "rmdir")

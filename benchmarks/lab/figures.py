@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginegate.triton.callers import Callers
+from enginegate.loadgen.callers import Callers
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 _CONFIDENCE = 0.95

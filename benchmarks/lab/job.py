@@ -9,13 +9,13 @@ from typing import Literal
 
 from benchmarks.lab.dying import Death, arm, sleep_or_die
 from enginegate.errors import PublishError
-from enginegate.operating import Watch
+from enginegate.policy.operating import Watch
 from enginegate.repository import Fleet, Layout, LiveRepository, Package, verify
-from enginegate.repository.canary import Canary
-from enginegate.repository.fleet_member import FleetMember
-from enginegate.repository.journal import Journal
-from enginegate.repository.layout import JOURNAL
-from enginegate.repository.rollout import Rollouts
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.rollout.canary import Canary
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.store.layout import JOURNAL
 from enginegate.triton.client import TritonClient
 
 What = Literal["publish", "publish-wrong", "publish-unfit", "rollback", "recover"]
@@ -107,13 +107,13 @@ def _opened(job: Job) -> Iterator[LiveRepository | Fleet]:
         for site in job.members:
             client = stack.enter_context(TritonClient(site.address))
             own = replace(lead, root=site.root, client=client)
-            members.append(FleetMember(site.name, own, lead))
+            members.append(FleetServer(site.name, own, lead))
         canary = Canary(
             lead,
             job.model,
             Watch(),
             sleep=partial(sleep_or_die, job.death),
-            goes_on=partial(Rollouts(job.root).check_goes_on, job.model),
+            goes_on=partial(RolloutState(job.root).check_goes_on, job.model),
         )
         yield Fleet(lead, tuple(members), canary_s=job.canary_s, hold=canary.hold)
 

@@ -12,11 +12,11 @@ import numpy as np
 from enginegate.candidate import Candidate, EngineKind, FileDigest, Precision, TensorSpec
 from enginegate.data import Tensors
 from enginegate.decision import Decision, Promise
-from enginegate.operating import Ensemble, Step
+from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.repository import Golden, Package
-from enginegate.repository.ensemble import as_ensemble
+from enginegate.repository.ensemble.composition import as_ensemble
 from enginegate.serving import ServingConfig
-from enginegate.triton.answers import Reply
+from enginegate.triton.types import Reply
 
 # Completing a configuration costs Triton a second for each load; these are complete.
 QUICK = ("--disable-auto-complete-config",)
@@ -165,7 +165,7 @@ def _rules(folder: Path) -> Ensemble:
     step.mkdir(exist_ok=True)
     (step / "model.py").write_text(_STEP)
     (step / "config.pbtxt").write_text(_STEP_CONFIG)
-    double = Step(name="double", folder=step, inputs={"IN": "raw"}, outputs={"OUT": "x"})
+    double = EnsembleStep(name="double", folder=step, inputs={"IN": "raw"}, outputs={"OUT": "x"})
     return Ensemble(before=(double,))
 
 

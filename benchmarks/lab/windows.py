@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lab.figures import percentile_ms
-from enginegate.triton.callers import Callers
+from enginegate.loadgen.callers import Callers
 
 Floats = NDArray[np.float64]
 PHASES = ("before", "during", "after")

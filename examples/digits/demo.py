@@ -17,21 +17,21 @@ from typing import Literal
 from rich.console import Console
 from rich.prompt import Prompt
 
-from enginegate.approving import check_decision
+from enginegate.approval_rules import check_decision
 from enginegate.candidate import Candidate
 from enginegate.data import DataSet, read_data
 from enginegate.decision import Decision, Release
 from enginegate.errors import ApprovalError, ExitCode, InputError, ServerError
 from enginegate.evidence import Scorecard
-from enginegate.ledger import Ledger
+from enginegate.loadgen.background_load import SteadyTraffic
+from enginegate.loadgen.traffic import Traffic
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard, print_table
 from enginegate.repository import Layout, LiveRepository, record_decision
-from enginegate.repository.decided import answers_to
-from enginegate.triton.live import live_server
+from enginegate.repository.history.recorded_decisions import answers_to
+from enginegate.tracking import Ledger
+from enginegate.triton.endpoint import live_server
 from enginegate.triton.server import Server
-from enginegate.triton.steady import SteadyTraffic
-from enginegate.triton.traffic import Traffic
 from enginegate.workspace import Workspace, now
 from examples.digits.register import prepare
 from flows.promote import promote

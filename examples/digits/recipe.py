@@ -2,7 +2,7 @@
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from enginegate.canonical import Record
+from enginegate.records import Record
 
 
 class Recipe(Record):

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.console import Console
 
-from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.errors import ModelError
-from enginegate.ledger import Ledger
+from enginegate.records import canonical_json, sha256_bytes
+from enginegate.tracking import Ledger
 from enginegate.workspace import Workspace
 from examples.digits.data import CLASSES, INPUT, Digits, read_digits
 from examples.digits.recipe import RECIPES, Recipe

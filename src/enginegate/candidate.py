@@ -12,8 +12,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from enginegate.canonical import Record, sha256_file
 from enginegate.errors import ModelError, TamperedError
+from enginegate.records import Record, sha256_file
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.archives import objections
+from enginegate.atomic_io import write_file
 from enginegate.candidate import TensorSpec
-from enginegate.durable import write_file
 from enginegate.errors import DataError
 
 Array: TypeAlias = NDArray[Any]

@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
-from enginegate.canonical import Record
+from enginegate.records import Record
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 
 # What clocks of several machines may differ by.
@@ -145,7 +145,7 @@ class RenewedPromise(Record):
     )
 
 
-class Part(Record):
+class ComposingModel(Record):
     """One Triton model of a release that is made of several."""
 
     name: str = Field(description="as Triton knows it, e.g. digits.preprocess")
@@ -185,7 +185,7 @@ class Release(Record):
         default=BackendSettings(),
         description="what the backend is told so that it runs the engine as it was validated",
     )
-    parts: tuple[Part, ...] = Field(
+    parts: tuple[ComposingModel, ...] = Field(
         default=(), description="the models of an ensemble, in the order they run; else empty"
     )
     further_decisions: tuple[Decision, ...] = Field(

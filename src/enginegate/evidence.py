@@ -23,8 +23,8 @@ from pydantic import (
 )
 
 from enginegate.candidate import Candidate, Sha256
-from enginegate.canonical import Record
 from enginegate.measurement import Measurement, Percentile
+from enginegate.records import Record
 from enginegate.serving import ServingConfig, ServingOptions
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from enginegate.candidate import Sha256
-from enginegate.canonical import Record
+from enginegate.records import Record
 from enginegate.serving import ServingConfig
 from enginegate.wording import per_second
 

@@ -8,14 +8,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine, Sha256
-from enginegate.canonical import Record
 from enginegate.decision import Decision
-from enginegate.durable import write_file
 from enginegate.errors import InputError
 from enginegate.evidence import Scorecard, contradictions
-from enginegate.paths import WORKSPACE, project_of
 from enginegate.policy import Policy
+from enginegate.policy.paths import WORKSPACE, project_of
+from enginegate.records import Record
 
 R = TypeVar("R", bound=Record)
 

@@ -1,7 +1,7 @@
 """A running server without models, for what it answers when a backend is asked for."""
 
 from enginegate.errors import ServerError
-from enginegate.triton.answers import ServerMetadata
+from enginegate.triton.types import ServerMetadata
 
 # Both as Triton 2.51 says them.
 ABSENT = (

@@ -135,7 +135,7 @@ def register(workspace: Workspace, model: onnx.ModelProto) -> str:
     """Log the model and register it as the next version of ``tiny``; its URI."""
     import mlflow
 
-    from enginegate.ledger import Ledger
+    from enginegate.tracking import Ledger
 
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     experiment = ledger.connection.experiment("training/tiny")

@@ -5,8 +5,8 @@ import time
 import numpy as np
 
 from enginegate.repository import Layout, LiveRepository, ObjectRepository, verify
-from enginegate.repository.journal import Step
-from enginegate.repository.object_journal import is_watched
+from enginegate.repository.history.journal import Step
+from enginegate.repository.store.object_journal import is_watched
 
 _WINDOW_S = 60.0
 

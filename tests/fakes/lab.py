@@ -12,15 +12,15 @@ import onnx
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from enginegate.candidate import Candidate, FileDigest, OnnxModel, TensorSpec
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet
 from enginegate.engines import build_engine, open_reference, plan_engine
 from enginegate.evidence import Verdict
-from enginegate.gates import Gates
-from enginegate.kept import Kept
 from enginegate.policy import Policy, parse_policy
-from validation.asked import CLASSIFY, Asked
+from enginegate.policy.gates import Gates
 from validation.chunks import Chunk, chunks_of, compare_chunk, gather, observe_chunk
 from validation.expectations import judge
+from validation.output_spec import CLASSIFY, OutputSpec
 from validation.verdict import verdict_on
 
 SAMPLES = 10_000
@@ -67,11 +67,11 @@ class Lab:
     """A reference, data, and a way to judge any graph against them."""
 
     root: Path
-    reference: Kept[OnnxModel]
+    reference: ContentFolder[OnnxModel]
     data: DataSet
     calibration: DataSet
     policy: Policy
-    asked: tuple[Asked, ...] = (CLASSIFY,)
+    asked: tuple[OutputSpec, ...] = (CLASSIFY,)
 
     @property
     def graph(self) -> ModelProto:
@@ -114,7 +114,7 @@ class Lab:
         return verdict_on(engine.value, judged)
 
 
-def kept_onnx(graph: ModelProto, folder: Path) -> Kept[OnnxModel]:
+def kept_onnx(graph: ModelProto, folder: Path) -> ContentFolder[OnnxModel]:
     """A graph as a model of the store."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(graph, folder / "model.onnx")
@@ -140,7 +140,7 @@ def kept_onnx(graph: ModelProto, folder: Path) -> Kept[OnnxModel]:
         parity_samples=0,
         proven_batch_sizes=(1,),
     )
-    return Kept(model, folder, reused=False)
+    return ContentFolder(model, folder, reused=False)
 
 
 def with_weights(graph: ModelProto, **arrays: np.ndarray) -> ModelProto:

@@ -13,8 +13,8 @@ from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.decision import Promise
 from enginegate.errors import ServerError
 from enginegate.repository import Golden, Package
-from enginegate.triton.answers import IndexRow, Reply, Statistics
 from enginegate.triton.config import Config
+from enginegate.triton.types import IndexRow, Reply, Statistics
 from tests.fakes.evidence import INT8, SERVING, decision, scorecard
 
 X = TensorSpec(name="x", dtype="float32", shape=(-1, 2))

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from enginegate.watching import Look
+from enginegate.watch.log import WatchCheck
 from tests.fakes.evidence import sha
 
 
@@ -18,4 +18,4 @@ def look(*findings, number=1, counts=(), **changes):
         "findings": findings,
         "counts": counts,
     }
-    return Look(**(fields | changes))
+    return WatchCheck(**(fields | changes))

@@ -8,7 +8,7 @@ import numpy as np
 
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
 from enginegate.sources import onnx_from_source
 from tests.fakes.tracking import tracked_at
 

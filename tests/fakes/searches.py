@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from enginegate.triton.search import search
+from enginegate.search.search import search
 from tests.fakes.simulated_triton import LOAD_S
 
 

@@ -11,14 +11,14 @@ from functools import cache
 
 import numpy as np
 
-from enginegate.benchmarking import Search, Slo
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
+from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import Load, Measurement, Percentile, StageSplit
-from enginegate.triton.measure import Sampled, judged, skipped_s, throughput
-from enginegate.triton.space import configurations
-from enginegate.triton.traffic import LoadResult
-from enginegate.triton.validity import warming_up
+from enginegate.measuring.measure import LatencySample, judged, skipped_s, throughput
+from enginegate.measuring.validity import warming_up
+from enginegate.policy.benchmarking import Search, Slo
+from enginegate.search.space import configurations
 
 LOAD_S = 2.0
 
@@ -182,7 +182,7 @@ def sampled(  # noqa: PLR0913 - a measurement has many fields
         lasted_s=lasted_s,
         warmup_s=warmup_s,
     )
-    return Sampled(measurement, latencies_ms)
+    return LatencySample(measurement, latencies_ms)
 
 
 def stages(sizes, took_ms, latencies_ms):

@@ -11,7 +11,7 @@ VENDORS = (
     *("tensorrt_rtx", "torch", "tritonclient", "grpc", "cuda"),
 )
 # They run inside Triton, or in a builder's process, where their vendor is what they are for.
-_ELSEWHERE = {"enginegate.engines.serve_onnxruntime"}
+_ELSEWHERE = {"enginegate.engines.onnxruntime.serve"}
 
 
 def test_every_module_imports_without_vendor_libraries():

@@ -6,11 +6,11 @@ from contextlib import suppress
 from rich.console import Console
 
 from enginegate.errors import EnginegateError
-from enginegate.ledger import Outbox, state_messages
 from enginegate.policy import Policy
 from enginegate.repository import AuditLog, Layout
-from enginegate.repository import broken_promises as promises
-from enginegate.watching import Look, Looks
+from enginegate.repository.history import broken_promises as promises
+from enginegate.tracking import Outbox, state_messages
+from enginegate.watch.log import WatchCheck, WatchLog
 from enginegate.workspace import Workspace
 
 
@@ -32,7 +32,7 @@ def acknowledge(policy: Policy, who: str, why: str, release: int | None, out: Co
     for number in sorted({broken.release for broken in done}):
         with suppress(EnginegateError):  # the manifest of a withdrawn release is gone
             manifest = layout.release(number)
-            checks = Looks.at(workspace, manifest).read()
+            checks = WatchLog.at(workspace, manifest).read()
             state = promises.shown_state(events, policy.name, number, checks)
             out.print(f"Release {number} is shown as: {state.word}.")
             for message in state_messages(manifest, state):
@@ -63,8 +63,8 @@ def state_words(policy: Policy, workspace: Workspace) -> Iterator[str]:
             yield f"  enginegate acknowledge POLICY --release {broken.release} --reason WHY"
 
 
-def _live_checks(layout: Layout, workspace: Workspace) -> tuple[Look, ...]:
+def _live_checks(layout: Layout, workspace: Workspace) -> tuple[WatchCheck, ...]:
     current = layout.current()
     if current is None:
         return ()
-    return Looks.at(workspace, layout.release(current.version)).read()
+    return WatchLog.at(workspace, layout.release(current.version)).read()

@@ -209,7 +209,7 @@ def approve(
 ) -> None:
     """Approve the winner of a scorecard. Binds to that digest, and expires."""
     workspace = _workspace(policy)
-    given = _approve.Answer("approve", approver, reason, candidate, accept_inconclusive)
+    given = _approve.PersonAnswer("approve", approver, reason, candidate, accept_inconclusive)
     _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
 
 
@@ -222,7 +222,7 @@ def reject(
 ) -> None:
     """Reject a scorecard: it cannot be promoted unless somebody approves it later."""
     workspace = _workspace(policy)
-    given = _approve.Answer("reject", approver, reason)
+    given = _approve.PersonAnswer("reject", approver, reason)
     _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
 
 

@@ -8,13 +8,13 @@ from typing import Literal
 from pydantic import ValidationError
 from rich.console import Console
 
-from enginegate.approving import (
+from enginegate.approval_rules import (
+    approval_status,
     check_approvable,
     inconclusive,
     may_not_reject,
     objection,
     outdated,
-    standing_of,
 )
 from enginegate.candidate import Candidate
 from enginegate.cli.live import answer_suspended
@@ -23,11 +23,11 @@ from enginegate.cli.waiting import knows_what_is_live
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
-from enginegate.explaining import explain_validation
-from enginegate.ledger import Outbox, check_authentic, decision_message
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
-from enginegate.repository.decided import answers_to
+from enginegate.repository.history.recorded_decisions import answers_to
+from enginegate.tracking import Outbox, check_authentic, decision_message
+from enginegate.validation_messages import explain_validation
 from enginegate.wording import counted
 from enginegate.workspace import Workspace, now
 
@@ -35,7 +35,7 @@ _log = logging.getLogger("enginegate.approve")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class PersonAnswer:
     """What a person typed.
 
     Attributes:
@@ -51,7 +51,11 @@ class Answer:
 
 
 def decide(
-    scorecard: Scorecard, answer: Answer, policy: Path | None, workspace: Workspace, out: Console
+    scorecard: Scorecard,
+    answer: PersonAnswer,
+    policy: Path | None,
+    workspace: Workspace,
+    out: Console,
 ) -> None:
     """Put the decision in the audit log, keep it, and tell MLflow and suspended promotions.
 
@@ -109,7 +113,7 @@ def _reject(decision: Decision, rules: Policy, workspace: Workspace) -> str:
     return ""
 
 
-def _decision(scorecard: Scorecard, answer: Answer) -> Decision:
+def _decision(scorecard: Scorecard, answer: PersonAnswer) -> Decision:
     candidate = Candidate.parse(answer.candidate) if answer.candidate else None
     if candidate is not None and scorecard.verdict(candidate) is None:
         raise InputError(f"Scorecard {scorecard.digest[:12]} has no candidate {candidate}.")
@@ -194,7 +198,7 @@ def _goes_on(
         given = answers_to(
             scorecard, workspace.decisions(scorecard.digest), rules.target.repository
         )
-        standing = standing_of(
+        standing = approval_status(
             given.decisions, scorecard, rules.approval, now=now(), record=given.record
         )
         if standing.missing:
@@ -206,7 +210,7 @@ def _goes_on(
 
 
 def _rules(
-    scorecard: Scorecard, given: Path | None, answer: Answer
+    scorecard: Scorecard, given: Path | None, answer: PersonAnswer
 ) -> tuple[Path, Policy] | tuple[None, None]:
     """The policy that a scorecard was made under, and its file: the one given, else one of
     ``policies/``; None where there is none.

@@ -7,22 +7,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from enginegate.benchmarking import Slo
+from enginegate.atomic_io import write_file
+from enginegate.benchmark.remote import RemoteModel, remote_model
 from enginegate.candidate import Candidate
-from enginegate.cli.benchmark_options import Asked, wanted
+from enginegate.cli.benchmark_options import BenchmarkRequest, wanted
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.terminal import interruptible
-from enginegate.durable import write_file
 from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
+from enginegate.loadgen.traffic import Traffic
 from enginegate.measurement import ClosedLoad, Driver
+from enginegate.measuring.measure import LatencySample
 from enginegate.policy import Policy
+from enginegate.policy.benchmarking import Slo
 from enginegate.report import ServingReport, print_measured, print_serving, serving_page
-from enginegate.shadow.offered import offered
-from enginegate.triton.confirm import judge
-from enginegate.triton.measure import Sampled
-from enginegate.triton.remote import RemoteModel, remote_model
-from enginegate.triton.traffic import Traffic
+from enginegate.search.confirmed_point import judge
+from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.benchmark")
@@ -109,7 +109,7 @@ def benchmark(  # noqa: PLR0913, PLR0917 - one argument for each option
       enginegate benchmark POLICY --server HOST:8001 --rate 200 --seconds 60
       enginegate benchmark POLICY --server HOST:8001 --load closed:16
     """
-    asked = Asked(load, rate, seconds, driver)
+    asked = BenchmarkRequest(load, rate, seconds, driver)
     rules = asked.rules(policy)
     folder = out or Workspace.of(rules).root / "serving" / rules.name
     _check_use(asked, server, candidate, model)
@@ -121,7 +121,7 @@ def benchmark(  # noqa: PLR0913, PLR0917 - one argument for each option
 
 
 def _check_use(
-    asked: Asked, server: str | None, candidate: list[str] | None, model: str | None
+    asked: BenchmarkRequest, server: str | None, candidate: list[str] | None, model: str | None
 ) -> None:
     """Refuse options that do not go together, instead of overlooking one."""
     if server is not None and candidate:
@@ -165,7 +165,9 @@ def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path)
     return _EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
 
 
-def _measure_there(rules: Policy, asked: Asked, where: tuple[str, str], folder: Path) -> ExitCode:
+def _measure_there(
+    rules: Policy, asked: BenchmarkRequest, where: tuple[str, str], folder: Path
+) -> ExitCode:
     """One load; of an open one the exit code says whether the SLO is shown to hold."""
     console = _console()
     served, workspace = remote_model(*where), Workspace.of(rules)
@@ -187,7 +189,7 @@ def _measure_there(rules: Policy, asked: Asked, where: tuple[str, str], folder: 
     return code
 
 
-def said_of(found: Sampled, slo: Slo) -> tuple[ExitCode, str]:
+def said_of(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
     """Whether one measurement shows that the SLO holds; of a closed loop that is not asked."""
     if found.measurement.invalid:
         return ExitCode.INCONCLUSIVE, "p99 is open: the measurement is not valid."
@@ -204,7 +206,7 @@ def said_of(found: Sampled, slo: Slo) -> tuple[ExitCode, str]:
 
 
 def _traffic(rules: Policy, served: RemoteModel) -> Traffic:
-    requests = offered(rules, served.config.inputs, Workspace.of(rules).shadow)
+    requests = request_mix(rules, served.config.inputs, Workspace.of(rules).shadow)
     return Traffic.from_data(
         served.name,
         requests.data,

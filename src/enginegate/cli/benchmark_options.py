@@ -14,7 +14,7 @@ _OPEN = ("poisson", "constant", "bursts", "replay")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class BenchmarkRequest:
     """What the command line changes about a policy; None leaves the policy's own."""
 
     load: str | None = None

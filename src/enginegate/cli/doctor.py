@@ -10,18 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Column, Table
 
+from enginegate.contract.server_contract import ContractCheck, check_contract
 from enginegate.engines import availability
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.machine import gpus
+from enginegate.triton.backends import offered
 from enginegate.triton.config import NATIVE_FILES
-from enginegate.triton.contract import ContractCheck, check_contract
 from enginegate.triton.install import find_triton
-from enginegate.triton.native import offered
 from enginegate.triton.server import Server, connect
 
 
-class Part(NamedTuple):
+class DoctorPart(NamedTuple):
     """One thing the pipeline can use."""
 
     name: str
@@ -109,14 +109,14 @@ def contract_table(checks: tuple[ContractCheck, ...]) -> Table:
     return shown
 
 
-def parts() -> Iterator[Part]:
+def parts() -> Iterator[DoctorPart]:
     """Every part, in the order of the pipeline."""
     yield _gpu()
     for kind in availability():
         uses = [w for w, can in (("builds", kind.can_build), ("runs", kind.can_run)) if can]
         found = f"{kind.library}: {' and '.join(uses) or 'unusable'}" if kind.library else ""
         note = f" ({kind.why_not})" if kind.why_not and found else ""
-        yield Part(kind.kind, found + note, f"no {kind.kind} candidates", kind.remedy)
+        yield DoctorPart(kind.kind, found + note, f"no {kind.kind} candidates", kind.remedy)
     yield _triton()
     yield _on_path(
         "perf_analyzer",
@@ -124,28 +124,28 @@ def parts() -> Iterator[Part]:
         "pip install tritonclient==2.51.0",
     )
     for name, cost, remedy in _PACKAGES:
-        yield Part(name, _version(name), cost, remedy)
+        yield DoctorPart(name, _version(name), cost, remedy)
 
 
-def _gpu() -> Part:
+def _gpu() -> DoctorPart:
     cost = "engines for a GPU are built ahead of time at best, and stay inconclusive"
-    return Part("GPU", gpus(), cost, "run on a machine with an NVIDIA GPU and its driver")
+    return DoctorPart("GPU", gpus(), cost, "run on a machine with an NVIDIA GPU and its driver")
 
 
-def _triton() -> Part:
+def _triton() -> DoctorPart:
     cost = "nothing can be benchmarked or served here"
     try:
         found = find_triton(None)
     except ServerError as error:
-        return Part("Triton server", "", cost, str(error))
+        return DoctorPart("Triton server", "", cost, str(error))
     names = ", ".join(found.backend_names())
     where = f" in {found.backends}" if names else ""
     backends = f"backends {names}{where}" if names else "its backends were not found"
-    return Part("Triton server", f"{found.origin}; {backends}", cost, "")
+    return DoctorPart("Triton server", f"{found.origin}; {backends}", cost, "")
 
 
-def _on_path(name: str, cost: str, remedy: str) -> Part:
-    return Part(name, shutil.which(name) or "", cost, remedy)
+def _on_path(name: str, cost: str, remedy: str) -> DoctorPart:
+    return DoctorPart(name, shutil.which(name) or "", cost, remedy)
 
 
 def _version(name: str) -> str:

@@ -29,8 +29,8 @@ from enginegate.repository import (
     open_storage,
     verify,
 )
-from enginegate.repository.changes import last_change
-from enginegate.triton.live import live_addresses, live_client, live_server
+from enginegate.repository.history.changes import last_change
+from enginegate.triton.endpoint import live_addresses, live_client, live_server
 from enginegate.triton.ports import LOOPBACK, Ports
 from enginegate.triton.server import Server, ServerOptions
 from enginegate.workspace import Workspace

@@ -5,9 +5,9 @@ from pathlib import Path
 from rich.console import Console
 
 from enginegate.errors import InputError
-from enginegate.paths import project_of
 from enginegate.policy import Policy
-from enginegate.policy_check import check_policy
+from enginegate.policy.paths import project_of
+from enginegate.preflight import check_policy
 from enginegate.wording import counted
 
 

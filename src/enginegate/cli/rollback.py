@@ -11,10 +11,10 @@ from rich.console import Console
 from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Release
 from enginegate.errors import InputError
-from enginegate.ledger import Outbox, live_message, withdrawn_message
 from enginegate.policy import read_policy
 from enginegate.repository import open_repository
-from enginegate.repository.undoing import Withdrawal
+from enginegate.repository.recovery import Withdrawal
+from enginegate.tracking import Outbox, live_message, withdrawn_message
 from enginegate.workspace import Workspace
 
 _ANSWER_S = 2.0

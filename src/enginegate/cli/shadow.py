@@ -9,9 +9,9 @@ from rich.console import Console
 from enginegate.errors import InputError
 from enginegate.hooks import importable_from
 from enginegate.policy import Policy, read_policy
-from enginegate.recording import Shadow
+from enginegate.policy.recording import Shadow
 from enginegate.shadow import SampleInfo, import_sample, record_live, sample_info
-from enginegate.triton.live import live_addresses
+from enginegate.triton.endpoint import live_addresses
 from enginegate.triton.server import connect
 from enginegate.workspace import Workspace
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from enginegate.masking import masked
+from enginegate.redact import masked
 from enginegate.workspace import Workspace
 
 _STDERR = 2

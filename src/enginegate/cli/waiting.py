@@ -4,14 +4,20 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from enginegate.approving import Standing, expires_at, outdated, standing_of, still_asked
+from enginegate.approval_rules import (
+    ApprovalStatus,
+    approval_status,
+    expires_at,
+    outdated,
+    still_asked,
+)
 from enginegate.errors import EnginegateError
 from enginegate.evidence import Scorecard
-from enginegate.operating import Approval
 from enginegate.policy import Policy
+from enginegate.policy.operating import Approval
 from enginegate.repository import Layout
-from enginegate.repository.decided import answers_to
-from enginegate.repository.live_record import LiveRecord
+from enginegate.repository.history.live_record import LiveRecord
+from enginegate.repository.history.recorded_decisions import answers_to
 from enginegate.workspace import Workspace, now
 
 _WHEN = "%Y-%m-%d %H:%M:%S %Z"
@@ -73,7 +79,7 @@ def _sentence(card: Scorecard, policy: Policy, workspace: Workspace, path: Path)
     """What its answers amount to; empty where somebody said no."""
     rules, given = policy.approval, workspace.decisions(card.digest)
     answers = answers_to(card, given, policy.target.repository)
-    standing = standing_of(answers.decisions, card, rules, now=now(), record=answers.record)
+    standing = approval_status(answers.decisions, card, rules, now=now(), record=answers.record)
     if standing.approvals and not standing.missing and not standing.rejection:
         return (
             f"approved and not promoted: {_named(card)}: approved by {_by(standing, rules)}. "
@@ -91,7 +97,7 @@ def _sentence(card: Scorecard, policy: Policy, workspace: Workspace, path: Path)
     return ""
 
 
-def _by(standing: Standing, rules: Approval) -> str:
+def _by(standing: ApprovalStatus, rules: Approval) -> str:
     return ", ".join(
         f"{each.approver} (valid until {expires_at(each, rules):{_WHEN}})"
         for each in standing.approvals

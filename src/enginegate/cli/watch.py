@@ -11,7 +11,7 @@ from enginegate.cli import acknowledge as _acknowledge
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.pull import pull
 from enginegate.policy import read_policy
-from enginegate.watching import Look, PromiseBrokenError, Watched, gate_of
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched, gate_of
 
 _out = Console(highlight=False, markup=False, emoji=False)
 
@@ -109,7 +109,7 @@ def scan(
         _out.print("No new version.")
 
 
-def _show(look: Look) -> None:
+def _show(look: WatchCheck) -> None:
     kind = "intensive" if look.intensive else "steady"
     _out.print(
         f"Look {look.number} ({kind}) at release {look.version} of {look.model}: "

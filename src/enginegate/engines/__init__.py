@@ -1,12 +1,17 @@
 """Engines: planned, built once, proven, run and served."""
 
 from enginegate.engines.build import build_engine, plan_engine, read_engine
-from enginegate.engines.decidable import Machine, Obstacle, obstacle_to, this_machine, undecidable
-from enginegate.engines.kinds import NATIVE
-from enginegate.engines.onnxruntime import open_onnx
+from enginegate.engines.decidable import (
+    DecisionObstacle,
+    Machine,
+    obstacle_to,
+    this_machine,
+    undecidable,
+)
+from enginegate.engines.onnxruntime.engine import open_onnx
 from enginegate.engines.plan import BuildPlan
-from enginegate.engines.plan_header import check_plan, plan_info
-from enginegate.engines.protocol import Availability, Runner, Served
+from enginegate.engines.protocol import Availability, Runner, ServedFiles
+from enginegate.engines.registry import NATIVE
 from enginegate.engines.run import (
     availability,
     native_drawback,
@@ -15,15 +20,16 @@ from enginegate.engines.run import (
     runnable_here,
     serving,
 )
+from enginegate.engines.tensorrt.plan_header import check_plan, plan_info
 
 __all__ = [
     "NATIVE",
     "Availability",
     "BuildPlan",
+    "DecisionObstacle",
     "Machine",
-    "Obstacle",
     "Runner",
-    "Served",
+    "ServedFiles",
     "availability",
     "build_engine",
     "check_plan",

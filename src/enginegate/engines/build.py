@@ -2,16 +2,16 @@
 
 from pathlib import Path
 
+from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine, OnnxModel
+from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
-from enginegate.durable import write_file
-from enginegate.engines.kinds import KINDS
 from enginegate.engines.plan import AS_EXPORTED, BuildPlan
+from enginegate.engines.registry import KINDS
 from enginegate.errors import BuildError, ModelError
-from enginegate.kept import Kept, kept
 from enginegate.policy import Policy
-from enginegate.precision import Sample, converter_of, reads_data
-from enginegate.sources.weights import ONE_FILE_BYTES
+from enginegate.precision import CalibrationSample, converter_of, reads_data
+from enginegate.sources.external_data import ONE_FILE_BYTES
 from enginegate.tool_errors import tool_errors
 
 MANIFEST = "manifest.json"
@@ -19,7 +19,7 @@ _WAIT_S = 600.0
 
 
 def plan_engine(
-    onnx: Kept[OnnxModel],
+    onnx: ContentFolder[OnnxModel],
     candidate: Candidate,
     *,
     policy: Policy,
@@ -41,7 +41,7 @@ def plan_engine(
         candidate=candidate,
         max_batch_size=batch.max if batch else max(policy.search.max_batch_sizes),
         calibration=data,
-        calibration_sha256=Sample.of(data, rules).sha256 if data else None,
+        calibration_sha256=CalibrationSample.of(data, rules).sha256 if data else None,
         calibrating=rules,
         building=policy.building,
         converter=converter_of(candidate, data=data, rules=rules),
@@ -50,7 +50,7 @@ def plan_engine(
     )
 
 
-def build_engine(plan: BuildPlan, engines_root: Path) -> Kept[Engine]:
+def build_engine(plan: BuildPlan, engines_root: Path) -> ContentFolder[Engine]:
     """The plan's engine: the one in the store if its bytes are sound, else built now.
 
     Flows that want the same engine at once build it once. On failure nothing is left.
@@ -60,7 +60,7 @@ def build_engine(plan: BuildPlan, engines_root: Path) -> Kept[Engine]:
             vendor's tool raised something of its own.
         DataError: int8 or fp8 without calibration data, or with data that does not fit.
     """
-    return kept(
+    return make_once(
         engines_root / plan.key,
         read=read_engine,
         make=lambda folder: _build(plan, folder),

@@ -6,22 +6,23 @@ What no device, library or data here allows is inconclusive: it says nothing abo
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from enginegate.building import Device, TensorRt
 from enginegate.candidate import Candidate, EngineKind, Precision
-from enginegate.engines import cuda, tensorrt_library
-from enginegate.engines import onnxruntime_session as sessions
+from enginegate.engines import cuda
 from enginegate.engines.cuda import Gpu
+from enginegate.engines.onnxruntime import session as sessions
 from enginegate.engines.plan import AS_EXPORTED
-from enginegate.engines.tensorrt_library import RTX
+from enginegate.engines.tensorrt import library as tensorrt_library
+from enginegate.engines.tensorrt.library import RTX
 from enginegate.errors import BuildError
 from enginegate.policy import Policy
+from enginegate.policy.building import Device, TensorRt
 from enginegate.precision import modelopt_for
 
 _ADA = 89  # the first capability with FP8 arithmetic
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class DecisionObstacle:
     """Why a candidate cannot be decided here.
 
     Attributes:
@@ -78,22 +79,22 @@ def this_machine(rules: Policy) -> Machine:
     )
 
 
-def undecidable(rules: Policy, machine: Machine) -> Mapping[Candidate, Obstacle]:
+def undecidable(rules: Policy, machine: Machine) -> Mapping[Candidate, DecisionObstacle]:
     """The candidates that cannot be decided on a machine under a policy, and why; the rest can."""
     found = {each: obstacle_to(each, rules, machine) for each in rules.candidates.all()}
     return {candidate: obstacle for candidate, obstacle in found.items() if obstacle is not None}
 
 
-def obstacle_to(candidate: Candidate, rules: Policy, machine: Machine) -> Obstacle | None:
+def obstacle_to(candidate: Candidate, rules: Policy, machine: Machine) -> DecisionObstacle | None:
     """Why one candidate cannot be decided on a machine under a policy, or None if it can."""
     precision = candidate.precision
     if precision.needs_calibration and rules.data.calibration is None:
-        return Obstacle(
+        return DecisionObstacle(
             f"{precision} needs calibration data, and the policy names none",
             f"Set calibration under [data], or drop {precision} from [candidates].",
         )
     if not machine.onnxruntime and precision not in AS_EXPORTED:
-        return Obstacle(
+        return DecisionObstacle(
             f"ONNX Runtime converts models to {precision}, and it is not installed here",
             f"Run: {sessions.REMEDY}",
         )
@@ -102,17 +103,17 @@ def obstacle_to(candidate: Candidate, rules: Policy, machine: Machine) -> Obstac
     return _on_tensorrt(precision, rules.tensorrt, machine)
 
 
-def _on_onnxruntime(precision: Precision, machine: Machine) -> Obstacle | None:
+def _on_onnxruntime(precision: Precision, machine: Machine) -> DecisionObstacle | None:
     if not machine.onnxruntime:
-        return Obstacle("ONNX Runtime is not installed here", f"Run: {sessions.REMEDY}")
+        return DecisionObstacle("ONNX Runtime is not installed here", f"Run: {sessions.REMEDY}")
     provider = sessions.PROVIDERS[machine.device]
     if machine.device == "cuda" and machine.gpu is None:
-        return Obstacle(
+        return DecisionObstacle(
             'it is for device = "cuda", and there is no NVIDIA GPU with a driver here',
             'Qualify on a machine with a GPU, or set device = "auto" under [onnxruntime].',
         )
     if provider not in machine.providers:
-        return Obstacle(
+        return DecisionObstacle(
             f"the ONNX Runtime that is installed here has no {provider}",
             "Install onnxruntime-gpu on this machine.",
         )
@@ -124,22 +125,26 @@ def _on_onnxruntime(precision: Precision, machine: Machine) -> Obstacle | None:
         if precision is Precision.FP8
         else "Qualify on a machine with such a GPU, or drop it from onnxruntime under [candidates]."
     )
-    return Obstacle(why, where)
+    return DecisionObstacle(why, where)
 
 
-def _on_tensorrt(precision: Precision, rules: TensorRt, machine: Machine) -> Obstacle | None:
+def _on_tensorrt(
+    precision: Precision, rules: TensorRt, machine: Machine
+) -> DecisionObstacle | None:
     if machine.tensorrt_obstacle:
-        return Obstacle(
+        return DecisionObstacle(
             machine.tensorrt_obstacle, "Mend that, or qualify on a machine that has it."
         )
     if machine.converter_obstacle and precision not in AS_EXPORTED:
-        return Obstacle(machine.converter_obstacle, "Mend that, or qualify where it is installed.")
+        return DecisionObstacle(
+            machine.converter_obstacle, "Mend that, or qualify where it is installed."
+        )
     gpu = machine.gpu
     if machine.tensorrt == RTX:
         targets = "+".join(rules.targets)
         here = gpu or "no NVIDIA GPU with a driver"
         if gpu is None or gpu.capability not in rules.targets:
-            return Obstacle(
+            return DecisionObstacle(
                 f"its plan is for {targets}, and this machine has {here}",
                 f"Qualify on a machine with a GPU of {targets}.",
                 builds=True,
@@ -147,7 +152,7 @@ def _on_tensorrt(precision: Precision, rules: TensorRt, machine: Machine) -> Obs
         return None
     needed = _needed(precision)
     if gpu is not None and sessions.capability(gpu) < needed:
-        return Obstacle(
+        return DecisionObstacle(
             f"{precision} needs compute capability {needed / 10:.1f}, and the GPU here is {gpu}",
             f"Qualify on a newer GPU, or drop {precision} from tensorrt under [candidates].",
         )

@@ -4,7 +4,6 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginegate.building import Building, Range
 from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
@@ -16,10 +15,11 @@ from enginegate.candidate import (
     ShapeRange,
     TensorSpec,
 )
-from enginegate.canonical import canonical_json, sha256_bytes
 from enginegate.data import DataSet
 from enginegate.errors import BuildError
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
+from enginegate.policy.building import Building, DimensionRange
+from enginegate.records import canonical_json, sha256_bytes
 
 _RECIPE = 2  # raise when the same plan comes to mean other bytes, or another manifest
 _LIMITS = {"timeout_s", "memory_mib", "timing_cache"}  # these stop a build, or hasten it
@@ -49,7 +49,7 @@ class BuildPlan:
     max_batch_size: int
     calibration: DataSet | None
     calibration_sha256: Sha256 | None
-    calibrating: Calibration
+    calibrating: CalibrationTable
     building: Building
     converter: str
     toolchain: str
@@ -128,11 +128,11 @@ class BuildPlan:
             max=tuple(axis.max for axis in axes),
         )
 
-    def _axis(self, spec: TensorSpec, index: int) -> Range | None:
+    def _axis(self, spec: TensorSpec, index: int) -> DimensionRange | None:
         size = spec.shape[index]
         if size >= 0:
-            return Range(min=size, best=size, max=size)
+            return DimensionRange(min=size, best=size, max=size)
         if index:
             return self.building.shapes.of(spec.name, index)
         most = self.max_batch_size
-        return self.building.shapes.batch or Range(min=1, best=most, max=most)
+        return self.building.shapes.batch or DimensionRange(min=1, best=most, max=most)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from enginegate.building import Building
 from enginegate.candidate import Engine, EngineKind
 from enginegate.data import Tensors
 from enginegate.engines.plan import BuildPlan
+from enginegate.policy.building import Building
 from enginegate.serving import BackendSettings
 
 
@@ -31,7 +31,7 @@ class Runner(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedFiles:
     """What Triton needs to serve an engine, apart from how (`ServingConfig`).
 
     Attributes:
@@ -98,7 +98,7 @@ class Kind(Protocol):
         """Load an engine whose bytes were checked; closed when the context ends."""
         ...
 
-    def serving(self, engine: Engine, path: Path, /) -> Served:
+    def serving(self, engine: Engine, path: Path, /) -> ServedFiles:
         """What Triton needs to serve it."""
         ...
 

@@ -7,7 +7,7 @@ traffic at the other: the larger of the two is what limits it.
 
 from typing import Literal
 
-from enginegate.engines.ceilings import Ceilings
+from enginegate.engines.peak_throughput import PeakThroughput
 from enginegate.engines.work import Work
 from enginegate.evidence import Roofline
 
@@ -16,7 +16,7 @@ _MIN_COVERED = 0.8
 
 def roofline(
     work: Work,
-    found: Ceilings,
+    found: PeakThroughput,
     *,
     samples_per_s: float | None = None,
     instances: int = 1,

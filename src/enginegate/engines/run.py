@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from enginegate.candidate import ONNX_FILE, Engine, EngineKind, OnnxModel
-from enginegate.engines import onnxruntime
-from enginegate.engines.kinds import KINDS, NATIVE, NATIVE_SETTINGS
-from enginegate.engines.protocol import Availability, Runner, Served
+from enginegate.engines.onnxruntime import engine as onnxruntime
+from enginegate.engines.protocol import Availability, Runner, ServedFiles
+from enginegate.engines.registry import KINDS, NATIVE, NATIVE_SETTINGS
 from enginegate.errors import ModelError
 
 
@@ -54,7 +54,7 @@ def native_drawback(engine: Engine) -> str | None:
     )
 
 
-def serving(engine: Engine, folder: Path, *, backend: str = "") -> Served:
+def serving(engine: Engine, folder: Path, *, backend: str = "") -> ServedFiles:
     """What Triton needs to serve an engine of the store.
 
     Args:
@@ -78,7 +78,7 @@ def serving(engine: Engine, folder: Path, *, backend: str = "") -> Served:
             f"{' or '.join(sorted({usual.backend, native}))}. Use a server that has it."
         )
     beside = {name: path.with_name(name) for name in engine.external}
-    return Served(
+    return ServedFiles(
         backend=native,
         files={filename: path, **beside},
         settings=NATIVE_SETTINGS[engine.candidate.kind](engine),

@@ -2,29 +2,33 @@
 
 from enginegate.precision.census import Census
 from enginegate.precision.convert import Conversion, convert, converter_of, reads_data
-from enginegate.precision.curve import curve_plot
+from enginegate.precision.mixed_precision_search import (
+    PrecisionTrial,
+    TradeoffCurve,
+    search_mixed_precision,
+)
 from enginegate.precision.modelopt import modelopt_for
-from enginegate.precision.repair import Curve, Trial, repair
-from enginegate.precision.safety import (
+from enginegate.precision.overflow import (
     EMULATED,
     EmulatedRunner,
     RangeReport,
     emulated,
     judge_range,
 )
-from enginegate.precision.sample import Sample
+from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.sensitivity import Sensitivity, sensitivities
+from enginegate.precision.tradeoff_plot import curve_plot
 
 __all__ = [
     "EMULATED",
+    "CalibrationSample",
     "Census",
     "Conversion",
-    "Curve",
     "EmulatedRunner",
+    "PrecisionTrial",
     "RangeReport",
-    "Sample",
     "Sensitivity",
-    "Trial",
+    "TradeoffCurve",
     "convert",
     "converter_of",
     "curve_plot",
@@ -32,6 +36,6 @@ __all__ = [
     "judge_range",
     "modelopt_for",
     "reads_data",
-    "repair",
+    "search_mixed_precision",
     "sensitivities",
 ]

@@ -10,15 +10,15 @@ from onnx import ModelProto
 from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataSet
 from enginegate.errors import BuildError, DataError
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
+from enginegate.precision.calibration.select import ranges_for
 from enginegate.precision.census import Census, census
-from enginegate.precision.choose import ranges_for
-from enginegate.precision.halves import to_half
-from enginegate.precision.modelopt import Job, ModelOpt, by_modelopt, modelopt_for
+from enginegate.precision.check_source import check_convertible
+from enginegate.precision.fp16_bf16 import to_half
+from enginegate.precision.modelopt import ModelOpt, ModelOptJob, by_modelopt, modelopt_for
 from enginegate.precision.nodes import named, regions
 from enginegate.precision.quantise import SCHEMES, Prepared, Scheme, prepare, with_pairs
-from enginegate.precision.sample import Sample
-from enginegate.precision.sound import check_convertible
+from enginegate.precision.sample import CalibrationSample
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
 _AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
@@ -47,7 +47,7 @@ def convert(
     candidate: Candidate,
     *,
     data: DataSet | None,
-    rules: Calibration,
+    rules: CalibrationTable,
     keep: tuple[str, ...] = (),
 ) -> Conversion:
     """The model at the candidate's precision; inputs and outputs keep their types.
@@ -93,7 +93,7 @@ def convert(
     return Conversion(content, f"{converter}{chosen}{kept}", census(converted))
 
 
-def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibration) -> str:
+def converter_of(candidate: Candidate, *, data: DataSet | None, rules: CalibrationTable) -> str:
     """Tool, version and settings that decide the converted bytes.
 
     ``none`` if nothing changes, ``absent`` if the tool is not installed.
@@ -116,7 +116,7 @@ def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibrati
     return f"{name}, QDQ, {rules.method} over {read}"
 
 
-def reads_data(candidate: Candidate, rules: Calibration) -> bool:
+def reads_data(candidate: Candidate, rules: CalibrationTable) -> bool:
     """Whether calibration samples decide the converted bytes.
 
     Scales come from them, and ModelOpt's 16-bit conversion looks at their ranges.
@@ -129,7 +129,9 @@ def reads_data(candidate: Candidate, rules: Calibration) -> bool:
     return candidate.precision.needs_calibration or by_range
 
 
-def _modelopt(candidate: Candidate, data: DataSet | None, rules: Calibration) -> ModelOpt | None:
+def _modelopt(
+    candidate: Candidate, data: DataSet | None, rules: CalibrationTable
+) -> ModelOpt | None:
     """ModelOpt if it converts this candidate; without data it would make some up."""
     found = modelopt_for(candidate, rules)
     optional = rules.tool == "auto" and candidate.precision in _HALVES
@@ -159,8 +161,8 @@ class _Order:
 
     source: Path
     candidate: Candidate
-    sample: Sample
-    rules: Calibration
+    sample: CalibrationSample
+    rules: CalibrationTable
     keep: tuple[str, ...]
     scratch: Path
 
@@ -177,7 +179,7 @@ class _Order:
         """The model, and how ranges were found."""
         _check_names(named(onnx.load(self.source)), self.keep, self.candidate)
         batch = self.rules.batch_size
-        job = Job(tool, self.source, self.candidate, batch, self.keep, self.scratch)
+        job = ModelOptJob(tool, self.source, self.candidate, batch, self.keep, self.scratch)
         made = by_modelopt(job, self.sample, self.rules.method)
         return made.model, made.how
 
@@ -187,7 +189,9 @@ def kept_with(prepared: Prepared, keep: tuple[str, ...]) -> frozenset[str]:
     return regions(prepared.model, keep, prepared.scheme.between)
 
 
-def calibration_sample(candidate: Candidate, data: DataSet | None, rules: Calibration) -> Sample:
+def calibration_sample(
+    candidate: Candidate, data: DataSet | None, rules: CalibrationTable
+) -> CalibrationSample:
     """The samples scales are measured on.
 
     Raises:
@@ -199,7 +203,7 @@ def calibration_sample(candidate: Candidate, data: DataSet | None, rules: Calibr
             f"from random data. Set calibration under [data], or drop {candidate.precision} from "
             "[candidates]."
         )
-    return Sample.of(data, rules)
+    return CalibrationSample.of(data, rules)
 
 
 def _check_names(model: ModelProto, keep: tuple[str, ...], candidate: Candidate) -> None:

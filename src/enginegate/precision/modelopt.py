@@ -19,10 +19,10 @@ from onnx import ModelProto
 
 from enginegate.candidate import Candidate, EngineKind
 from enginegate.errors import BuildError
-from enginegate.policy import Calibration
-from enginegate.precision.sample import Sample
+from enginegate.policy import CalibrationTable
+from enginegate.precision.check_converted import well_formed
+from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.session import open_session, outputs_of, relative_error
-from enginegate.precision.well_formed import well_formed
 
 _METHODS = ("max", "entropy")
 _HELD_OUT = 4  # one sample in this many
@@ -43,14 +43,14 @@ class ModelOpt:
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
+class ModelOptConversion:
     """What ModelOpt made, and by which calibration method (empty for 16 bits)."""
 
     model: ModelProto
     how: str
 
 
-def modelopt_for(candidate: Candidate, rules: Calibration) -> ModelOpt | None:
+def modelopt_for(candidate: Candidate, rules: CalibrationTable) -> ModelOpt | None:
     """ModelOpt, if it is to convert this candidate; only TensorRT takes its placement of pairs.
 
     Raises:
@@ -92,7 +92,7 @@ def _find(python: str) -> ModelOpt | None:
     return ModelOpt(command[0], answer.stdout.strip())
 
 
-def by_modelopt(job: "Job", sample: Sample, method: str) -> Converted:
+def by_modelopt(job: "ModelOptJob", sample: CalibrationSample, method: str) -> ModelOptConversion:
     """The model at the candidate's precision. Always on real samples: without, it makes some up.
 
     Args:
@@ -103,9 +103,9 @@ def by_modelopt(job: "Job", sample: Sample, method: str) -> Converted:
         BuildError: ModelOpt fails or takes too long; the log's end is in the message.
     """
     if not job.candidate.precision.needs_calibration:
-        return Converted(job.run(sample, ""), "")
+        return ModelOptConversion(job.run(sample, ""), "")
     if method != "auto":
-        return Converted(job.run(sample, method), method)
+        return ModelOptConversion(job.run(sample, method), method)
     fitted, held = sample.split(_HELD_OUT)
     exact = outputs_of(open_session(job.source, what=str(job.source)), held)
     errors = {}
@@ -116,11 +116,11 @@ def by_modelopt(job: "Job", sample: Sample, method: str) -> Converted:
     best = min(errors, key=lambda name: errors[name])
     shown = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
     how = f"{best}, the best of {shown} on {len(held)} held-out samples"
-    return Converted(job.run(sample, best), how)
+    return ModelOptConversion(job.run(sample, best), how)
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ModelOptJob:
     """One conversion.
 
     Attributes:
@@ -138,7 +138,7 @@ class Job:
     keep: tuple[str, ...]
     scratch: Path
 
-    def run(self, sample: Sample, method: str) -> ModelProto:
+    def run(self, sample: CalibrationSample, method: str) -> ModelProto:
         """Convert in a process of its own."""
         data, target = self.scratch / "calibration.npz", self.scratch / "converted.onnx"
         parts = list(sample.batches())

@@ -22,13 +22,13 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import EngineKind, Precision
-from enginegate.precision.calibrate import histograms
+from enginegate.precision.calibration.histograms import histograms
+from enginegate.precision.calibration.methods import ActivationRange, Histogram, whole
+from enginegate.precision.check_converted import well_formed, with_opset
 from enginegate.precision.nodes import LAYERS, named
-from enginegate.precision.ranges import Histogram, Range, whole
-from enginegate.precision.sample import Sample
+from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.session import silenced
 from enginegate.precision.shapes import with_symbolic_shapes, with_types
-from enginegate.precision.well_formed import well_formed, with_opset
 from enginegate.sources.onnx_form import graphs
 from enginegate.tool_errors import tool_errors
 
@@ -110,7 +110,7 @@ class Prepared:
     origin: str
     note: str = ""
 
-    def histograms(self, sample: Sample, scratch: Path) -> dict[str, Histogram]:
+    def histograms(self, sample: CalibrationSample, scratch: Path) -> dict[str, Histogram]:
         """What its activations are on the sample; see `calibrate.histograms`."""
         return histograms(self.model, scratch, operators=self.operators, sample=sample)
 
@@ -119,7 +119,7 @@ class Prepared:
         """Tensors that callers see: their largest values decide, so they are never clipped."""
         return frozenset(value.name for value in self.model.graph.output)
 
-    def ranges(self, seen: Mapping[str, Histogram], method: Any) -> dict[str, Range]:
+    def ranges(self, seen: Mapping[str, Histogram], method: Any) -> dict[str, ActivationRange]:
         """A range for each activation, by one of `ranges.METHODS`; outputs keep all of theirs."""
         return {
             name: whole(histogram) if name in self.outputs else method(histogram)
@@ -151,7 +151,7 @@ def prepare(source: Path, scratch: Path, scheme: Scheme) -> Prepared:
 
 def with_pairs(
     prepared: Prepared,
-    ranges: Mapping[str, Range],
+    ranges: Mapping[str, ActivationRange],
     *,
     only: frozenset[str] | None = None,
     keep: frozenset[str] = frozenset(),
@@ -247,7 +247,7 @@ def _has_attention(model: ModelProto) -> bool:
     return any(constants.isdisjoint(node.input) for node in products)
 
 
-def _tensors_data(scheme: Scheme, ranges: Mapping[str, Range]) -> "TensorsData":
+def _tensors_data(scheme: Scheme, ranges: Mapping[str, ActivationRange]) -> "TensorsData":
     """In ONNX Runtime's types; it derives FP8 scales from a standard deviation."""
     from onnxruntime.quantization import CalibrationMethod  # noqa: PLC0415
     from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415

@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from enginegate.candidate import Sha256, TensorSpec
 from enginegate.data import DataSet, Tensors
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class CalibrationSample:
     """Some rows of a data set; arrays stay where they are until a batch is read.
 
     Attributes:
@@ -28,7 +28,7 @@ class Sample:
     batch_size: int
 
     @classmethod
-    def of(cls, data: DataSet, rules: Calibration) -> "Sample":
+    def of(cls, data: DataSet, rules: CalibrationTable) -> "CalibrationSample":
         """At most ``max_samples``, the same share of each combination of slices.
 
         Within a combination the first rows are taken. Without slice columns that is the start of
@@ -55,11 +55,11 @@ class Sample:
         for part in self._parts():
             yield dict(part.inputs)
 
-    def head(self, count: int) -> "Sample":
+    def head(self, count: int) -> "CalibrationSample":
         """The first ``count`` rows, for estimates that need fewer."""
-        return Sample(self.data, self.rows[:count], self.batch_size)
+        return CalibrationSample(self.data, self.rows[:count], self.batch_size)
 
-    def split(self, every: int) -> tuple["Sample", "Sample"]:
+    def split(self, every: int) -> tuple["CalibrationSample", "CalibrationSample"]:
         """Two parts without a common row: the second has one row in ``every``.
 
         With fewer than two rows there is nothing to hold out, and both are the whole.
@@ -68,8 +68,8 @@ class Sample:
         if not held.any() or held.all():
             return self, self
         return (
-            Sample(self.data, self.rows[~held], self.batch_size),
-            Sample(self.data, self.rows[held], self.batch_size),
+            CalibrationSample(self.data, self.rows[~held], self.batch_size),
+            CalibrationSample(self.data, self.rows[held], self.batch_size),
         )
 
     def check_fits(self, specs: tuple[TensorSpec, ...]) -> None:

@@ -12,16 +12,16 @@ from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from pydantic import NonNegativeFloat, NonNegativeInt
 
 from enginegate.candidate import Candidate, Precision
-from enginegate.canonical import Record
 from enginegate.data import DataSet
-from enginegate.policy import Calibration
-from enginegate.precision.choose import ranges_for
+from enginegate.policy import CalibrationTable
+from enginegate.precision.calibration.select import ranges_for
 from enginegate.precision.convert import calibration_sample, kept_with, scheme_of
-from enginegate.precision.halves import rounded
+from enginegate.precision.fp16_bf16 import rounded
 from enginegate.precision.nodes import layers, named
 from enginegate.precision.quantise import prepare, with_pairs
-from enginegate.precision.sample import Sample
+from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.session import open_session, outputs_of, relative_error
+from enginegate.records import Record
 from enginegate.sources.onnx_form import input_specs
 
 _HALVES = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
@@ -53,7 +53,7 @@ def sensitivities(
     candidate: Candidate,
     *,
     data: DataSet | None,
-    rules: Calibration,
+    rules: CalibrationTable,
     samples: int,
     budget_s: float = math.inf,
 ) -> tuple[Sensitivity, ...]:
@@ -92,7 +92,11 @@ def sensitivities(
 
 
 def _quantised_forms(
-    source: Path, candidate: Candidate, sample: Sample, rules: Calibration, scratch: Path
+    source: Path,
+    candidate: Candidate,
+    sample: CalibrationSample,
+    rules: CalibrationTable,
+    scratch: Path,
 ) -> Iterator[tuple[str, ModelProto]]:
     prepared = prepare(source, scratch, scheme_of(candidate))
     ranges = ranges_for(prepared, sample, rules, scratch)

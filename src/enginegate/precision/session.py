@@ -11,7 +11,7 @@ import numpy as np
 from enginegate.data import Array, Tensors
 from enginegate.errors import BuildError, InputError
 from enginegate.precision.deadline import opening, run_in_time
-from enginegate.precision.sample import Sample
+from enginegate.precision.sample import CalibrationSample
 from enginegate.tool_errors import told_by, tool_errors
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "
         ) from error
 
 
-def outputs_of(session: "InferenceSession", sample: Sample) -> Tensors:
+def outputs_of(session: "InferenceSession", sample: CalibrationSample) -> Tensors:
     """The session's outputs for every row, run in batches."""
     parts = list(batches_of(session, sample))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def batches_of(session: "InferenceSession", sample: Sample) -> Iterator[Tensors]:
+def batches_of(session: "InferenceSession", sample: CalibrationSample) -> Iterator[Tensors]:
     """The session's outputs, one batch at a time."""
     names = [output.name for output in session.get_outputs()]
     for batch in sample.batches():

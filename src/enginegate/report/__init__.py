@@ -1,6 +1,14 @@
 """A scorecard for people: in the terminal, as Markdown, and in plain sentences."""
 
-from enginegate.report.content import NO_SIZES, Obstacle, Row, Sizes, obstacles, row_of, sentences
+from enginegate.report.content import (
+    NO_SIZES,
+    CandidateObstacle,
+    Row,
+    Sizes,
+    obstacles,
+    row_of,
+    sentences,
+)
 from enginegate.report.explain import explain
 from enginegate.report.markdown import approval_markdown, scorecard_markdown
 from enginegate.report.serving import ServingReport, accuracies, serving_report
@@ -10,7 +18,7 @@ from enginegate.report.terminal import print_approval, print_scorecard, print_ta
 
 __all__ = [
     "NO_SIZES",
-    "Obstacle",
+    "CandidateObstacle",
     "Row",
     "ServingReport",
     "Sizes",

@@ -52,7 +52,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Obstacle:
+class CandidateObstacle:
     """What keeps some candidates from passing, worst first; candidates with the same share one.
 
     ``unmeasured`` says why they were not benchmarked; empty where they were, or could not be.
@@ -99,7 +99,7 @@ def _mark(scorecard: Scorecard, candidate: Candidate) -> str:
     return " (tied)" if candidate in scorecard.tied else ""
 
 
-def obstacles(scorecard: Scorecard) -> tuple[Obstacle, ...]:
+def obstacles(scorecard: Scorecard) -> tuple[CandidateObstacle, ...]:
     """Why each candidate that did not pass did not, in the scorecard's order."""
     groups: dict[tuple[Outcome, tuple[str, ...], tuple[str, ...], str], list[Candidate]] = {}
     for verdict in scorecard.verdicts:
@@ -111,7 +111,7 @@ def obstacles(scorecard: Scorecard) -> tuple[Obstacle, ...]:
             skipped = scorecard.unmeasured.get(verdict.candidate.name, "")
             groups.setdefault((outcome, reasons, remedies, skipped), []).append(verdict.candidate)
     return tuple(
-        Obstacle(tuple(candidates), outcome, reasons, remedies, skipped)
+        CandidateObstacle(tuple(candidates), outcome, reasons, remedies, skipped)
         for (outcome, reasons, remedies, skipped), candidates in groups.items()
     )
 

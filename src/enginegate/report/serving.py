@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from enginegate.benchmarking import Slo
 from enginegate.candidate import Candidate
-from enginegate.canonical import Record
 from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
 from enginegate.measurement import Measurement, Percentile
+from enginegate.measuring.advice import buckets, explain_p99
+from enginegate.policy.benchmarking import Slo
+from enginegate.records import Record
 from enginegate.report.content import accuracy_text, one_line
 from enginegate.serving import ServingConfig
-from enginegate.triton.advice import buckets, explain_p99
 from enginegate.wording import per_second, short_number
 
 SERVING_COLUMNS = (

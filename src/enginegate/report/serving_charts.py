@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from enginegate.candidate import Candidate
+from enginegate.charts.svg import COLOURS, Canvas, ChartAxis, box, dot, line, path, text
 from enginegate.evidence import Benchmark
 from enginegate.measurement import Measurement, StageSplit
 from enginegate.report.serving import P99, ServingReport
-from enginegate.report.svg import COLOURS, Axis, Canvas, box, dot, line, path, text
 from enginegate.wording import per_second, short_number
 
 STAGES = {
@@ -46,8 +46,8 @@ def latency_chart(report: ServingReport) -> str:
     found = [m for b in report.candidates for m in b.measurements]
     p99s = [p.value_ms for m in found if (p := m.percentile(P99))]
     canvas = Canvas(
-        Axis.around([m.throughput_per_s for m in found], "completed requests/s", zero=True),
-        Axis.around([*p99s, report.slo.p99_ms], "p99, ms (log)", log=True),
+        ChartAxis.around([m.throughput_per_s for m in found], "completed requests/s", zero=True),
+        ChartAxis.around([*p99s, report.slo.p99_ms], "p99, ms (log)", log=True),
     )
     marks = [_limit(canvas, report.slo.p99_ms)]
     for number, benchmark in enumerate(report.candidates):
@@ -65,8 +65,8 @@ def delay_chart(report: ServingReport) -> str:
         return _NOTHING
     lanes = len(report.candidates)
     canvas = Canvas(
-        Axis.around(rates, "offered requests/s", zero=True),
-        Axis(-0.5, len(delays) - 0.5, "", names=tuple(f"{delay} us" for delay in delays)),
+        ChartAxis.around(rates, "offered requests/s", zero=True),
+        ChartAxis(-0.5, len(delays) - 0.5, "", names=tuple(f"{delay} us" for delay in delays)),
         height=80.0 + 44.0 * len(delays),
     )
     marks = []
@@ -117,8 +117,8 @@ def pareto_chart(report: ServingReport, accuracy: Mapping[Candidate, str]) -> st
     label = f"cost of a million requests, {_currency(report)}" if priced else "requests/s"
     p99s = [p.p99.value_ms for _, _, p, _ in points if p.p99]
     canvas = Canvas(
-        Axis.around([x for *_, x in points], label),
-        Axis.around([*p99s, report.slo.p99_ms], "p99, ms (log)", log=True),
+        ChartAxis.around([x for *_, x in points], label),
+        ChartAxis.around([*p99s, report.slo.p99_ms], "p99, ms (log)", log=True),
     )
     marks = [_limit(canvas, report.slo.p99_ms)]
     for number, b, p, x in points:

@@ -9,9 +9,10 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from enginegate.benchmarking import Slo
 from enginegate.evidence import Benchmark, Outcome
 from enginegate.measurement import Measurement
+from enginegate.measuring.advice import explain_p99
+from enginegate.policy.benchmarking import Slo
 from enginegate.report.serving import (
     SERVING_COLUMNS,
     ServingReport,
@@ -20,7 +21,6 @@ from enginegate.report.serving import (
     serving_rows,
     serving_sentences,
 )
-from enginegate.triton.advice import explain_p99
 
 _NUMBERS = SERVING_COLUMNS[1:6]
 _STYLES = {

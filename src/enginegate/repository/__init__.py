@@ -1,23 +1,28 @@
 """The live Triton repository: stage, publish, verify, history, restore."""
 
-from enginegate.repository.audit import AuditLog, Deed, origin, record_decision, record_deed
-from enginegate.repository.fleet import Fleet
-from enginegate.repository.golden import Golden
-from enginegate.repository.layout import Current, Layout, models
-from enginegate.repository.live import LiveRepository
-from enginegate.repository.objects import ObjectRepository
+from enginegate.repository.deploy.golden import Golden
+from enginegate.repository.factory import LiveTarget, open_repository, open_storage
+from enginegate.repository.history.audit import (
+    AuditLog,
+    AuditRecord,
+    origin,
+    record_act,
+    record_decision,
+)
+from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.opening import open_lead
-from enginegate.repository.signing import ReleaseSigning
-from enginegate.repository.staging import Package
-from enginegate.repository.targets import LiveTarget, open_repository, open_storage
-from enginegate.repository.verify import Check
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.store.layout import Current, Layout, models
+from enginegate.repository.store.object_repository import ObjectRepository
+from enginegate.repository.store.staging import Package
+from enginegate.repository.verify import VerifyCheck
 from enginegate.repository.verify_target import verify
 
 __all__ = [
     "AuditLog",
-    "Check",
+    "AuditRecord",
     "Current",
-    "Deed",
     "Fleet",
     "Golden",
     "Layout",
@@ -26,12 +31,13 @@ __all__ = [
     "ObjectRepository",
     "Package",
     "ReleaseSigning",
+    "VerifyCheck",
     "models",
     "open_lead",
     "open_repository",
     "open_storage",
     "origin",
+    "record_act",
     "record_decision",
-    "record_deed",
     "verify",
 ]

@@ -1,9 +1,9 @@
 """This host's live repository of a policy, with its server, its keys and its audit log."""
 
 from enginegate.policy import Policy
-from enginegate.repository.live import LiveRepository
-from enginegate.repository.signing import ReleaseSigning
-from enginegate.triton.live import live_client
+from enginegate.repository.history.signing import ReleaseSigning
+from enginegate.repository.promotion import LiveRepository
+from enginegate.triton.endpoint import live_client
 from enginegate.workspace import Workspace
 
 

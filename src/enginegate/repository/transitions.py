@@ -2,9 +2,9 @@
 
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError
-from enginegate.repository.layout import Current, Layout
-from enginegate.repository.serving import config_of
-from enginegate.triton.sharing import cannot_share
+from enginegate.repository.deploy.desired_config import config_of
+from enginegate.repository.store.layout import Current, Layout
+from enginegate.triton.version_sharing import cannot_share
 from enginegate.workspace import now
 
 

@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from enginegate.atomic_io import lock_holder
 from enginegate.candidate import FileDigest
-from enginegate.canonical import Record
-from enginegate.durable import lock_holder
 from enginegate.errors import (
     EnginegateError,
     NotWritableError,
@@ -16,12 +15,18 @@ from enginegate.errors import (
     RepositoryError,
     TamperedError,
 )
-from enginegate.repository.audit import AuditLog, Event
-from enginegate.repository.chain import Link
-from enginegate.repository.changes import last_change as last_event
-from enginegate.repository.composing import LiveRelease, wrong_files
-from enginegate.repository.journal import Entry, Journal, last_change
-from enginegate.repository.layout import (
+from enginegate.records import Record
+from enginegate.repository.deploy.deployment import Deployment, wrong_files
+from enginegate.repository.ensemble.composing_models import owned_parts
+from enginegate.repository.history.audit import AuditLog, Event
+from enginegate.repository.history.changes import last_change as last_event
+from enginegate.repository.history.hash_chain import LogEntry
+from enginegate.repository.history.journal import Entry, Journal, last_change
+from enginegate.repository.history.live_record import LiveRecord
+from enginegate.repository.history.manifest_facts import check_as_published
+from enginegate.repository.history.signing import ReleaseSigning
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.store.layout import (
     AUDIT,
     JOURNAL,
     LOCK,
@@ -30,13 +35,8 @@ from enginegate.repository.layout import (
     locked,
     models,
 )
-from enginegate.repository.live import LiveRepository
-from enginegate.repository.live_record import LiveRecord
-from enginegate.repository.parts import owned_parts
-from enginegate.repository.published import check_as_published
-from enginegate.repository.signing import ReleaseSigning
 
-L = TypeVar("L", bound=Link)
+L = TypeVar("L", bound=LogEntry)
 _LOCK_TIMEOUT_S = 10.0
 _LOOKS = 3
 # A version that takes longer to load than this is said to be loading still.
@@ -44,7 +44,7 @@ _SETTLED_S = 10.0
 _POLL_S = 0.2
 
 
-class Check(Record):
+class VerifyCheck(Record):
     """One thing that was looked at. ``problem`` is empty when it is as it should be."""
 
     subject: str
@@ -55,7 +55,7 @@ class Check(Record):
     """What could not be checked, and need not be."""
 
 
-def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
+def verify_folder(repository: LiveRepository) -> tuple[VerifyCheck, ...]:
     """Check everything that can be checked from the folder, and from the server if there is one.
 
     Nothing is changed, and one problem never hides another. Nobody waits meanwhile: what somebody
@@ -67,7 +67,7 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
     """
     if not repository.root.exists():
         return ()
-    found: tuple[Check, ...] = ()
+    found: tuple[VerifyCheck, ...] = ()
     before, unlocked = _state(repository)
     for _ in range(_LOOKS):
         found = (*_said_of_lock(unlocked), *_checks(repository))
@@ -76,7 +76,7 @@ def verify_folder(repository: LiveRepository) -> tuple[Check, ...]:
             return found
         before = after
     changed = f"{repository.root} was changed while it was looked at; look again."
-    return (*found, Check(subject="repository", problem=changed))
+    return (*found, VerifyCheck(subject="repository", problem=changed))
 
 
 def _state(repository: LiveRepository) -> tuple[list[FileDigest | None], str]:
@@ -116,12 +116,12 @@ def _waited_for(lock: Path) -> str:
     return f"{read_only}; nobody changed it meanwhile."
 
 
-def _said_of_lock(unlocked: str) -> Iterator[Check]:
+def _said_of_lock(unlocked: str) -> Iterator[VerifyCheck]:
     if unlocked:
-        yield Check(subject="lock", note=unlocked)
+        yield VerifyCheck(subject="lock", note=unlocked)
 
 
-def _checks(repository: LiveRepository) -> Iterator[Check]:
+def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
     journal = Journal(repository.root / JOURNAL)
     yield checked("journal", partial(_check_journal, journal))
     read = _if_readable(journal.read)
@@ -152,7 +152,7 @@ def _checks(repository: LiveRepository) -> Iterator[Check]:
             yield checked(f"{name} parts", partial(_check_parts, layout))
         yield checked(f"{name} config.pbtxt", partial(_check_config, layout))
         if repository.client is not None:
-            live = LiveRelease(repository.client, layout, repository.load_timeout_s)
+            live = Deployment(repository.client, layout, repository.load_timeout_s)
             yield checked(f"{name} on the live server", partial(_check_served, live, events))
 
 
@@ -164,24 +164,24 @@ def _if_readable(read: Callable[[], tuple[L, ...]]) -> tuple[L, ...] | None:
         return None
 
 
-def checked(subject: str, check: Callable[[], str | None]) -> Check:
+def checked(subject: str, check: Callable[[], str | None]) -> VerifyCheck:
     """Look at one thing; what it raises is the problem, what it returns a note."""
     try:
         note = check() or ""
     except EnginegateError as error:
         if isinstance(error.__cause__, PermissionError):
             return _unread(subject, error.__cause__)
-        return Check(subject=subject, problem=str(error))
+        return VerifyCheck(subject=subject, problem=str(error))
     except PermissionError as error:
         return _unread(subject, error)
     except OSError as error:
-        return Check(subject=subject, problem=f"it cannot be read: {error}")
-    return Check(subject=subject, note=note)
+        return VerifyCheck(subject=subject, problem=f"it cannot be read: {error}")
+    return VerifyCheck(subject=subject, note=note)
 
 
-def _unread(subject: str, error: PermissionError) -> Check:
+def _unread(subject: str, error: PermissionError) -> VerifyCheck:
     unread = f"it may not be read by this user: {error}. Verify as somebody who may."
-    return Check(subject=subject, unknown=unread)
+    return VerifyCheck(subject=subject, unknown=unread)
 
 
 def _read_current(layout: Layout) -> None:
@@ -275,7 +275,7 @@ def _check_parts(layout: Layout) -> None:
             )
 
 
-def _check_served(live: LiveRelease, events: Sequence[Event]) -> None:
+def _check_served(live: Deployment, events: Sequence[Event]) -> None:
     current = live.layout.current()
     live.check_settled(patience_s=min(live.load_timeout_s, _SETTLED_S))
     if current is not None:

@@ -4,24 +4,24 @@ from collections.abc import Iterator
 from functools import partial
 
 from enginegate.errors import RepositoryError, TamperedError
-from enginegate.repository.audit import AuditLog
-from enginegate.repository.fleet import Fleet
-from enginegate.repository.fleet_member import FleetMember
-from enginegate.repository.following import promise_differs
-from enginegate.repository.journal import last_change
-from enginegate.repository.layout import Layout, models
-from enginegate.repository.live import LiveRepository
-from enginegate.repository.object_journal import is_abandoned, is_open
-from enginegate.repository.object_turns import check_recorded, cut_short
-from enginegate.repository.objects import ObjectRepository
-from enginegate.repository.rollout import Rollouts
-from enginegate.repository.undoing import was_withdrawn
-from enginegate.repository.verify import Check, checked, verify_folder
+from enginegate.repository.history.audit import AuditLog
+from enginegate.repository.history.journal import last_change
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.recovery import was_withdrawn
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.replica_sync import promise_differs
+from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.store.layout import Layout, models
+from enginegate.repository.store.object_journal import is_abandoned, is_open
+from enginegate.repository.store.object_lease import check_recorded, cut_short
+from enginegate.repository.store.object_repository import ObjectRepository
+from enginegate.repository.verify import VerifyCheck, checked, verify_folder
 
 
 def verify(
     target: LiveRepository | Fleet | ObjectRepository, *, read_back: bool = True
-) -> tuple[Check, ...]:
+) -> tuple[VerifyCheck, ...]:
     """Check folders, servers and objects; nothing is changed, no problem hides another.
 
     Args:
@@ -38,7 +38,7 @@ def verify(
     return (*verify(target.local), *_objects(target, read_back=read_back))
 
 
-def _fleet(fleet: Fleet) -> Iterator[Check]:
+def _fleet(fleet: Fleet) -> Iterator[VerifyCheck]:
     yield from verify_folder(fleet.lead)
     for member in fleet.members:
         if not member.shares:
@@ -46,11 +46,11 @@ def _fleet(fleet: Fleet) -> Iterator[Check]:
                 yield check.model_copy(update={"subject": f"{member.name}: {check.subject}"})
         for model in sorted({*models(fleet.root), *member.models()}):
             subject = f"{member.name}: {model} as on the lead"
-            who = Rollouts(fleet.root).under_way_by(model)
+            who = RolloutState(fleet.root).under_way_by(model)
             if who is not None:
-                yield Check(subject=subject, note=f"It is being rolled out by {who}.")
+                yield VerifyCheck(subject=subject, note=f"It is being rolled out by {who}.")
             elif _is_silent(member, fleet, model):
-                yield Check(
+                yield VerifyCheck(
                     subject=subject,
                     unknown=f"Server {member.name!r} does not answer, so what it serves could not "
                     "be found out. Start it, or take it out of target.fleet in the policy.",
@@ -59,7 +59,7 @@ def _fleet(fleet: Fleet) -> Iterator[Check]:
                 yield checked(subject, partial(_as_on_lead, member, fleet, model))
 
 
-def _is_silent(member: FleetMember, fleet: Fleet, model: str) -> bool:
+def _is_silent(member: FleetServer, fleet: Fleet, model: str) -> bool:
     """Whether nothing but its server could say that a member serves what is live."""
     live = Layout(fleet.root, model).current()
     here = Layout(member.repository.root, model).current()
@@ -68,7 +68,7 @@ def _is_silent(member: FleetMember, fleet: Fleet, model: str) -> bool:
     return not member.answers()
 
 
-def _as_on_lead(member: FleetMember, fleet: Fleet, model: str) -> None:
+def _as_on_lead(member: FleetServer, fleet: Fleet, model: str) -> None:
     current = Layout(fleet.root, model).current()
     live = current.version if current else None
     here = Layout(member.repository.root, model).current()
@@ -85,7 +85,7 @@ def _as_on_lead(member: FleetMember, fleet: Fleet, model: str) -> None:
         )
 
 
-def _objects(target: ObjectRepository, *, read_back: bool) -> Iterator[Check]:
+def _objects(target: ObjectRepository, *, read_back: bool) -> Iterator[VerifyCheck]:
     where = f"{target.model} in {target.store.url}"
     yield checked(f"{where}: journal", partial(_check_journal, target))
     yield checked(f"{where}: live release", partial(_check_pointer, target))

@@ -3,17 +3,17 @@
 Not in scope: what a sample says about a candidate (validation/), and load (triton/traffic.py).
 """
 
-from enginegate.shadow.foreign import import_sample
-from enginegate.shadow.privacy import called
-from enginegate.shadow.record import Target, limits_of, notes_in, record_live, recover
-from enginegate.shadow.sample import Sample, SampleInfo
-from enginegate.shadow.sent import record_sent
+from enginegate.loadgen.sent_sample import record_sent
+from enginegate.shadow.importers import import_sample
+from enginegate.shadow.record import RecordingTarget, limits_of, notes_in, record_live, recover
+from enginegate.shadow.redaction import called
+from enginegate.shadow.sample import SampleInfo, TrafficSample
 from enginegate.shadow.store import expire, is_sample, latest_sample, read_sample, sample_info
 
 __all__ = [
-    "Sample",
+    "RecordingTarget",
     "SampleInfo",
-    "Target",
+    "TrafficSample",
     "called",
     "expire",
     "import_sample",

@@ -4,15 +4,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from enginegate.recording import Shadow
-from enginegate.shadow.block import block_of_request
-from enginegate.shadow.privacy import Preparation
+from enginegate.policy.recording import Shadow
+from enginegate.shadow.record_batch import block_of_request
+from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.sample import Origin, SampleInfo, SampleWriter
 from enginegate.shadow.store import new_place, new_sample, sample_info
+from enginegate.shadow.trace import Recorder, TraceLimits, recorded
+from enginegate.shadow.trace_file import Damage
+from enginegate.shadow.trace_recovery import restore_traces
 from enginegate.triton.server import Server
-from enginegate.triton.trace import Recorder, TraceLimits, recorded
-from enginegate.triton.trace_file import Damage
-from enginegate.triton.trace_undo import restore_traces
 
 _MIB = 1 << 20
 _NOTES = ".tracing"
@@ -23,7 +23,7 @@ _UNWRITTEN = (
 
 
 def notes_in(home: Path) -> Path:
-    """Where recordings note what must be put back; see `enginegate.triton.trace_undo`."""
+    """Where recordings note what must be put back; see `enginegate.shadow.trace_recovery`."""
     return home / _NOTES
 
 
@@ -65,12 +65,12 @@ def record_live(
     """
     with recorded(server, model, limits_of(wanted), notes=notes_in(home)) as recorder:
         recorder.wait(duration_s)
-        target = Target.of(home, model, f"live traffic of {model} at {server.grpc}")
+        target = RecordingTarget.of(home, model, f"live traffic of {model} at {server.grpc}")
         return target.path, target.take(recorder, wanted)
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class RecordingTarget:
     """Where a recording goes."""
 
     path: Path
@@ -78,7 +78,7 @@ class Target:
     text: str
 
     @classmethod
-    def of(cls, home: Path, model: str, text: str) -> "Target":
+    def of(cls, home: Path, model: str, text: str) -> "RecordingTarget":
         """A new place in ``home``."""
         return cls(new_place(home, model, datetime.now(tz=UTC)), model, text)
 

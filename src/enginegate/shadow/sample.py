@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeInt, PositiveInt
 
 from enginegate.candidate import FileDigest, TensorSpec
-from enginegate.canonical import Record
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.errors import DataError
-from enginegate.shadow.block import Block, Text, joined
+from enginegate.records import Record
 from enginegate.shadow.parquet import PartWriter
-from enginegate.shadow.privacy import Preparation
+from enginegate.shadow.record_batch import RecordBatch, Text, joined
+from enginegate.shadow.redaction import Preparation
 from enginegate.wording import counted
 
 _FLUSH_BYTES = 8 << 20
@@ -29,7 +29,7 @@ _MOST_PARTS = 16
 _NAMED_LOSSES = 20
 
 
-class Part(Record):
+class SamplePart(Record):
     """One file of a sample: rows whose tensors are alike."""
 
     filename: str
@@ -57,7 +57,7 @@ class SampleInfo(Record):
     rewritten: bool = Field(description="whether the user's code changed inputs or outputs")
     withheld: tuple[str, ...] = Field(description="inputs that were not written down")
     left_out: tuple[str, ...] = Field(default=(), description="columns of an import not taken over")
-    parts: tuple[Part, ...] = Field(description="largest first")
+    parts: tuple[SamplePart, ...] = Field(description="largest first")
 
     def lines(self) -> tuple[tuple[str, str], ...]:
         """What a person wants to know, as pairs of a heading and its text."""
@@ -95,7 +95,7 @@ class Origin:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TrafficSample:
     """The rows of a recorded sample whose shapes are the most common. N rows.
 
     Attributes:
@@ -145,7 +145,7 @@ class SampleWriter:
     versions: Counter[int] = field(default_factory=Counter)
     _parts: dict[tuple[object, ...], "_OpenPart"] = field(default_factory=dict)
 
-    def add(self, block: Block) -> None:
+    def add(self, block: RecordBatch) -> None:
         """Slice, redact and write rows.
 
         Raises:
@@ -246,11 +246,11 @@ class _OpenPart:
             self.writer.write(joined(self.waiting))
         self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
 
-    def close(self) -> Part:
+    def close(self) -> SamplePart:
         self.flush()
         self.writer.close()
         path = self.writer.path
-        return Part(
+        return SamplePart(
             filename=path.name,
             file=FileDigest.of(path),
             rows=self.writer.rows,

@@ -12,14 +12,14 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from enginegate.atomic_io import new_folder, write_file
 from enginegate.candidate import FileDigest
 from enginegate.data import Array, DataSet
-from enginegate.durable import new_folder, write_file
 from enginegate.errors import DataError, InputError
-from enginegate.shadow.block import NO_ARRIVAL, NO_LABEL, STAGES
 from enginegate.shadow.parquet import read_columns
-from enginegate.shadow.privacy import Preparation
-from enginegate.shadow.sample import Origin, Part, Sample, SampleInfo, SampleWriter
+from enginegate.shadow.record_batch import NO_ARRIVAL, NO_LABEL, STAGES
+from enginegate.shadow.redaction import Preparation
+from enginegate.shadow.sample import Origin, SampleInfo, SamplePart, SampleWriter, TrafficSample
 
 _INFO = "sample.json"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
@@ -90,7 +90,7 @@ def latest_sample(home: Path, model: str) -> Path | None:
     return max(found)[1] if found else None
 
 
-def read_sample(path: Path) -> Sample:
+def read_sample(path: Path) -> TrafficSample:
     """A sample's largest part; large arrays stay on disk, in files that vanish when they close.
 
     Raises:
@@ -111,7 +111,7 @@ def read_sample(path: Path) -> Sample:
         ids=np.arange(part.rows).astype(np.str_),
         slices=_named(columns, "slice."),
     )
-    return Sample(
+    return TrafficSample(
         info=info,
         data=data,
         outputs=_named(columns, "output."),
@@ -163,7 +163,7 @@ def _delete(path: Path) -> None:
             shutil.rmtree(path)
 
 
-def _check(path: Path, part: Part) -> None:
+def _check(path: Path, part: SamplePart) -> None:
     if not path.is_file():
         raise DataError(f"{path} is missing. Record the sample again.")
     if FileDigest.of(path) != part.file:
@@ -172,7 +172,7 @@ def _check(path: Path, part: Part) -> None:
         )
 
 
-def _columns(path: Path, part: Part) -> dict[str, Array]:
+def _columns(path: Path, part: SamplePart) -> dict[str, Array]:
     """All rows of a part, by column."""
     columns: dict[str, _Column] = {}
     for block in read_columns(path / part.filename):

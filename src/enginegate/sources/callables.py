@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from enginegate.data import DataSet
 from enginegate.errors import ModelError
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
 from enginegate.sources import pytorch
-from enginegate.sources.form import Opened
 from enginegate.sources.pytorch import Axis, Program
+from enginegate.sources.types import OpenedSource
 
 if TYPE_CHECKING:
     import torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _PARTS = 3
 
 
-def open_callable(source: ModelSource, data: DataSet) -> Opened:
+def open_callable(source: ModelSource, data: DataSet) -> OpenedSource:
     """Call the function, and trace what it returns to know it again.
 
     Raises:
@@ -39,7 +39,7 @@ def open_callable(source: ModelSource, data: DataSet) -> Opened:
         )
     exporter = pytorch.exporter()
     program = _program(source.uri, _called(source))
-    return Opened(
+    return OpenedSource(
         source.uri,
         pytorch.traced_digest(program, data),
         exporter,

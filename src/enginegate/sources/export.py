@@ -7,17 +7,17 @@ from pathlib import Path
 
 from onnx import ModelProto
 
+from enginegate.atomic_io import write_file
 from enginegate.candidate import ONNX_FILE, FileDigest, OnnxModel
-from enginegate.canonical import canonical_json, sha256_bytes
+from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
-from enginegate.durable import write_file
-from enginegate.kept import Kept, kept
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
+from enginegate.records import canonical_json, sha256_bytes
 from enginegate.sources import onnx_form
-from enginegate.sources.acceptance import PARITY_SAMPLES, Evidence, OpenOnnx, Trial, examine
-from enginegate.sources.form import Opened
-from enginegate.sources.opening import opened
-from enginegate.sources.weights import ONE_FILE_BYTES, write_model
+from enginegate.sources.dispatch import open_source
+from enginegate.sources.external_data import ONE_FILE_BYTES, write_model
+from enginegate.sources.parity import PARITY_SAMPLES, BatchTrial, Evidence, OpenOnnx, examine
+from enginegate.sources.types import OpenedSource
 
 MANIFEST = "manifest.json"
 _FORM = 2  # raise when the canonical form of the same export changes
@@ -30,7 +30,7 @@ class _Job:
     """One export: what is read, and what it is checked with."""
 
     source: ModelSource
-    opened: Opened
+    opened: OpenedSource
     data: DataSet
     open_onnx: OpenOnnx
     one_file_bytes: int
@@ -58,7 +58,7 @@ def onnx_from_source(
     tracking_uri: str,
     open_onnx: OpenOnnx,
     one_file_bytes: int = ONE_FILE_BYTES,
-) -> Kept[OnnxModel]:
+) -> ContentFolder[OnnxModel]:
     """Fetch, export, check and keep a model; an earlier export is reused.
 
     Args:
@@ -74,9 +74,9 @@ def onnx_from_source(
         DataError: the samples do not fit the model.
         LedgerError: MLflow cannot be reached.
     """
-    with opened(source, data, tracking_uri=tracking_uri) as found:
+    with open_source(source, data, tracking_uri=tracking_uri) as found:
         job = _Job(source, found, data, open_onnx, one_file_bytes)
-        return kept(
+        return make_once(
             onnx_root / job.key,
             read=read_onnx_model,
             make=lambda folder: _export(job, folder),
@@ -111,7 +111,9 @@ def _export(job: _Job, folder: Path) -> OnnxModel:
     job.data.check_fits(onnx_form.input_specs(model))
     with job.open_onnx(path) as running:
         limit = job.source.parity_max_abs_error
-        trial = Trial(running, job.data, converted.framework, limit, origin, converted.logarithms)
+        trial = BatchTrial(
+            running, job.data, converted.framework, limit, origin, converted.logarithms
+        )
         evidence = examine(trial, onnx_form.dynamic_axes(model))
     onnx = _described(job, model, FileDigest.of(path), external, evidence)
     write_file(folder / MANIFEST, onnx.pretty_json())

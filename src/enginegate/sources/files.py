@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginegate.canonical import sha256_file
 from enginegate.data import DataSet
 from enginegate.errors import ModelError
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
+from enginegate.records import sha256_file
 from enginegate.sources import pytorch
-from enginegate.sources.form import AS_IT_IS, Converted, Opened, digest_of
-from enginegate.sources.logged import Flavour, LoggedModel, torch_module
+from enginegate.sources.external_data import files_of
+from enginegate.sources.mlflow_flavors import Flavour, LoggedModel, torch_module
 from enginegate.sources.pytorch import Program, traced_axes
-from enginegate.sources.weights import files_of
+from enginegate.sources.types import AS_IT_IS, ExportedModel, OpenedSource, digest_of
 
 
-def open_file(source: ModelSource) -> Opened:
+def open_file(source: ModelSource) -> OpenedSource:
     """A file by its ending.
 
     Raises:
@@ -28,17 +28,19 @@ def open_file(source: ModelSource) -> Opened:
         raise ModelError(f"{source.uri}: there is no file {path.absolute()}. Check [model] uri.")
     if path.suffix == ".pt2":
         convert = functools.partial(_onnx_from_program, source, path)
-        return Opened(source.uri, sha256_file(path), pytorch.exporter(), convert)
+        return OpenedSource(source.uri, sha256_file(path), pytorch.exporter(), convert)
     files = files_of(path, origin=source.uri)
-    return Opened(
+    return OpenedSource(
         source.uri,
         digest_of(files, files[0].parent),
         AS_IT_IS,
-        lambda _data, _scratch: Converted(files[0]),
+        lambda _data, _scratch: ExportedModel(files[0]),
     )
 
 
-def _onnx_from_program(source: ModelSource, path: Path, data: DataSet, scratch: Path) -> Converted:
+def _onnx_from_program(
+    source: ModelSource, path: Path, data: DataSet, scratch: Path
+) -> ExportedModel:
     with _as_logged(source, path) as model:
         module = torch_module(model, allow_pickle=source.allow_pickle)
     program = Program(module, source.uri, axes=traced_axes(module))

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from enginegate.data import DataSet
 from enginegate.errors import ModelError
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
 from enginegate.sources import pytorch
-from enginegate.sources.form import Converted, Opened, digest_of
 from enginegate.sources.outside import check_config, check_inside, code_named
 from enginegate.sources.pytorch import Axis, Program
+from enginegate.sources.types import ExportedModel, OpenedSource, digest_of
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +76,7 @@ class _Folder:
         return sorted({file for pattern in patterns for file in self.path.glob(pattern)})
 
 
-def open_folder(source: ModelSource) -> Opened:
+def open_folder(source: ModelSource) -> OpenedSource:
     """Check the folder; transformers is imported when it is converted.
 
     Raises:
@@ -86,10 +86,10 @@ def open_folder(source: ModelSource) -> Opened:
     folder = _read(source)
     _refuse_unsafe(folder, source)
 
-    def convert(data: DataSet, scratch: Path) -> Converted:
+    def convert(data: DataSet, scratch: Path) -> ExportedModel:
         return pytorch.onnx_from_program(_program(folder, source), data, scratch)
 
-    return Opened(
+    return OpenedSource(
         source.uri,
         digest_of(folder.files(code=source.allow_code), folder.path),
         pytorch.exporter("transformers"),

@@ -11,7 +11,7 @@ import time
 from urllib.parse import urlsplit
 
 from enginegate.errors import LedgerError
-from enginegate.masking import link_base, masked, masked_error
+from enginegate.redact import link_base, masked, masked_error
 from enginegate.slow import said_if_slow
 
 ANSWER_S = 15.0

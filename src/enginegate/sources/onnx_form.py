@@ -12,7 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError
-from enginegate.sources.weights import (
+from enginegate.sources.external_data import (
     ONE_FILE_BYTES,
     bring_in,
     graphs,

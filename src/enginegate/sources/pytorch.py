@@ -21,9 +21,9 @@ import numpy as np
 from enginegate.candidate import Sha256
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import DataError, ModelError
-from enginegate.sources.form import Converted, Framework
-from enginegate.sources.refusal import FAULTS, refusal
-from enginegate.sources.weights import ONE_FILE_BYTES
+from enginegate.sources.external_data import ONE_FILE_BYTES
+from enginegate.sources.torch_errors import FAULTS, explain_torch_error
+from enginegate.sources.types import ExportedModel, Framework
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ def exporter(*others: str) -> str:
     return f"{', '.join(versions)}, opset {OPSET}"
 
 
-def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> Converted:
+def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> ExportedModel:
     """Export into ``scratch`` with a dynamic first axis for every input, and the named others.
 
     Raises:
@@ -106,12 +106,12 @@ def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> Convert
                 verbose=False,
             )
         except FAULTS as error:
-            raise refusal(error, program.origin, opset=OPSET) from error
+            raise explain_torch_error(error, program.origin, opset=OPSET) from error
         assert exported is not None  # noqa: S101 - only the old exporter returns None
         _part_names(exported, outputs)
         path = scratch / "exported.onnx"
         exported.save(path, external_data=_weight_bytes(program.module) > ONE_FILE_BYTES)
-    return Converted(path, framework)
+    return ExportedModel(path, framework)
 
 
 def _part_names(exported: "torch.onnx.ONNXProgram", outputs: list[str]) -> None:
@@ -140,7 +140,7 @@ def traced_digest(program: Program, data: DataSet) -> Sha256:
                 dynamic_shapes=_dynamic_shapes(program.axes, names),
             )
         except FAULTS as error:
-            raise refusal(error, program.origin, opset=OPSET) from error
+            raise explain_torch_error(error, program.origin, opset=OPSET) from error
     digest = hashlib.sha256(f"{traced.graph}\n{traced.graph_signature}".encode())
     for name, value in sorted({**traced.state_dict, **traced.constants}.items()):
         digest.update(f"{name}|{getattr(value, 'dtype', '')}|".encode())
@@ -235,7 +235,7 @@ def _framework(program: Program, names: list[str]) -> Framework:
             try:
                 answer = program.module(*arguments)
             except FAULTS as error:
-                raise refusal(error, program.origin, opset=OPSET) from error
+                raise explain_torch_error(error, program.origin, opset=OPSET) from error
         return {name: tensor.numpy() for name, tensor in _named(answer, program).items()}
 
     return run

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from enginegate.errors import LedgerError, ModelError
-from enginegate.masking import masked, masked_error
+from enginegate.redact import masked, masked_error
 from enginegate.sources.mlflow_server import check_answers, set_mlflow_up
 
 if TYPE_CHECKING:

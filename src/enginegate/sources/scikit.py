@@ -15,7 +15,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import DataError, ModelError
-from enginegate.sources.form import Converted, Framework
+from enginegate.sources.types import ExportedModel, Framework
 
 OPSET = 22
 _ML_OPSET = 3
@@ -41,7 +41,9 @@ def exporter() -> str:
     return f"{', '.join(versions)}, opset {OPSET}"
 
 
-def onnx_from_estimator(estimator: Any, data: DataSet, scratch: Path, *, origin: str) -> Converted:
+def onnx_from_estimator(
+    estimator: Any, data: DataSet, scratch: Path, *, origin: str
+) -> ExportedModel:
     """Convert for one FP32 input of shape ``(N, features)``.
 
     Raises:
@@ -63,7 +65,7 @@ def onnx_from_estimator(estimator: Any, data: DataSet, scratch: Path, *, origin:
     path = scratch / "exported.onnx"
     onnx.save(model, path)
     logarithms = frozenset({LOGITS} if classifier else ())
-    return Converted(path, _framework(estimator, name, classifier=classifier), logarithms)
+    return ExportedModel(path, _framework(estimator, name, classifier=classifier), logarithms)
 
 
 def _input(estimator: Any, data: DataSet, origin: str) -> str:

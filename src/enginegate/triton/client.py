@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple, Self
 
 from enginegate.data import Tensors
 from enginegate.errors import ServerError
-from enginegate.triton.answers import IndexRow, Reply, ServerMetadata, Statistics
+from enginegate.triton.codec import fill_request, reply_of
 from enginegate.triton.config import Config, config_json
+from enginegate.triton.types import IndexRow, Reply, ServerMetadata, Statistics
 from enginegate.triton.vendor import channel_options, vendor
-from enginegate.triton.wire import fill_request, reply_of
 
 _LOAD_TIMEOUT_S = 120.0
 _COUNTED_WITHIN_S, _STILL_WITHIN_S, _COUNTED_POLL_S = 5.0, 0.5, 0.01

@@ -10,7 +10,7 @@ from typing import Any
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
-from enginegate.triton.options import (
+from enginegate.triton.serving_options import (
     apply_options,
     apply_serving,
     apply_settings,

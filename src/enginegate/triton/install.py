@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginegate.durable import new_folder
-from enginegate.engines.onnxruntime_gpu import cuda_folders
+from enginegate.atomic_io import new_folder
+from enginegate.engines.onnxruntime.gpu import cuda_folders
 from enginegate.errors import ServerError
 from enginegate.triton.wrapper import backend_directory, executed, is_script
 

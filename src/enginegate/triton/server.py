@@ -14,8 +14,8 @@ from pathlib import Path
 from enginegate.errors import InputError, ServerError
 from enginegate.triton.client import TritonClient
 from enginegate.triton.install import TritonInstall
-from enginegate.triton.keeper import Kept, kept
 from enginegate.triton.ports import LAST_PORT, LOOPBACK, Ports
+from enginegate.triton.supervised_process import SupervisedProcess, supervise
 
 _ATTEMPTS = 3
 _POLL_S = 0.02
@@ -164,10 +164,10 @@ class _Run:
         return self.folder / "traces" / "trace.json"
 
     @contextmanager
-    def process(self, ports: Ports, load: tuple[str, ...]) -> Iterator[Kept]:
+    def process(self, ports: Ports, load: tuple[str, ...]) -> Iterator[SupervisedProcess]:
         self.log.write_bytes(b"")
         try:
-            with kept(
+            with supervise(
                 self._command(ports, load),
                 log=self.log,
                 environment={**self.install.environment(), **self.options.environment},
@@ -208,7 +208,7 @@ class _Run:
             *self.options.flags,
         ]
 
-    def wait(self, process: Kept, ports: Ports) -> Server:
+    def wait(self, process: SupervisedProcess, ports: Ports) -> Server:
         deadline = time.monotonic() + self.options.ready_timeout_s
         grpc = f"{LOOPBACK}:{ports.grpc}"
         with TritonClient(grpc) as client:
@@ -231,7 +231,7 @@ class _Run:
     def _is_ours(self, client: TritonClient) -> bool:
         return client.metadata().name == self.identity
 
-    def _check_starting(self, process: Kept, deadline: float) -> None:
+    def _check_starting(self, process: SupervisedProcess, deadline: float) -> None:
         status = process.status()
         if status is not None:
             raise ServerError(

@@ -8,7 +8,7 @@ import pytest
 
 from enginegate.candidate import TensorSpec
 from enginegate.engines import cuda
-from enginegate.engines.tensorrt_run import plan_runner
+from enginegate.engines.tensorrt.run import plan_runner
 
 pytestmark = pytest.mark.gpu
 

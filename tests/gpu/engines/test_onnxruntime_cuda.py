@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from benchmarks.networks import exported, planned, samples
-from enginegate.building import Building, OnnxRuntime, Range, Shapes
 from enginegate.engines import build_engine, open_engine, open_reference
 from enginegate.errors import BuildError
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
+from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
 
 pytestmark = pytest.mark.gpu
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -17,7 +17,8 @@ if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
     pytest.skip("onnxruntime-gpu is not installed", allow_module_level=True)
 
 BUILDING = Building(
-    shapes=Shapes(batch=Range(min=1, best=8, max=8)), onnxruntime=OnnxRuntime(device="cuda")
+    shapes=Shapes(batch=DimensionRange(min=1, best=8, max=8)),
+    onnxruntime=OnnxRuntime(device="cuda"),
 )
 
 
@@ -49,7 +50,7 @@ def build(cnn, images, tmp_path_factory):
     root = tmp_path_factory.mktemp("engines")
 
     def make(name):
-        rules = Calibration(method="max", max_samples=16)
+        rules = CalibrationTable(method="max", max_samples=16)
         return build_engine(planned(cnn, name, images, building=BUILDING, calibration=rules), root)
 
     return make

@@ -7,14 +7,14 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
-from enginegate.cli.approve import Answer, decide
+from enginegate.cli.approve import PersonAnswer, decide
 from enginegate.cli.audit import print_audit
 from enginegate.cli.waiting import waiting
 from enginegate.decision import Decision, RenewedPromise
 from enginegate.errors import ApprovalError, InputError, RepositoryBusyError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, Deed, LiveRepository, ReleaseSigning, record_deed
+from enginegate.repository import AuditLog, AuditRecord, LiveRepository, ReleaseSigning, record_act
 from enginegate.workspace import Workspace, now
 from tests.fakes.authentic import keep
 from tests.fakes.evidence import FP32, benchmark, finding, scorecard, verdict
@@ -40,7 +40,7 @@ class Desk:
         return keep(made, self.rules, self.workspace)
 
     def say(self, card, answer="approve", approver="ada", **options):
-        given = Answer(answer, approver, "margins are wide", **options)
+        given = PersonAnswer(answer, approver, "margins are wide", **options)
         decide(card, given, None, self.workspace, self.out)
 
     @property
@@ -202,8 +202,10 @@ def test_what_can_no_longer_be_promoted_is_not_approved(desk):
     card, won = here.card(replaces=3), here.card()
     changed = here.card(policy_sha256="f" * 64)
     for event in ("published", "withdrawn"):
-        deed = Deed(event=event, model="tiny", who="joan", why="why", origin="here", release=3)
-        record_deed(here.rules.target.repository, deed)
+        deed = AuditRecord(
+            event=event, model="tiny", who="joan", why="why", origin="here", release=3
+        )
+        record_act(here.rules.target.repository, deed)
 
     with pytest.raises(ApprovalError, match=r"while release 3 was live; now it is nothing.*again"):
         here.say(card)

@@ -8,8 +8,8 @@ from onnx import TensorProto, helper, numpy_helper
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.errors import InputError, ModelError, ToolError
-from enginegate.model_source import ModelSource
-from enginegate.precision.sample import Sample
+from enginegate.policy.model_source import ModelSource
+from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.session import open_session, outputs_of
 from enginegate.sources import onnx_from_source
 
@@ -85,7 +85,7 @@ def test_a_measured_model_that_never_ends_is_given_up(endless, monkeypatch):
     session = open_session(endless, what="a candidate")
 
     with pytest.raises(ToolError, match="was given up"):
-        outputs_of(session, Sample(DATA, np.arange(4), 4))
+        outputs_of(session, CalibrationSample(DATA, np.arange(4), 4))
 
 
 def test_one_that_takes_too_long_to_open_is_given_up(long_chain, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 
 from enginegate.candidate import Precision
 from enginegate.engines import build_engine, cuda, open_engine, runnable_here, serving
-from enginegate.engines import onnxruntime_session as sessions
+from enginegate.engines.onnxruntime import session as sessions
 from enginegate.errors import BuildError, EnginegateError
 
 pytestmark = pytest.mark.xdist_group("engines")
@@ -68,7 +68,7 @@ def test_triton_gets_the_buckets(fallen_back):
 
 def test_the_file_for_triton_needs_nothing_of_this_package():
     """Triton's Python may have NumPy and ONNX Runtime only."""
-    path = Path(str(sessions.__file__)).with_name("onnxruntime_gpu.py")
+    path = Path(str(sessions.__file__)).with_name("gpu.py")
     program = (
         "import sys, importlib.util as u; sys.modules['enginegate'] = None;"
         f"s = u.spec_from_file_location('gpu', {str(path)!r});"

@@ -11,9 +11,9 @@ from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.errors import BuildError, DataError
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
 from enginegate.precision import Census, convert
-from enginegate.precision.halves import to_half
+from enginegate.precision.fp16_bf16 import to_half
 
 pytestmark = pytest.mark.xdist_group("engines")
 
@@ -24,7 +24,7 @@ def converted(cnn, samples):
 
     def run(name, *, data=samples, **rules):
         path = cnn.folder / "model.onnx"
-        return convert(path, Candidate.parse(name), data=data, rules=Calibration(**rules))
+        return convert(path, Candidate.parse(name), data=data, rules=CalibrationTable(**rules))
 
     return run
 
@@ -155,7 +155,7 @@ def test_attention_with_infinite_masks_is_quantised(tmp_path):
     x = np.random.default_rng(1).normal(size=(32, 4, 8)).astype(np.float32)
     data = DataSet("calibration.npz", {"x": x}, None, np.arange(32).astype(str), {})
 
-    found = convert(path, Candidate.parse("onnxruntime-int8"), data=data, rules=Calibration())
+    found = convert(path, Candidate.parse("onnxruntime-int8"), data=data, rules=CalibrationTable())
     (tmp_path / "int8.onnx").write_bytes(found.onnx)
 
     with open_onnx(path) as exact, open_onnx(tmp_path / "int8.onnx") as quantised:

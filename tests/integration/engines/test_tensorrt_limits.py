@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from enginegate.engines import build_engine, cuda
-from enginegate.engines import tensorrt_process as process
-from enginegate.engines.tensorrt_job import Job, Report, Step
+from enginegate.engines.tensorrt import process
+from enginegate.engines.tensorrt.job import BuildJob, BuildReport, BuildStep
 from enginegate.errors import BuildError, EnginegateError
 
 pytestmark = [pytest.mark.rtx, pytest.mark.xdist_group("engines")]
@@ -94,7 +94,7 @@ def test_steps_reach_the_caller(plan, store, monkeypatch):
     build_engine(plan("tensorrt-fp32", tensorrt=settings), store / "engines")
 
     assert len(told) > 3
-    assert all(isinstance(step, Step) and step.step <= step.steps for step in told)
+    assert all(isinstance(step, BuildStep) and step.step <= step.steps for step in told)
     assert len({step.phase for step in told}) > 1
 
 
@@ -106,14 +106,14 @@ def test_progress_is_logged_in_moderation(plan, monkeypatch, caplog):
 
     tell = process.log_progress(plan("tensorrt-fp16"))
     for step in (1, 2, 3):
-        tell(Step(phase="Timing", step=step, steps=9))
+        tell(BuildStep(phase="Timing", step=step, steps=9))
 
     assert caplog.messages == ["tensorrt-fp16: Timing, step 2 of 9"]
 
 
 def test_the_monitor_cancels(plan, cnn, tmp_path):
     """When asked to stop, the builder ends in order at its next step, without a plan."""
-    job = Job(
+    job = BuildJob(
         library="tensorrt_rtx",
         onnx=cnn.folder / "model.onnx",
         plan=tmp_path / "model.plan",
@@ -131,7 +131,7 @@ def test_the_monitor_cancels(plan, cnn, tmp_path):
     command = process.builder_command(tmp_path / "job.json", tmp_path / "report.json")
     ended = subprocess.run(command, capture_output=True, check=False)
 
-    report = Report.read(tmp_path / "report.json")
+    report = BuildReport.read(tmp_path / "report.json")
     assert ended.returncode == 0
     assert report.cancelled
     assert not job.plan.exists()

@@ -7,7 +7,7 @@ import torch
 
 from enginegate.data import read_data
 from enginegate.errors import ModelError
-from enginegate.ledger import Ledger
+from enginegate.tracking import Ledger
 from enginegate.workspace import Workspace
 from examples.digits.data import read_digits
 from examples.digits.model import train

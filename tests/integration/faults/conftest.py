@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.lab import Lab, make_lab
-from validation.asked import Asked
+from validation.output_spec import OutputSpec
 
 
 @pytest.fixture(scope="session")
@@ -18,5 +18,5 @@ def lab(tmp_path_factory) -> Lab:
 def two_heads(tmp_path_factory) -> Lab:
     """Two outputs of one shape: the same classes, seen by two heads."""
     lab = make_lab(tmp_path_factory.mktemp("two-heads"), heads=("left", "right"))
-    asked = tuple(Asked(name, alone=True) for name in ("left", "right"))
+    asked = tuple(OutputSpec(name, alone=True) for name in ("left", "right"))
     return replace(lab, asked=asked)

@@ -13,8 +13,8 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.errors import DataError
-from validation.asked import Asked
 from validation.chunks import compare_chunk, followed, gather, observe_chunk
+from validation.output_spec import OutputSpec
 
 ROOT = Path(__file__).parents[3]
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[3]
 @pytest.fixture
 def ready(lab, tmp_path):
     """The lab with folders of its own and 3,000 samples, and FP32's answers to them."""
-    asked = (Asked(traits=("confidence", "input_norm")),)
+    asked = (OutputSpec(traits=("confidence", "input_norm")),)
     small = replace(lab, root=tmp_path, data=lab.data.head(3000), asked=asked)
     for size in (1024, 4096):
         for chunk in small.chunks(size):
@@ -131,7 +131,7 @@ def test_discovered_parts_are_the_same_for_every_candidate(ready, tmp_path):
 
 def test_a_trait_that_is_not_there(ready):
     """Sequence length of images is refused with what there is instead."""
-    chunk = replace(ready.chunks(4096)[0], asked=(Asked(traits=("length",)),))
+    chunk = replace(ready.chunks(4096)[0], asked=(OutputSpec(traits=("length",)),))
 
     with pytest.raises(DataError, match="no input holds sequences"):
         observe_chunk(chunk, ready.root / "lengths")

@@ -10,7 +10,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from enginegate.candidate import Candidate, FileDigest
-from enginegate.engines.proof import prove
+from enginegate.engines.precision_check import check_precision_proof
 from enginegate.evidence import Outcome
 from enginegate.precision.census import census
 from validation.gate import worst_slice
@@ -198,7 +198,7 @@ def test_another_precision_than_claimed(lab):
     """An "int8" engine that computes in FP32 answers perfectly, and fails for what it is not."""
     fp32 = lab.engine(lab.graph)
     claimed = Candidate.parse("onnxruntime-int8")
-    proof = prove(claimed, census(lab.graph), device="CPUExecutionProvider")
+    proof = check_precision_proof(claimed, census(lab.graph), device="CPUExecutionProvider")
     liar = replace(fp32, value=fp32.value.model_copy(update={"candidate": claimed, "proof": proof}))
 
     verdict = lab.judge(liar)

@@ -20,8 +20,8 @@ import pytest
 from benchmarks.lab.tagged import ENGINE, QUICK, Order, made, samples, tag_in
 from enginegate.errors import EnginegateError, PublishError, RepositoryError, ServerError
 from enginegate.repository import Layout, LiveRepository, verify
-from enginegate.repository.journal import Journal
-from enginegate.repository.layout import JOURNAL, locked
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.store.layout import JOURNAL, locked
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import ServerOptions, start
 
@@ -173,7 +173,7 @@ def test_a_clock_that_goes_back_changes_no_order(repository, package, monkeypatc
     for module in ("repository.journal", "repository.audit"):
         monkeypatch.setattr(f"enginegate.{module}.datetime", Earlier)
     monkeypatch.setattr("enginegate.repository.transitions.now", Earlier.now)
-    monkeypatch.setattr("enginegate.repository.staging.now", Earlier.now)
+    monkeypatch.setattr("enginegate.repository.store.staging.now", Earlier.now)
 
     repository.publish(package(2), expected=1)
     assert answering(repository) == (2, 2.0)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginegate.triton.live import live_server
+from enginegate.triton.endpoint import live_server
 from tests.fakes.family import classifier, make_family, register
 
 

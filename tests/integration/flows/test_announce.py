@@ -11,10 +11,10 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from enginegate.errors import RepositoryError
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
-from enginegate.repository.changes import Position
+from enginegate.repository.history.changes import Cursor
 from enginegate.workspace import Workspace, now
 from flows.watch import watch
-from tasks.announce import announce
+from tasks.release_events import announce_releases
 from tests.fakes import told
 from tests.fakes.family import _POLICY as POLICY
 
@@ -49,16 +49,16 @@ def kept(rules, count):
 
 
 def position(rules):
-    return Position.of(Workspace.here(), PREFECT_API_URL.value(), rules.target.repository).read()
+    return Cursor.of(Workspace.here(), PREFECT_API_URL.value(), rules.target.repository).read()
 
 
 def test_a_change_that_prefect_did_not_see_is_told_later(rules, log):
     """When it happened, by whom and why, and where it stands in the audit log."""
     dead = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(dead):
-        assert announce.fn(rules) == ()
+        assert announce_releases.fn(rules) == ()
 
-    said = announce.fn(rules)
+    said = announce_releases.fn(rules)
 
     assert len(said) == 3
     assert said[-1].endswith(f"release 1 is live of {rules.name} after 2 (rolled back).")
@@ -83,16 +83,16 @@ def test_a_change_that_prefect_did_not_see_is_told_later(rules, log):
 
 def test_nothing_is_told_twice(rules, log, monkeypatch):
     """Also when the workspace is lost, or another worker's: the server keeps one of each."""
-    announce.fn(rules)
+    announce_releases.fn(rules)
     kept(rules, 3)
-    assert announce.fn(rules) == ()
+    assert announce_releases.fn(rules) == ()
     assert position(rules) == log.head()
 
     sent = sent_by(monkeypatch)
     monkeypatch.setenv("ENGINEGATE_HOME", str(rules.target.repository.parent / "another"))
-    assert announce.fn(rules) == ()
+    assert announce_releases.fn(rules) == ()
     log.tell("published", rules.name, why="ada: again", release=3)
-    assert len(announce.fn(rules)) == 1
+    assert len(announce_releases.fn(rules)) == 1
 
     assert [event.payload["to"] for event in kept(rules, 4)] == [1, 2, 1, 3]
     assert len(sent) == 1
@@ -118,11 +118,11 @@ def test_what_a_dying_server_lost_is_sent_again(rules, log, monkeypatch):
     del log  # it only has to be there
     with monkeypatch.context() as patch:
         lost = sent_by(patch, lost=True)
-        announce.fn(rules)
+        announce_releases.fn(rules)
     assert len(lost) == 3
     assert position(rules) is None
 
-    announce.fn(rules)
+    announce_releases.fn(rules)
 
     assert [event.id for event in kept(rules, 3)] == lost
 
@@ -131,12 +131,12 @@ def test_what_prefect_would_delete_at_once_is_not_told(rules, log, monkeypatch):
     """It keeps a week; an automation for what happened last month helps nobody."""
     later = now() + timedelta(days=8)
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.announce.now", lambda: later)
-        assert announce.fn(rules) == ()
+        patch.setattr("tasks.release_events.now", lambda: later)
+        assert announce_releases.fn(rules) == ()
     assert position(rules) == log.head()
 
     log.tell("published", rules.name, why="ada: again", release=3)
-    assert len(announce.fn(rules)) == 1
+    assert len(announce_releases.fn(rules)) == 1
 
     assert [event.payload["to"] for event in kept(rules, 1)] == [3]
 
@@ -163,18 +163,18 @@ def test_whoever_tells_already_is_not_waited_for(rules, log, caplog):
     del log  # it only has to be there
     address = PREFECT_API_URL.value()
     begun_s = time.monotonic()
-    with Position.of(Workspace.here(), address, rules.target.repository).held():
-        assert announce.fn(rules) == ()
+    with Cursor.of(Workspace.here(), address, rules.target.repository).held():
+        assert announce_releases.fn(rules) == ()
 
     assert time.monotonic() - begun_s < 5.0
     assert "the next run tells it" in caplog.text
-    assert len(announce.fn(rules)) == 3
+    assert len(announce_releases.fn(rules)) == 3
 
 
 def test_without_a_server_nobody_is_told(rules, log):
     """A server inside this process would be gone with it; a later one is told everything."""
     del log  # it only has to be there
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        assert announce.fn(rules) == ()
+        assert announce_releases.fn(rules) == ()
 
-    assert len(announce.fn(rules)) == 3
+    assert len(announce_releases.fn(rules)) == 3

@@ -15,9 +15,9 @@ from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from flows.answer import answer_suspended
-from tasks.announce import announce
+from tasks.expired_approvals import note_expired_approvals
 from tasks.prefect_server import check_answers
-from tasks.unanswered import note_unanswered
+from tasks.release_events import announce_releases
 from tests.fakes.evidence import decision, scorecard
 from tests.fakes.family import _POLICY as POLICY
 
@@ -76,7 +76,9 @@ def odd_server(request, monkeypatch):
         server.shutdown()
 
 
-@pytest.mark.parametrize("ask", [announce, note_unanswered], ids=["announce", "unanswered"])
+@pytest.mark.parametrize(
+    "ask", [announce_releases, note_expired_approvals], ids=["announce", "unanswered"]
+)
 def test_nobody_waits_for_it_and_no_password_is_told(
     odd_server, ask, tmp_path, monkeypatch, caplog
 ):

@@ -16,14 +16,14 @@ from enginegate.cli.app import app
 from enginegate.cli.rollback import roll_back
 from enginegate.errors import ApprovalError, LedgerError, RepositoryError, TamperedError
 from enginegate.evidence import Outcome
-from enginegate.ledger import Ledger, Outbox
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog, Layout, open_repository, verify
-from enginegate.triton.live import live_addresses, live_client
-from enginegate.watching import Looks
+from enginegate.tracking import Ledger, Outbox
+from enginegate.triton.endpoint import live_addresses, live_client
+from enginegate.watch.log import WatchLog
 from enginegate.workspace import now
 from flows.answer import answer_suspended
-from flows.approval import Answer, _candidate
+from flows.approval import ApprovalForm, _candidate
 from flows.promote import promote
 from flows.qualify import qualify
 from flows.rollback import rollback
@@ -167,7 +167,7 @@ def test_a_fleets_canary_is_held_to_the_looks_of_the_watch(live, approved, famil
 
     release = promote(live, approved(qualify(live)).digest)
 
-    looks = Looks.at(family.workspace, release).read()
+    looks = WatchLog.at(family.workspace, release).read()
     assert [look.number for look in looks] == [1, 2]
     assert {"error_share", "latency", "server_time", "pending"} <= {
         finding.gate for finding in looks[0].findings
@@ -405,7 +405,7 @@ def test_a_no_after_the_forms_yes_counts_however_late_the_worker_comes(live, car
 @pytest.mark.parametrize("name", ["the best one", "tensorrt-fp8"])
 def test_an_approval_of_what_is_not_there_is_refused(name):
     """With what there is; nothing is approved in its place."""
-    answer = Answer(
+    answer = ApprovalForm(
         decision="approve", approver="ada", reason="looks right", accept_inconclusive=name
     )
 

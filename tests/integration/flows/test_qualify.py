@@ -9,7 +9,7 @@ import pytest
 from enginegate.data import write_data
 from enginegate.errors import InputError, LedgerError, ModelError, PolicyError
 from enginegate.evidence import Outcome
-from enginegate.ledger import Ledger
+from enginegate.tracking import Ledger
 from flows.qualify import qualify
 from tests.fakes.family import samples
 

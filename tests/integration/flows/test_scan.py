@@ -12,8 +12,8 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 
 from enginegate.errors import EnginegateError, InputError, LedgerError
-from enginegate.ledger import Ledger
 from enginegate.policy import read_policy
+from enginegate.tracking import Ledger
 from enginegate.workspace import now
 from flows.qualify import qualify
 from flows.scan import scan

@@ -8,8 +8,8 @@ from prefect import flow
 from enginegate.data import write_data
 from enginegate.errors import InputError
 from enginegate.evidence import Outcome
-from enginegate.gates import Evaluation
 from enginegate.policy import parse_policy
+from enginegate.policy.gates import Evaluation
 from tasks.validate import _workers, observe, validate
 from tests.fakes.lab import POLICY, make_lab
 

@@ -16,15 +16,16 @@ from prefect.events.clients import AssertingEventsClient
 from prefect.events.worker import EventsWorker
 from typer.testing import CliRunner
 
+from enginegate.atomic_io import file_lock
 from enginegate.cli.app import app
 from enginegate.decision import Promise
-from enginegate.durable import file_lock
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ExitCode, RepositoryError, ServerError
 from enginegate.evidence import Outcome
-from enginegate.ledger import Ledger
+from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.traffic import Traffic
 from enginegate.policy import read_policy
-from enginegate.recording import Shadow
+from enginegate.policy.recording import Shadow
 from enginegate.repository import (
     AuditLog,
     Golden,
@@ -33,14 +34,13 @@ from enginegate.repository import (
     Package,
     open_repository,
 )
-from enginegate.repository.journal import Journal
-from enginegate.repository.layout import JOURNAL, locked
-from enginegate.repository.rollout import LOCK, Progress, Rollouts
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
+from enginegate.repository.store.layout import JOURNAL, locked
 from enginegate.shadow import import_sample, latest_sample
-from enginegate.triton.callers import Callers
-from enginegate.triton.live import live_addresses, live_client, live_server
-from enginegate.triton.traffic import Traffic
-from enginegate.watching import Look, Looks, PromiseBrokenError
+from enginegate.tracking import Ledger
+from enginegate.triton.endpoint import live_addresses, live_client, live_server
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchLog
 from enginegate.workspace import Workspace, now
 from flows.qualify import qualify
 from flows.rollback import rollback
@@ -50,7 +50,7 @@ from flows.withdraw import withdraw
 from tasks.build import build
 from tasks.export import export
 from tasks.live_sample import compare_live
-from tasks.pick_up import pick_up
+from tasks.recover import recover_interrupted
 from tasks.watch import RolledBack, roll_back_failed, tell_ledger
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
@@ -214,7 +214,7 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
     assert queues["live/b"] == (Outcome.PASSED, False)
     assert queues["live/c"] == (Outcome.INCONCLUSIVE, True)
     assert old[0].outcome is Outcome.PASSED
-    assert Looks.at(family.workspace, release_of(released)).read() == (*young, *old)
+    assert WatchLog.at(family.workspace, release_of(released)).read() == (*young, *old)
     ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
     run = ledger.watch_run("tiny", release_of(released).digest)
     for name in ("live/server_ms", "live/promised_server_ms"):
@@ -228,8 +228,8 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
 
 def test_nobody_looks_while_it_is_rolled_out(released):
     """Whoever promotes looks at the canary; a roll-out that a kill cut short is nobody's."""
-    rollouts = Rollouts(read_policy(released).target.repository)
-    rollouts.note(Progress(model="tiny", before=1, held=True))
+    rollouts = RolloutState(read_policy(released).target.repository)
+    rollouts.note(RolloutProgress(model="tiny", before=1, held=True))
     try:
         with file_lock(rollouts.root / LOCK):
             assert watch(released, 0.0).looks == ()
@@ -378,7 +378,7 @@ def test_without_a_server_the_watch_is_errored(released, tmp_path, alerts):
     with pytest.raises(ServerError, match=r"look \d+ at release 2 of tiny: errored"):
         watch(rules, 0.0)
 
-    kept = Looks.at(Workspace.here(), release_of(released)).read()[-1]
+    kept = WatchLog.at(Workspace.here(), release_of(released)).read()[-1]
     assert (kept.outcome, kept.action) == (Outcome.ERRORED, "alert")
     assert release_of(released).version == 2
     (alert,) = alerts()
@@ -395,7 +395,7 @@ def test_a_dead_server_of_a_fleet_is_errored_too(released, tmp_path, alerts):
     with pytest.raises(RepositoryError, match="Server 'b' does not answer"):
         watch(rules, 0.0)
 
-    kept = Looks.at(Workspace.here(), release_of(released)).read()[-1]
+    kept = WatchLog.at(Workspace.here(), release_of(released)).read()[-1]
     assert [(f.gate, f.scope) for f in kept.found if f.outcome is Outcome.ERRORED] == [
         ("measured", "live/b")
     ]
@@ -439,7 +439,7 @@ def test_without_anything_to_compare_it_is_advisory(released, tmp_path, monkeypa
 
 def slow_look(release):
     """One that the policy answers with a rollback."""
-    return Look(
+    return WatchCheck(
         model="tiny",
         version=release.version,
         release_sha256=release.digest,
@@ -501,7 +501,7 @@ def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
     path.write_text(f'{path.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "127.0.0.1:1"\n')
     rules, failed = read_policy(path), release_of(released)
     monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
-    looks = Looks.at(Workspace.here(), failed)
+    looks = WatchLog.at(Workspace.here(), failed)
     try:
         acted = _acted(rules, failed, slow_look(failed))
         assert (release_of(released).version, looks.rolled_back) == (1, True)
@@ -583,17 +583,17 @@ def test_what_a_killed_change_left_is_picked_up(policy, tmp_path, monkeypatch):
     target = rules.target.model_copy(update={"repository": root})
     rules = rules.model_copy(update={"target": target})
 
-    assert pick_up.fn(rules) == ()
+    assert recover_interrupted.fn(rules) == ()
     assert not root.exists()
     root.mkdir()
     Journal(root / JOURNAL).open("publish", "tiny", 7)
-    monkeypatch.setattr("enginegate.repository.live._LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("enginegate.repository.promotion._LOCK_TIMEOUT_S", 0.0)
     with locked(root, timeout_s=0.0):
-        assert pick_up.fn(rules) == ()
-    (said,) = pick_up.fn(rules)
+        assert recover_interrupted.fn(rules) == ()
+    (said,) = recover_interrupted.fn(rules)
 
     assert "publish of tiny release 7 was cut short" in said
-    assert pick_up.fn(rules) == ()
+    assert recover_interrupted.fn(rules) == ()
 
 
 @pytest.mark.parametrize("flow", [qualify, watch, scan], ids=lambda flow: flow.name)

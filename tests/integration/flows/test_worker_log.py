@@ -16,8 +16,8 @@ from prefect.settings import PREFECT_API_URL
 from enginegate.data import write_data
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
-from enginegate.repository.journal import Journal
-from enginegate.repository.layout import JOURNAL
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.store.layout import JOURNAL
 from flows.qualify import qualify
 from flows.watch import watch
 from tests.fakes.family import _POLICY as POLICY

@@ -9,8 +9,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.candidate import Candidate, FileDigest, OnnxModel, TensorSpec
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet
-from enginegate.kept import Kept
 from enginegate.policy import parse_policy
 from enginegate.precision import modelopt
 
@@ -106,7 +106,7 @@ def images(count, seed):
 
 
 def kept_onnx(model, folder):
-    """A model as `Kept`, in a folder of its own."""
+    """A model as `ContentFolder`, in a folder of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx.save(model, folder / "model.onnx")
     value = model.graph.input[0]
@@ -128,14 +128,14 @@ def kept_onnx(model, folder):
         parity_samples=0,
         proven_batch_sizes=(1,),
     )
-    return Kept(record, folder, reused=False)
+    return ContentFolder(record, folder, reused=False)
 
 
 @dataclass(frozen=True)
 class Hostile:
     """The model, its calibration data and other data to judge on."""
 
-    source: Kept
+    source: ContentFolder
     calibration: DataSet
     evaluation: DataSet
 

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.data import DataSet
 from enginegate.errors import BuildError, DataError, ModelError
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
 from enginegate.precision import convert, converter_of
 from tests.integration.precision.conftest import cnn, images, kept_onnx
 
@@ -41,7 +41,7 @@ def test_auto_is_as_good_as_the_best_method(plain, candidate, name):
     data, unseen = images(96, seed=3), images(200, seed=4).inputs["image"]
 
     made = {
-        method: convert(plain, candidate(name), data=data, rules=Calibration(method=method))
+        method: convert(plain, candidate(name), data=data, rules=CalibrationTable(method=method))
         for method in ("auto", "max", "entropy", "percentile")
     }
     errors = {method: error(found.onnx, plain, unseen) for method, found in made.items()}
@@ -59,7 +59,7 @@ def test_no_method_depends_on_the_batch_size(plain, candidate, name, method):
     data = images(64, seed=3)
 
     def made(batch_size):
-        rules = Calibration(method=method, batch_size=batch_size)
+        rules = CalibrationTable(method=method, batch_size=batch_size)
         return convert(plain, candidate(name), data=data, rules=rules).onnx
 
     assert made(7) == made(64)
@@ -71,7 +71,7 @@ def test_logits_are_not_clipped(plain, candidate, method):
     data, bright = images(64, seed=3), 4.0 * images(32, seed=4).inputs["image"]
 
     found = convert(
-        plain, candidate("onnxruntime-int8"), data=data, rules=Calibration(method=method)
+        plain, candidate("onnxruntime-int8"), data=data, rules=CalibrationTable(method=method)
     )
     graph = onnx.load_from_string(found.onnx).graph
 
@@ -89,7 +89,7 @@ def test_slices_are_all_calibrated_on(plain, candidate):
     unsliced = replace(data, slices={})
 
     def scale(given):
-        rules = Calibration(method="max", max_samples=16)
+        rules = CalibrationTable(method="max", max_samples=16)
         found = convert(plain, candidate("tensorrt-int8"), data=given, rules=rules)
         graph = onnx.load_from_string(found.onnx).graph
         node = next(n for n in graph.node if n.input[0] == "image")
@@ -103,7 +103,10 @@ def test_slices_are_all_calibrated_on(plain, candidate):
 def test_tensorrt_pairs_sit_where_layers_read(plain, candidate):
     """Nothing lies between Conv and ReLU, so TensorRT can fuse them."""
     found = convert(
-        plain, candidate("tensorrt-int8"), data=images(32, seed=3), rules=Calibration(method="max")
+        plain,
+        candidate("tensorrt-int8"),
+        data=images(32, seed=3),
+        rules=CalibrationTable(method="max"),
     )
     graph = onnx.load_from_string(found.onnx).graph
     makers = {name: node.op_type for node in graph.node for name in node.output}
@@ -116,7 +119,7 @@ def test_tensorrt_pairs_sit_where_layers_read(plain, candidate):
 def test_the_record_names_tool_method_and_samples(candidate):
     """What decides the bytes is known before anything is converted."""
     told = converter_of(
-        candidate("tensorrt-int8"), data=images(10, seed=1), rules=Calibration(batch_size=4)
+        candidate("tensorrt-int8"), data=images(10, seed=1), rules=CalibrationTable(batch_size=4)
     )
 
     assert "QDQ, auto over 10 samples in batches of 4" in told
@@ -133,7 +136,7 @@ def test_nan_weights_are_refused(candidate, tmp_path):
 
     for name in ("tensorrt-fp16", "onnxruntime-int8"):
         with pytest.raises(ModelError, match=r"'w2' holds 1 NaN value.*\(1, 2, 0, 1\)"):
-            convert(path, candidate(name), data=images(8, seed=1), rules=Calibration())
+            convert(path, candidate(name), data=images(8, seed=1), rules=CalibrationTable())
 
 
 def test_unsupported_operator_is_named(candidate, tmp_path):
@@ -143,7 +146,9 @@ def test_unsupported_operator_is_named(candidate, tmp_path):
     path = kept_onnx(model, tmp_path).folder / "model.onnx"
 
     with pytest.raises(ModelError, match=r"'relu0' is FancyRelu of ai.onnx opset 20.*Export the"):
-        convert(path, candidate("onnxruntime-int8"), data=images(8, seed=1), rules=Calibration())
+        convert(
+            path, candidate("onnxruntime-int8"), data=images(8, seed=1), rules=CalibrationTable()
+        )
 
 
 def test_activation_without_a_scale_is_named(candidate, tmp_path):
@@ -166,7 +171,7 @@ def test_activation_without_a_scale_is_named(candidate, tmp_path):
     )
 
     with pytest.raises(BuildError, match="activation 'logs' is NaN or Inf 16 time"):
-        convert(path, candidate("tensorrt-int8"), data=zeros, rules=Calibration(method="max"))
+        convert(path, candidate("tensorrt-int8"), data=zeros, rules=CalibrationTable(method="max"))
 
 
 def test_kept_nodes_must_exist(plain, candidate):
@@ -176,7 +181,7 @@ def test_kept_nodes_must_exist(plain, candidate):
             plain,
             candidate("onnxruntime-int8"),
             data=images(8, seed=1),
-            rules=Calibration(method="max"),
+            rules=CalibrationTable(method="max"),
             keep=("conv99",),
         )
 
@@ -184,4 +189,4 @@ def test_kept_nodes_must_exist(plain, candidate):
 def test_no_data_no_scales(plain, candidate):
     """Without calibration data nothing is made up."""
     with pytest.raises(DataError, match="never made from random data"):
-        convert(plain, candidate("tensorrt-fp8"), data=None, rules=Calibration())
+        convert(plain, candidate("tensorrt-fp8"), data=None, rules=CalibrationTable())

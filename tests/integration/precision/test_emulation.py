@@ -7,16 +7,16 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from enginegate.canonical import sha256_bytes
 from enginegate.errors import BuildError
 from enginegate.evidence import Outcome
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
 from enginegate.precision import convert, emulated, judge_range, sensitivities
+from enginegate.records import sha256_bytes
 from tests.integration.precision.conftest import cnn, images, kept_onnx
 
 pytestmark = pytest.mark.xdist_group("precision")
 
-RULES = Calibration(method="max")
+RULES = CalibrationTable(method="max")
 SQUARES = ("square", "mean", "root")
 
 

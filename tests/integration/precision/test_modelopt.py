@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from enginegate.errors import BuildError
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
 from enginegate.precision import convert, converter_of, modelopt
 from tests.integration.precision.conftest import cnn, images, kept_onnx
 
@@ -24,7 +24,7 @@ def plain(tmp_path):
 def test_asked_for_and_absent(plain, candidate, monkeypatch):
     """The message says how to get it and how to do without."""
     monkeypatch.delenv("ENGINEGATE_MODELOPT", raising=False)
-    rules = Calibration(tool="modelopt")
+    rules = CalibrationTable(tool="modelopt")
 
     with pytest.raises(BuildError, match=r"not installed here.*tool = \"onnxruntime\""):
         convert(plain, candidate("tensorrt-int8"), data=images(8, seed=1), rules=rules)
@@ -35,14 +35,16 @@ def test_an_interpreter_without_it(plain, candidate, monkeypatch):
     monkeypatch.setenv("ENGINEGATE_MODELOPT", sys.executable)
 
     with pytest.raises(BuildError, match="has no nvidia-modelopt"):
-        convert(plain, candidate("tensorrt-int8"), data=images(8, seed=1), rules=Calibration())
+        convert(plain, candidate("tensorrt-int8"), data=images(8, seed=1), rules=CalibrationTable())
 
 
 def test_onnxruntime_engines_never_use_it(candidate, monkeypatch):
     """Its placement of pairs is TensorRT's; the CPU has its own."""
     monkeypatch.setenv("ENGINEGATE_MODELOPT", "/no/such/python")
 
-    told = converter_of(candidate("onnxruntime-int8"), data=images(8, seed=1), rules=Calibration())
+    told = converter_of(
+        candidate("onnxruntime-int8"), data=images(8, seed=1), rules=CalibrationTable()
+    )
 
     assert told.startswith("onnxruntime")
 
@@ -60,7 +62,11 @@ def real(monkeypatch):
 def test_a_real_conversion(plain, candidate, name):
     """Kept nodes stay FP32, tool and version are recorded, and the bytes are the same each time."""
     word = name.removeprefix("tensorrt-")
-    order = {"data": images(32, seed=1), "rules": Calibration(method="max"), "keep": ("conv4",)}
+    order = {
+        "data": images(32, seed=1),
+        "rules": CalibrationTable(method="max"),
+        "keep": ("conv4",),
+    }
     before = plain.read_bytes()
 
     found = convert(plain, candidate(name), **order)
@@ -79,7 +85,10 @@ def test_layers_it_leaves_out(candidate, tmp_path):
     path = kept_onnx(cnn(spike=1.0, channels=12), tmp_path).folder / "model.onnx"
 
     found = convert(
-        path, candidate("tensorrt-int8"), data=images(32, seed=1), rules=Calibration(method="max")
+        path,
+        candidate("tensorrt-int8"),
+        data=images(32, seed=1),
+        rules=CalibrationTable(method="max"),
     )
 
     assert found.census.quantised == 9
@@ -92,8 +101,8 @@ def test_its_failure_shows_its_log(candidate, real, tmp_path):
     broken = cnn(spike=1.0)
     broken.graph.node[3].op_type = "FancyRelu"
     path = kept_onnx(broken, tmp_path).folder / "model.onnx"
-    job = modelopt.Job(real, path, candidate("tensorrt-int8"), 8, (), tmp_path)
-    sample = modelopt.Sample.of(images(8, seed=1), Calibration())
+    job = modelopt.ModelOptJob(real, path, candidate("tensorrt-int8"), 8, (), tmp_path)
+    sample = modelopt.Sample.of(images(8, seed=1), CalibrationTable())
 
     with pytest.raises(BuildError, match=r"(?s)ended with status 1.*end of its log.*Error"):
         job.run(sample, "max")

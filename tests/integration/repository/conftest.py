@@ -11,11 +11,11 @@ from moto.server import ThreadedMotoServer
 
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.decision import Promise
-from enginegate.operating import Ensemble, Step
+from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.repository import Golden, Layout, LiveRepository, ObjectRepository, Package
-from enginegate.repository.ensemble import as_ensemble
-from enginegate.repository.staging import place
-from enginegate.repository.storage import ObjectStore
+from enginegate.repository.ensemble.composition import as_ensemble
+from enginegate.repository.store.object_client import ObjectStore
+from enginegate.repository.store.staging import place
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 from tests.fakes.evidence import INT8, SERVING, decision, scorecard
@@ -174,7 +174,7 @@ def steps(tmp_path):
         (folder / "model.py").write_text(code)
     return Ensemble(
         before=(
-            Step(
+            EnsembleStep(
                 name="double",
                 folder=tmp_path / "steps" / "before",
                 inputs={"IN": "raw"},
@@ -182,7 +182,7 @@ def steps(tmp_path):
             ),
         ),
         after=(
-            Step(
+            EnsembleStep(
                 name="tenfold",
                 folder=tmp_path / "steps" / "after",
                 inputs={"IN": "y"},

@@ -13,7 +13,7 @@ from benchmarks.lab.nursery import Nursery
 from benchmarks.lab.plan import short
 from benchmarks.lab.tagged import CHAIN, ENGINE, QUICK
 from enginegate.repository import Layout
-from enginegate.repository.journal import Step
+from enginegate.repository.history.journal import Step
 from enginegate.triton.server import ServerOptions, start
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("kills")]

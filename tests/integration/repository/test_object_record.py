@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from enginegate.errors import TamperedError
-from enginegate.repository.object_release import Pointer
+from enginegate.repository.store.object_release import Pointer
 from tests.fakes.hosts import answer, problems
 
 

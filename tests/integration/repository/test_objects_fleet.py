@@ -12,7 +12,7 @@ import pytest
 
 from enginegate.errors import NotEverywhereError
 from enginegate.repository import Fleet, ObjectRepository
-from enginegate.repository.fleet_member import FleetMember
+from enginegate.repository.rollout.fleet_server import FleetServer
 from tests.fakes.hosts import answer, problems, steps, wait_for_window
 
 pytestmark = pytest.mark.triton
@@ -22,14 +22,14 @@ WINDOW_S = 120.0
 _PROMOTER = """
 import pickle, sys
 from functools import partial
-from enginegate.operating import Watch
-from enginegate.repository.canary import Canary
-from enginegate.repository.fleet import Fleet
-from enginegate.repository.fleet_member import FleetMember
-from enginegate.repository.live import LiveRepository
-from enginegate.repository.objects import ObjectRepository
-from enginegate.repository.rollout import Rollouts
-from enginegate.repository.storage import ObjectStore
+from enginegate.policy.operating import Watch
+from enginegate.repository.rollout.canary import Canary
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetMember
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.store.object_repository import ObjectRepository
+from enginegate.repository.rollout.rollout_state import Rollouts
+from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
 
 with open(sys.argv[1], "rb") as file:
@@ -46,7 +46,7 @@ ObjectRepository(ObjectStore(url), "digits", fleet).publish(package, expected=2)
 @pytest.fixture
 def here(store, repository, second):
     """A host with two servers, on which release 2 replaced 1."""
-    own = FleetMember("own", second, repository)
+    own = FleetServer("own", second, repository)
     return ObjectRepository(store, "digits", Fleet(repository, (own,)))
 
 

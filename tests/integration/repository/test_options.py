@@ -7,7 +7,7 @@ import pytest
 from enginegate.errors import PublishError
 from enginegate.repository import verify
 from enginegate.serving import ServingConfig, ServingOptions
-from enginegate.triton.native import offers
+from enginegate.triton.backends import offers
 
 pytestmark = pytest.mark.triton
 OPTIONS = ServingOptions(

@@ -9,13 +9,14 @@ from functools import partial
 import pytest
 
 from enginegate.errors import NotEverywhereError, PublishError
-from enginegate.repository import AuditLog, Fleet, Layout, rollout
-from enginegate.repository.changes import untold
-from enginegate.repository.fleet_member import FleetMember
-from enginegate.repository.object_journal import ObjectJournal
-from enginegate.repository.object_release import ObjectReleases
-from enginegate.repository.rollout import Rollouts
-from enginegate.repository.undoing import Undoing
+from enginegate.repository import AuditLog, Fleet, Layout
+from enginegate.repository.history.changes import untold
+from enginegate.repository.recovery import OperationRecovery
+from enginegate.repository.rollout import rollout_state
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.store.object_journal import ObjectJournal
+from enginegate.repository.store.object_release import ObjectReleases
 from tests.fakes.hosts import answer, live, problems
 from tests.fakes.live_triton import FakeTriton
 
@@ -79,7 +80,7 @@ def there(alone):
     def watch(_seconds):
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            Rollouts(alone.root).check_goes_on("digits")
+            RolloutState(alone.root).check_goes_on("digits")
             time.sleep(0.02)
 
     return replace(alone, local=Fleet(alone.local, (), WAIT_S, watch))
@@ -116,7 +117,7 @@ def test_what_was_left_while_it_was_fetched_is_not_loaded(there, monkeypatch):
 @pytest.mark.parametrize("way", ["pull", "publish"])
 def test_a_canary_that_is_not_live_yet_is_ended_too(there, package, load, monkeypatch, way):
     """A rollback waits until it can be asked to end, and goes back to what was live before."""
-    monkeypatch.setattr(rollout, "_LOCK_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 5.0)
     begin, before = there.pull, 1
     if way == "publish":
         replace(there, local=there.local.lead).pull()
@@ -179,7 +180,7 @@ def test_a_killed_follower_tells_nothing_of_its_own(alone, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(AuditLog, "note", die)
-        patch.setattr(Undoing, "undo", lambda *_, **__: "")
+        patch.setattr(OperationRecovery, "undo", lambda *_, **__: "")
         with pytest.raises(_KilledError):
             alone.pull()
 
@@ -207,7 +208,7 @@ def test_a_canary_that_did_not_hold_is_watched_again(alone):
     assert (fleet.pull().version, windows) == (2, [2, 2, 2])
 
     assert (live(fleet), answer(fleet)) == (2, (2, 2.0))
-    assert list(Rollouts(fleet.root).unfinished()) == []
+    assert list(RolloutState(fleet.root).unfinished()) == []
 
 
 def test_a_way_back_waits_for_no_window_and_no_dead_server(alone, here, package, tmp_path):
@@ -218,7 +219,7 @@ def test_a_way_back_waits_for_no_window_and_no_dead_server(alone, here, package,
 
     (tmp_path / "own").mkdir()
     own = replace(alone.local, root=tmp_path / "own", client=FakeTriton(tmp_path / "own"))
-    member = FleetMember("own", own, alone.local)
+    member = FleetServer("own", own, alone.local)
     member.take(Layout(alone.root, "digits").release(1))
     fleet = replace(alone, local=Fleet(alone.local, (member,), WAIT_S, refuse))
     with pytest.raises(PublishError, match="3 requests failed"):

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from enginegate.errors import PublishError, RepositoryError, TamperedError
-from enginegate.operating import Signing
+from enginegate.policy.operating import Signing
 from enginegate.repository import AuditLog, Layout, ReleaseSigning, verify
-from enginegate.repository.journal import Journal
+from enginegate.repository.history.journal import Journal
 from enginegate.workspace import Workspace
 
 pytestmark = pytest.mark.triton

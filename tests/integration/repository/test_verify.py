@@ -7,7 +7,7 @@ import pytest
 
 from enginegate.errors import ServerError
 from enginegate.repository import Layout, LiveRepository, verify
-from enginegate.repository.journal import Journal
+from enginegate.repository.history.journal import Journal
 from enginegate.triton.server import ServerOptions, start
 from tests.fakes.hosts import problems
 

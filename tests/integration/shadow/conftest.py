@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from enginegate.benchmark.deployed import ServedModel, deployed
 from enginegate.candidate import TensorSpec
 from enginegate.serving import ServingConfig
-from enginegate.triton.deploy import ServedModel, deployed
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
 
-_SCALE = Path(__file__).parents[1] / "triton" / "models" / "scale.py"
+_SCALE = Path(__file__).parents[1] / "models" / "scale.py"
 
 
 @pytest.fixture(scope="module")

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from enginegate.errors import DataError
+from enginegate.loadgen.background_load import SteadyTraffic
+from enginegate.loadgen.schedule import poisson
+from enginegate.loadgen.traffic import Traffic, run_load
 from enginegate.measurement import Load
-from enginegate.recording import Shadow
+from enginegate.policy.recording import Shadow
 from enginegate.shadow import expire, latest_sample, notes_in, read_sample, record_live
-from enginegate.triton.arrivals import poisson
 from enginegate.triton.server import connect
-from enginegate.triton.steady import SteadyTraffic
-from enginegate.triton.traffic import Traffic, run_load
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("shadow")]
 
@@ -134,7 +134,7 @@ def test_no_traffic_is_an_error_and_leaves_nothing(server, scale, home):
 _RECORD = """
 import sys
 from pathlib import Path
-from enginegate.recording import Shadow
+from enginegate.policy.recording import Shadow
 from enginegate.shadow import record_live
 from enginegate.triton.server import connect
 

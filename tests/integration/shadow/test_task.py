@@ -11,13 +11,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.candidate import FileDigest, OnnxModel, TensorSpec
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, write_data
 from enginegate.engines import open_reference
 from enginegate.errors import DataError
 from enginegate.evidence import Outcome
-from enginegate.kept import Kept
 from enginegate.policy import parse_policy
-from enginegate.recording import Shadow
+from enginegate.policy.recording import Shadow
 from enginegate.shadow import import_sample, read_sample
 from tasks.shadow import record_shadow
 from tests.fakes.family import CLASSES, FEATURES, classifier, samples
@@ -54,7 +54,7 @@ def source(tmp_path_factory):
         proven_batch_sizes=(1,),
     )
     (folder / "manifest.json").write_bytes(value.pretty_json())
-    return Kept(value, folder, reused=False)
+    return ContentFolder(value, folder, reused=False)
 
 
 @pytest.fixture
@@ -204,7 +204,7 @@ def test_what_a_trace_cannot_hold_is_recorded_by_the_sender(rules, source, works
 
     traffic = record_shadow.fn(
         policy.model_copy(update={"data": policy.data.model_copy(update={"calibration": None})}),
-        Kept(value, tmp_path, reused=False),
+        ContentFolder(value, tmp_path, reused=False),
     )
 
     sent = {

@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 from enginegate.data import read_data
 from enginegate.engines import open_onnx
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
 from enginegate.sources import onnx_from_source
 
 root, tracking_uri, jobs = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])

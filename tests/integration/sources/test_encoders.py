@@ -9,8 +9,8 @@ import pytest
 from enginegate.candidate import Candidate
 from enginegate.engines import open_onnx
 from enginegate.errors import ModelError
-from enginegate.model_source import ModelSource
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
+from enginegate.policy.model_source import ModelSource
 from enginegate.precision import convert
 from enginegate.sources import huggingface
 
@@ -185,7 +185,7 @@ def test_int8_of_an_encoder_leaves_nothing_behind(
     monkeypatch.chdir(tmp_path)
 
     found = convert(
-        path, Candidate.parse("onnxruntime-int8"), data=tokens, rules=Calibration(method="max")
+        path, Candidate.parse("onnxruntime-int8"), data=tokens, rules=CalibrationTable(method="max")
     )
 
     assert found.census.weighted["int8"] == found.census.quantised > 10

@@ -10,7 +10,7 @@ import pytest
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.errors import DataError, InputError, LedgerError, ModelError
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
 from enginegate.sources import onnx_from_source
 
 pytestmark = pytest.mark.xdist_group("sources")

@@ -13,7 +13,7 @@ from enginegate.candidate import Candidate
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.errors import DataError, ModelError
-from enginegate.policy import Calibration
+from enginegate.policy import CalibrationTable
 from enginegate.precision import convert
 
 pytestmark = pytest.mark.xdist_group("sources")
@@ -98,7 +98,7 @@ def test_int8_of_a_pipeline_quantises_its_layers(registry, classifier, export, r
     path = export(uri, tmp_path, data=rows, allow_pickle=True).folder / "model.onnx"
 
     found = convert(
-        path, Candidate.parse("onnxruntime-int8"), data=rows, rules=Calibration(method="max")
+        path, Candidate.parse("onnxruntime-int8"), data=rows, rules=CalibrationTable(method="max")
     )
 
     assert found.census.weighted == {"int8": 2}

@@ -3,11 +3,11 @@ import time
 import numpy as np
 import pytest
 
+from enginegate.benchmark.deployed import deployed
 from enginegate.errors import ServerError
 from enginegate.serving import ServingConfig
-from enginegate.triton.answers import Statistics
 from enginegate.triton.client import TritonClient
-from enginegate.triton.deploy import deployed
+from enginegate.triton.types import Statistics
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from enginegate.benchmark.deployed import DeployedBenchmark, deployed
 from enginegate.errors import ServerError
+from enginegate.loadgen.traffic import Traffic, Transport, run_load
 from enginegate.measurement import Load
+from enginegate.measuring.sequential import Sequential
 from enginegate.serving import ServingConfig
-from enginegate.triton.deploy import Bench, deployed
 from enginegate.triton.ports import Ports
-from enginegate.triton.sequential import Sequential
 from enginegate.triton.server import ServerOptions, connect, start
-from enginegate.triton.traffic import Sending, Traffic, run_load
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
@@ -168,7 +168,7 @@ def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, sa
 
     with _start(install, tmp_path) as doomed, deployed(doomed, scale_model("doomed")) as model:
         shared = model.client.metadata().name
-        bench = Bench(model, Traffic.of("doomed", samples), tmp_path, slo_p99_ms=100)
+        bench = DeployedBenchmark(model, Traffic.of("doomed", samples), tmp_path, slo_p99_ms=100)
         assert bench.measure(serving, load).measurement.failed == 0
         assert len(_processes_below(doomed.pid)) > 1
         assert list(SHARED_MEMORY.glob(f"{shared}*"))
@@ -198,7 +198,7 @@ def test_no_shared_memory_with_tensors_is_readable_by_others(server, scale, traf
     looking.start()
     try:
         load = Load(rate_per_s=50, duration_s=1.0, seed=1)
-        sent = run_load(server.grpc, traffic, load, sending=Sending(shared_memory="system"))
+        sent = run_load(server.grpc, traffic, load, sending=Transport(shared_memory="system"))
     finally:
         done.set()
         looking.join()

@@ -8,7 +8,7 @@ import pytest
 
 from enginegate.data import Array, DataSet
 from enginegate.policy import Gates
-from validation.agreement import Comparison, compare
+from validation.agreement import OutputComparison, compare
 
 SAMPLES = 900
 CLASSES = 10
@@ -21,7 +21,7 @@ class Case:
     data: DataSet
     reference: Array
 
-    def compare(self, candidate: Array, scope: str = "evaluation") -> Comparison:
+    def compare(self, candidate: Array, scope: str = "evaluation") -> OutputComparison:
         return compare({"logits": self.reference}, {"logits": candidate}, self.data, scope)
 
 

@@ -8,14 +8,14 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.evidence import Outcome, worst
-from enginegate.gates import Gates, Metric
+from enginegate.policy.gates import Gates, Metric
 from tests.fakes.judged import find, results_of
 from validation import gate
 from validation.agreement import compare
-from validation.asked import Asked
 from validation.checks import checks_for
 from validation.expectations import judge
 from validation.gate import worst_slice
+from validation.output_spec import OutputSpec
 from validation.reading import Tail
 from validation.statistics import Pairs, Share
 
@@ -139,7 +139,7 @@ class TestOtherTasks:
             slices=slices or {},
             targets={} if labels.dtype.kind == "i" else {"y": labels},
         )
-        asked = Asked(task=task, metrics=metrics)
+        asked = OutputSpec(task=task, metrics=metrics)
         limits = Gates(
             confidence=0.95,
             min_samples=400,
@@ -222,7 +222,9 @@ class TestOtherTasks:
 
     def test_macro_f1_and_top_k(self, case, clean, gates):
         """A rare class that vanished costs macro F1 more than accuracy."""
-        asked = Asked(metrics={"f1": Metric(kind="macro_f1"), "top3": Metric(kind="topk", k=3)})
+        asked = OutputSpec(
+            metrics={"f1": Metric(kind="macro_f1"), "top3": Metric(kind="topk", k=3)}
+        )
         margins = {"f1": 0.03, "top3": 0.02}
         limits = gates.model_copy(update={"max_metric_loss": margins})
         broken = clean.copy()
@@ -243,7 +245,7 @@ class TestOtherTasks:
 
     def test_metric_without_labels(self):
         """A metric that the data has no labels for is inconclusive, and says what to add."""
-        asked = Asked(task="regression", metrics={"price": Metric(kind="mae")})
+        asked = OutputSpec(task="regression", metrics={"price": Metric(kind="mae")})
         labels = np.zeros(500, dtype=np.int64)
 
         found = self._judged(

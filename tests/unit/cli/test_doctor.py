@@ -10,13 +10,13 @@ from typer.testing import CliRunner
 from enginegate.cli import doctor
 from enginegate.cli.app import app
 from enginegate.errors import InputError
-from enginegate.triton import native
+from enginegate.triton import backends
 from tests.fakes.answering import ABSENT, DAMAGED, POLLING, AnsweringClient
 
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    native._found.clear()
+    backends._found.clear()
 
 
 class RunningServer:
@@ -83,7 +83,7 @@ def test_a_repository_without_a_server_is_no_question():
 def test_a_long_path_is_shown_whole(monkeypatch):
     """Somebody copies it."""
     path = "/srv/" + "x" * 200 + "/end"
-    monkeypatch.setattr(doctor, "parts", lambda: iter([doctor.Part("Triton", path, "", "")]))
+    monkeypatch.setattr(doctor, "parts", lambda: iter([doctor.DoctorPart("Triton", path, "", "")]))
     console = Console(width=120, file=io.StringIO())
 
     console.print(doctor.table())

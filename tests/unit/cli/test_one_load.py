@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from enginegate.benchmarking import Slo
 from enginegate.cli.benchmark import said_of
 from enginegate.errors import ExitCode
 from enginegate.measurement import ClosedLoad, Load, Measurement
+from enginegate.measuring.measure import LatencySample, percentiles
+from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
-from enginegate.triton.measure import Sampled, percentiles
 from tests.fakes.evidence import sha
 
 SLO = Slo(p99_ms=20, min_throughput_per_s=1, confidence=0.99)
@@ -35,7 +35,7 @@ def measured(latencies_ms, load=OPEN, invalid=()):
         latencies_sha256=sha("7"),
         lasted_s=10.0,
     )
-    return Sampled(made, latencies_ms)
+    return LatencySample(made, latencies_ms)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from enginegate.candidate import Precision
-from enginegate.gates import STANDARD
+from enginegate.measuring.p99 import fewest_requests
 from enginegate.policy import read_policy
-from enginegate.triton.slo import fewest_requests
+from enginegate.policy.gates import STANDARD
 from validation.checks import RULES
 from validation.expectations import OURS
 from validation.speed import GATE

@@ -4,13 +4,13 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.candidate import Precision
-from enginegate.engines.ceilings import Ceilings, ceilings
+from enginegate.engines.peak_throughput import PeakThroughput, peak_throughput
 from enginegate.engines.roofline import explain, roofline
 from enginegate.engines.work import Work, work_of
 from tests.fakes import recurrent
 
 FP32 = Precision.FP32
-DEVICE = Ceilings(flops_per_s=1e12, bytes_per_s=1e11, one_thread_flops_per_s=4e11)
+DEVICE = PeakThroughput(flops_per_s=1e12, bytes_per_s=1e11, one_thread_flops_per_s=4e11)
 
 
 def _graph(nodes, x=("batch", 3, 32, 32), kind=TensorProto.FLOAT, opset=17, **weights):
@@ -224,7 +224,7 @@ def test_unknown_ceilings_decide_nothing():
     """Without a device's ceilings the work is told and nothing is concluded."""
     work = Work(8, 1e9, 1e7, layers=10, uncounted={})
 
-    line = roofline(work, Ceilings(bytes_per_s=1e11), samples_per_s=100.0)
+    line = roofline(work, PeakThroughput(bytes_per_s=1e11), samples_per_s=100.0)
 
     assert (line.bound, line.reached) == ("unknown", None)
     assert "ceilings are not known" in explain(line, work)
@@ -232,7 +232,7 @@ def test_unknown_ceilings_decide_nothing():
 
 def test_the_ceilings_of_this_processor():
     """A real device multiplies and copies; threads together are no slower than one."""
-    found = ceilings("cpu", FP32)
+    found = peak_throughput("cpu", FP32)
 
     assert found.flops_per_s >= found.one_thread_flops_per_s > 1e8
     assert found.bytes_per_s > 1e8

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginegate.approving import Standing
+from enginegate.approval_rules import ApprovalStatus
 from enginegate.errors import RepositoryBusyError
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
@@ -17,7 +17,7 @@ def test_a_no_is_kept_before_the_log_has_it(tmp_path, monkeypatch, answer):
     path = tmp_path / "tiny.toml"
     path.write_text(POLICY.format(root=tmp_path))
     card, workspace = scorecard(model="tiny"), Workspace(tmp_path / "workspace")
-    given = approval.Answer(decision=answer, approver="grace", reason="too early")
+    given = approval.ApprovalForm(decision=answer, approver="grace", reason="too early")
 
     def busy(*_):
         raise RepositoryBusyError("live is being changed by pid 7.")
@@ -32,7 +32,7 @@ def test_a_no_is_kept_before_the_log_has_it(tmp_path, monkeypatch, answer):
     }.items():
         monkeypatch.setattr(approval, name, stub)
     with pytest.raises(RepositoryBusyError):
-        approval._ask(card, read_policy(path), workspace, Standing((), 1), 0)
+        approval._ask(card, read_policy(path), workspace, ApprovalStatus((), 1), 0)
 
     kept = [decision.answer for decision in workspace.decisions(card.digest)]
     assert kept == (["reject"] if answer == "reject" else [])

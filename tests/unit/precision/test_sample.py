@@ -6,8 +6,8 @@ import pytest
 from enginegate.candidate import TensorSpec
 from enginegate.data import DataSet
 from enginegate.errors import DataError
-from enginegate.policy import Calibration
-from enginegate.precision import Sample
+from enginegate.policy import CalibrationTable
+from enginegate.precision import CalibrationSample
 
 
 def data(shades, **inputs):
@@ -18,7 +18,9 @@ def data(shades, **inputs):
 
 
 def chosen(shades, count, batch_size=4):
-    return Sample.of(data(shades), Calibration(max_samples=count, batch_size=batch_size))
+    return CalibrationSample.of(
+        data(shades), CalibrationTable(max_samples=count, batch_size=batch_size)
+    )
 
 
 def test_every_slice_has_its_share():
@@ -86,7 +88,7 @@ def test_too_few_to_split_are_used_for_both():
 )
 def test_samples_must_fit_the_model(values, message):
     """Wrong type, wrong rank and NaN are refused, and the sample is named."""
-    sample = Sample.of(data([""] * 6, x=values), Calibration(batch_size=4))
+    sample = CalibrationSample.of(data([""] * 6, x=values), CalibrationTable(batch_size=4))
 
     with pytest.raises(DataError, match=message):
         sample.check_fits((TensorSpec(name="x", dtype="float32", shape=(-1, 2)),))

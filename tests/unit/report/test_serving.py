@@ -6,10 +6,10 @@ from html.parser import HTMLParser
 
 import pytest
 
-from enginegate.benchmarking import Slo
 from enginegate.candidate import Candidate
 from enginegate.evidence import Outcome, Pattern, Point, Rival, Roofline
 from enginegate.measurement import Generator, Percentile
+from enginegate.policy.benchmarking import Slo
 from enginegate.report import (
     ServingReport,
     accuracies,

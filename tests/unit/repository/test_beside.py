@@ -98,7 +98,7 @@ def test_a_killed_change_of_backend_is_recovered(repository, server, package, na
     repository.publish(native(1.0), expected=None)
     with monkeypatch.context() as patch:
         patch.setattr(LiveRepository, "_undone_on_failure", lambda *_: nullcontext())
-        patch.setattr("enginegate.repository.live.LiveRelease.prove", _killed)
+        patch.setattr("enginegate.repository.promotion.Deployment.prove", _killed)
         with pytest.raises(_KilledError):
             repository.publish(package(2.0), expected=1)
 

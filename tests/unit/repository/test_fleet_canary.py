@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from enginegate.errors import RepositoryError, ServerError
-from enginegate.operating import Watch
 from enginegate.policy import parse_policy
+from enginegate.policy.operating import Watch
 from enginegate.repository import (
     Current,
     Fleet,
@@ -21,12 +21,12 @@ from enginegate.repository import (
     ObjectRepository,
     open_repository,
 )
-from enginegate.repository.canary import Canary, Looking
-from enginegate.repository.rollout import Progress, Rollouts
-from enginegate.triton.answers import Statistics
-from enginegate.triton.live import LiveAddresses
-from enginegate.triton.look import Probe, Reading
-from enginegate.watching import Looks
+from enginegate.repository.rollout.canary import Canary, CanaryAnalysis
+from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
+from enginegate.triton.endpoint import LiveAddresses
+from enginegate.triton.types import Statistics
+from enginegate.watch.log import WatchLog
+from enginegate.watch.probe import LiveReading, ProbeResult
 from enginegate.workspace import Workspace
 from tests.fakes.lab import POLICY
 from validation.watch import judge_reading
@@ -67,7 +67,7 @@ class FakeLead:
 def test_a_canary_is_judged_by_its_own_counters(counts, serving, message, monkeypatch):
     """Only what failed since it was told counts, and too few requests decide nothing."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
-    monkeypatch.setattr("enginegate.repository.canary.time", clock)
+    monkeypatch.setattr("enginegate.repository.rollout.canary.time", clock)
     canary = Canary(FakeLead(counts, serving), "digits", RULES, sleep=lambda _s: None)
 
     if not message:
@@ -79,11 +79,11 @@ def test_a_canary_is_judged_by_its_own_counters(counts, serving, message, monkey
 
 def test_a_canary_that_somebody_ends_is_watched_no_longer(tmp_path):
     """At its next look, though nothing failed."""
-    rollouts = Rollouts(tmp_path)
+    rollouts = RolloutState(tmp_path)
     now = datetime.now(tz=UTC)
     current = Current(version=2, known=(2,), changed_at=now)
     Layout(tmp_path, "digits").current_file.write_bytes(current.pretty_json())
-    rollouts.note(Progress(model="digits", before=1, canary=2))
+    rollouts.note(RolloutProgress(model="digits", before=1, canary=2))
     goes_on = partial(rollouts.check_goes_on, "digits")
     ask = partial(rollouts.ask_to_end, "digits", leave=None)
     lead = FakeLead([(0, 0)])
@@ -95,8 +95,10 @@ def test_a_canary_that_somebody_ends_is_watched_no_longer(tmp_path):
 
 def seen(*, over=0, live=400):
     """What a look saw: 20 requests of ours, so many too slow, and so many of others."""
-    probe = Probe(sent=20, failed=0, over=over, median_ms=3.0, slowest_ms=90.0, versions=("1",))
-    return Reading(
+    probe = ProbeResult(
+        sent=20, failed=0, over=over, median_ms=3.0, slowest_ms=90.0, versions=("1",)
+    )
+    return LiveReading(
         lasted_s=30.0, answered=20 + live, failed=0, server_ms=3.0, queue_ms=0.1, probe=probe
     )
 
@@ -109,7 +111,9 @@ def dead():
 def canary(repository, package, tmp_path):
     """Release 1 on a server, to be looked at."""
     repository.publish(package(1.0), expected=None)
-    looking = Looking(judge_reading, LiveAddresses(grpc="h:1"), Workspace(tmp_path / "workspace"))
+    looking = CanaryAnalysis(
+        judge_reading, LiveAddresses(grpc="h:1"), Workspace(tmp_path / "workspace")
+    )
     return Canary(repository, "digits", Watch(look_s=30.0), looking=looking)
 
 
@@ -124,7 +128,7 @@ def sees(monkeypatch):
             lengths.append(look_s)
             return look(prober) if look.__code__.co_argcount else look()
 
-        monkeypatch.setattr("enginegate.repository.canary.read_look", read)
+        monkeypatch.setattr("enginegate.repository.rollout.canary.take_reading", read)
         return lengths
 
     return let
@@ -132,7 +136,7 @@ def sees(monkeypatch):
 
 def looks_of(canary):
     release = Layout(canary.lead.root, "digits").release(1)
-    return Looks.at(canary.looking.workspace, release).read()
+    return WatchLog.at(canary.looking.workspace, release).read()
 
 
 @pytest.mark.parametrize(

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from enginegate import durable
+from enginegate import atomic_io
 from enginegate.errors import NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository import Layout, LiveRepository
-from enginegate.repository.copies import Copy
-from enginegate.repository.fleet import Fleet
-from enginegate.repository.fleet_member import FleetMember
-from enginegate.repository.journal import Journal
-from enginegate.repository.layout import JOURNAL
-from enginegate.repository.rollout import Progress, Rollouts
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
+from enginegate.repository.store.imported_release import ImportedRelease
+from enginegate.repository.store.layout import JOURNAL
 from enginegate.repository.verify_target import verify
 from tests.fakes.live_triton import FakeTriton
 
@@ -24,7 +24,7 @@ def own(repository, tmp_path):
     """A server with a repository of its own."""
     root = tmp_path / "own" / "live"
     root.mkdir(parents=True)
-    return FleetMember("own", replace(repository, root=root, client=FakeTriton(root)), repository)
+    return FleetServer("own", replace(repository, root=root, client=FakeTriton(root)), repository)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def elsewhere(tmp_path, package):
     root.mkdir(parents=True)
     there = LiveRepository(root, FakeTriton(root), load_timeout_s=1.0)
     made = [there.publish(package(float(n)), expected=n - 1 or None) for n in (1, 2, 3, 4)]
-    return [Copy(release, root) for release in made]
+    return [ImportedRelease(release, root) for release in made]
 
 
 def live(*repositories):
@@ -67,13 +67,13 @@ def test_only_the_canary_is_taken_back(repository, own, package):
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)
     repository.publish(package(3.0), expected=2)
-    Rollouts(fleet.root).note(Progress(model="digits", before=2, canary=3))
+    RolloutState(fleet.root).note(RolloutProgress(model="digits", before=2, canary=3))
     repository.rollback("digits", 1)
 
     fleet.recover()
 
     assert live(repository, own.repository) == [1, 1]
-    assert list(Rollouts(fleet.root).unfinished()) == []
+    assert list(RolloutState(fleet.root).unfinished()) == []
 
 
 @pytest.mark.parametrize("dead", [False, True])
@@ -82,7 +82,7 @@ def test_a_member_that_cannot_follow_after_a_kill(repository, own, package, dead
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
-    Rollouts(fleet.root).note(Progress(model="digits", before=1, canary=2, held=True))
+    RolloutState(fleet.root).note(RolloutProgress(model="digits", before=1, canary=2, held=True))
     own.repository.client.dead = dead
     own.repository.client.refuses = {2}
 
@@ -91,7 +91,7 @@ def test_a_member_that_cannot_follow_after_a_kill(repository, own, package, dead
     assert "own could not be: " in said
     assert ("Release 1 is live again on: own, the lead." in said) is not dead
     assert live(repository, own.repository) == ([2, 1] if dead else [1, 1])
-    assert list(Rollouts(fleet.root).unfinished()) == []
+    assert list(RolloutState(fleet.root).unfinished()) == []
 
 
 @pytest.mark.parametrize("expected", [None, 3])
@@ -101,7 +101,7 @@ def test_a_rollback_goes_back_once(repository, own, package, expected):
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)
     repository.publish(package(3.0), expected=2)
-    Rollouts(fleet.root).note(Progress(model="digits", before=2, canary=3, held=True))
+    RolloutState(fleet.root).note(RolloutProgress(model="digits", before=2, canary=3, held=True))
     own.repository.client.refuses = {3}
 
     assert fleet.rollback("digits", expected=expected).version == 2
@@ -111,15 +111,15 @@ def test_a_rollback_goes_back_once(repository, own, package, expected):
 
 def test_a_note_that_goes_while_it_is_read_is_gone(repository, monkeypatch):
     """The roll-out ended in that moment; a rollback asks for it all the time."""
-    rollouts = Rollouts(repository.root)
-    rollouts.note(Progress(model="digits", canary=1))
-    read = Progress.read
+    rollouts = RolloutState(repository.root)
+    rollouts.note(RolloutProgress(model="digits", canary=1))
+    read = RolloutProgress.read
 
     def late(path):
         path.unlink()
         return read(path)
 
-    monkeypatch.setattr(Progress, "read", late)
+    monkeypatch.setattr(RolloutProgress, "read", late)
 
     assert rollouts.of("digits") is None
 
@@ -134,10 +134,10 @@ def test_half_a_note_is_swept(repository, own, package):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(durable.Path, "replace", die)
-        patch.setattr(durable.Path, "unlink", die)
+        patch.setattr(atomic_io.Path, "replace", die)
+        patch.setattr(atomic_io.Path, "unlink", die)
         with pytest.raises(KeyboardInterrupt):
-            Rollouts(fleet.root).note(Progress(model="digits", before=1, canary=2))
+            RolloutState(fleet.root).note(RolloutProgress(model="digits", before=1, canary=2))
     assert len(list(fleet.root.iterdir())) == len(before) + 1
 
     fleet.recover()
@@ -155,7 +155,7 @@ def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package
     def watch(_seconds):
         watched.set()
         for _ in range(2000):
-            Rollouts(fleet.root).check_goes_on("digits")
+            RolloutState(fleet.root).check_goes_on("digits")
             threading.Event().wait(0.01)
 
     def promote():
@@ -183,7 +183,7 @@ def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository,
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     placed, asking, ended = threading.Event(), threading.Event(), []
-    ask = Rollouts.ask_to_end
+    ask = RolloutState.ask_to_end
 
     def asked(rollouts, model, *, leave):
         found = ask(rollouts, model, leave=leave)
@@ -196,7 +196,7 @@ def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository,
 
     def watch(_seconds):
         for _ in range(1000):
-            Rollouts(fleet.root).check_goes_on("digits")
+            RolloutState(fleet.root).check_goes_on("digits")
             threading.Event().wait(0.01)
 
     def promote():
@@ -211,7 +211,7 @@ def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository,
     promotion.start()
     assert placed.wait(10.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Rollouts, "ask_to_end", asked)
+        patch.setattr(RolloutState, "ask_to_end", asked)
         release = fleet.rollback("digits")
     promotion.join()
 
@@ -225,11 +225,11 @@ def test_a_rollback_of_another_release_ends_no_canary(repository, own, package):
     fleet = Fleet(repository, (own,))
     for number in (1, 2, 3):
         fleet.publish(package(float(number)), expected=number - 1 or None)
-    Rollouts(fleet.root).note(Progress(model="digits", before=2, canary=3))
+    RolloutState(fleet.root).note(RolloutProgress(model="digits", before=2, canary=3))
 
-    assert Rollouts(fleet.root).ask_to_end("digits", leave=2) is None
+    assert RolloutState(fleet.root).ask_to_end("digits", leave=2) is None
 
-    Rollouts(fleet.root).check_goes_on("digits")
+    RolloutState(fleet.root).check_goes_on("digits")
 
 
 def test_a_rollback_recovers_what_was_cut_short_first(repository, own, package):
@@ -240,13 +240,13 @@ def test_a_rollback_recovers_what_was_cut_short_first(repository, own, package):
         fleet.publish(package(2.0, model=name), expected=1)
     for name in ("digits", "faces"):
         repository.publish(package(3.0, model=name), expected=2)
-        Rollouts(fleet.root).note(Progress(model=name, before=2, canary=3))
+        RolloutState(fleet.root).note(RolloutProgress(model=name, before=2, canary=3))
 
     assert fleet.rollback("digits").version == 2
 
     assert live(repository, own.repository) == [2, 2]
     assert Layout(repository.root, "faces").current().version == 2
-    assert list(Rollouts(fleet.root).unfinished()) == []
+    assert list(RolloutState(fleet.root).unfinished()) == []
 
 
 def test_the_release_to_leave_is_named(repository, own, package):
@@ -285,7 +285,7 @@ def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package)
     seen = []
 
     def look(_seconds):
-        seen.append((Rollouts(fleet.root).under_way_by("digits"), tuple(verify(fleet))))
+        seen.append((RolloutState(fleet.root).under_way_by("digits"), tuple(verify(fleet))))
 
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -297,9 +297,9 @@ def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package)
     assert [check.subject for check in found if "being rolled out by" in check.note] == [
         "own: digits as on the lead"
     ]
-    Rollouts(fleet.root).note(Progress(model="digits", before=1, canary=2))
+    RolloutState(fleet.root).note(RolloutProgress(model="digits", before=1, canary=2))
     own.repository.rollback("digits", 1)
-    assert Rollouts(fleet.root).under_way_by("digits") is None
+    assert RolloutState(fleet.root).under_way_by("digits") is None
     assert any("does not serve it" in check.problem for check in verify(fleet))
 
 
@@ -308,7 +308,7 @@ def test_a_member_that_does_not_answer_is_unknown(repository, own, package):
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)
-    gone = FleetMember("own", replace(own.repository, client=None), repository)
+    gone = FleetServer("own", replace(own.repository, client=None), repository)
 
     found = verify(Fleet(repository, (gone,)))
     assert [check.problem for check in found if check.problem] == []

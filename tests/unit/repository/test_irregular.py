@@ -7,7 +7,7 @@ import pytest
 
 from enginegate.errors import InputError, RepositoryError
 from enginegate.repository import Layout, ReleaseSigning, verify
-from enginegate.repository.layout import AUDIT, JOURNAL, LOCK
+from enginegate.repository.store.layout import AUDIT, JOURNAL, LOCK
 
 CURRENT = ".enginegate-current.digits.json"
 

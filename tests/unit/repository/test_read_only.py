@@ -7,10 +7,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from enginegate.durable import file_lock, open_regular, read_file
+from enginegate.atomic_io import file_lock, open_regular, read_file
 from enginegate.errors import RepositoryBusyError
 from enginegate.repository import AuditLog, Layout, verify
-from enginegate.repository.layout import AUDIT, JOURNAL, LOCK
+from enginegate.repository.store.layout import AUDIT, JOURNAL, LOCK
 
 
 def _refuse(path, flags=os.O_RDONLY, **options):
@@ -23,7 +23,7 @@ def _refuse(path, flags=os.O_RDONLY, **options):
 def read_only(repository, package, monkeypatch):
     """A repository with a release; from now on its lock may only be read."""
     repository.publish(package(1.0), expected=None)
-    monkeypatch.setattr("enginegate.durable.open_regular", _refuse)
+    monkeypatch.setattr("enginegate.atomic_io.open_regular", _refuse)
     return repository
 
 
@@ -41,7 +41,7 @@ def test_a_change_under_way_is_waited_for(read_only, monkeypatch):
     monkeypatch.setattr(sys.modules["enginegate.repository.verify"], "_LOCK_TIMEOUT_S", 0.0)
     with ExitStack() as held:
         with monkeypatch.context() as patch:
-            patch.setattr("enginegate.durable.open_regular", open_regular)
+            patch.setattr("enginegate.atomic_io.open_regular", open_regular)
             held.enter_context(file_lock(read_only.root / LOCK))
 
         with pytest.raises(RepositoryBusyError, match=f"changed by pid {os.getpid()}"):
@@ -76,7 +76,7 @@ def test_a_record_that_may_not_be_read_is_unknown_and_not_called_lost(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return read_file(path, **options)
 
-    monkeypatch.setattr("enginegate.repository.chain.read_file", refuse)
+    monkeypatch.setattr("enginegate.repository.history.hash_chain.read_file", refuse)
     checks = verify(repository)
 
     assert [check.problem for check in checks if check.problem] == []

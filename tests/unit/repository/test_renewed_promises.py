@@ -9,10 +9,10 @@ import pytest
 from enginegate.decision import Promise, RenewedPromise
 from enginegate.errors import InputError, PublishError, RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, ReleaseSigning, verify
-from enginegate.repository.fleet import Fleet
-from enginegate.repository.journal import Journal
-from enginegate.repository.layout import JOURNAL
-from enginegate.repository.undoing import Withdrawal
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.recovery import Withdrawal
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.store.layout import JOURNAL
 from enginegate.workspace import now
 from tests.fakes.evidence import sha
 
@@ -123,8 +123,10 @@ def test_killed_on_the_way_it_is_the_old_promise_or_the_new(
 
     for patched, committed in [("sign_promise", False), ("AuditLog.close", True)]:
         with monkeypatch.context() as patch:
-            patch.setattr(f"enginegate.repository.live.{patched}", killed)
-            patch.setattr("enginegate.repository.undoing.Undoing.undo", lambda *_, **__: "")
+            patch.setattr(f"enginegate.repository.promotion.{patched}", killed)
+            patch.setattr(
+                "enginegate.repository.recovery.OperationRecovery.undo", lambda *_, **__: ""
+            )
             with pytest.raises(_KilledError):
                 repository.renew(renewal(release))
         (said,) = problems(repository)
@@ -144,7 +146,7 @@ def test_what_cannot_be_written_is_undone(repository, layout, release, monkeypat
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("enginegate.repository.live.sign_promise", full)
+        patch.setattr("enginegate.repository.promotion.sign_promise", full)
         with pytest.raises(PublishError, match=r"(?s)No space.*the promise that it had"):
             repository.renew(renewal(release))
 

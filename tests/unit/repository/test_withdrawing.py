@@ -13,12 +13,12 @@ from enginegate.errors import (
     TamperedError,
 )
 from enginegate.repository import AuditLog, Layout, LiveRepository, verify
-from enginegate.repository.fleet import Fleet
-from enginegate.repository.fleet_member import FleetMember
-from enginegate.repository.journal import Journal
-from enginegate.repository.layout import JOURNAL
-from enginegate.repository.rollout import Progress, Rollouts
-from enginegate.repository.undoing import Undoing, Withdrawal
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.recovery import OperationRecovery, Withdrawal
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
+from enginegate.repository.store.layout import JOURNAL
 from tests.fakes.live_triton import FakeTriton
 
 ADA = Withdrawal("ada", "it answers nonsense")
@@ -33,7 +33,7 @@ def own(repository, tmp_path):
     """A server with a repository of its own."""
     root = tmp_path / "own" / "live"
     root.mkdir(parents=True)
-    return FleetMember("own", replace(repository, root=root, client=FakeTriton(root)), repository)
+    return FleetServer("own", replace(repository, root=root, client=FakeTriton(root)), repository)
 
 
 def last(repository):
@@ -138,7 +138,7 @@ def test_killed_on_the_way_it_is_the_old_state_or_the_new(repository, server, pa
     assert (live(repository), server.model_ready("digits")) == (1, True)
     for place in ("_restore", "_close"):
         with monkeypatch.context() as patch:
-            patch.setattr(Undoing, place, killed)
+            patch.setattr(OperationRecovery, place, killed)
             with pytest.raises(_KilledError):
                 repository.withdraw_first("digits", ADA)
         (said,) = repository.recover()
@@ -218,7 +218,7 @@ def test_every_server_of_a_fleet_lets_it_go(repository, own, package):
         assert not each.client.model_ready("digits")
         assert last(each) == ("withdrawn", 1, "ada", "it answers nonsense")
     assert problems(fleet) == []
-    assert list(Rollouts(fleet.root).unfinished()) == []
+    assert list(RolloutState(fleet.root).unfinished()) == []
 
 
 def test_a_fleet_begins_nothing_while_a_server_is_away(repository, own, package):
@@ -243,12 +243,12 @@ def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
     def refuse(*_, **__):
         raise RepositoryError("its disk is full")
 
-    monkeypatch.setattr(FleetMember, "return_to", refuse)
+    monkeypatch.setattr(FleetServer, "return_to", refuse)
     with pytest.raises(PublishError, match=r"(?s)not withdrawn.*own: its disk is full"):
         fleet.withdraw_first("digits", ADA)
 
     assert (live(repository), live(own.repository)) == (1, 1)
-    assert list(Rollouts(fleet.root).unfinished()) == []
+    assert list(RolloutState(fleet.root).unfinished()) == []
     assert fleet.recover() == ()
 
 
@@ -295,7 +295,7 @@ def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
     """With its own folder it keeps the release live everywhere; with the lead's it is named."""
     if shares:
         client = FakeTriton(repository.root)
-        own = FleetMember("own", replace(repository, client=client), repository)
+        own = FleetServer("own", replace(repository, client=client), repository)
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     monkeypatch.setattr(own.repository.client, "unload", lambda _name: None)
@@ -311,7 +311,9 @@ def test_a_fleets_withdrawal_that_was_cut_short_is_ended(repository, own, packag
     """The note beside the lead's journal says that it is one, by whom and why."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
-    Rollouts(fleet.root).note(Progress(model="digits", canary=1, who=ADA.who, why=ADA.why))
+    RolloutState(fleet.root).note(
+        RolloutProgress(model="digits", canary=1, who=ADA.who, why=ADA.why)
+    )
 
     fleet.recover()
 

@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from enginegate.shadow.block import Block
-from enginegate.shadow.privacy import Preparation
+from enginegate.shadow.record_batch import RecordBatch
+from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.sample import Origin
 from enginegate.shadow.store import new_sample
 
@@ -31,7 +31,7 @@ def block_of():
             },
             "labels": np.full(rows, -1, np.int64),
         }
-        return Block(**(fields | changes))
+        return RecordBatch(**(fields | changes))
 
     return make
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import yaml
 
-from enginegate.recording import Shadow
-from enginegate.shadow.block import STAGES
+from enginegate.policy.recording import Shadow
+from enginegate.shadow.record_batch import STAGES
 
 PAGE = (Path(__file__).parents[3] / "docs" / "shadow.md").read_text()
 

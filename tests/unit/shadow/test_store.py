@@ -9,7 +9,7 @@ import pytest
 
 from enginegate.errors import DataError, InputError
 from enginegate.shadow import expire, is_sample, latest_sample, read_sample, sample_info
-from enginegate.shadow.privacy import Preparation
+from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.sample import Origin, SampleInfo
 from enginegate.shadow.store import new_sample
 

@@ -6,9 +6,9 @@ import zipfile
 import pytest
 
 from enginegate.errors import ModelError
-from enginegate.model_source import ModelSource
+from enginegate.policy.model_source import ModelSource
 from enginegate.sources.huggingface import open_folder
-from enginegate.sources.logged import Flavour, LoggedModel, read_logged, torch_module
+from enginegate.sources.mlflow_flavors import Flavour, LoggedModel, read_logged, torch_module
 
 _DEEP = 100_000
 

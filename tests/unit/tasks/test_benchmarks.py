@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from enginegate.benchmark.deployed import ServedModel
+from enginegate.benchmark.session import BenchmarkSession
+from enginegate.benchmark.target import BenchmarkPaths, BenchmarkTarget, LiveTargetPlaces
 from enginegate.candidate import (
     Candidate,
     Engine,
@@ -13,24 +16,21 @@ from enginegate.candidate import (
     PrecisionProof,
     TensorSpec,
 )
-from enginegate.canonical import sha256_file
+from enginegate.content_store import ContentFolder
 from enginegate.engines import NATIVE, serving
 from enginegate.errors import ModelError
 from enginegate.evidence import Outcome
-from enginegate.kept import Kept
 from enginegate.measurement import Load, Measurement
 from enginegate.policy import parse_policy, read_policy
-from enginegate.repository.serving import config_of
+from enginegate.records import sha256_file
+from enginegate.repository.deploy.desired_config import config_of
+from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
-from enginegate.triton.deploy import ServedModel
 from enginegate.triton.install import TritonInstall
-from enginegate.triton.probing import Progress
-from enginegate.triton.stage import Stage
-from enginegate.triton.subjects import LiveSubject, Places, Subject
 from tasks import benchmark as tried
+from tasks.benchmark_report import report_benchmarks
 from tasks.record import _exhibit
-from tasks.served import served
 from tests.fakes.evidence import FP32, benchmark, finding, release, scorecard, sha, verdict
 
 ROOT = Path(__file__).parents[3]
@@ -68,7 +68,7 @@ def attempt(tmp_path):
             weighted_layers={}, quantised_layers=0, device="cpu", proven=True, detail=""
         ),
     )
-    return Kept(engine, tmp_path, reused=True)
+    return ContentFolder(engine, tmp_path, reused=True)
 
 
 @pytest.fixture
@@ -79,7 +79,9 @@ def stage(rules, tmp_path):
     binary = tmp_path / "tritonserver"
     binary.write_bytes(b"")
     install = TritonInstall(binary, tmp_path / "backends", (), "test")
-    return Stage(rules, install, Places(tmp_path, tmp_path, tmp_path), None, sha("7"))
+    return BenchmarkSession(
+        rules, install, BenchmarkPaths(tmp_path, tmp_path, tmp_path), None, sha("7")
+    )
 
 
 def on_gpu(engine):
@@ -90,7 +92,7 @@ def live(settings=None, **changes):
     fields = {"files": {"model.onnx": sha("a")}, "options": ServingOptions()}
     told = settings or BackendSettings()
     model = ServedModel("digits.live", "python", (), (), {}, settings=told)
-    return LiveSubject(Subject(model, **(fields | changes)), PLAIN, 3)
+    return LiveTargetPlaces(BenchmarkTarget(model, **(fields | changes)), PLAIN, 3)
 
 
 def test_a_benchmark_is_remembered_by_what_served_it(stage, attempt):
@@ -156,12 +158,12 @@ def test_every_kind_of_engine_is_placed_where_it_runs(attempt, candidate, target
     changes = {"candidate": Candidate.parse(candidate), "target": target, "builder": "tensorrt 10"}
     engine = attempt.value.model_copy(update=changes)
 
-    served = serving(engine, attempt.folder, backend=backend)
-    config = ServedModel.of("digits", engine, served).config(PLAIN)
+    report_benchmarks = serving(engine, attempt.folder, backend=backend)
+    config = ServedModel.of("digits", engine, report_benchmarks).config(PLAIN)
 
     (group,) = config.message.instance_group
     assert group.Kind.Name(group.kind) == kind
-    assert served.gpu is (kind == "KIND_GPU")
+    assert report_benchmarks.gpu is (kind == "KIND_GPU")
 
 
 def test_there_is_no_kind_of_engine_whose_device_is_not_tried():
@@ -188,8 +190,8 @@ def test_native_configurations_are_golden(attempt, name, candidate, changes):
     engine = attempt.value.model_copy(update={"candidate": Candidate.parse(candidate), **changes})
     native, _ = NATIVE[engine.candidate.kind]
 
-    served = serving(engine, attempt.folder, backend=native)
-    config = ServedModel.of("digits", engine, served).config(PLAIN)
+    report_benchmarks = serving(engine, attempt.folder, backend=native)
+    config = ServedModel.of("digits", engine, report_benchmarks).config(PLAIN)
 
     golden = ROOT / "tests" / "golden" / f"config_{name}.pbtxt"
     assert config_text(config) == golden.read_text()
@@ -223,10 +225,12 @@ def test_the_graph_is_optimised_as_it_was_validated(attempt, level, number):
     """Triton numbers ONNX Runtime's levels in its own way; all is its default."""
     engine = attempt.value.model_copy(update={"flags": {"optimisation": level}})
 
-    served = serving(engine, attempt.folder, backend="onnxruntime")
-    config = ServedModel.of("digits", engine, served).config(PLAIN)
+    report_benchmarks = serving(engine, attempt.folder, backend="onnxruntime")
+    config = ServedModel.of("digits", engine, report_benchmarks).config(PLAIN)
 
-    assert served.settings.graph_level == config.message.optimization.graph.level == number
+    assert (
+        report_benchmarks.settings.graph_level == config.message.optimization.graph.level == number
+    )
 
 
 def test_an_unknown_level_is_not_served_natively(attempt):
@@ -279,7 +283,7 @@ def test_one_candidate_alone_wins_and_gets_the_configuration_it_was_measured_in(
     """Although the policy asks for a speedup over FP32, which is not part of the run."""
     measured = benchmark(candidate=attempt.value.candidate).model_copy(update={"backend": backend})
 
-    found = served.fn(rules, [attempt], [measured])
+    found = report_benchmarks.fn(rules, [attempt], [measured])
 
     assert rules.slo.min_speedup is not None
     assert found.report.candidates[0].outcome is Outcome.PASSED
@@ -310,6 +314,6 @@ def test_what_was_measured_before_is_not_shown_as_tried(before, said):
         stages=None,
         latencies_sha256=sha("f"),
     )
-    at = Progress("search", 1, 7.0, 120.0, measurement, before=before)
+    at = SearchProgress("search", 1, 7.0, 120.0, measurement, before=before)
 
     assert tried.progress_words(at) == said

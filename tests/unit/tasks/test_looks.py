@@ -5,11 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginegate.durable import file_lock
+from enginegate.atomic_io import file_lock
 from enginegate.errors import EnginegateError, LedgerError
-from enginegate.ledger import Ledger
-from enginegate.operating import Watch
-from enginegate.watching import Looks, Sampled
+from enginegate.policy.operating import Watch
+from enginegate.tracking import Ledger
+from enginegate.watch.log import SampledTraffic, WatchLog
 from enginegate.workspace import Workspace, now
 from tasks.watch import keep_look, take_look
 from tests.fakes.evidence import release, sha
@@ -32,11 +32,11 @@ def looks(tmp_path, monkeypatch):
         "tasks.watch._current", lambda _: SimpleNamespace(version=2, changed_at=now())
     )
     monkeypatch.setattr("tasks.watch._views", lambda *_: ())
-    return Looks.at(Workspace.here(), RELEASE)
+    return WatchLog.at(Workspace.here(), RELEASE)
 
 
 def taken():
-    return take_look.fn(RULES, RELEASE, Sampled())
+    return take_look.fn(RULES, RELEASE, SampledTraffic())
 
 
 def test_what_is_alerted_is_the_look_that_is_kept(looks, monkeypatch):
@@ -63,7 +63,7 @@ def test_a_look_that_cannot_be_kept_is_acted_on_all_the_same(looks, monkeypatch)
 
     And a folder that nobody can write to is one more reason, in words of this program.
     """
-    monkeypatch.setattr("enginegate.watching._LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("enginegate.watch.log._LOCK_TIMEOUT_S", 0.0)
     with file_lock(looks.folder / ".lock"):
         look = taken()
         with pytest.raises(EnginegateError, match=r"keeping a look in .* by pid"):
@@ -72,7 +72,7 @@ def test_a_look_that_cannot_be_kept_is_acted_on_all_the_same(looks, monkeypatch)
     assert keep_look.fn(RULES, RELEASE, look) == look
 
     with pytest.raises(EnginegateError, match="cannot be kept"):
-        Looks(looks.folder / ".lock").add(look)
+        WatchLog(looks.folder / ".lock").add(look)
 
 
 def test_looks_at_another_promise_do_not_count(looks, monkeypatch):

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginegate.triton.answers import Statistics
 from enginegate.triton.client import TritonClient
+from enginegate.triton.types import Statistics
 
 SINCE = Statistics(requests=100, inferences=100, batches={1: 100})
 

@@ -8,8 +8,8 @@ import pytest
 from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.measurement import Generator
-from enginegate.triton.measure import Sampled
-from enginegate.triton.search import search
+from enginegate.measuring.measure import LatencySample
+from enginegate.search.search import search
 from tests.fakes.searches import finding_of, only_where, search_on
 from tests.fakes.simulated_triton import SimulatedServer
 
@@ -190,7 +190,7 @@ def test_what_the_sender_takes_is_no_engines_loss(bounds, slo, make_sampled, tim
         found = make_sampled(config, load, latencies_ms, batches=(sizes, np.full(count, server_ms)))
         stages = found.measurement.stages.model_copy(update={"judged_server_ms": server_ms})
         known = {"stages": stages, "generator": Generator(null_p99_ms=null_ms)}
-        return Sampled(found.measurement.model_copy(update=known), latencies_ms)
+        return LatencySample(found.measurement.model_copy(update=known), latencies_ms)
 
     impossible = slo.model_copy(update={"p99_ms": 0.01})
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from enginegate.evidence import Outcome
+from enginegate.search.search import Champion, search
 from enginegate.serving import ServingConfig
-from enginegate.triton.search import Champion, search
 from tests.fakes.searches import finding_of, only_where, search_on
 
 

@@ -16,7 +16,7 @@ from enginegate.candidate import (
 )
 from enginegate.data import DataSet
 from enginegate.policy import Gates
-from validation.agreement import Comparison
+from validation.agreement import OutputComparison
 
 
 @pytest.fixture
@@ -50,13 +50,13 @@ def data_of() -> Callable[..., DataSet]:
 
 
 @pytest.fixture
-def comparison_of() -> Callable[..., Comparison]:
+def comparison_of() -> Callable[..., OutputComparison]:
     """Make a comparison from which samples were lost, with slices if given."""
 
     def make(lost, *, scope="evaluation", labelled=True, **slices):
         lost = np.asarray(lost, dtype=bool)
         right = np.ones(len(lost), dtype=bool)
-        return Comparison(
+        return OutputComparison(
             scope=scope,
             ids=np.array([f"s{row}" for row in range(len(lost))], dtype=np.str_),
             slices={name: np.asarray(column, np.str_) for name, column in slices.items()},

@@ -10,8 +10,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.stats import entropy
 
 from enginegate.errors import DataError
-from validation.agreement import NO_CLASS, Comparison, compare, concatenate, kl_divergence
-from validation.asked import Asked
+from validation.agreement import NO_CLASS, OutputComparison, compare, concatenate, kl_divergence
+from validation.output_spec import OutputSpec
 
 SHAPE = array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=5)
 LOGITS = arrays(np.float32, SHAPE, elements=st.floats(-(2.0**99), 2.0**99, width=32))
@@ -126,7 +126,7 @@ class TestCompare:
         first, second = _random(4)
         outputs = {"first": first, "second": second}
 
-        found = compare(outputs, outputs, data_of(4), "shadow", asked=Asked(output="second"))
+        found = compare(outputs, outputs, data_of(4), "shadow", asked=OutputSpec(output="second"))
 
         assert found.top1_reference.tolist() == second.argmax(axis=1).tolist()
 
@@ -247,13 +247,13 @@ def test_frame_has_one_row_a_sample(comparison_of):
     assert frame["kl_nats"].tolist() == [1e-4, 1.0]
 
 
-def _rows(whole: Comparison, start: int, stop: int) -> Comparison:
+def _rows(whole: OutputComparison, start: int, stop: int) -> OutputComparison:
     columns = {}
-    for field in fields(Comparison):
+    for field in fields(OutputComparison):
         value = getattr(whole, field.name)
         if isinstance(value, dict):
             value = {name: column[start:stop] for name, column in value.items()}
         elif isinstance(value, np.ndarray):
             value = value[start:stop]
         columns[field.name] = value
-    return Comparison(**columns)
+    return OutputComparison(**columns)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from validation.checks import RULES, Check, checks_for, slice_sizes
+from validation.checks import RULES, GateCheck, checks_for, slice_sizes
 
 
 def test_labelled_evaluation(comparison_of, gates):
@@ -61,7 +61,7 @@ def test_slice_sizes(comparison_of):
 )
 def test_limits_come_from_the_policy(gates, gate, limit):
     """Each gate takes its limit and confidence from the policy."""
-    check = Check.of(gate, "evaluation", gates)
+    check = GateCheck.of(gate, "evaluation", gates)
 
     assert check.limit == pytest.approx(limit)
     assert check.confidence == 0.95
@@ -72,7 +72,7 @@ def test_agreement_of_a_slice_is_never_stricter_than_overall(gates):
     """A slice is small, so it is not held to more than the whole."""
     loose = gates.model_copy(update={"min_top1_agreement": 0.5})
 
-    assert Check.of("slice_top1_agreement", "shadow", loose).limit == 0.5
+    assert GateCheck.of("slice_top1_agreement", "shadow", loose).limit == 0.5
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_advisory(every_limit, gate):
     """Any gate can be made advisory by name, and no other becomes so."""
     trial = every_limit.model_copy(update={"advisory": frozenset({gate})})
 
-    advisory = {name for name in RULES if Check.of(name, "evaluation", trial).advisory}
+    advisory = {name for name in RULES if GateCheck.of(name, "evaluation", trial).advisory}
 
     assert advisory == {gate}
 
@@ -101,4 +101,4 @@ def test_advisory(every_limit, gate):
 @pytest.mark.parametrize("gate", RULES)
 def test_nan_is_never_allowed(every_limit, gate):
     """No limit lets NaN through, whichever way it points."""
-    assert not Check.of(gate, "evaluation", every_limit).allows(float("nan"))
+    assert not GateCheck.of(gate, "evaluation", every_limit).allows(float("nan"))

@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from enginegate.benchmarking import Search
 from enginegate.evidence import Outcome
 from enginegate.measurement import Percentile
+from enginegate.policy.benchmarking import Search
 from tests.fakes.evidence import FP32, INT8, benchmark, finding, verdict
 from validation.decide import choose, choose_served
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from enginegate.evidence import Outcome, worst
-from validation.checks import Check
+from validation.checks import GateCheck
+from validation.gap_findings import judge_slice_sizes, unlabelled
 from validation.gate import errored, judge, judge_family, judge_number, worst_slice
-from validation.notes import judge_slice_sizes, unlabelled
 from validation.reading import Tail
 from validation.statistics import Pairs, Share
 
@@ -35,14 +35,14 @@ class TestJudgeNumber:
     )
     def test_outcome(self, gates, gate, value, samples, expected):
         """The gate closes beyond the limit, on NaN, and abstains when there is nothing."""
-        finding = judge_number(Check.of(gate, "evaluation", gates), value, samples)
+        finding = judge_number(GateCheck.of(gate, "evaluation", gates), value, samples)
 
         assert finding.outcome is expected
         assert bool(finding.remedy) is (expected is not PASSED)
 
     def test_finding_is_filled(self, gates):
         """A finding carries number, relation, limit, unit and count, and says them in words."""
-        finding = judge_number(Check.of("max_abs_error", "shadow", gates), 2.5, 500)
+        finding = judge_number(GateCheck.of("max_abs_error", "shadow", gates), 2.5, 500)
 
         assert (finding.gate, finding.scope) == ("max_abs_error", "shadow")
         assert (finding.value, finding.limit, finding.relation) == (2.5, 1.0, "<=")
@@ -68,7 +68,7 @@ class TestJudge:
     )
     def test_accuracy_loss(self, gates, counts, expected):
         """Passed, failed or inconclusive by where the whole interval lies."""
-        finding = judge(Check.of("accuracy_loss", "evaluation", gates), counts)
+        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), counts)
 
         assert finding.outcome is expected
 
@@ -85,7 +85,7 @@ class TestJudge:
     )
     def test_top1_agreement(self, gates, counts, expected):
         """The lower end must be within to pass, the upper end below to fail."""
-        finding = judge(Check.of("top1_agreement", "evaluation", gates), counts)
+        finding = judge(GateCheck.of("top1_agreement", "evaluation", gates), counts)
 
         assert finding.outcome is expected
 
@@ -104,13 +104,13 @@ class TestJudge:
     )
     def test_kl_p99(self, gates, values, expected):
         """The percentile is judged with its distribution-free interval."""
-        check = Check.of("kl_p99", "evaluation", gates)
+        check = GateCheck.of("kl_p99", "evaluation", gates)
 
         assert judge(check, Tail.of(check, values)).outcome is expected
 
     def test_finding_is_filled(self, gates):
         """Interval, counts and unit are there as numbers and in words; the high end would pass."""
-        finding = judge(Check.of("accuracy_loss", "evaluation", gates), Pairs(3, 2, 900))
+        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(3, 2, 900))
 
         assert finding.reason == (
             "accuracy loss 0.001111 (95 % interval -0.005087 to 0.007781) <= 0.02; "
@@ -121,19 +121,19 @@ class TestJudge:
 
     def test_inconclusive_says_what_would_decide(self, gates):
         """An inconclusive finding names the number of samples that would decide it."""
-        finding = judge(Check.of("accuracy_loss", "evaluation", gates), Pairs(0, 0, 100))
+        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(0, 0, 100))
 
         assert finding.remedy == "About 189 samples like these would decide it."
 
     def test_endless_is_said(self, gates):
         """A loss equal to the margin is decided by no number of samples, and that is said."""
-        finding = judge(Check.of("accuracy_loss", "evaluation", gates), Pairs(2, 0, 100))
+        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(2, 0, 100))
 
         assert finding.remedy.startswith("No number of samples")
 
     def test_missing_upper_end(self, gates):
         """Too few samples for a percentile leave its upper end open, and say how many it takes."""
-        check = Check.of("kl_p99", "shadow", gates)
+        check = GateCheck.of("kl_p99", "shadow", gates)
 
         finding = judge(check, Tail.of(check, np.zeros(200)))
 
@@ -151,12 +151,12 @@ class TestJudgeFamily:
         findings = judge_family(slices)
 
         assert {finding.outcome for finding in findings} == {PASSED}
-        whole = judge(Check.of("accuracy_loss", "evaluation", gates), Pairs(5, 3, 900))
+        whole = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(5, 3, 900))
         assert whole.outcome is PASSED
 
     def test_one_broken_slice_fails_though_the_whole_passes(self, gates):
         """A slice of 5 % of the data that lost a quarter is found; the aggregate hides it."""
-        whole = judge(Check.of("accuracy_loss", "evaluation", gates), Pairs(26, 1, 2000))
+        whole = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(26, 1, 2000))
         slices = [(_slice(gates, 0), Pairs(25, 0, 100))]
         slices += [(_slice(gates, digit), Pairs(0, 0, 100)) for digit in range(1, 20)]
 
@@ -193,7 +193,7 @@ class TestJudgeFamily:
     def test_agreement(self, gates):
         """Without labels a slice is judged by agreement, failing when it surely disagrees."""
         checks = [
-            Check.of("slice_top1_agreement", "shadow", gates, part=("digit", name))
+            GateCheck.of("slice_top1_agreement", "shadow", gates, part=("digit", name))
             for name in "abc"
         ]
         counts = [Share(90, 90), Share(60, 90), Share(82, 90)]
@@ -309,7 +309,7 @@ def test_unlabelled_is_inconclusive(gates):
 
 def test_errored_is_the_worst(gates):
     """A check that broke is errored, with what it said."""
-    finding = errored(Check.of("kl_p99", "shadow", gates), "no column kl_nats")
+    finding = errored(GateCheck.of("kl_p99", "shadow", gates), "no column kl_nats")
 
     assert finding.outcome is Outcome.ERRORED
     assert "no column kl_nats" in finding.reason
@@ -318,12 +318,12 @@ def test_errored_is_the_worst(gates):
 def test_advisory_gate_cannot_decide(gates):
     """An advisory finding is judged as any other, and does not count."""
     trial = gates.model_copy(update={"advisory": frozenset({"accuracy_loss"})})
-    finding = judge(Check.of("accuracy_loss", "evaluation", trial), Pairs(90, 0, 900))
-    passed = judge_number(Check.of("nonfinite", "evaluation", trial), 0, 900)
+    finding = judge(GateCheck.of("accuracy_loss", "evaluation", trial), Pairs(90, 0, 900))
+    passed = judge_number(GateCheck.of("nonfinite", "evaluation", trial), 0, 900)
 
     assert finding.outcome is FAILED
     assert worst((finding, passed)) is PASSED
 
 
 def _slice(gates, digit):
-    return Check.of("slice_accuracy_loss", "evaluation", gates, part=("digit", str(digit)))
+    return GateCheck.of("slice_accuracy_loss", "evaluation", gates, part=("digit", str(digit)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from enginegate.evidence import Outcome
-from enginegate.operating import Watch
+from enginegate.policy.operating import Watch
 from tests.fakes.evidence import sha
 from tests.fakes.looks import look
 from validation.drift import Drift

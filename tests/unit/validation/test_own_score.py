@@ -7,12 +7,12 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.evidence import Finding, Outcome, contradictions
-from enginegate.gates import Metric
+from enginegate.policy.gates import Metric
 from tests.fakes.evidence import scorecard, verdict
 from tests.fakes.judged import find
 from validation.agreement import compare
-from validation.asked import Asked
 from validation.expectations import judge
+from validation.output_spec import OutputSpec
 from validation.own_score import held_back, own_scores
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
@@ -33,7 +33,7 @@ def classified(right_share=0.98, **changes):
     logits = np.eye(CLASSES, dtype=np.float32)[answers]
     labels = changes.get("labels", lambda labels: labels)(truth.copy())
     data = _data(labels, {"digit": truth.astype(np.str_)} if changes.get("sliced", True) else {})
-    asked = Asked(metrics=changes.get("metrics", {}))
+    asked = OutputSpec(metrics=changes.get("metrics", {}))
     return compare({"y": logits}, {"y": logits}, data, "evaluation", asked=asked), asked
 
 
@@ -42,7 +42,7 @@ def scored(task, kind, outputs, targets):
         _data(targets if targets.ndim == 1 and kind == "recall" else None),
         targets={} if kind == "recall" else {"y": targets},
     )
-    asked = Asked(task=task, metrics={"m": Metric(kind=kind, k=5)})
+    asked = OutputSpec(task=task, metrics={"m": Metric(kind=kind, k=5)})
     return compare({"y": outputs}, {"y": outputs}, data, "evaluation", asked=asked), asked
 
 
@@ -288,8 +288,8 @@ class TestHeldBack:
 
 def test_no_samples_and_no_labels_have_no_score(gates, comparison_of):
     """Nothing is told of FP32 where nothing is known of it."""
-    assert own_scores(comparison_of([]), gates, Asked()) == ()
-    assert own_scores(comparison_of([False], labelled=False), gates, Asked()) == ()
+    assert own_scores(comparison_of([]), gates, OutputSpec()) == ()
+    assert own_scores(comparison_of([False], labelled=False), gates, OutputSpec()) == ()
 
 
 def _with(found, gates):

@@ -9,9 +9,9 @@ from sklearn.metrics import top_k_accuracy_score
 
 from enginegate.data import DataSet
 from enginegate.errors import DataError, PolicyError
-from enginegate.gates import Metric
+from enginegate.policy.gates import Metric
 from validation.agreement import compare
-from validation.asked import Asked
+from validation.output_spec import OutputSpec
 from validation.score import BITS, GALLERY, NONE, score
 
 FINE = np.zeros(3, dtype=bool)
@@ -147,7 +147,7 @@ class TestCompared:
 
     def test_regression(self):
         """An output of numbers has errors and scores, and nothing about classes."""
-        asked = Asked(task="regression", metrics={"price": Metric(kind="mae")})
+        asked = OutputSpec(task="regression", metrics={"price": Metric(kind="mae")})
         outputs = {"y": np.array([1.0, 2.0, 3.0], np.float32)}
         data = self._data(targets={"y": np.array([1.0, 2.0, 4.0])})
 
@@ -174,16 +174,32 @@ class TestCompared:
         ("asked", "outputs", "labels", "message"),
         [
             pytest.param(
-                Asked(output="z"), {"y": np.ones((3, 4), np.float32)}, None, "not 'z'", id="output"
+                OutputSpec(output="z"),
+                {"y": np.ones((3, 4), np.float32)},
+                None,
+                "not 'z'",
+                id="output",
             ),
             pytest.param(
-                Asked(task="embedding"), {"y": np.ones(3, np.float32)}, None, "embed", id="vector"
+                OutputSpec(task="embedding"),
+                {"y": np.ones(3, np.float32)},
+                None,
+                "embed",
+                id="vector",
             ),
             pytest.param(
-                Asked(), {"y": np.ones((3, 4), np.float32)}, {"y": np.ones(3)}, "whole", id="float"
+                OutputSpec(),
+                {"y": np.ones((3, 4), np.float32)},
+                {"y": np.ones(3)},
+                "whole",
+                id="float",
             ),
             pytest.param(
-                Asked(), {"y": np.ones((3, 4), np.float32)}, {"y": np.full(3, 9)}, "0 to 3", id="9"
+                OutputSpec(),
+                {"y": np.ones((3, 4), np.float32)},
+                {"y": np.full(3, 9)},
+                "0 to 3",
+                id="9",
             ),
         ],
     )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from enginegate.evidence import Outcome
-from validation.checks import Check
+from validation.checks import GateCheck
 from validation.growing import judge_growing
 from validation.sequential import confidence_sequence
 
@@ -84,7 +84,7 @@ class TestJudgeGrowing:
         """Passed, failed or not yet known, by where the sequence stands now."""
         values = -(np.random.default_rng(4).random(samples) < lost).astype(np.int8)
 
-        finding = judge_growing(Check.of("accuracy_loss", "shadow", gates), values)
+        finding = judge_growing(GateCheck.of("accuracy_loss", "shadow", gates), values)
 
         assert finding.outcome is expected
         assert bool(finding.remedy) is (expected is not Outcome.PASSED)
@@ -92,7 +92,7 @@ class TestJudgeGrowing:
     def test_agreement(self, gates):
         """Without labels agreement is watched; the reason says that every look counts."""
         finding = judge_growing(
-            Check.of("top1_agreement", "shadow", gates), np.ones(2000, dtype=bool)
+            GateCheck.of("top1_agreement", "shadow", gates), np.ones(2000, dtype=bool)
         )
 
         assert finding.outcome is Outcome.PASSED
@@ -101,7 +101,7 @@ class TestJudgeGrowing:
     def test_false_alarms_under_peeking(self, gates):
         """A release that truly loses exactly the margin is failed at any of 20 looks in < 5 %."""
         rng = np.random.default_rng(5)
-        check = Check.of("slice_accuracy_loss", "shadow", gates, part=("camera", "new"))
+        check = GateCheck.of("slice_accuracy_loss", "shadow", gates, part=("camera", "new"))
         alarms = 0
         for _ in range(TRIALS):
             values = -(rng.random(1000) < check.limit).astype(np.int8)
@@ -113,4 +113,4 @@ class TestJudgeGrowing:
     def test_unbounded_numbers_are_refused(self, gates):
         """An error has no bounds, so no sequence holds it."""
         with pytest.raises(ValueError, match="no bounds"):
-            judge_growing(Check.of("max_abs_error", "shadow", gates), np.zeros(10))
+            judge_growing(GateCheck.of("max_abs_error", "shadow", gates), np.zeros(10))

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from enginegate.benchmarking import Search, Slo
 from enginegate.evidence import Outcome, PointDecision, Rival, contradictions
+from enginegate.policy.benchmarking import Search, Slo
 from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, scorecard, sha
 from validation.decide import choose_served
-from validation.speed import Reference, judge_speed, with_speed
+from validation.speed import SpeedReference, judge_speed, with_speed
 from validation.throughput import Throughput
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
@@ -85,7 +85,7 @@ def speedup(made):
 def test_margin(ours, theirs, margin, expected):
     """Decided only where neither search ended at its highest rate, or where the bound settles."""
     known = None if theirs is None else Throughput.exact(theirs)
-    said = judge_speed(Throughput.exact(ours), Reference("fp32", known), margin, BOUNDS)
+    said = judge_speed(Throughput.exact(ours), SpeedReference("fp32", known), margin, BOUNDS)
 
     assert said.outcome is expected
     assert (said.gate, said.limit, said.relation) == ("speedup", margin, ">=")
@@ -94,7 +94,7 @@ def test_margin(ours, theirs, margin, expected):
 
 def test_a_failed_gate_says_which_margin_would_pass():
     """And with how many requests a second it was found."""
-    against = Reference("onnxruntime-fp32", Throughput.exact(400))
+    against = SpeedReference("onnxruntime-fp32", Throughput.exact(400))
     said = judge_speed(Throughput.exact(500), against, 1.5, BOUNDS)
 
     assert said.would_pass == 1.25
@@ -115,7 +115,7 @@ def test_where_no_higher_rate_was_refuted_a_throughput_is_a_bound(
 ):
     """A generator that could send FP32 no more makes nothing else faster."""
     ours = Throughput(800, math.inf if ours_bounded else 800)
-    against = Reference("fp32", Throughput(400, math.inf if theirs_bounded else 400))
+    against = SpeedReference("fp32", Throughput(400, math.inf if theirs_bounded else 400))
 
     assert judge_speed(ours, against, 0.9, BOUNDS).outcome is expected
 
@@ -131,7 +131,7 @@ def test_where_no_higher_rate_was_refuted_a_throughput_is_a_bound(
 )
 def test_only_what_the_bounds_settle_is_decided(ours, theirs, expected):
     """A rate that is shown not to hold bounds a throughput, and with it the ratio."""
-    assert judge_speed(ours, Reference("fp32", theirs), 1.5, BOUNDS).outcome is expected
+    assert judge_speed(ours, SpeedReference("fp32", theirs), 1.5, BOUNDS).outcome is expected
 
 
 def test_a_capped_fp32_is_read_from_its_benchmark():
@@ -193,7 +193,7 @@ def test_a_bound_must_be_shown(outcome, rejected):
 )
 def test_a_reference_that_holds_at_no_rate_is_slower_than_the_lowest(ours, expected):
     """FP32 that is too slow for the SLO at all does not stand in the way of what is not."""
-    against = Reference("fp32", None, refuted_per_s=50)
+    against = SpeedReference("fp32", None, refuted_per_s=50)
     said = judge_speed(Throughput.exact(ours), against, 1.5, BOUNDS)
 
     assert said.outcome is expected
@@ -201,7 +201,7 @@ def test_a_reference_that_holds_at_no_rate_is_slower_than_the_lowest(ours, expec
 
 def test_at_the_ceiling_the_remedy_names_it():
     """Raising the highest rate is what lets the faster one show itself."""
-    against = Reference("fp32", Throughput.exact(990))
+    against = SpeedReference("fp32", Throughput.exact(990))
     said = judge_speed(Throughput.exact(1000), against, 1.5, BOUNDS)
 
     assert "both hold the highest rate that is tried (1,000/s)" in said.reason

@@ -4,9 +4,9 @@ import pytest
 
 from enginegate.decision import Promise
 from enginegate.evidence import Outcome
-from enginegate.operating import Watch
-from enginegate.triton.look import Probe, Reading
-from enginegate.watching import Count
+from enginegate.policy.operating import Watch
+from enginegate.watch.log import Count
+from enginegate.watch.probe import LiveReading, ProbeResult
 from tests.fakes.evidence import release
 from tests.fakes.looks import look
 from validation.watch import action_for, judge_reading, live_finding, not_measured, seen
@@ -17,7 +17,7 @@ PROMISE = Promise(p99_ms=20, throughput_per_s=50, slo_p99_ms=25, p50_ms=3, serve
 
 
 def reading(*, over=0, versions=("2",), probe_failed=0, **changes):
-    probe = Probe(
+    probe = ProbeResult(
         sent=20,
         failed=probe_failed,
         over=over,
@@ -35,7 +35,7 @@ def reading(*, over=0, versions=("2",), probe_failed=0, **changes):
         "pending": 2,
         "probe": probe,
     }
-    return Reading(**(fields | changes))
+    return LiveReading(**(fields | changes))
 
 
 def judged(seen, rules=RULES, past=(), **promise):

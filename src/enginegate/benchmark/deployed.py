@@ -1,0 +1,288 @@
+"""Puts one model on an embedded server, serves it in one configuration after another, takes it off.
+
+A configuration travels with the load call, into the running server: no restart, and no file to
+rewrite. Only for a server and a repository of our own: a live repository is changed elsewhere.
+"""
+
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from enginegate.candidate import Engine, TensorSpec
+from enginegate.data import Tensors
+from enginegate.engines import ServedFiles
+from enginegate.errors import NotLoadedError, ServerError
+from enginegate.evidence import Outcome
+from enginegate.loadgen import perf_analyzer
+from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport, run_load
+from enginegate.measurement import ClosedLoad, Driver, Generator, Load
+from enginegate.measuring.measure import Beside, LatencySample, measure, skipped_s
+from enginegate.measuring.resources import watched
+from enginegate.measuring.sequential import Sequential
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
+from enginegate.triton.client import TritonClient
+from enginegate.triton.config import Config, model_config
+from enginegate.triton.liveness import Liveness, attended
+from enginegate.triton.repository_files import check_files, clear, place
+from enginegate.triton.server import Server
+from enginegate.triton.types import Statistics
+
+_SERVING = "enginegate.serving"
+_VERSION = 1
+_POLL_S = 0.02
+_UNLOAD_S = 30.0
+_PRESENT = {"READY", "LOADING", "UNLOADING"}
+_PLAIN = ServingOptions()
+_FEWEST = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What it takes to serve an engine.
+
+    Attributes:
+        files: name in the version folder -> file to put there.
+        settings: what the backend is told so that it runs the engine as it was validated.
+        gpu: place instances on GPUs.
+    """
+
+    name: str
+    backend: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    files: Mapping[str, Path]
+    settings: BackendSettings = field(default_factory=BackendSettings)
+    gpu: bool = False
+
+    @classmethod
+    def of(cls, name: str, engine: Engine, served: ServedFiles) -> "ServedModel":
+        """An engine of the store under the name it is to have in Triton."""
+        return cls(
+            name=name,
+            backend=served.backend,
+            inputs=engine.inputs,
+            outputs=engine.outputs,
+            files=served.files,
+            settings=served.settings,
+            gpu=served.gpu,
+        )
+
+    def config(self, serving: ServingConfig, options: ServingOptions = _PLAIN) -> Config:
+        """Its configuration under one way of serving, marked so that it can be recognised."""
+        return model_config(
+            name=self.name,
+            inputs=self.inputs,
+            outputs=self.outputs,
+            serving=serving,
+            backend=self.backend,
+            parameters={_SERVING: _mark(serving, options)},
+            versions=(_VERSION,),
+            gpu=self.gpu,
+            options=options,
+            settings=self.settings,
+        )
+
+    def probe(self) -> Tensors:
+        """One request of zeros; axes of no fixed size are 1."""
+        return {
+            spec.name: np.zeros([max(size, 1) for size in spec.shape], spec.dtype)
+            for spec in self.inputs
+        }
+
+
+@dataclass(slots=True)
+class DeployedModel:
+    """A model whose files are in place on a server; nothing is loaded until `serve`."""
+
+    server: Server
+    client: TritonClient
+    model: ServedModel
+    load_timeout_s: float
+    serving: ServingConfig | None = None
+    options: ServingOptions = _PLAIN
+
+    def serve(self, serving: ServingConfig, options: ServingOptions = _PLAIN) -> float | None:
+        """Load the model in this configuration and prove that it is in force; warms it up.
+
+        Returns:
+            Seconds from the load call to the first answer; None when it was in force already.
+
+        Raises:
+            NotLoadedError: it did not load.
+            ServerError: it does not answer, or something else is in force.
+        """
+        if (serving, options) == (self.serving, self.options):
+            return None
+        self.serving, name = None, self.model.name
+        started_s = time.perf_counter()
+        config = self.model.config(serving, options)
+        try:
+            self.client.load(name, config, timeout_s=self.load_timeout_s)
+        except ServerError as error:
+            raise NotLoadedError(str(error)) from error
+        self.client.infer(name, self.model.probe(), timeout_s=self.load_timeout_s)
+        cold_start_s = time.perf_counter() - started_s
+        found, wanted = self.client.parameters(name).get(_SERVING), _mark(serving, options)
+        if found != wanted or not self.client.model_ready(name, str(_VERSION)):
+            raise ServerError(
+                f"Triton at {self.client.address} said it loaded {name} ({serving}), but serves "
+                f"configuration {found}, not {wanted}.\nSomebody else changes this server; "
+                "use one of its own."
+            )
+        self.serving, self.options = serving, options
+        return cold_start_s
+
+
+@dataclass(frozen=True, slots=True)
+class DeployedBenchmark:
+    """Measures a deployment: `measure` is what a search calls.
+
+    Attributes:
+        traffic: made from real samples, for the model's name.
+        folder: where raw latencies go.
+        slo_p99_ms: sets how late the generator may be, and what a run that may end early is about.
+        generator: what a do-nothing model showed of the generator; goes into every measurement.
+        price_per_hour: of one GPU, or of the machine where there is none.
+        options: what the model is served with besides the configuration.
+        sending: how requests travel.
+        driver: what sends; perf_analyzer cannot end early, and stops at the first failure.
+    """
+
+    deployment: DeployedModel
+    traffic: Traffic
+    folder: Path
+    slo_p99_ms: float
+    generator: Generator = field(default_factory=Generator)
+    price_per_hour: float | None = None
+    options: ServingOptions = _PLAIN
+    sending: Transport = field(default_factory=Transport)
+    driver: Driver = "python"
+
+    def measure(
+        self, config: ServingConfig, load: Load | ClosedLoad, *, ends: Sequential | None = None
+    ) -> LatencySample:
+        """Serve one configuration under one load.
+
+        Args:
+            config: loaded first, unless it is in force.
+            load: what is offered.
+            ends: the run ends as soon as this test has decided about the SLO.
+
+        Raises:
+            ServerError: the model does not load, or the server died.
+        """
+        with attended(self.deployment.server) as liveness:
+            return self._measured(config, load, ends, liveness)
+
+    def _measured(
+        self,
+        config: ServingConfig,
+        load: Load | ClosedLoad,
+        ends: Sequential | None,
+        liveness: Liveness,
+    ) -> LatencySample:
+        deployment, name = self.deployment, self.deployment.model.name
+        cold_start_s = deployment.serve(config, self.options)
+        if cold_start_s is None:
+            before = deployment.client.statistics(name)
+        else:
+            # The load began them anew; the answer that proved it may not be counted yet.
+            before = deployment.client.counted(name, Statistics(), answers=1)
+        with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
+            result = self._send(load, ends, liveness)
+        if result.failed:
+            deployment.server.check_alive()
+        answered = len(result.latency_s) - result.failed
+        return measure(
+            result,
+            config,
+            counted=deployment.client.counted(name, before, answers=answered),
+            folder=self.folder,
+            slo_p99_ms=self.slo_p99_ms,
+            beside=Beside(usage, self.generator, self.price_per_hour, cold_start_s),
+        )
+
+    def _send(
+        self, load: Load | ClosedLoad, ends: Sequential | None, liveness: Liveness
+    ) -> LoadResult:
+        server, sending = self.deployment.server, self.sending
+        address = server.http if sending.protocol == "http" else server.grpc
+        if address is None:
+            raise ServerError(
+                f"The HTTP address of the server at {server.grpc} is not known, so it cannot be "
+                "asked over HTTP. Give it, or send over gRPC."
+            )
+        if self.driver == "perf_analyzer":
+            return perf_analyzer.run(address, self.traffic, load, protocol=sending.protocol)
+        early = EarlyEnd(
+            self.slo_p99_ms / 1e3, skipped_s(load), _decided_by(ends, lambda: liveness.gone)
+        )
+        return run_load(
+            address,
+            self.traffic,
+            load,
+            ends=early,
+            sending=replace(sending, control=sending.control or server.grpc),
+        )
+
+
+def _decided_by(test: Sequential | None, gone: Callable[[], bool]) -> Callable[[int, int], bool]:
+    """Whether a run may end: the test has decided, from enough to give percentiles too.
+
+    Or the server has stopped, and nobody will answer.
+    """
+
+    def decided(requests: int, over: int) -> bool:
+        if gone() or test is None:
+            return gone()
+        return requests >= _FEWEST and test.look(requests, over) is not Outcome.INCONCLUSIVE
+
+    return decided
+
+
+def _mark(serving: ServingConfig, options: ServingOptions) -> str:
+    """What the loaded configuration carries, so that it can be recognised."""
+    return serving.digest if options == _PLAIN else f"{serving.digest}+{options.digest}"
+
+
+@contextmanager
+def deployed(
+    server: Server, model: ServedModel, *, load_timeout_s: float = 120.0
+) -> Iterator[DeployedModel]:
+    """Place a model's files in an embedded server's repository; unload and remove them at the end.
+
+    Raises:
+        ModelError: a file is missing.
+        ServerError: the server is not ours to change.
+    """
+    if server.repository is None:
+        raise ServerError(
+            f"The server at {server.grpc} was not started here, so models cannot be placed in its "
+            "repository. Benchmark on an embedded server."
+        )
+    check_files(model.name, model.backend, model.files)
+    folder = server.repository / model.name
+    clear(folder)
+    with server.client() as client:
+        try:
+            place(model.files, folder, version=_VERSION)
+            yield DeployedModel(server, client, model, load_timeout_s)
+        finally:
+            _take_away(client, model.name)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_away(client: TritonClient, name: str) -> None:
+    """Unload and wait until it is gone; a dead server has nothing to unload."""
+    deadline = time.monotonic() + _UNLOAD_S
+    with suppress(ServerError):
+        client.unload(name, timeout_s=_UNLOAD_S)
+        while any(row.name == name and row.state in _PRESENT for row in client.index()):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_POLL_S)

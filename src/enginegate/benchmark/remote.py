@@ -1,0 +1,100 @@
+"""Measures a model on a server that somebody else runs, as it is configured there."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginegate.errors import ServerError
+from enginegate.loadgen import perf_analyzer
+from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport, run_load
+from enginegate.measurement import ClosedLoad, Driver, Load
+from enginegate.measuring.measure import LatencySample, measure
+from enginegate.triton.config import Config
+from enginegate.triton.liveness import attended
+from enginegate.triton.server import Server, connect
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteModel:
+    """A model that is being served; nothing about it or its server is changed.
+
+    Attributes:
+        config: as its server reports it.
+    """
+
+    server: Server
+    config: Config
+
+    @property
+    def name(self) -> str:
+        """As its server knows it."""
+        return self.config.name
+
+    def measure(
+        self,
+        traffic: Traffic,
+        load: Load | ClosedLoad,
+        *,
+        folder: Path,
+        slo_p99_ms: float,
+        driver: Driver = "python",
+    ) -> LatencySample:
+        """One load over gRPC against whatever configuration is in force.
+
+        What a do-nothing model would show is not known: it cannot be put there. Other clients of
+        the model are in the server's counters.
+
+        Args:
+            traffic: for this model's name.
+            load: what is offered.
+            folder: where raw latencies go.
+            slo_p99_ms: sets how late the generator may be.
+            driver: what sends.
+
+        Raises:
+            ServerError: the server is gone.
+        """
+        with attended(self.server) as liveness, self.server.client() as client:
+            before = client.statistics(self.name)
+            result = self._send(traffic, load, driver, lambda: liveness.gone)
+            if result.failed:
+                self.server.check_alive()
+            answered = len(result.latency_s) - result.failed
+            counted = client.counted(self.name, before, answers=answered)
+        return measure(
+            result,
+            self.config.serving,
+            counted=counted,
+            folder=folder,
+            slo_p99_ms=slo_p99_ms,
+        )
+
+    def _send(
+        self,
+        traffic: Traffic,
+        load: Load | ClosedLoad,
+        driver: Driver,
+        gone: Callable[[], bool],
+    ) -> LoadResult:
+        if driver == "perf_analyzer":
+            return perf_analyzer.run(self.server.grpc, traffic, load)
+        early = EarlyEnd(math.inf, 0.0, lambda _requests, _over: gone())
+        return run_load(self.server.grpc, traffic, load, ends=early, sending=Transport())
+
+
+def remote_model(address: str, name: str) -> RemoteModel:
+    """The model of that name at a running server's gRPC ``HOST:PORT``.
+
+    Raises:
+        ServerError: nothing answers there, or the model is not ready; lists those that are.
+    """
+    server = connect(address)
+    with server.client() as client:
+        if not client.model_ready(name):
+            ready = sorted({row.name for row in client.index() if row.ready})
+            raise ServerError(
+                f"The server at {address} does not serve {name!r}.\n"
+                f"Ready there: {', '.join(ready) or 'no model'}. Name one with --model."
+            )
+        return RemoteModel(server, client.config(name))

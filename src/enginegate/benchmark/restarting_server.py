@@ -1,0 +1,110 @@
+"""A server that measurements are made on, started again when it dies under one.
+
+What is running is made and taken down by a context that the caller gives, so that the same rule
+holds for one model or several, and can be tried without a server.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from enginegate.errors import EnginegateError, ServerError
+from enginegate.measurement import Load
+from enginegate.measuring.measure import LatencySample
+from enginegate.measuring.sequential import Sequential
+from enginegate.search.search import Measure
+from enginegate.serving import ServingConfig
+
+_RESTARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What is up now.
+
+    Attributes:
+        benches: name -> measures one model on the server.
+        check_alive: returns if the server answers, else raises ServerError with its last words.
+    """
+
+    benches: Mapping[str, Measure]
+    check_alive: Callable[[], None]
+
+
+@dataclass(slots=True)
+class RestartingServer:
+    """Measures on a server; when that dies, starts another and measures again.
+
+    Attributes:
+        up: starts the server, deploys what is measured, and takes both down at its end.
+        restarts: how many servers may die before the error is passed on.
+        said: told about each restart.
+        restarted: how often it was.
+    """
+
+    up: Callable[[], AbstractContextManager[Running]]
+    restarts: int = _RESTARTS
+    said: Callable[[str], None] = lambda _: None
+    restarted: int = 0
+    _stack: ExitStack = field(default_factory=ExitStack)
+    _running: Running | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._running = None
+        self._stack.close()
+
+    def bench(self, name: str) -> Measure:
+        """Measures the model of that name, on whichever server is up by then."""
+
+        def measure(
+            config: ServingConfig, load: Load, *, ends: Sequential | None = None
+        ) -> LatencySample:
+            while True:
+                running = self._running or self._start()
+                try:
+                    return running.benches[name](config, load, ends=ends)
+                except ServerError as error:
+                    self._recover(running, f"{config} at {load}", error)
+
+        return measure
+
+    def _start(self) -> Running:
+        self._stack = ExitStack()
+        self._running = self._stack.enter_context(self.up())
+        return self._running
+
+    def _recover(self, running: Running, during: str, error: ServerError) -> None:
+        """Take a dead server down, so that the next measurement starts another.
+
+        Raises:
+            ServerError: the server lives, so the error is about what was asked of it; or too many
+                died.
+        """
+        try:
+            running.check_alive()
+        except ServerError as death:
+            self._running = None
+            with suppress(EnginegateError):
+                self._stack.close()
+            if self.restarted >= self.restarts:
+                raise ServerError(
+                    f"{self.restarted + 1} servers died while measuring, the last one under "
+                    f"{during}.\n{death}"
+                ) from error
+            self.restarted += 1
+            self.said(
+                f"the server died under {during}; starting another (restart {self.restarted} of "
+                f"{self.restarts}) and measuring again"
+            )
+            return
+        raise error

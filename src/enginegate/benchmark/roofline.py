@@ -1,0 +1,77 @@
+"""What limits an engine that was measured: its roofline at the batch that it was served with."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import NonNegativeFloat
+
+from enginegate.candidate import Engine, Precision
+from enginegate.engines.peak_throughput import PeakThroughput, peak_throughput
+from enginegate.engines.roofline import roofline
+from enginegate.engines.work import work_of
+from enginegate.evidence import Benchmark, Roofline
+from enginegate.policy.building import Device
+from enginegate.records import Record, canonical_json, sha256_bytes
+from enginegate.workspace import remembered
+
+
+class _Known(Record):
+    """A device's ceilings, kept: measuring them takes a second."""
+
+    flops_per_s: NonNegativeFloat | None
+    bytes_per_s: NonNegativeFloat | None
+    one_thread_flops_per_s: NonNegativeFloat | None
+
+
+def roofline_of(
+    found: Benchmark,
+    engine: Engine,
+    graph: Path,
+    *,
+    shapes: Mapping[str, tuple[int, ...]],
+    machine: str,
+    kept_in: Path,
+) -> Roofline | None:
+    """At the chosen configuration's mean batch; None when nothing was chosen.
+
+    Args:
+        found: what was measured.
+        engine: whose arithmetic it is.
+        graph: the ONNX file whose work is counted.
+        shapes: of the inputs as the traffic has them.
+        machine: what ceilings hold for.
+        kept_in: folder of known ceilings.
+    """
+    measured = found.at_slo
+    if measured is None or measured.stages is None:
+        return None
+    batch = max(1, round(measured.stages.mean_batch_size))
+    precision = engine.candidate.precision
+    work = work_of(graph, precision, batch_size=batch, shapes=shapes)
+    device: Device = "cpu" if engine.target == "cpu" else "cuda"
+    executions_per_s = sum(measured.stages.batches.values()) / (measured.lasted_s or 1.0)
+    return roofline(
+        work,
+        _ceilings(device, precision, machine, kept_in),
+        samples_per_s=executions_per_s * measured.stages.mean_batch_size or None,
+        instances=measured.config.instances,
+    )
+
+
+def _ceilings(device: Device, precision: Precision, machine: str, kept_in: Path) -> PeakThroughput:
+    key = sha256_bytes(canonical_json([device, precision.value, machine]))
+    known = remembered(
+        kept_in / f"{key}.json",
+        _Known,
+        lambda: _known(peak_throughput(device, precision)),
+        worth_keeping=lambda made: made.bytes_per_s is not None,
+    )
+    return PeakThroughput(known.flops_per_s, known.bytes_per_s, known.one_thread_flops_per_s)
+
+
+def _known(found: PeakThroughput) -> _Known:
+    return _Known(
+        flops_per_s=found.flops_per_s,
+        bytes_per_s=found.bytes_per_s,
+        one_thread_flops_per_s=found.one_thread_flops_per_s,
+    )

@@ -1,0 +1,193 @@
+"""Requests whose input tensors lie in memory shared with the server, instead of travelling.
+
+The server only reads it, so any number of requests may use it at once. Outputs still travel.
+"""
+
+import base64
+import logging
+import shutil
+import socket
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.shared_memory import SharedMemory as Region
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from enginegate.errors import InputError, ServerError
+from enginegate.loadgen.grpc_sender import parse_request
+from enginegate.measurement import SharedMemory
+from enginegate.triton.client import SharedRegion, TritonClient
+
+_log = logging.getLogger("enginegate.triton")
+_ALIGNMENT = 64
+_PREFIX = "enginegate-load-"
+_SYSTEM = Path("/dev/shm")  # noqa: S108 - the system's, not a temporary file of ours
+_DEVICE = 0
+_LAST_ANSWER_S = 10.0
+_LOOK_S = 0.01
+
+
+@contextmanager
+def shared(
+    control: str, requests: tuple[bytes, ...], kind: SharedMemory
+) -> Iterator[tuple[bytes, ...]]:
+    """The same requests, with their input tensors in shared memory for as long as the block runs.
+
+    Args:
+        control: the server's gRPC ``HOST:PORT``.
+        requests: ``ModelInferRequest`` in wire form.
+        kind: ``none`` leaves them as they are.
+
+    Raises:
+        InputError: the server is on another machine.
+        ServerError: the memory cannot be had, or the server cannot open it.
+    """
+    if kind == "none":
+        yield requests
+        return
+    _check_local(control)
+    name = f"{_PREFIX}{uuid.uuid4().hex[:16]}"
+    known, tensors = _moved(requests, name)
+    made = _system(name, tensors) if kind == "system" else _cuda(name, tensors)
+    with made as region, TritonClient(control) as client:
+        _forget_dead(client)
+        try:
+            client.share_memory(region)
+            yield known
+        finally:
+            _take_back(client, region)
+
+
+def _take_back(client: TritonClient, region: SharedRegion) -> None:
+    """Wait for requests that nobody waits for any more: they still read the memory.
+
+    Until the last of them is answered Triton 2.51 refuses to forget it (tried); later ones promise
+    it for then.
+    """
+    deadline, why = time.monotonic() + _LAST_ANSWER_S, "requests still use it"
+    while time.monotonic() < deadline:
+        try:
+            client.forget_memory(region)
+            if region.name not in client.shared_memory(region.kind):
+                return
+        except ServerError as error:
+            why = str(error)
+            if not client.live():
+                break
+        time.sleep(_LOOK_S)
+    _log.warning("shared memory %s stays registered: %s", region.name, why)
+
+
+def _forget_dead(client: TritonClient) -> None:
+    """Take back what a killed run shared: its memory is gone, but the server still holds it."""
+    for name in client.shared_memory():
+        if name.startswith(_PREFIX) and not (_SYSTEM / name).exists():
+            with suppress(ServerError):
+                client.forget_memory(SharedRegion(name, 0))
+
+
+def _moved(
+    requests: Sequence[bytes], region: str
+) -> tuple[tuple[bytes, ...], list[tuple[int, bytes]]]:
+    """Requests that name places in the region, and what is to lie there: (offset, bytes)."""
+    known: list[bytes] = []
+    tensors: list[tuple[int, bytes]] = []
+    at = 0
+    for request in requests:
+        message = parse_request(request)
+        for tensor, content in zip(message.inputs, message.raw_input_contents, strict=True):
+            tensors.append((at, content))
+            tensor.parameters["shared_memory_region"].string_param = region
+            tensor.parameters["shared_memory_offset"].int64_param = at
+            tensor.parameters["shared_memory_byte_size"].int64_param = len(content)
+            at += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
+        del message.raw_input_contents[:]
+        known.append(message.SerializeToString())
+    return tuple(known), tensors
+
+
+def _size(tensors: Sequence[tuple[int, bytes]]) -> int:
+    return max((at + len(content) for at, content in tensors), default=0) or 1
+
+
+@contextmanager
+def _system(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
+    size = _size(tensors)
+    free = shutil.disk_usage(_SYSTEM).free
+    if size > free:
+        # Writing past what there is would kill this process.
+        raise ServerError(
+            f"The inputs need {size:,} bytes of shared memory, and {_SYSTEM} has {free:,} free. "
+            "Enlarge it (docker: --shm-size), send fewer samples, or do not share memory."
+        )
+    region = Region(name, create=True, size=size)
+    try:
+        memory = memoryview(region.buf or b"")
+        for at, content in tensors:
+            memory[at : at + len(content)] = content
+        memory.release()
+        yield SharedRegion(name, size)
+    finally:
+        region.close()
+        region.unlink()
+
+
+@contextmanager
+def _cuda(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
+    size = _size(tensors)
+    content = np.zeros(size, np.uint8)
+    for at, part in tensors:
+        content[at : at + len(part)] = np.frombuffer(part, np.uint8)
+    try:
+        cuda: Any = _cuda_module()
+        handle = cuda.create_shared_memory_region(name, size, _DEVICE)
+    except Exception as error:
+        raise ServerError(
+            f"No memory on GPU {_DEVICE} can be shared: {type(error).__name__}: {error}.\nIt needs "
+            "an NVIDIA GPU and the package cuda-python (python -m pip install "
+            "'tritonclient[cuda]'). Share system memory instead, or none."
+        ) from error
+    try:
+        cuda.set_shared_memory_region(handle, [content])
+        # The library gives it encoded for JSON; gRPC takes it as it is.
+        raw = base64.b64decode(cuda.get_raw_handle(handle))
+        yield SharedRegion(name, size, raw, _DEVICE)
+    finally:
+        cuda.destroy_shared_memory_region(handle)
+
+
+def _cuda_module() -> Any:
+    import tritonclient.utils.cuda_shared_memory as cuda  # type: ignore[import-untyped] # noqa: PLC0415
+
+    return cuda
+
+
+def _check_local(control: str) -> None:
+    """Refuse a server that cannot see this machine's memory."""
+    if not control:
+        raise InputError(
+            "Sharing memory needs the server's gRPC address also when requests travel over HTTP: "
+            "control calls go through gRPC only. Name it as control."
+        )
+    host = control.rpartition(":")[0].strip("[]")
+    if not _is_here(host):
+        raise InputError(
+            f"Memory cannot be shared with Triton at {control}: {host} is not this machine. Run "
+            "the load where the server is, or do not share memory."
+        )
+
+
+def _is_here(host: str) -> bool:
+    """Whether this machine has an address of that name: only then can one listen on it."""
+    with suppress(OSError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(
+            host, 0, type=socket.SOCK_DGRAM
+        ):
+            with suppress(OSError), socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)
+                return True
+    return False

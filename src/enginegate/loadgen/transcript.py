@@ -1,0 +1,104 @@
+"""What was sent and what came back, request by request."""
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginegate.loadgen.grpc_sender import Response
+from enginegate.triton.types import Reply
+
+OnReply = Callable[[int, Reply], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of requests, in the order they were due. R requests, shapes ``(R,)``.
+
+    Attributes:
+        stop_s: from when nothing was sent any more; infinite if to the end.
+        cpu_share: processor time over wall time, of the busiest process that sent; NaN: not known.
+    """
+
+    due_s: NDArray[np.float64]
+    sent_s: NDArray[np.float64]
+    latency_s: NDArray[np.float64]
+    samples: NDArray[np.int64]
+    versions: NDArray[np.str_]
+    errors: dict[str, int]
+    stop_s: float = math.inf
+    cpu_share: float = math.nan
+
+
+@dataclass(slots=True)
+class Transcript:
+    """What was sent and came back, in columns; filled by one event loop."""
+
+    on_reply: OnReply | None = None
+    due_s: list[float] = field(default_factory=list)
+    sent_s: list[float] = field(default_factory=list)
+    latency_s: list[float] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+    versions: list[str] = field(default_factory=list)
+    errors: Counter[str] = field(default_factory=Counter)
+
+    def open(self, due_s: float, sample: int) -> int:
+        """Note a request that is due, as failed until its answer comes; returns its row."""
+        self.due_s.append(due_s)
+        self.sent_s.append(due_s)
+        self.latency_s.append(np.inf)
+        self.samples.append(sample)
+        self.versions.append("")
+        return len(self.due_s) - 1
+
+    def close(self, row: int, answer: Response, now_s: float) -> None:
+        """Note what came back."""
+        if answer.error:
+            self.errors[answer.error] += 1
+            return
+        self.latency_s[row] = now_s - self.due_s[row]
+        self.versions[row] = answer.version
+        if self.on_reply is not None:
+            self.on_reply(self.samples[row], answer.reply())
+
+    def sent(self, *, stop_s: float = math.inf, cpu_share: float = math.nan) -> Sent:
+        """The columns as arrays; rows that are being opened by another thread are left out."""
+        rows = len(self.versions)
+        return Sent(
+            due_s=np.array(self.due_s[:rows], np.float64),
+            sent_s=np.array(self.sent_s[:rows], np.float64),
+            latency_s=np.array(self.latency_s[:rows], np.float64),
+            samples=np.array(self.samples[:rows], np.int64),
+            versions=np.array(self.versions[:rows], np.str_),
+            errors=dict(self.errors),
+            stop_s=stop_s,
+            cpu_share=cpu_share,
+        )
+
+
+@dataclass(slots=True)
+class MaturedCounts:
+    """Counts requests whose fate is sealed: due at least the limit ago, warm-up left out.
+
+    Each of them was answered within the limit, was answered late, has failed, or is over the limit
+    by now. Which requests are counted depends on the clock alone, never on their answers, so fast
+    answers are not counted sooner than slow ones.
+    """
+
+    limit_s: float
+    skip_s: float
+    count: int = 0
+    over: int = 0
+    row: int = 0
+
+    def look(self, transcript: Transcript, now_s: float) -> None:
+        """Count what has settled since the last look."""
+        due_s, latency_s = transcript.due_s, transcript.latency_s
+        while self.row < len(due_s) and due_s[self.row] <= now_s - self.limit_s:
+            if due_s[self.row] >= self.skip_s:
+                self.count += 1
+                self.over += latency_s[self.row] > self.limit_s
+            self.row += 1

@@ -1,0 +1,192 @@
+"""Tables of a policy that say what serving must deliver, how it is measured, and its budget."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from enginegate.measurement import Arrivals, Driver, Protocol, SharedMemory
+from enginegate.policy.gates import Confidence
+from enginegate.records import Record
+
+_MOST_CONFIGURATIONS = 10_000
+_FINITE = ConfigDict(allow_inf_nan=False)
+
+BatchSizes = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]
+
+
+class Slo(Record):
+    """What serving must deliver."""
+
+    model_config = _FINITE
+
+    p99_ms: PositiveFloat = Field(description="99th percentile of latency at the client")
+    min_throughput_per_s: PositiveFloat = Field(description="requests a second while p99 holds")
+    confidence: Confidence = Field(description="of 'p99 holds', by the binomial rule, e.g. 0.99")
+    confirmations: PositiveInt = Field(
+        default=3, description="fresh seeds the chosen configuration must hold the SLO with"
+    )
+    confirm_requests: PositiveInt = Field(
+        default=10_000, description="requests it is confirmed with, all seeds together"
+    )
+    min_speedup: PositiveFloat | None = Field(
+        default=None,
+        description="throughput at the SLO over that of `faster_than`; a candidate below fails. "
+        "Without it no candidate has to be faster than anything",
+    )
+    faster_than: Literal["fp32", "champion"] = Field(
+        default="fp32",
+        description="what min_speedup compares with: the FP32 engine of the same runtime, or what "
+        "is live (fp32 while nothing is), which is then measured in turns with every candidate",
+    )
+
+
+class Benchmarked(Record):
+    """Which candidates are benchmarked."""
+
+    also_failed: bool = Field(
+        default=False,
+        description="also those that no speed can make win: whose verdict failed, or is "
+        "inconclusive where approval.accept_inconclusive is off. It takes minutes for each",
+    )
+
+
+class LoadShape(Record):
+    """How requests are sent while measuring."""
+
+    model_config = _FINITE
+
+    arrivals: Arrivals = Field(
+        default="poisson",
+        description="poisson, constant, bursts, or replay: the shadow sample's own arrival times",
+    )
+    protocol: Protocol = Field(default="grpc", description="grpc or http")
+    shared_memory: SharedMemory = Field(
+        default="none", description="how tensors travel to a server on this machine"
+    )
+    driver: Driver = Field(default="python", description="what sends; perf_analyzer is optional")
+    processes: NonNegativeInt = Field(
+        default=0, description="processes that send; 0: as many as the rate and the cores allow"
+    )
+    timeout_s: PositiveFloat = Field(
+        default=5.0, description="a request without an answer by then has failed"
+    )
+    heavier: bool = Field(
+        default=False,
+        description="also report how the tail moves under bursts and with large requests together",
+    )
+
+
+class Search(Record):
+    """Configurations and loads to try, and how much may be spent."""
+
+    model_config = _FINITE
+
+    objective: Literal["throughput", "cost", "latency"] = Field(
+        default="throughput",
+        description="what the best is: highest rate that holds the SLO, lowest cost of a request "
+        "there, or lowest p99 at `at_rate_per_s`",
+    )
+    at_rate_per_s: PositiveFloat | None = Field(
+        default=None, description="needed with the objective latency"
+    )
+    max_batch_sizes: tuple[PositiveInt, ...] = Field(description="max_batch_size values")
+    preferred_batch_sizes: tuple[BatchSizes, ...] = Field(
+        default=((),), description="lists of preferred sizes to try; an empty list: none preferred"
+    )
+    queue_delays_us: tuple[NonNegativeInt, ...] = Field(description="max_queue_delay values")
+    instances: tuple[PositiveInt, ...] = Field(description="instance counts (of each GPU)")
+    gpus: tuple[NonNegativeInt, ...] = Field(
+        default=(), description="GPUs to place instances on; empty: every one there is"
+    )
+    min_rate_per_s: PositiveFloat = Field(description="lowest offered load worth knowing about")
+    max_rate_per_s: PositiveFloat = Field(
+        description="highest offered load that is tried; the look past the answer, at overload, "
+        "needs 1.2 times the answer to be within it"
+    )
+    resolution: float = Field(
+        default=0.05,
+        gt=0.0,
+        le=0.5,
+        description="how closely the highest rate that holds is found, as a share of it",
+    )
+    measurement_s: PositiveFloat = Field(
+        description="longest one look of the search may last; it ends earlier once it is decided. "
+        "A confirmation lasts as long, or longer where its share of [slo] confirm_requests takes "
+        "longer"
+    )
+    budget_s: PositiveFloat = Field(
+        description="time for one candidate; what was found then counts"
+    )
+    max_measurements: PositiveInt = Field(
+        default=60, description="measurements of one candidate, confirmations included"
+    )
+    seed: NonNegativeInt = Field(default=0, description="seed of arrivals and input order")
+
+    @property
+    def configurations(self) -> int:
+        """How many different ones can be used: none prefers batches larger than it allows."""
+        preferred = set(self.preferred_batch_sizes)
+        batching = sum(
+            all(wanted <= size for wanted in sizes)
+            for size in set(self.max_batch_sizes)
+            for sizes in preferred
+        )
+        placements = len(self.gpus) if self.objective == "cost" and self.gpus else 1
+        return batching * len(set(self.queue_delays_us)) * len(set(self.instances)) * placements
+
+    @property
+    def ceiling_per_s(self) -> float:
+        """The highest rate that a search of this objective tries."""
+        if self.objective == "latency" and self.at_rate_per_s is not None:
+            return self.at_rate_per_s
+        return self.max_rate_per_s
+
+    @model_validator(mode="after")
+    def _some_can_be_used(self) -> Self:
+        for field in ("max_batch_sizes", "preferred_batch_sizes", "queue_delays_us", "instances"):
+            if not getattr(self, field):
+                raise ValueError(f"{field} is empty: nothing would be measured")
+        if not self.configurations:
+            raise ValueError(
+                f"every list of preferred_batch_sizes has a size above the largest of "
+                f"max_batch_sizes, {max(self.max_batch_sizes)}: nothing would be measured"
+            )
+        if self.configurations > _MOST_CONFIGURATIONS:
+            raise ValueError(
+                f"{self.configurations} configurations; {_MOST_CONFIGURATIONS} at most: shorten a "
+                "list"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rates_fit(self) -> Self:
+        low, high, at = self.min_rate_per_s, self.max_rate_per_s, self.at_rate_per_s
+        if high < low:
+            raise ValueError("max_rate_per_s is below min_rate_per_s")
+        if self.objective == "latency" and at is None:
+            raise ValueError("the objective latency needs at_rate_per_s")
+        if at is not None and not low <= at <= high:
+            raise ValueError(
+                f"at_rate_per_s, {at:g}, is not between min_rate_per_s, {low:g}, and "
+                f"max_rate_per_s, {high:g}"
+            )
+        return self
+
+
+class Cost(Record):
+    """What serving costs."""
+
+    model_config = _FINITE
+
+    price_per_hour: NonNegativeFloat | None = Field(
+        default=None, description="of the machine, or of one GPU where there are GPUs"
+    )
+    currency: str = Field(default="USD", max_length=8, description="shown beside the price")

@@ -1,0 +1,98 @@
+"""Tables of a policy that decide how engines are built: shapes, and each engine kind's own."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from enginegate.records import Record
+from enginegate.validation_messages import matching
+
+Device = Literal["cpu", "cuda"]
+
+
+class DimensionRange(Record):
+    """Sizes that one dynamic axis may take."""
+
+    min: PositiveInt = Field(description="smallest size that is served")
+    best: PositiveInt = Field(description="size that the engine is tuned for")
+    max: PositiveInt = Field(description="largest size that is served")
+
+    @model_validator(mode="after")
+    def _ascends(self) -> Self:
+        if not self.min <= self.best <= self.max:
+            raise ValueError(f"min {self.min} <= best {self.best} <= max {self.max} does not hold")
+        return self
+
+
+class Shapes(Record):
+    """Sizes of the inputs' dynamic axes. An engine takes no others."""
+
+    batch: DimensionRange | None = Field(
+        default=None,
+        description="the first axis; none: 1 to the largest of search.max_batch_sizes",
+    )
+    sequence: DimensionRange | None = Field(
+        default=None, description="every other dynamic axis, e.g. tokens of an encoder"
+    )
+    axes: dict[str, DimensionRange] = Field(
+        default={}, description='single axes that differ, by INPUT.AXIS, e.g. "image.2"'
+    )
+
+    def of(self, name: str, axis: int) -> DimensionRange | None:
+        """The range of an input's dynamic axis besides the batch, or None if none is given."""
+        return self.axes.get(f"{name}.{axis}", self.sequence)
+
+
+class OnnxRuntime(Record):
+    """How ONNX Runtime engines are run."""
+
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto", description="auto: the GPU if ONNX Runtime and the driver show one"
+    )
+    batch_buckets: tuple[PositiveInt, ...] = Field(
+        default=(),
+        description="batch sizes that run on a GPU, others are padded; empty: powers of two",
+    )
+    cuda_graphs: bool = Field(
+        default=True, description="replay one captured graph a bucket, where the model allows it"
+    )
+
+
+class TensorRt(Record):
+    """How TensorRT plans are built."""
+
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
+        default="auto", description="auto: the full library where it is installed, else RTX"
+    )
+    targets: tuple[
+        Annotated[str, matching(r"^sm[0-9]{2,3}$", "sm and two or three digits, e.g. sm90")], ...
+    ] = Field(
+        default=("sm89",), description="compute capabilities to build for ahead of time (RTX only)"
+    )
+    workspace_mib: PositiveInt = Field(default=1024, description="builder workspace limit")
+    timeout_s: PositiveFloat = Field(
+        default=900.0, description="a build is stopped after this long"
+    )
+    memory_mib: PositiveInt = Field(
+        default=16384, description="address space the builder may use beyond what it starts with"
+    )
+    hardware_compatibility: Literal["none", "same_compute_capability", "ampere_plus"] = Field(
+        default="none", description="on which other GPUs a plan may run (full library only)"
+    )
+    version_compatible: bool = Field(
+        default=False,
+        description="plans that newer TensorRT versions load too; they carry code that the loader "
+        "must be told to trust (full library only)",
+    )
+    timing_cache: bool = Field(
+        default=True,
+        description="keep kernel timings, one file a version and GPU (full library only)",
+    )
+
+
+class Building(Record):
+    """The three tables together, as a plan carries them."""
+
+    shapes: Shapes = Shapes()
+    onnxruntime: OnnxRuntime = OnnxRuntime()
+    tensorrt: TensorRt = TensorRt()

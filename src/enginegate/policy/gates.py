@@ -1,0 +1,283 @@
+"""What a candidate is held to: what its outputs mean, how they are scored, and the limits.
+
+Every limit that decides is in the policy's file, or comes from the standard tolerances because the
+file says ``tolerances = "standard"``. Why each standard is what it is: docs/gates.md.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from enginegate.candidate import Precision
+from enginegate.records import Record
+from enginegate.validation_messages import matching
+
+Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
+Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]
+Cosine = Annotated[float, Field(ge=-1.0, le=1.0)]
+MetricName = Annotated[
+    str, matching(r"^[a-z][a-z0-9_]{0,39}$", "a name of lower-case letters, digits and _")
+]
+Margins: TypeAlias = dict[MetricName, NonNegativeFloat]
+OutputTask: TypeAlias = Literal["classification", "regression", "embedding"]
+Task: TypeAlias = Literal["classification", "regression", "embedding", "multi-output"]
+
+METRIC_TASKS: Mapping[str, OutputTask] = MappingProxyType(
+    {
+        "top1": "classification",
+        "topk": "classification",
+        "macro_f1": "classification",
+        "mae": "regression",
+        "rmse": "regression",
+        "cosine": "embedding",
+        "recall": "embedding",
+    }
+)
+CLASSIFICATION_LIMITS = (
+    "max_accuracy_loss",
+    "max_slice_accuracy_loss",
+    "min_top1_agreement",
+    "max_kl_p99_nats",
+)
+GATES = frozenset(
+    {
+        *("samples", "nonfinite", "accuracy_loss", "slice_accuracy_loss", "slice_samples"),
+        *("slice_values", "top1_agreement", "slice_top1_agreement", "kl_p99", "max_abs_error"),
+        *(
+            "max_rel_error",
+            "p99_abs_error",
+            "p99_rel_error",
+            "sqnr",
+            "cosine_p1",
+            "constant_reference",
+        ),
+        *("accuracy_fp32", "slice_accuracy_fp32"),
+        *("noise_floor", "shadow_integrity", "shadow_version", "input_drift"),
+    }
+)
+
+
+class Output(Record):
+    """What one output of the model means. Several make the task multi-output."""
+
+    task: OutputTask = Field(description="logits of classes, numbers to predict, or a vector")
+
+
+class Metric(Record):
+    """One way to score answers against labels; what may be lost is in max_metric_loss."""
+
+    kind: str = matching(
+        r"^(top1|topk|macro_f1|mae|rmse|cosine|recall|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        "top1, topk, macro_f1, mae, rmse, cosine, recall, or MODULE:CALLABLE",
+        description="`top1`, `topk`, `macro_f1` (classification), `mae`, `rmse` (regression), "
+        "`cosine`, `recall` (embedding), or MODULE:CALLABLE taking outputs and labels and giving "
+        "one score a sample, higher is better",
+    )
+    output: str = Field(default="", description="the output it scores; empty: the first")
+    k: PositiveInt = Field(default=5, description="of `topk` and `recall`")
+
+
+class Slices(Record):
+    """Parts of the data that are judged by themselves, besides the data's own slice columns."""
+
+    discover: tuple[Literal["confidence", "input_norm", "length"], ...] = Field(
+        default=(),
+        description="parts made from the samples: FP32's confidence, the input's norm (quarters), "
+        "the sequence length",
+    )
+    max_values: PositiveInt = Field(
+        default=200, description="a slice column with more values is not judged, and says so"
+    )
+
+
+class Evaluation(Record):
+    """How candidates are run over the data. Changes no number, only memory and time."""
+
+    chunk_samples: PositiveInt = Field(
+        default=16384, description="samples run, compared and kept at a time"
+    )
+    workers: PositiveInt = Field(default=2, description="chunks that run at the same time")
+    runner: Literal["threads", "dask"] = Field(
+        default="threads", description="Prefect's thread pool, or its Dask runner (prefect-dask)"
+    )
+
+
+class Gates(Record):
+    """How far a candidate may be from FP32. Stated in full under [gates.default]."""
+
+    tolerances: Literal["stated", "standard"] = Field(
+        default="stated",
+        description="`standard`: limits that are not stated come from docs/gates.md, by precision",
+    )
+    confidence: Confidence = Field(description="of every interval, e.g. 0.95")
+    min_samples: PositiveInt = Field(description="fewer samples is inconclusive")
+    max_accuracy_loss: Fraction | None = Field(
+        description="non-inferiority margin: the paired interval's lower end must be above -this"
+    )
+    min_slice_samples: PositiveInt = Field(description="a slice with fewer samples is not judged")
+    max_slice_accuracy_loss: Fraction | None = Field(description="the same margin for each slice")
+    min_top1_agreement: Fraction | None = Field(
+        description="share whose top class equals FP32's; the interval's lower end counts"
+    )
+    max_kl_p99_nats: NonNegativeFloat | None = Field(
+        description="99th percentile over samples of KL(FP32 || candidate)"
+    )
+    max_abs_error: NonNegativeFloat | None = Field(
+        description="largest difference of any output value"
+    )
+    max_p99_abs_error: NonNegativeFloat | None = Field(
+        default=None, description="99th percentile over samples of a sample's largest difference"
+    )
+    max_rel_error: NonNegativeFloat | None = Field(
+        default=None,
+        description="largest difference of a sample relative to its largest output value",
+    )
+    max_p99_rel_error: NonNegativeFloat | None = Field(
+        default=None,
+        description="99th percentile of that difference relative to the sample's largest output",
+    )
+    min_sqnr_db: float | None = Field(
+        default=None, description="signal to quantisation noise ratio of the outputs, in dB"
+    )
+    min_cosine_p1: Cosine | None = Field(
+        default=None, description="1st percentile over samples of the cosine with FP32's output"
+    )
+    max_metric_loss: Margins = Field(
+        default_factory=dict,
+        description="non-inferiority margin of each of [metrics], in the metric's own unit",
+    )
+    max_slice_metric_loss: Margins = Field(
+        default_factory=dict, description="the same for each slice; metrics not named are not cut"
+    )
+    advisory: frozenset[str] = Field(
+        default=frozenset(), description="gates that are shown but cannot change the verdict"
+    )
+
+
+def _standard(
+    *, loss: float, slice_loss: float, agreement: float, kl: float, sqnr: float, cosine: float
+) -> Mapping[str, float]:
+    return MappingProxyType(
+        {
+            "max_accuracy_loss": loss,
+            "max_slice_accuracy_loss": slice_loss,
+            "min_top1_agreement": agreement,
+            "max_kl_p99_nats": kl,
+            "min_sqnr_db": sqnr,
+            "min_cosine_p1": cosine,
+        }
+    )
+
+
+_TEN_BITS = _standard(
+    loss=0.005, slice_loss=0.05, agreement=0.99, kl=1e-3, sqnr=50.0, cosine=0.9999
+)
+STANDARD: Mapping[Precision, Mapping[str, float]] = MappingProxyType(
+    {
+        Precision.FP32: _standard(
+            loss=0.005, slice_loss=0.05, agreement=0.99, kl=1e-5, sqnr=100.0, cosine=0.99999
+        ),
+        Precision.TF32: _TEN_BITS,
+        Precision.FP16: _TEN_BITS,
+        Precision.BF16: _standard(
+            loss=0.005, slice_loss=0.05, agreement=0.98, kl=2e-2, sqnr=32.0, cosine=0.999
+        ),
+        Precision.INT8: _standard(
+            loss=0.01, slice_loss=0.08, agreement=0.97, kl=1e-1, sqnr=20.0, cosine=0.98
+        ),
+        Precision.FP8: _standard(
+            loss=0.01, slice_loss=0.08, agreement=0.97, kl=1e-1, sqnr=15.0, cosine=0.97
+        ),
+    }
+)
+
+
+def complete_gates(gates: Mapping[str, Any], tasks: frozenset[str]) -> dict[str, Any]:
+    """Every precision's table in full: its own keys, then [gates.default]'s, then the standard's.
+
+    Args:
+        gates: tables as the file states them, ``default`` among them.
+        tasks: what the outputs mean; limits that none of them has are absent.
+    """
+    default = gates["default"]
+    absent = {} if "classification" in tasks else dict.fromkeys(CLASSIFICATION_LIMITS)
+    if default.get("tolerances") != "standard":
+        return {
+            name: {**absent, **default, **table} if isinstance(table, Mapping) else table
+            for name, table in gates.items()
+        }
+    completed = dict(gates)
+    for precision, standard in STANDARD.items():
+        own = gates.get(precision.value, {})
+        known = {**standard, "max_abs_error": None, **absent, **default}
+        completed[precision.value] = {**known, **own} if isinstance(own, Mapping) else own
+    completed["default"] = completed[Precision.FP32.value] | {"tolerances": "standard"}
+    return completed
+
+
+def tasks_of(task: str, outputs: Mapping[str, Output]) -> frozenset[str]:
+    """What a model's outputs mean, each once."""
+    if task != "multi-output":
+        return frozenset({task})
+    return frozenset(output.task for output in outputs.values())
+
+
+def output_task(task: Task, outputs: Mapping[str, Output], name: str) -> OutputTask:
+    """What an output means; the first one's if ``name`` is empty."""
+    if task != "multi-output":
+        return task
+    return outputs[name or next(iter(outputs))].task
+
+
+def known_gates(metrics: Mapping[str, Metric]) -> frozenset[str]:
+    """Names that ``advisory`` may hold."""
+    return GATES | {
+        f"{part}{name}_{what}"
+        for name in metrics
+        for part in ("", "slice_")
+        for what in ("loss", "fp32")
+    }
+
+
+def check_outputs(task: Task, outputs: Mapping[str, Output], metrics: Mapping[str, Metric]) -> None:
+    """Refuse outputs that are not of the task, and metrics that are not of their output.
+
+    Raises:
+        ValueError: says which, for pydantic to report.
+    """
+    several = task == "multi-output"
+    if several and len(outputs) < 2:  # noqa: PLR2004 - several
+        raise ValueError("task multi-output: name each output under [outputs.NAME], two or more")
+    if not several and (len(outputs) > 1 or {o.task for o in outputs.values()} - {task}):
+        raise ValueError(f"task {task} takes one output of that task, or none named")
+    for name, metric in metrics.items():
+        if name == "accuracy":
+            raise ValueError("metrics.accuracy: that is max_accuracy_loss; use another name")
+        if metric.output and metric.output not in outputs:
+            raise ValueError(f"metrics.{name}: there is no [outputs.{metric.output}]")
+        wanted = METRIC_TASKS.get(metric.kind)
+        if wanted is not None and output_task(task, outputs, metric.output) != wanted:
+            raise ValueError(f"metrics.{name}: {metric.kind} scores a {wanted} output")
+
+
+def check_gates(
+    where: str, gates: Gates, metrics: Mapping[str, Metric], tasks: frozenset[str]
+) -> None:
+    """Refuse a table that names no known gate or metric, or limits what the outputs do not have.
+
+    Raises:
+        ValueError: says which, for pydantic to report.
+    """
+    known = known_gates(metrics)
+    if unknown := sorted(gates.advisory - known):
+        raise ValueError(f"{where}.advisory: {unknown} are no gates; known: {sorted(known)}")
+    if gates.max_metric_loss.keys() != metrics.keys():
+        named = sorted(metrics) or "none are declared"
+        raise ValueError(f"{where}.max_metric_loss must name exactly the [metrics]: {named}")
+    if extra := sorted(gates.max_slice_metric_loss.keys() - metrics.keys()):
+        raise ValueError(f"{where}.max_slice_metric_loss: {extra} are no [metrics]")
+    stated = [key for key in CLASSIFICATION_LIMITS if getattr(gates, key) is not None]
+    if "classification" not in tasks and stated:
+        raise ValueError(f"{where}: {stated} are for classification outputs only")

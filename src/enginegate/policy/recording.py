@@ -1,0 +1,86 @@
+"""Tables of a policy that say where data and recorded traffic come from, and what is kept of it."""
+
+from typing import Annotated, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from enginegate.policy.paths import SafePath
+from enginegate.records import Record
+from enginegate.validation_messages import matching
+
+Hook = Annotated[str, matching(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "MODULE:FUNCTION")]
+
+
+class Data(Record):
+    """Files the candidates are judged on: .npz, or a folder of .npy (see docs/data.md)."""
+
+    evaluation: SafePath = Field(description="labelled inputs, with slice columns")
+    calibration: SafePath | None = Field(
+        default=None,
+        description="representative inputs; without it int8 and fp8 are not built, and are "
+        "inconclusive",
+    )
+    shadow: SafePath | None = Field(
+        default=None,
+        description="recorded live requests: arrays, or a folder of `enginegate shadow` (see "
+        "docs/shadow.md); without it [shadow] says where to get them",
+    )
+
+
+class Shadow(Record):
+    """How a sample of live requests is recorded, kept private, and compared with calibration."""
+
+    traffic: SafePath | None = Field(
+        default=None,
+        description="production-shaped inputs to send to the FP32 reference; without it the newest "
+        "sample of `enginegate shadow record` is used",
+    )
+    rate_per_s: PositiveFloat | None = Field(
+        default=None, description="requests a second to send; needed with traffic"
+    )
+    trace_rate: PositiveInt = Field(default=100, description="one request in this many is recorded")
+    max_samples: PositiveInt = Field(
+        default=10_000, description="recording stops after this many requests"
+    )
+    max_mib: PositiveInt = Field(
+        default=512,
+        description="recording stops once Triton has written this much text; with traffic, once "
+        "tensors of this size were kept",
+    )
+    drop: tuple[str, ...] = Field(
+        default=(), description="inputs never written down; `request_id` drops that too"
+    )
+    hash: tuple[str, ...] = Field(
+        default=(),
+        description="inputs (or `request_id`) of which only a keyed digest is written down; "
+        "the key is thrown away",
+    )
+    outputs_only: bool = Field(default=False, description="write down no input at all")
+    redactor: Hook | None = Field(
+        default=None,
+        description="`module:callable` that rewrites inputs and outputs before they are written; "
+        "runs your code",
+    )
+    slice_parameters: tuple[str, ...] = Field(
+        default=(), description="request parameters that become slices"
+    )
+    slicer: Hook | None = Field(
+        default=None,
+        description="`module:callable` that names slices from the inputs; runs your code",
+    )
+    embedder: Hook | None = Field(
+        default=None,
+        description="`module:callable` from token inputs to vectors, for drift; none: hashed "
+        "counts of tokens. Runs your code",
+    )
+    max_psi: PositiveFloat | None = Field(
+        default=None,
+        description="population stability index above which drifted inputs make the verdict "
+        "inconclusive; none: judged at 0.25 and advisory",
+    )
+
+    @model_validator(mode="after")
+    def _rate_for_traffic(self) -> Self:
+        if self.traffic is not None and self.rate_per_s is None:
+            raise ValueError("state rate_per_s: traffic is sent at that rate")
+        return self

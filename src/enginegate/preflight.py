@@ -1,0 +1,272 @@
+"""A policy against what is here: its files, functions and types, and this machine's devices.
+
+Quick, and before anything is built: no model is opened, no code of the user's is run. What is
+missing makes a bad policy; what no device or data here can decide is told, and allowed.
+"""
+
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from enginegate.candidate import Candidate
+from enginegate.data import DataHeader, read_header
+from enginegate.engines import DecisionObstacle, this_machine, undecidable
+from enginegate.errors import InputError, ModelError, PolicyError
+from enginegate.hooks import why_missing
+from enginegate.policy import Policy
+from enginegate.shadow.store import is_sample, latest_sample, sample_info
+from enginegate.shadow.trace_file import UNREADABLE
+from enginegate.triton.config import triton_type
+from enginegate.workspace import Workspace
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyCheck:
+    """What was found.
+
+    Attributes:
+        problems: why the policy cannot be qualified: key, value, what is wrong, what to do.
+        undecidable: candidates that will be inconclusive here, and why.
+        notes: what else will be inconclusive, or will not work later.
+    """
+
+    problems: tuple[str, ...]
+    undecidable: Mapping[Candidate, DecisionObstacle]
+    notes: tuple[str, ...]
+
+    def refuse(self, origin: Path) -> None:
+        """Raise what is wrong with the policy, if anything is.
+
+        Raises:
+            PolicyError: it cannot be qualified; every problem is listed.
+        """
+        if self.problems:
+            listed = "\n".join(f"  {problem}" for problem in self.problems)
+            raise PolicyError(f"{origin} asks for what is not there:\n{listed}")
+
+
+def check_policy(rules: Policy) -> PolicyCheck:
+    """Look for everything that a policy names, and for what can decide its candidates."""
+    files = _Files.of(rules)
+    problems = (
+        *files.problems(),
+        *_folders(rules),
+        *_model(rules),
+        *_functions(rules),
+        *_runner(rules),
+        *_unservable(files.evaluation),
+        *_uneven(files),
+        *_no_sample(rules, files.evaluation),
+    )
+    notes = (*_unjudged(rules, files.evaluation), *_later(rules, files.evaluation))
+    return PolicyCheck(problems, undecidable(rules, this_machine(rules)), notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The headers of the policy's data sets by key, and what is wrong with the rest."""
+
+    headers: Mapping[str, DataHeader]
+    unreadable: Mapping[str, str]
+
+    @classmethod
+    def of(cls, rules: Policy) -> "_Files":
+        """Read the header of every set that the policy names."""
+        named = {
+            "data.evaluation": rules.data.evaluation,
+            "data.calibration": rules.data.calibration,
+            "data.shadow": rules.data.shadow,
+            "shadow.traffic": rules.shadow.traffic if rules.shadow else None,
+            "ensemble.samples": rules.ensemble.samples if rules.ensemble else None,
+        }
+        headers, unreadable = {}, {}
+        for key, path in named.items():
+            if path is None:
+                continue
+            try:
+                if key == "data.shadow" and is_sample(path):
+                    sample_info(path)
+                else:
+                    headers[key] = read_header(path)
+            except InputError as error:
+                unreadable[_said(key, path)] = str(error)
+        return cls(headers, unreadable)
+
+    @property
+    def evaluation(self) -> DataHeader | None:
+        """Of the evaluation data; None where it cannot be read."""
+        return self.headers.get("data.evaluation")
+
+    def problems(self) -> Iterator[str]:
+        """Why sets cannot be read."""
+        for said, why in self.unreadable.items():
+            yield f"{said}: {why} Correct the path, or put the file there."
+
+
+def _folders(rules: Policy) -> Iterator[str]:
+    """Folders that must be there, and places where no file may be."""
+    if rules.ensemble is not None:
+        for table, steps in (("before", rules.ensemble.before), ("after", rules.ensemble.after)):
+            for step in steps:
+                if not (step.folder / "config.pbtxt").is_file():
+                    yield (
+                        f"{_said(f'ensemble.{table}.{step.name}.folder', step.folder)}: there is "
+                        f"no {step.folder / 'config.pbtxt'}. Correct the path."
+                    )
+    repository = rules.target.repository
+    if repository.exists() and not repository.is_dir():
+        yield (
+            f"{_said('target.repository', repository)}: {repository} is a file. Name a folder; it "
+            "need not be there yet."
+        )
+
+
+def _model(rules: Policy) -> Iterator[str]:
+    """A model that is a file, a folder or a function must be there."""
+    source = rules.model
+    said = f'model.uri = "{source.uri}"'
+    if source.scheme == "file" and not source.path.is_file():
+        yield f"{said}: there is no file {source.path.absolute()}. Correct the path."
+    if source.scheme == "hf" and not (source.path / "config.json").is_file():
+        yield f"{said}: there is no {(source.path / 'config.json').absolute()}. Correct the path."
+    if source.scheme != "python":
+        return
+    if not source.allow_code:
+        yield (
+            f"{said}: its module is imported and run, and allow_code is false. If you trust that "
+            "code, set allow_code = true under [model]."
+        )
+    elif why := why_missing(source.location, _root(rules)):
+        yield f"{said}: {why}. Correct the name, or install the module."
+
+
+def _functions(rules: Policy) -> Iterator[str]:
+    """Functions of the user's own."""
+    shadow = rules.shadow
+    named = {
+        f"metrics.{name}.kind": metric.kind
+        for name, metric in rules.metrics.items()
+        if ":" in metric.kind
+    }
+    for key in ("redactor", "slicer", "embedder"):
+        hook = getattr(shadow, key) if shadow is not None else None
+        if hook is not None:
+            named[f"shadow.{key}"] = hook
+    for key, hook in named.items():
+        if why := why_missing(hook, _root(rules)):
+            yield f'{key} = "{hook}": {why}. Correct the name, or install the module.'
+
+
+def _runner(rules: Policy) -> Iterator[str]:
+    if rules.evaluation.runner == "dask" and importlib.util.find_spec("prefect_dask") is None:
+        yield (
+            'evaluation.runner = "dask": prefect-dask is not installed. Run: pip install '
+            'prefect-dask, or set runner = "threads".'
+        )
+
+
+def _unservable(evaluation: DataHeader | None) -> Iterator[str]:
+    """Types that no Triton takes."""
+    for spec in evaluation.inputs.values() if evaluation else ():
+        try:
+            triton_type(spec.dtype)
+        except ModelError as error:
+            why = " ".join(str(error).split())
+            yield f"data.evaluation: input.{spec.name} is {spec.dtype}: {why}"
+
+
+def _uneven(files: _Files) -> Iterator[str]:
+    """Sets for the same model hold the same inputs."""
+    wanted = files.evaluation
+    if wanted is None:
+        return
+    for key in ("data.calibration", "shadow.traffic", "data.shadow"):
+        if key not in files.headers:
+            continue
+        given = files.headers[key].inputs
+        for name in sorted(set(wanted.inputs) ^ set(given)):
+            yield f"{key}: only one of it and data.evaluation has input.{name}. Name inputs alike."
+        for name in sorted(set(wanted.inputs) & set(given)):
+            ours, theirs = wanted.inputs[name], given[name]
+            if (ours.dtype, len(ours.shape)) != (theirs.dtype, len(theirs.shape)):
+                yield f"{key}: it holds {theirs}, and data.evaluation {ours}. Convert one of them."
+
+
+def _no_sample(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
+    """A sample of live requests must have been recorded, where the policy counts on one."""
+    if not _counts_on_live(rules):
+        return
+    home = Workspace.of(rules).shadow
+    try:
+        if latest_sample(home, rules.name) is not None:
+            return
+    except InputError as error:
+        yield f"shadow: a recorded sample cannot be read: {error}"
+        return
+    if untraceable := _untraceable(evaluation):
+        yield (
+            "shadow.traffic is not set, so live requests are to be recorded, and Triton's traces "
+            f"cannot hold {untraceable}. Name inputs to send in [shadow] traffic, or import a "
+            "sample that something else recorded: enginegate shadow import."
+        )
+    else:
+        yield (
+            f"shadow.traffic is not set, and {home} holds no sample of {rules.name}. Record one "
+            "with `enginegate shadow record`, name one in [data] shadow, or name inputs to send in "
+            "[shadow] traffic."
+        )
+
+
+def _counts_on_live(rules: Policy) -> bool:
+    wanted = rules.shadow
+    return wanted is not None and wanted.traffic is None and rules.data.shadow is None
+
+
+def _untraceable(evaluation: DataHeader | None) -> str:
+    specs = evaluation.inputs.values() if evaluation else ()
+    return ", ".join(str(spec) for spec in specs if spec.dtype in UNREADABLE)
+
+
+def _unjudged(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
+    """Gates that the evaluation data is too small for, or has no labels for."""
+    if evaluation is None:
+        return
+    asked = {c.precision: rules.gates_for(c.precision) for c in rules.candidates.all()}
+    most = max(gates.min_samples for gates in asked.values())
+    if evaluation.samples < most:
+        short = [p for p, gates in asked.items() if gates.min_samples > evaluation.samples]
+        yield (
+            f"{', '.join(short)}: data.evaluation holds {evaluation.samples} samples, and "
+            f"min_samples is {most}. Add samples."
+        )
+    judged = any(gates.max_accuracy_loss is not None for gates in asked.values())
+    labelled = any(name == "label" or name.startswith("label.") for name in evaluation.arrays)
+    if judged and not labelled and rules.task == "classification":
+        yield (
+            "max_accuracy_loss: data.evaluation has no labels, so accuracy is not measured. Add "
+            "the array label."
+        )
+
+
+def _later(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
+    """What a promotion or the watch will miss."""
+    untraceable = _untraceable(evaluation)
+    if _counts_on_live(rules) and untraceable:
+        yield (
+            f"live agreement: Triton's traces cannot hold {untraceable}, so the watch compares "
+            "with FP32 only samples that are imported (enginegate shadow import)."
+        )
+    for key in ("private_key", "public_key"):
+        path = getattr(rules.signing, key)
+        if path is not None and not path.is_file():
+            yield f"{_said(f'signing.{key}', path)}: there is no such file here; promote needs it."
+
+
+def _said(key: str, path: Path) -> str:
+    """A key and its value, as the policy has it."""
+    return f'{key} = "{getattr(path, "written", "") or path}"'
+
+
+def _root(rules: Policy) -> Path:
+    return rules.root or Path.cwd()

@@ -1,0 +1,84 @@
+"""Everything a policy's release goes to: one server, a fleet, and object storage before them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+from enginegate.policy import Policy
+from enginegate.policy.operating import ServerEntry
+from enginegate.repository.opening import open_lead
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.store.object_client import ObjectStore
+from enginegate.repository.store.object_repository import LEASE_S, ObjectRepository
+from enginegate.triton.client import TritonClient
+from enginegate.triton.endpoint import live_addresses
+from enginegate.workspace import Workspace
+
+# A port that is closed says so at once; a server that is busy takes its time.
+_ANSWER_S = 10.0
+
+LiveTarget = LiveRepository | Fleet | ObjectRepository
+
+
+def open_repository(
+    policy: Policy,
+    workspace: Workspace,
+    *,
+    way: str = "Python",
+    pinned: frozenset[int] | None = frozenset(),
+    judge: Judge | None = None,
+) -> LiveTarget:
+    """What publishing and rolling back change, with every server that answers.
+
+    Args:
+        policy: whose release.
+        workspace: keys, and looks at a canary.
+        way: how it is changed, for the audit log.
+        pinned: releases that retention leaves alone; None: it deletes nothing.
+        judge: of the looks at a fleet's canary; None: only its failed requests are counted.
+    """
+    target, lead = policy.target, open_lead(policy, workspace, way=way, pinned=pinned)
+    local: LiveRepository | Fleet = lead
+    if target.fleet:
+        # Each may take its time to say that it is there, and a rollback waits for all of them.
+        with ThreadPoolExecutor(len(target.fleet)) as pool:
+            members = tuple(pool.map(partial(_member, lead=lead), target.fleet))
+        canary = Canary(
+            lead,
+            policy.name,
+            policy.watch,
+            goes_on=partial(RolloutState(lead.root).check_goes_on, policy.name),
+            looking=CanaryAnalysis(judge, live_addresses(target), workspace) if judge else None,
+        )
+        local = Fleet(lead, members, canary_s=target.canary_s, hold=canary.hold)
+    return open_storage(policy, local) or local
+
+
+def open_storage(policy: Policy, local: LiveRepository | Fleet) -> ObjectRepository | None:
+    """The policy's object storage, which ``local`` follows; None where it names none."""
+    if policy.target.objects is None:
+        return None
+    store = ObjectStore(policy.target.objects)
+    return ObjectRepository(
+        store,
+        policy.name,
+        local,
+        keep=policy.retention.releases,
+        lease_s=LEASE_S + policy.target.canary_s,
+    )
+
+
+def _member(member: ServerEntry, lead: LiveRepository) -> FleetServer:
+    own = replace(lead, root=member.repository or lead.root, client=_client(member.endpoint))
+    return FleetServer(member.name, own, lead)
+
+
+def _client(address: str) -> TritonClient | None:
+    with TritonClient(address, timeout_s=_ANSWER_S) as probe:
+        if not probe.live():
+            return None
+    return TritonClient(address)

@@ -1,0 +1,158 @@
+"""One more server of a fleet: with a live repository of its own, or with the lead's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from enginegate.decision import Release
+from enginegate.errors import EnginegateError, RepositoryError
+from enginegate.repository.deploy.deployment import Deployment
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.recovery import UNDONE, Withdrawal
+from enginegate.repository.store.imported_release import ImportedRelease
+from enginegate.repository.store.layout import Current, Layout, locked, models
+
+_LOCK_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class FleetServer:
+    """A server that follows the lead.
+
+    Attributes:
+        repository: what it serves; the lead's folder, or its own.
+        lead: the lead's repository.
+    """
+
+    name: str
+    repository: LiveRepository
+    lead: LiveRepository
+
+    @property
+    def shares(self) -> bool:
+        """Whether it serves the lead's folder."""
+        return self.repository.root == self.lead.root
+
+    def models(self) -> tuple[str, ...]:
+        """Names of the models that were published on it."""
+        return models(self.repository.root)
+
+    def answers(self) -> bool:
+        """Whether its server is there."""
+        return self.repository.client is not None and self.repository.client.live()
+
+    def serves(self, model: str, version: int | None) -> bool:
+        """Whether its server proves now that it serves this release."""
+        here = Layout(self.repository.root, model).current()
+        live = here.version if here else None
+        return live == version and self.repository.serves(model)
+
+    def check_expected(self, model: str, expected: int | None) -> None:
+        """Refuse to begin where another release is live than on the lead.
+
+        Raises:
+            RepositoryError: another is.
+        """
+        here = Layout(self.repository.root, model).current()
+        live = here.version if here else None
+        if live != expected:
+            raise RepositoryError(
+                f"Server {self.name!r} has release {live or 'none'} of {model} in "
+                f"{self.repository.root}; this promotion was prepared while {expected or 'none'} "
+                "was live. Bring it to the lead's with `enginegate verify --repair`, then promote "
+                "again."
+            )
+
+    def take(self, release: Release) -> None:
+        """Load and prove a release that the lead serves already.
+
+        Raises:
+            RepositoryError: it does not prove itself, or cannot be copied.
+            ServerError: the server does not answer, or does not load it.
+        """
+        here = Layout(self.repository.root, release.model)
+        current = here.current()
+        if self.shares or (current is not None and current.version == release.version):
+            if not self.repository.serves(release.model):
+                self.repository.bring_up(release.model)
+        elif current is not None and here.version_folder(release.version).is_dir():
+            self.repository.rollback(release.model, release.version)
+        else:
+            expected = current.version if current else None
+            self.repository.publish(ImportedRelease(release, self.lead.root), expected=expected)
+
+    def return_to(self, model: str, before: Current | None, *, by: Withdrawal = UNDONE) -> None:
+        """Serve again what was live; before the first release that is nothing.
+
+        The lead's folder still says otherwise then: a server that shares it is told directly.
+
+        Raises:
+            RepositoryError, ServerError: it could not be, or does not prove itself.
+        """
+        layout = Layout(self.repository.root, model)
+        if self.shares:
+            self._tell(layout, before)
+            return
+        current = layout.current()
+        if current is None:
+            return
+        if before is None:
+            self.repository.take_away(model, current.version, by=by)
+        elif current.version != before.version:
+            self.repository.rollback(model, before.version)
+        elif not self.repository.serves(model):
+            self.repository.bring_up(model)
+
+    def let_go(self, model: str, *, by: Withdrawal) -> None:
+        """Serve nothing of a model that is withdrawn, and prove it.
+
+        One that shares the lead's folder and polls it lets go when the folder does: its proof is
+        for afterwards (`check_gone`).
+
+        Raises:
+            RepositoryError, ServerError: it could not be, or the model still answers.
+        """
+        self.return_to(model, None, by=by)
+        if not self.shares:
+            self.check_gone(model)
+
+    def check_gone(self, model: str) -> None:
+        """Prove that no version of a model answers any more.
+
+        Raises:
+            RepositoryError: one does, after the time that a load may take.
+            ServerError: the server does not answer.
+        """
+        repository = self.repository
+        if repository.client is None:
+            raise RepositoryError(f"Server {self.name!r} does not answer.")
+        layout = Layout(repository.root, model)
+        Deployment(repository.client, layout, repository.load_timeout_s).prove_gone()
+
+    def _tell(self, layout: Layout, before: Current | None) -> None:
+        if self.repository.client is None:
+            raise RepositoryError(f"Server {self.name!r} does not answer.")
+        live = Deployment(self.repository.client, layout, self.repository.load_timeout_s)
+        with locked(layout.root, timeout_s=_LOCK_TIMEOUT_S):
+            if before is not None:
+                live.restore(before)
+            else:
+                live.take_away()
+
+
+def each_of(
+    members: Sequence[FleetServer], do: Callable[[FleetServer], object], failed: dict[str, str]
+) -> list[str]:
+    """Do something on every server; the names where it worked, and why not in ``failed``."""
+    reached = []
+    for member in members:
+        try:
+            do(member)
+            reached.append(member.name)
+        except EnginegateError as error:
+            failed[member.name] = str(error)
+    return reached
+
+
+def lines(failed: dict[str, str]) -> str:
+    """Each server that failed, and why."""
+    return "\n".join(f"  {name}: {why}" for name, why in failed.items())

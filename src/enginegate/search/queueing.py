@@ -1,0 +1,273 @@
+"""A queueing model fitted to what was measured. It proposes what to measure; it proves nothing.
+
+A batch of ``b`` occupies an instance for ``s(b) = a + c b`` (affine, as Inoue found for GPUs:
+Queueing analysis of GPU-based inference servers with dynamic batching, Performance Evaluation 147,
+2021), and ``k`` instances slow one another down: not at all
+where each has a processor of its own, ``k``-fold where they share one. From that:
+
+- capacity: ``k B / s(B)`` (batch service at full batches: Neuts, Annals of Mathematical Statistics
+  38, 1967);
+- batches of a server that takes what waits: ``b = rate s(b) / k``;
+- waiting for a full queue: Allen-Cunneen's form of Kingman's bound for ``k`` servers whose
+  customers are full batches, with an exponential tail;
+- waiting for an instance: the least of ``k`` uniform residual services.
+
+What the model gets wrong everywhere alike (clients, network, timers) is learned as one factor on
+p99. What was not measured enough to fit is not guessed: every prediction is an interval over
+the values that are still possible (``a, c >= 0``; slowdowns between those of the numbers of
+instances that were measured, and between none and all).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginegate.search.service_time import ServiceTimeEstimate, instances_of, largest_batch
+from enginegate.serving import ServingConfig
+
+Floats = NDArray[np.float64]
+
+_SERVICE_CV = 0.05
+_SPREAD = 2.33
+_TELLING_RATIO = 1.4
+_STEPS = 7
+_SHARES = (1e-3, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.995)
+_MOST_RHO = 0.995
+_PLAIN_RHO = 0.85
+_MOST_BIAS = 0.7
+_GATHERED = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityInterval:
+    """Rates (requests/s) up to which p99 is expected to hold, one for each configuration."""
+
+    low: Floats
+    expected: Floats
+    high: Floats
+
+
+# Arrays have shape (H, C): H hypotheses about the service, C configurations.
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """What each configuration would do under each hypothesis; times in ms, rates in items a ms.
+
+    Attributes:
+        fixed, item: ``a`` and ``c`` of its batches, slowed down by its other instances.
+        instances, batch, delay, fill: of the configuration, shape (1, C).
+        capacity: with every batch full and no instance idle.
+    """
+
+    fixed: Floats
+    item: Floats
+    instances: Floats
+    batch: Floats
+    delay: Floats
+    fill: Floats
+    capacity: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class _Service:
+    """Possible services: ``(fixed + item b) slowdown(k)``, in ms; fixed and item of shape (H, 1).
+
+    Attributes:
+        seen: numbers of instances that were measured, ascending.
+        slowdowns: theirs, relative to the number that ``fixed`` and ``item`` were fitted to.
+        leaning: shape (H, 1), where in its interval an unmeasured slowdown is taken, 0 to 1.
+    """
+
+    fixed: Floats
+    item: Floats
+    leaning: Floats
+    seen: tuple[int, ...]
+    slowdowns: tuple[float, ...]
+
+    def slowdown(self, instances: Floats) -> Floats:
+        """Shape (H, C): of service times, for numbers of instances of shape (1, C)."""
+        counts, places = np.unique(instances[0], return_inverse=True)
+        bounds = np.log(np.array([self._possible(int(count)) for count in counts]))[places]
+        low, high = bounds[None, :, 0], bounds[None, :, 1]
+        return np.asarray(np.exp(low + self.leaning * (high - low)))
+
+    def _possible(self, instances: int) -> tuple[float, float]:
+        """More instances never speed one up, nor slow it down more than if they shared it all."""
+        low, high = 0.0, math.inf
+        for count, slowdown in zip(self.seen, self.slowdowns, strict=True):
+            shared = slowdown * instances / count
+            low = max(low, min(slowdown, shared))
+            high = min(high, max(slowdown, shared))
+        return low, max(low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueingModel:
+    """Fitted to readings; predicts p99 and the rate at the SLO's edge."""
+
+    service: _Service
+    items: float
+    client_ms: float
+    efficiency: float
+    bias: float
+
+    @classmethod
+    def fit(
+        cls, readings: Sequence[ServiceTimeEstimate], *, around: int | None = None
+    ) -> "QueueingModel":
+        """Fit to at least one reading; best where as many instances serve as in ``around``."""
+        model = cls(
+            service=_services(readings, around),
+            items=float(np.median([reading.items for reading in readings])),
+            client_ms=float(np.median([reading.client_ms for reading in readings])),
+            efficiency=_efficiency(readings),
+            bias=1.0,
+        )
+        return replace(model, bias=_bias(model, readings))
+
+    def edges(self, configs: Sequence[ServingConfig], limit_ms: float) -> CapacityInterval:
+        """Where each configuration's p99 reaches the limit, over all that is still possible.
+
+        With a queue delay p99 may first fall with the rate, as batches fill sooner: the highest
+        rate that holds counts.
+        """
+        case = self._case(configs)
+        low, high = case.capacity * _SHARES[0], case.capacity * _SHARES[1]
+        for share, following in pairwise((*_SHARES[1:], _SHARES[-1])):
+            holds = self._p99(case, case.capacity * share) <= limit_ms
+            low = np.where(holds, case.capacity * share, low)
+            high = np.where(holds, case.capacity * following, high)
+        for _ in range(_STEPS):
+            middle = np.sqrt(low * high)
+            holds = self._p99(case, middle) <= limit_ms
+            low, high = np.where(holds, middle, low), np.where(holds, high, middle)
+        rate = low * 1e3 / self.items
+        return CapacityInterval(rate.min(axis=0), np.median(rate, axis=0), rate.max(axis=0))
+
+    def capacity_per_s(self, config: ServingConfig) -> float:
+        """Requests a second with every batch full and no instance idle, as expected."""
+        return float(np.median(self._case([config]).capacity)) * 1e3 / self.items
+
+    def p99_ms(self, configs: Sequence[ServingConfig], rate_per_s: float) -> Floats:
+        """The lowest p99 that is still possible for each configuration, shape (C,)."""
+        case = self._case(configs)
+        rate = np.full(case.capacity.shape, rate_per_s * self.items / 1e3)
+        found = self._p99(case, np.minimum(rate, case.capacity * _MOST_RHO))
+        return np.asarray(np.where(rate < case.capacity, found, np.inf).min(axis=0))
+
+    def bias_of(self, reading: ServiceTimeEstimate) -> float | None:
+        """Logarithm of measured over predicted p99; None where the server was nearly full."""
+        case = self._case([reading.config])
+        rate = np.full(case.capacity.shape, reading.rate_per_s * self.items / 1e3)
+        full = float(np.median(rate / case.capacity)) > _PLAIN_RHO
+        if full or not math.isfinite(reading.p99_ms):
+            return None
+        return math.log(max(reading.p99_ms, 1e-6) / float(np.median(self._p99(case, rate))))
+
+    def _case(self, configs: Sequence[ServingConfig]) -> _Case:
+        counts = [instances_of(config) for config in configs]
+        instances = np.array([counts], dtype=np.float64)
+        batch = np.array([[largest_batch(config) for config in configs]], dtype=np.float64)
+        slow = self.service.slowdown(instances)
+        fixed, item = self.service.fixed * slow, self.service.item * slow
+        fill = [[min(c.preferred_batch_sizes or (largest_batch(c),)) for c in configs]]
+        return _Case(
+            fixed=fixed,
+            item=item,
+            instances=instances,
+            batch=batch,
+            delay=np.array([[config.max_queue_delay_us / 1e3 for config in configs]]),
+            fill=np.array(fill, dtype=np.float64),
+            capacity=self.efficiency * instances * batch / (fixed + item * batch),
+        )
+
+    def _p99(self, case: _Case, rate: Floats) -> Floats:
+        forming = np.minimum(case.delay, (case.fill - 1.0) / rate)
+        free = case.instances - rate * case.item
+        taken = np.where(free > 0.0, rate * case.fixed / np.maximum(free, 1e-9), np.inf)
+        formed = 1.0 + rate * forming
+        batch = np.clip(np.maximum(taken, formed), 1.0, case.batch)
+        service = case.fixed + case.item * batch
+        most = np.minimum(case.batch, batch + _SPREAD * np.sqrt(batch))
+        slowest = (case.fixed + case.item * most) * (1.0 + _SPREAD * _SERVICE_CV)
+        busy = np.clip(rate * service / (batch * case.instances), 1e-3, 1.0)
+        residual = service * np.maximum(0.0, 1.0 - 0.01 ** (1.0 / case.instances) / busy)
+        # Batches that fill while an instance is idle meet a free one; else requests wait for one.
+        waited = np.where((formed > taken) & (formed > _GATHERED), forming, residual)
+        waited = waited + _queued(case, rate)
+        return np.asarray(self.bias * (self.client_ms + waited + slowest))
+
+
+def _queued(case: _Case, rate: Floats) -> Floats:
+    """99th percentile of the wait for batches ahead (Allen-Cunneen), in ms."""
+    rho = np.minimum(rate / case.capacity, _MOST_RHO)
+    waits = np.power(rho, np.sqrt(2.0 * (case.instances + 1.0)) - 1.0)
+    full = (case.fixed + case.item * case.batch) / case.instances
+    mean = full / (1.0 - rho) * (1.0 / case.batch + _SERVICE_CV**2) / 2.0
+    return np.asarray(mean * np.maximum(0.0, np.log(100.0 * waits)))
+
+
+def _services(readings: Sequence[ServiceTimeEstimate], around: int | None) -> _Service:
+    """Every service that is still possible: the fit where it is one, else its extremes."""
+    groups: dict[int, list[ServiceTimeEstimate]] = {}
+    for reading in sorted(readings, key=lambda reading: reading.instances):
+        groups.setdefault(reading.instances, []).append(reading)
+    reference = max(groups, key=lambda count: _spread(groups[count]))
+    if around in groups and _spread(groups[around]) >= _TELLING_RATIO:
+        reference = around
+    splits, seen = _affine(groups[reference]), tuple(groups)
+    slowdowns = np.maximum.accumulate([_slowdown(groups[count], splits[0]) for count in seen])
+    rows = [(fixed, item, leaning) for leaning in (0.0, 0.5, 1.0) for fixed, item in splits]
+    columns = np.array(rows, dtype=np.float64)
+    return _Service(
+        columns[:, :1], columns[:, 1:2], columns[:, 2:], seen, tuple(map(float, slowdowns))
+    )
+
+
+def _spread(readings: Sequence[ServiceTimeEstimate]) -> float:
+    """Largest over smallest batch: how well a line can be fitted."""
+    sizes = [reading.batch for reading in readings]
+    return max(sizes) / min(sizes)
+
+
+def _slowdown(readings: Sequence[ServiceTimeEstimate], split: tuple[float, float]) -> float:
+    """Measured over fitted service; a busy server says more about it than an idle one."""
+    ratios = [r.service_ms / max(split[0] + split[1] * r.batch, 1e-9) for r in readings]
+    return float(np.average(ratios, weights=[max(r.busy, 0.05) ** 2 for r in readings]))
+
+
+def _affine(readings: Sequence[ServiceTimeEstimate]) -> tuple[tuple[float, float], ...]:
+    """``(a, c)`` by least squares, both >= 0; with one batch size only, every split of it."""
+    batch = np.array([reading.batch for reading in readings])
+    service = np.array([reading.service_ms for reading in readings])
+    if batch.max() < _TELLING_RATIO * batch.min():
+        mean, at = float(service.mean()), float(batch.mean())
+        return (mean, 0.0), (mean / 2.0, mean / 2.0 / at), (0.0, mean / at)
+    weight = np.array([max(reading.busy, 0.05) for reading in readings]) / service
+    design = np.stack([np.ones_like(batch), batch], axis=1) * weight[:, None]
+    (fixed, item), *_ = np.linalg.lstsq(design, service * weight, rcond=None)
+    if item < 0.0:
+        return ((float(np.average(service, weights=weight)), 0.0),)
+    if fixed < 0.0:
+        return ((0.0, float(np.average(service / batch, weights=weight))),)
+    return ((float(fixed), float(item)),)
+
+
+def _efficiency(readings: Sequence[ServiceTimeEstimate]) -> float:
+    """Share of its time that an instance can be busy: as seen where more was offered than served.
+
+    The rest is handing over, which no counter shows.
+    """
+    if not any(reading.saturated for reading in readings):
+        return 1.0
+    return float(np.clip(max(reading.busy for reading in readings), 0.5, 1.0))
+
+
+def _bias(model: QueueingModel, readings: Sequence[ServiceTimeEstimate]) -> float:
+    """Median of measured over predicted p99, where the server was not nearly full."""
+    logs = [log for reading in readings if (log := model.bias_of(reading)) is not None]
+    return math.exp(min(_MOST_BIAS, max(-_MOST_BIAS, median(logs)))) if logs else 1.0

@@ -1,0 +1,269 @@
+"""A model in the folder that MLflow logged it into: which flavour it is, and how it is opened.
+
+Nothing is opened here that could run code, unless the caller allows it.
+"""
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
+
+from enginegate.archives import objections
+from enginegate.candidate import Sha256
+from enginegate.errors import ModelError
+from enginegate.sources.external_data import files_of
+from enginegate.sources.outside import check_inside
+from enginegate.sources.pytorch import Axes, Axis
+from enginegate.sources.types import digest_of
+
+if TYPE_CHECKING:
+    import torch
+    from mlflow.models import Model
+
+_PICKLE_SWITCH = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
+_SWITCH_LOCK = threading.Lock()
+_MOST_BYTES = 1 << 24
+
+
+class Flavour(StrEnum):
+    """The forms of a logged model that can become ONNX."""
+
+    ONNX = "onnx"
+    PYTORCH = "pytorch"
+    SKLEARN = "sklearn"
+
+
+_ENTRIES = {Flavour.ONNX: "data", Flavour.PYTORCH: "model_data", Flavour.SKLEARN: "pickled_model"}
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedModel:
+    """A logged model's files on this machine.
+
+    Attributes:
+        uri: what it is called, e.g. ``models:/NAME/VERSION``.
+        flavour: the form that will be read.
+        folder: everything that was logged.
+        data: the file or folder inside ``folder`` that holds the model itself.
+        code: relative paths of Python code that was logged with it; empty for most.
+        outputs: names that its signature gives the outputs; empty if it names none.
+        axes: axes besides the batch that its signature leaves open, by input.
+    """
+
+    uri: str
+    flavour: Flavour
+    folder: Path
+    data: Path
+    code: tuple[str, ...] = ()
+    outputs: tuple[str, ...] = ()
+    axes: Axes | None = None
+
+    @property
+    def sha256(self) -> Sha256:
+        """Digest of names and content of the model's own files; MLflow's notes do not count."""
+        if self.flavour is Flavour.ONNX:
+            return digest_of(files_of(self.data, origin=self.uri), self.data.resolve().parent)
+        files = sorted(self.data.rglob("*")) if self.data.is_dir() else [self.data]
+        return digest_of((file for file in files if file.is_file()), self.folder)
+
+    @property
+    def runs_code(self) -> tuple[str, ...]:
+        """What opening this model would run, in words; empty if nothing."""
+        pickles = [self.data / "model.pth"] if self.flavour is Flavour.PYTORCH else []
+        if self.flavour is Flavour.SKLEARN and self.data.suffix != ".skops":
+            pickles = [self.data]
+        found = [f"{path.name} is a pickle" for path in pickles if path.is_file()]
+        return (*found, *(f"{path} is Python code" for path in self.code))
+
+
+def read_logged(uri: str, folder: Path) -> LoggedModel:
+    """Find out what was logged.
+
+    Raises:
+        ModelError: the folder is not a logged model, or has no flavour that can become ONNX.
+    """
+    described = _described(uri, folder)
+    for flavour, entry in _ENTRIES.items():
+        if flavour not in described.flavors:
+            continue
+        check_inside(described.flavors, folder, uri=uri, file="MLmodel")
+        settings = described.flavors[flavour]
+        named = settings.get(entry) if isinstance(settings, dict) else None
+        if not isinstance(named, str):
+            raise ModelError(
+                f"{uri}: its MLmodel file does not say where its {flavour} files are (flavors."
+                f"{flavour}.{entry}: {named!r:.80}). Log the model again."
+            )
+        data = folder / named
+        if not data.exists():
+            raise ModelError(f"{uri} lacks {named}, which its MLmodel file names.")
+        code = (str(settings["code"]),) if settings.get("code") else ()
+        outputs, axes = _signature(described)
+        return LoggedModel(uri, flavour, folder, data, code, outputs, axes)
+    named = sorted(set(described.flavors) - {"python_function"})
+    raise ModelError(
+        f"{uri} has the flavour {', '.join(named) or 'python_function'}; this program reads "
+        f"{', '.join(Flavour)}. Log the model with mlflow.onnx, mlflow.pytorch or mlflow.sklearn."
+    )
+
+
+def _described(uri: str, folder: Path) -> "Model":
+    """What the MLmodel file says.
+
+    Raises:
+        ModelError: it is missing, too large for what it is, or says nothing that MLflow knows.
+    """
+    from mlflow.models import Model  # noqa: PLC0415
+
+    file = folder / "MLmodel"
+    if not file.is_file():
+        raise ModelError(f"MLflow knows {uri}, but its files are gone. Log the model again.")
+    if file.stat().st_size > _MOST_BYTES:
+        raise ModelError(
+            f"{uri}: its MLmodel file has {file.stat().st_size:,} bytes; more than "
+            f"{_MOST_BYTES:,} is no description of a model. Log the model again."
+        )
+    try:
+        described = Model.load(str(folder))
+        found = isinstance(described.flavors, dict)
+    except Exception as error:  # MLflow lets through what YAML and its own parts raise
+        first_line = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"{uri}: its MLmodel file is damaged: {type(error).__name__}: {first_line:.200}\n"
+            "Log the model again."
+        ) from error
+    if not found:
+        raise ModelError(
+            f"{uri}: its MLmodel file is damaged: flavors is {described.flavors!r:.80}, which is "
+            "no table. Log the model again."
+        )
+    return described
+
+
+def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module":
+    """Open a PyTorch model; without ``allow_pickle`` nothing it carries can run code.
+
+    Raises:
+        ModelError: it is pickled or carries code and that is not allowed, or it cannot be opened.
+    """
+    import mlflow.pytorch  # noqa: PLC0415
+
+    _check_archives(model)
+    if not allow_pickle:
+        _refuse_code(
+            model,
+            "mlflow.pytorch.log_model(..., serialization_format='pt2', "
+            "input_example=BATCH) with two or more samples in BATCH",
+        )
+    try:
+        with _pickle_switch(allowed=allow_pickle):
+            module: torch.nn.Module = mlflow.pytorch.load_model(str(model.folder))
+    except Exception as error:
+        raise _unopened(
+            error,
+            model,
+            "mlflow.pytorch.log_model(..., serialization_format='pt2', input_example=BATCH)",
+        ) from error
+    if (model.data / "model.pth").is_file():
+        module.eval()
+    return module
+
+
+def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
+    """Open a scikit-learn model; without ``allow_pickle`` only types that skops itself trusts.
+
+    MLflow would trust the types that the model's own files ask to be trusted.
+
+    Raises:
+        ModelError: it is pickled, carries code or unknown types and that is not allowed, or it
+            cannot be opened.
+    """
+    _check_archives(model)
+    if not allow_pickle:
+        _refuse_code(model, "mlflow.sklearn.log_model(..., serialization_format='skops')")
+    try:
+        if allow_pickle:
+            import mlflow.sklearn  # noqa: PLC0415
+
+            with _pickle_switch(allowed=True):
+                return mlflow.sklearn.load_model(str(model.folder))
+        import skops.io  # type: ignore[import-untyped]  # noqa: PLC0415
+
+        return skops.io.load(model.data, trusted=[])
+    except Exception as error:
+        raise _unopened(
+            error,
+            model,
+            "mlflow.sklearn.log_model(..., serialization_format='skops') with types "
+            "of scikit-learn and NumPy only, or set allow_pickle = true under [model] if you "
+            "trust whoever logged it",
+        ) from error
+
+
+def _check_archives(model: LoggedModel) -> None:
+    """Refuse files that unpack to more than there is room for (archives.py)."""
+    files = sorted(model.data.rglob("*")) if model.data.is_dir() else [model.data]
+    for file in files:
+        if not (file.is_file() and is_zipfile(file)):
+            continue
+        try:
+            with ZipFile(file) as archive:
+                why = next(objections(file, archive), "")
+        except (BadZipFile, OSError, ValueError) as error:
+            why = f"it is a damaged archive: {error}."
+        if why:
+            raise ModelError(f"{model.uri} was not opened: {file.name}: {why}")
+
+
+def _signature(described: "Model") -> tuple[tuple[str, ...], Axes]:
+    signature = described.signature
+    if signature is None:
+        return (), {}
+    names = [spec.name for spec in signature.outputs.inputs] if signature.outputs else []
+    shapes = {
+        str(spec.name): getattr(spec, "shape", ())
+        for spec in (signature.inputs.inputs if signature.inputs else [])
+    }
+    axes = {
+        name: {at: Axis(f"dim{at}") for at, size in enumerate(shape) if at and size == -1}
+        for name, shape in shapes.items()
+    }
+    return (tuple(names) if all(names) else ()), axes
+
+
+def _refuse_code(model: LoggedModel, instead: str) -> None:
+    if model.runs_code:
+        raise ModelError(
+            f"{model.uri} was not opened: {'; '.join(model.runs_code)}, which runs whatever it "
+            f"holds.\nLog it without: {instead}.\n"
+            "Or, if you trust whoever logged it, set allow_pickle = true under [model] in the "
+            "policy."
+        )
+
+
+def _unopened(error: Exception, model: LoggedModel, instead: str) -> ModelError:
+    first_line = str(error).strip().partition("\n")[0]
+    return ModelError(
+        f"{model.uri} cannot be opened: {type(error).__name__}: {first_line}\n"
+        f"Log it again with {instead}."
+    )
+
+
+@contextmanager
+def _pickle_switch(*, allowed: bool) -> Iterator[None]:
+    """MLflow checks a .pt2 program for hidden pickles only while this variable is false."""
+    with _SWITCH_LOCK:
+        before = os.environ.get(_PICKLE_SWITCH)
+        os.environ[_PICKLE_SWITCH] = "true" if allowed else "false"
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[_PICKLE_SWITCH]
+            else:
+                os.environ[_PICKLE_SWITCH] = before

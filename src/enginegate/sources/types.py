@@ -1,0 +1,53 @@
+"""What every form of a source becomes before it is ONNX in the store."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from enginegate.candidate import Sha256
+from enginegate.data import DataSet, Tensors
+from enginegate.records import canonical_json, sha256_bytes, sha256_file
+
+Framework: TypeAlias = Callable[[Tensors], Tensors]
+
+AS_IT_IS = "none: the source is ONNX"
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedModel:
+    """ONNX as it comes, its weights inside or in files beside it.
+
+    Attributes:
+        framework: the model's own answers, to compare with; None if the source is ONNX itself.
+        logarithms: outputs that are logarithms of probabilities, and compared as such.
+    """
+
+    path: Path
+    framework: Framework | None = None
+    logarithms: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSource:
+    """A source whose files are here, checked to be allowed, and not yet run.
+
+    Attributes:
+        uri: what it is, with aliases resolved.
+        sha256: digest of everything of it that decides what it computes.
+        exporter: what makes the ONNX, with versions.
+        convert: makes it, into a scratch folder, for inputs like those of the data.
+        options: what else decides the bytes, e.g. names that outputs are given.
+    """
+
+    uri: str
+    sha256: Sha256
+    exporter: str
+    convert: Callable[[DataSet, Path], ExportedModel]
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+def digest_of(files: Iterable[Path], folder: Path) -> Sha256:
+    """Digest of names below ``folder`` and content of files."""
+    named = {file.relative_to(folder).as_posix(): sha256_file(file) for file in files}
+    return sha256_bytes(canonical_json(named))

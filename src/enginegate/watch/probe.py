@@ -1,0 +1,234 @@
+"""One look at a live model: Triton's counters over some seconds, and a gentle probe meanwhile.
+
+Triton's counters give means, never percentiles, and miss some failures (a full queue, a version
+that is gone), so a few requests are sent as users send them and timed at the client. Not in scope:
+what the numbers mean (validation/watch.py).
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt
+
+from enginegate.data import Tensors
+from enginegate.errors import ServerError
+from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, run_load
+from enginegate.measurement import Load
+from enginegate.records import Record
+from enginegate.triton.client import TritonClient
+from enginegate.triton.endpoint import LiveAddresses
+from enginegate.triton.metrics import Metrics, read_metrics
+from enginegate.triton.types import Statistics
+
+_FAILURES = "nv_inference_request_failure"
+_GIVEN_UP = "CANCELED"
+_PENDING = "nv_inference_pending_request_count"
+_GPU_USED = "nv_gpu_memory_used_bytes"
+_GPU_TOTAL = "nv_gpu_memory_total_bytes"
+_PROBES = 20
+_WAIT_S = 0.2
+_NS_PER_MS = 1e6
+
+
+class ProbeResult(Record):
+    """What became of the requests that the look itself sent, as users send theirs."""
+
+    sent: NonNegativeInt
+    failed: NonNegativeInt = Field(description="no answer in time, or refused")
+    over: NonNegativeInt = Field(description="slower than the SLO allows, failures included")
+    median_ms: NonNegativeFloat | None = Field(description="None when all failed")
+    slowest_ms: NonNegativeFloat | None
+    versions: tuple[str, ...] = Field(description="that answered")
+
+    def answered_by(self, version: int) -> int:
+        """The least that this version has answered of them; not known when others answered too."""
+        return self.sent - self.failed if self.versions == (str(version),) else 0
+
+
+class LiveReading(Record):
+    """What one look saw of one version. The probe's own requests are in every server count."""
+
+    lasted_s: NonNegativeFloat
+    answered: NonNegativeInt = Field(description="requests answered well")
+    failed: NonNegativeInt = Field(
+        description="the most that Triton's statistics, its metrics or the probe know of"
+    )
+    server_ms: NonNegativeFloat | None = Field(
+        description="mean time on the server, queue to output; None without a request"
+    )
+    queue_ms: NonNegativeFloat | None = Field(description="mean wait in the queue")
+    pending_before: NonNegativeInt | None = Field(
+        default=None, description="waiting requests; None: the metrics address is not known"
+    )
+    pending: NonNegativeInt | None = None
+    gpu_memory_share: NonNegativeFloat | None = Field(
+        default=None, description="of the fullest GPU; None: no GPU, or no metrics"
+    )
+    unread: str = Field(
+        default="", description="why the metrics, whose address is known, could not be read"
+    )
+    probe: ProbeResult
+
+    @property
+    def live(self) -> int:
+        """Requests that ended in this time and were not the probe's."""
+        return max(0, self.answered + self.failed - self.probe.sent)
+
+    @property
+    def arrived_per_s(self) -> float:
+        """Requests that came in: those that ended, and those that came to wait."""
+        waiting = (self.pending or 0) - (self.pending_before or 0)
+        return max(0.0, (self.answered + self.failed + waiting) / self.lasted_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LiveProber:
+    """What a look sends.
+
+    Attributes:
+        samples: inputs to draw from, each with its batch axis in front.
+        slo_s: a slower answer is over the limit.
+        seed: of arrival times and order.
+        ended: asked several times a second, between requests: whether to end the look early.
+    """
+
+    samples: tuple[Tensors, ...]
+    slo_s: float
+    seed: int
+    ended: Callable[[], bool] = lambda: False
+
+    def send(self, address: str, model: str, duration_s: float) -> ProbeResult:
+        """Twenty requests or so, at random times; returns when the last is answered.
+
+        Raises:
+            ServerError: no connection could be made.
+        """
+        traffic = Traffic.of(model, self.samples, order_seed=self.seed)
+        load = Load(rate_per_s=_PROBES / duration_s, duration_s=duration_s, seed=self.seed)
+        ends = EarlyEnd(self.slo_s, skip_s=0.0, decided=lambda _settled, _over: self.ended())
+        return self._counted(run_load(address, traffic, load, ends=ends))
+
+    def wait(self, until_s: float) -> None:
+        """Wait until the monotonic clock shows so much, or the look is ended."""
+        while not self.ended() and (left_s := until_s - time.monotonic()) > 0.0:
+            time.sleep(min(left_s, _WAIT_S))
+
+    def _counted(self, sent: LoadResult) -> ProbeResult:
+        good = sent.latency_s[np.isfinite(sent.latency_s)] * 1e3
+        return ProbeResult(
+            sent=len(sent.latency_s),
+            failed=sent.failed,
+            over=int((~(sent.latency_s <= self.slo_s)).sum()),
+            median_ms=float(np.median(good)) if len(good) else None,
+            slowest_ms=float(good.max()) if len(good) else None,
+            versions=tuple(sorted({str(v) for v in sent.versions if v})),
+        )
+
+
+def take_reading(
+    addresses: LiveAddresses, model: str, version: int, *, look_s: float, prober: LiveProber
+) -> LiveReading:
+    """Watch one version for ``look_s`` seconds, or until the prober is ended.
+
+    Raises:
+        ServerError: the server or that version does not answer, or was loaded anew meanwhile.
+    """
+    started = time.monotonic()
+    with TritonClient(addresses.grpc) as client:
+        before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
+        probe = prober.send(addresses.grpc, model, look_s)
+        prober.wait(started + look_s)
+        counted = client.counted(
+            model, before, answers=probe.answered_by(version), version=str(version)
+        )
+    late = _Scrape.of(addresses)
+    if counted.requests < 0 or counted.failures < 0:
+        raise ServerError(
+            f"Version {version} of {model} at {addresses.grpc} was loaded anew while it was looked "
+            "at, so its counters began again. Look again."
+        )
+    return _reading(
+        counted, probe, time.monotonic() - started, _Gauges.of(early, late, model, version)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scrape:
+    """One reading of the metrics; neither when nobody said where they are."""
+
+    metrics: Metrics | None = None
+    unread: str = ""
+
+    @classmethod
+    def of(cls, addresses: LiveAddresses) -> "_Scrape":
+        if addresses.metrics is None:
+            return cls()
+        try:
+            return cls(read_metrics(addresses.metrics))
+        except ServerError as error:
+            return cls(unread=str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class _Gauges:
+    failed: int
+    pending_before: int | None
+    pending: int | None
+    gpu_memory_share: float | None
+    unread: str = ""
+
+    @classmethod
+    def of(cls, early: _Scrape, late: _Scrape, model: str, version: int) -> "_Gauges":
+        if early.metrics is None or late.metrics is None:
+            return cls(0, None, None, None, early.unread or late.unread)
+        which = {"model": model, "version": str(version)}
+        return cls(
+            failed=max(0, _failures(late.metrics, which) - _failures(early.metrics, which)),
+            pending_before=_pending(early.metrics, which),
+            pending=_pending(late.metrics, which),
+            gpu_memory_share=max(_gpu_shares(late.metrics), default=None),
+        )
+
+
+def _reading(
+    counted: Statistics, probe: ProbeResult, lasted_s: float, gauges: _Gauges
+) -> LiveReading:
+    spent_ns = (
+        counted.queue_ns
+        + counted.compute_input_ns
+        + counted.compute_infer_ns
+        + counted.compute_output_ns
+    )
+    requests = counted.requests
+    return LiveReading(
+        lasted_s=lasted_s,
+        answered=requests,
+        failed=max(counted.failures, gauges.failed, probe.failed),
+        server_ms=spent_ns / requests / _NS_PER_MS if requests else None,
+        queue_ms=counted.queue_ns / requests / _NS_PER_MS if requests else None,
+        pending_before=gauges.pending_before,
+        pending=gauges.pending,
+        gpu_memory_share=gauges.gpu_memory_share,
+        unread=gauges.unread,
+        probe=probe,
+    )
+
+
+def _failures(metrics: Metrics, which: dict[str, str]) -> int:
+    """Requests that failed; one that its sender gave up on is no fault of the release."""
+    failed = metrics.matching(_FAILURES, **which)
+    return round(sum(each.value for each in failed if each.labels.get("reason") != _GIVEN_UP))
+
+
+def _pending(metrics: Metrics, which: dict[str, str]) -> int | None:
+    found = [series.value for series in metrics.matching(_PENDING, **which)]
+    return round(sum(found)) if found else None
+
+
+def _gpu_shares(metrics: Metrics) -> Iterator[float]:
+    for total in metrics.matching(_GPU_TOTAL):
+        used = metrics.value(_GPU_USED, **total.labels)
+        if used is not None and total.value > 0.0:
+            yield used / total.value

@@ -1,0 +1,28 @@
+import pytest
+
+from enginegate.benchmark import null_load
+from enginegate.errors import ServerError
+from enginegate.loadgen.traffic import Transport
+from enginegate.triton.server import connect
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
+
+
+def test_the_generators_own_cost(server, client, monkeypatch):
+    """Latencies of a model that does nothing, and a rate that was kept up with; then it is gone."""
+    monkeypatch.setattr(null_load, "_PROBE_S", 0.3)
+
+    found = null_load.calibrate(
+        server, sending=Transport(protocol="http", shared_memory="system"), up_to_per_s=200
+    )
+
+    assert 0 < found.null_p50_ms <= found.null_p99_ms
+    assert 0 <= found.trusted_per_s <= 200
+    assert (found.driver, found.processes) == ("python", 1)
+    assert not any(row.name == "enginegate_null" and row.ready for row in client.index())
+
+
+def test_a_server_of_somebody_else(server):
+    """No model is placed on a server that was not started here."""
+    with pytest.raises(ServerError, match="not started here"):
+        null_load.calibrate(connect(server.grpc), sending=Transport(), up_to_per_s=100)

@@ -1,0 +1,293 @@
+"""A release that goes to several real Tritons: one first, then the rest, or back on all."""
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from enginegate.decision import Promise
+from enginegate.errors import PublishError, RepositoryBusyError, RepositoryError
+from enginegate.evidence import Outcome
+from enginegate.policy.operating import Watch
+from enginegate.repository import Layout, LiveRepository
+from enginegate.repository.rollout.canary import Canary, CanaryAnalysis
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.verify_target import verify
+from enginegate.triton.client import TritonClient
+from enginegate.triton.endpoint import LiveAddresses
+from enginegate.triton.server import start
+from enginegate.watch.log import WatchLog
+from enginegate.workspace import Workspace
+from validation.watch import judge_reading
+
+pytestmark = pytest.mark.triton
+
+# Fails where a file named "broken" lies in the server's repository.
+BREAKABLE = """
+        if (folder.parent.parent / "broken").exists():
+            raise RuntimeError("this host cannot run it")
+"""
+
+
+@pytest.fixture
+def twin(install, server, repository, tmp_path):
+    """Another server of the lead's repository."""
+    folder = tmp_path / "twin"
+    with start(install, server.repository, folder=folder) as running, running.client() as client:
+        yield FleetServer("twin", replace(repository, client=client), repository)
+
+
+@pytest.fixture
+def own(repository, second):
+    """A server with a repository of its own."""
+    return FleetServer("own", second, repository)
+
+
+@pytest.fixture
+def gone(repository):
+    """A server that is not there."""
+    with TritonClient("127.0.0.1:9", timeout_s=1.0) as client:
+        yield FleetServer("gone", replace(repository, client=client), repository)
+
+
+def answers(*repositories: LiveRepository) -> set[tuple[int, float]]:
+    """Which versions answer, and what they add."""
+    x = np.zeros((1, 2), np.float32)
+    replies = [each.client.infer("digits", {"x": x}) for each in repositories]
+    return {(int(reply.model_version), float(reply.outputs["y"][0, 0])) for reply in replies}
+
+
+def problems(fleet):
+    return [check.problem for check in verify(fleet) if check.problem]
+
+
+def test_one_server_after_another_or_none(repository, twin, own, package, tmp_path):
+    """The canary is watched before the rest is told; one that fails returns all that were."""
+    everywhere = (repository, twin.repository, own.repository)
+    told = []
+
+    def hold(seconds):
+        others = [twin.repository.client, own.repository.client]
+        told.append((seconds, answers(repository), [c.model_ready("digits") for c in others]))
+
+    fleet = Fleet(repository, (twin, own), canary_s=7.0, hold=hold)
+    fleet.publish(package(1.0), expected=None)
+    assert told == [(7.0, {(1, 1.0)}, [False, False])]
+    assert answers(*everywhere) == {(1, 1.0)}
+    assert problems(fleet) == []
+
+    wrong = package(2.0)
+    model = tmp_path / "built" / "2.0" / "model.py"
+    lines = model.read_text().partition("        self.offset")
+    model.write_text(lines[0] + BREAKABLE + lines[1] + lines[2])
+    (own.repository.root / "broken").touch()
+    with pytest.raises(
+        PublishError,
+        match=r"(?s)release 2 failed at server 'own'.*this host cannot run it.*"
+        "Release 1 is live again on: own, twin, the lead",
+    ):
+        fleet.publish(wrong, expected=1)
+
+    assert answers(*everywhere) == {(1, 1.0)}
+    assert fleet.serves("digits")
+    assert problems(fleet) == []
+
+
+def test_a_canary_that_does_not_hold_goes_back(repository, own, package):
+    """No other server is ever told."""
+
+    def fail(_seconds):
+        raise RepositoryError("7 of 100 requests failed on it")
+
+    fleet = Fleet(repository, (own,), canary_s=1.0, hold=fail)
+
+    with pytest.raises(PublishError, match=r"(?s)at the canary.*7 of 100.*Nothing is live again"):
+        fleet.publish(package(1.0), expected=None)
+
+    assert not repository.client.model_ready("digits")
+    assert not own.repository.root.joinpath("digits").exists()
+
+
+SLOW = """
+        time.sleep(0.4)
+        return ["""
+
+
+# Far above what a busy machine takes.
+PROMISE = Promise(p99_ms=9.0, throughput_per_s=400.0, slo_p99_ms=250.0)
+
+
+def slower(made, folder):
+    """The same package, slower than its SLO allows."""
+    model = folder / "built" / "2.0" / "model.py"
+    text = model.read_text().replace("import numpy", "import time\nimport numpy")
+    model.write_text(text.replace("\n        return [", SLOW, 1))
+    return made
+
+
+@pytest.fixture
+def watched(repository, own, server, tmp_path):
+    """A fleet whose canary is held to the looks of the watch, and where they are kept."""
+    workspace = Workspace(tmp_path / "workspace")
+    looking = CanaryAnalysis(
+        judge_reading, LiveAddresses(grpc=server.grpc, metrics=server.metrics), workspace
+    )
+    goes_on = partial(RolloutState(repository.root).check_goes_on, "digits")
+    rules = Watch(look_s=1.0, min_requests=5)
+    canary = Canary(repository, "digits", rules, goes_on=goes_on, looking=looking)
+    return Fleet(repository, (own,), canary_s=2.0, hold=canary.hold), canary
+
+
+def test_a_slow_canary_goes_back_although_no_request_failed(
+    watched, repository, own, package, tmp_path
+):
+    """The watch's own look says so, with numbers; one that is as promised goes everywhere."""
+    fleet, canary = watched
+    fleet.publish(package(1.0, promise=PROMISE), expected=None)
+    first = WatchLog.at(canary.looking.workspace, Layout(fleet.root, "digits").release(1)).read()
+    assert [(look.number, look.version) for look in first] == [(1, 1), (2, 1)]
+    assert not [f for look in first for f in look.findings if f.outcome > Outcome.INCONCLUSIVE]
+    assert first[0].reading.pending is not None
+
+    with pytest.raises(
+        PublishError,
+        match=r"(?s)release 2 failed at the canary \(the lead\): look 1 at release 2 of digits: "
+        r"failed \(latency: (\d+) of \1 requests of ours took more than 250 ms.*"
+        "Release 1 is live again on: the lead",
+    ):
+        fleet.publish(slower(package(2.0, promise=PROMISE), tmp_path), expected=1)
+
+    release = Layout(fleet.root, "digits").release(2)
+    (look,) = WatchLog.at(canary.looking.workspace, release).read()
+    assert (look.reading.failed, look.action) == (0, "rollback")
+    assert answers(repository, own.repository) == {(1, 1.0)}
+    assert problems(fleet) == []
+
+
+def test_a_rollback_ends_a_long_look_at_the_canary(watched, repository, own, package):
+    """Within a few seconds, though the look would last a minute; none is kept of it."""
+    fleet, canary = watched
+    fleet.publish(package(1.0, promise=PROMISE), expected=None)
+    looked = threading.Event()
+
+    def goes_on():
+        looked.set()
+        canary.goes_on()
+
+    patient = replace(canary, rules=Watch(look_s=60.0), goes_on=goes_on)
+    fleet = replace(fleet, canary_s=60.0, hold=patient.hold)
+    with ThreadPoolExecutor(1) as promoter:
+        promotion = promoter.submit(fleet.publish, package(2.0, promise=PROMISE), expected=1)
+        while not looked.wait(0.05):
+            assert not promotion.done()
+        started = time.monotonic()
+        assert fleet.rollback("digits", expected=2).version == 1
+        with pytest.raises(PublishError, match="a rollback was asked for while it was watched"):
+            promotion.result()
+
+    assert time.monotonic() - started < 10.0
+    assert answers(repository, own.repository) == {(1, 1.0)}
+    release = Layout(fleet.root, "digits").release(2)
+    assert WatchLog.at(canary.looking.workspace, release).read() == ()
+
+
+def test_a_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, package):
+    """Publishing is refused before anything is done; going back reaches whoever answers."""
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    twin.take(repository.bring_up("digits"))
+    dead_lead = replace(repository, client=gone.repository.client)
+
+    with pytest.raises(RepositoryError, match="gone does not answer, so nothing was begun"):
+        Fleet(repository, (twin, gone)).publish(package(3.0), expected=2)
+    with pytest.raises(RepositoryError, match=r"(?s)Release 1 .* on twin.*the lead: .*gone: "):
+        Fleet(dead_lead, (twin, gone)).rollback("digits")
+
+    assert answers(twin.repository) == {(1, 1.0)}
+    assert answers(repository) == {(2, 2.0)}
+    fleet = Fleet(repository, (twin,))
+    assert any("Release 1 of digits was loaded" in sentence for sentence in fleet.repair())
+    assert answers(repository, twin.repository) == {(1, 1.0)}
+    assert problems(fleet) == []
+
+
+_KILLED = """
+import os, pickle, signal, sys
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetMember
+from enginegate.repository.promotion import LiveRepository
+from enginegate.triton.client import TritonClient
+
+with open(sys.argv[1], "rb") as file:
+    (root, address), (own_root, own_address), package = pickle.load(file)
+
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+hold = die if sys.argv[2] == "on-the-canary" else None
+FleetMember.take = die
+lead = LiveRepository(root, TritonClient(address))
+own = LiveRepository(own_root, TritonClient(own_address))
+Fleet(lead, (FleetMember("own", own, lead),), 1.0, hold).publish(package, expected=None)
+"""
+
+
+@pytest.mark.parametrize("moment", ["on-the-canary", "after-it-held"])
+def test_a_killed_roll_out_ends_the_same_everywhere(repository, own, package, tmp_path, moment):
+    """A canary that had not held goes back; after it had, the others follow."""
+    job = tmp_path / "job"
+    hosts = [(each.root, each.client.address) for each in (repository, own.repository)]
+    job.write_bytes(pickle.dumps((*hosts, package(1.0))))
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(job), moment], check=False, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+
+    fleet = Fleet(repository, (own,))
+    said = fleet.recover()
+
+    assert len(said) == 1
+    assert problems(fleet) == []
+    if moment == "on-the-canary":
+        assert "was cut short on the canary" in said[0]
+        assert not repository.client.model_ready("digits")
+    else:
+        assert said == ("own was brought to release 1 of digits.",)
+        assert answers(repository, own.repository) == {(1, 1.0)}
+
+
+def test_one_roll_out_at_a_time(repository, own, package, monkeypatch):
+    """A canary may be watched for long; the second is refused with the holder named."""
+    monkeypatch.setattr("enginegate.repository.rollout.rollout_state._LOCK_TIMEOUT_S", 0.1)
+    fleet = Fleet(repository, (own,))
+
+    with (
+        RolloutState(fleet.root).alone(),
+        pytest.raises(RepositoryBusyError, match=f"pid {os.getpid()}"),
+    ):
+        fleet.publish(package(1.0), expected=None)
+
+
+def test_a_member_that_is_elsewhere_is_named(repository, own, package):
+    """Its repository must be where the evidence was made before anything begins."""
+    repository.publish(package(1.0), expected=None)
+    fleet = Fleet(repository, (own,))
+
+    with pytest.raises(RepositoryError, match=r"Server 'own' has release none .*while 1 was"):
+        fleet.publish(package(2.0), expected=1)
+    with pytest.raises(RepositoryError, match=r"Release 1 of digits is live, but .* while none"):
+        fleet.publish(package(2.0), expected=None)
+
+    assert fleet.recover() == ()
+    assert answers(repository) == {(1, 1.0)}

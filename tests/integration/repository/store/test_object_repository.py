@@ -1,0 +1,253 @@
+"""Releases in object storage: a real S3 API server, and real Tritons that follow it."""
+
+import pickle
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from enginegate.candidate import FileDigest
+from enginegate.cli.app import app
+from enginegate.decision import RenewedPromise
+from enginegate.errors import ExitCode, PolicyError, PublishError, RepositoryError, TamperedError
+from enginegate.repository import AuditLog, Layout
+from enginegate.repository.recovery import Withdrawal
+from enginegate.repository.store.object_client import ObjectStore
+from enginegate.repository.store.object_journal import ObjectJournal, highest
+from enginegate.repository.store.object_release import ObjectReleases
+from enginegate.workspace import now
+from tests.fakes.hosts import answer, problems
+
+ADA = Withdrawal("ada", "it answers nonsense")
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.triton
+class TestHosts:
+    def test_a_release_reaches_every_host_and_comes_back(self, here, there, package):
+        """Same number and digest everywhere; a rollback moves one object, and hosts follow it."""
+        assert there.pull() is None
+        here.publish(package(1.0), expected=None)
+        there.pull()
+        with pytest.raises(RepositoryError, match="prepared while none was"):
+            there.publish(package(2.0), expected=None)
+        second = here.publish(package(2.0), expected=1)
+        engine = here.store.read("digits/2/engine.bin").content
+        here.store.write("digits/2/engine.bin", b"9.0")
+        with pytest.raises(TamperedError, match=r"2/engine\.bin is not the object that was"):
+            there.pull()
+        assert (answer(here), answer(there)) == ((2, 2.0), (1, 1.0))
+
+        here.store.write("digits/2/engine.bin", engine)
+        assert there.pull() == second
+        assert (answer(there), there.serves("digits")) == ((2, 2.0), True)
+
+        back = here.rollback("digits")
+        assert (back.version, answer(here), there.serves("digits")) == (1, (1, 1.0), False)
+        assert there.pull() == back
+        assert answer(there) == (1, 1.0)
+        assert problems(here) + problems(there) == []
+
+    def test_a_first_release_is_withdrawn_on_every_host(self, here, there, package):
+        """By the next pull, also where another release is live; each log says by whom and why."""
+        here.publish(package(1.0), expected=None)
+        there.pull()
+        here.publish(package(2.0), expected=1)
+        there.pull()
+        with pytest.raises(RepositoryError, match="not the first one"):
+            here.withdraw_first("digits", ADA)
+        here.rollback("digits")
+        with pytest.raises(RepositoryError, match="enginegate withdraw POLICY"):
+            here.rollback("digits")
+
+        assert here.withdraw_first("digits", ADA).version == 1
+        assert not here.client.model_ready("digits")
+        assert there.client.model_ready("digits")
+        assert there.pull() is None
+
+        for host in (here, there):
+            assert not host.client.model_ready("digits")
+            event = AuditLog(host.root).read()[-1]
+            assert (event.event, event.who, event.why) == ("withdrawn", ADA.who, ADA.why)
+        assert problems(here) + problems(there) == []
+        assert here.publish(package(3.0), expected=None).version == 3
+        assert there.pull().version == 3
+
+    def test_a_new_promise_reaches_every_host(self, here, there, package):
+        """Without a reload, and a host that comes later has it too; a rollback keeps it."""
+        first = here.publish(package(1.0), expected=None)
+        there.pull()
+        given = RenewedPromise(
+            model="digits",
+            version=1,
+            release_sha256=first.digest,
+            scorecard_sha256="d" * 64,
+            promise=first.promise.model_copy(update={"slo_p99_ms": 7.0}),
+            decision=first.decision,
+            renewed_at=now(),
+        )
+
+        assert here.renew(given) == given
+        assert any("is held to the promise" in said for said in problems(there))
+        there.pull()
+
+        for host in (here, there):
+            assert Layout(host.root, "digits").renewed(1) == given
+            assert AuditLog(host.root).read()[-1].event == "promised"
+        assert problems(here) + problems(there) == []
+        here.publish(package(2.0), expected=1)
+        here.rollback("digits")
+        there.pull()
+        assert Layout(there.root, "digits").renewed(1) == given
+        assert problems(here) + problems(there) == []
+
+    def test_a_promise_that_is_not_in_storage_is_not_followed(self, here, there, package):
+        """Somebody removed or changed the object: what the host has stays, and it is said."""
+        first = here.publish(package(1.0), expected=None)
+        there.pull()
+        given = RenewedPromise(
+            model="digits",
+            version=1,
+            release_sha256=first.digest,
+            scorecard_sha256="d" * 64,
+            promise=first.promise,
+            decision=first.decision,
+            renewed_at=now(),
+        )
+        here.renew(given)
+        key = f"digits/releases/1.promise-{given.digest[:16]}.json"
+        here.store.write(key, given.pretty_json().replace(b"dddd", b"eeee"))
+
+        with pytest.raises(TamperedError, match="does not hold the promise"):
+            there.pull()
+
+        assert Layout(there.root, "digits").renewed(1) is None
+
+    def test_what_a_host_serves_already_moves_in(self, here, package):
+        """Its live release becomes the first one in storage, under its number."""
+        here.local.publish(package(1.0), expected=None)
+
+        here.recover()
+
+        assert here.current().version == 1
+        assert problems(here) == []
+
+    def test_a_folder_named_like_our_records_is_a_releases_own(self, here, package, tmp_path):
+        """It is stored under the release's number, and goes when the release is forgotten."""
+        words = tmp_path / "words.txt"
+        words.write_text("one")
+        made = package(1.0)
+        here.publish(replace(made, files={**made.files, "00/words.txt": words}), expected=None)
+
+        assert here.store.read("digits/1/00/words.txt").content == b"one"
+        here.releases.forget(1)
+        assert list(here.store.keys("digits/1/")) == []
+
+    def test_an_upload_that_fails_changes_nothing(self, here, package, monkeypatch):
+        """Nothing was loaded, nothing is left, and the number is not issued again."""
+        monkeypatch.setattr(
+            ObjectStore, "digest", lambda *_: FileDigest(sha256="0" * 64, size_bytes=1)
+        )
+
+        with pytest.raises(PublishError, match=r"(?s)is not the object.*Nothing is live in s3://"):
+            here.publish(package(1.0), expected=None)
+
+        assert not here.local.client.model_ready("digits")
+        assert here.releases.versions() == here.releases.stray() == ()
+        assert highest(here.journal.last()) == 1
+
+
+_KILLED = """
+import os, pickle, signal, sys
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.store.object_release import ObjectReleases
+from enginegate.repository.store.object_repository import ObjectRepository
+from enginegate.repository.store.object_client import ObjectStore
+from enginegate.triton.client import TritonClient
+
+with open(sys.argv[1], "rb") as file:
+    root, address, url, package = pickle.load(file)
+kind, name = {
+    "uploading": (ObjectStore, "create"),
+    "published": (LiveRepository, "publish"),
+    "committed": (ObjectReleases, "commit"),
+}[sys.argv[2]]
+real = getattr(kind, name)
+
+def then_die(*given, **more):
+    answer = real(*given, **more)
+    if name != "create" or "files.json" in given[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return answer
+
+setattr(kind, name, then_die)
+local = LiveRepository(root, TritonClient(address))
+ObjectRepository(ObjectStore(url), "digits", local).publish(package, expected=None)
+"""
+
+
+@pytest.mark.triton
+@pytest.mark.parametrize("moment", ["uploading", "published", "committed"])
+def test_a_kill_leaves_one_state_everywhere(here, package, server, tmp_path, moment):
+    """Killed before the commit point moved, nothing is live; after it, the release is."""
+    job = tmp_path / "job"
+    job.write_bytes(pickle.dumps((here.root, server.grpc, here.store.url, package(2.0))))
+    killed = subprocess.run(
+        [sys.executable, "-c", _KILLED, str(job), moment], check=False, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+
+    said = here.repair()
+
+    committed = moment == "committed"
+    assert any("was cut short" in sentence for sentence in said)
+    assert here.local.client.model_ready("digits") is committed
+    assert (here.releases.versions(), here.releases.stray()) == ((1,) if committed else (), ())
+    assert problems(here) == []
+    if committed:
+        assert here.withdraw("digits", 1) == "Nothing is live, as before."
+        assert not here.local.client.model_ready("digits")
+    elif moment == "published":
+        assert here.publish(package(3.0), expected=None).version == 2
+
+
+@pytest.fixture
+def command(store, tmp_path, monkeypatch):
+    """Run a verb with a policy whose releases go to storage and to one more server."""
+    given = (ROOT / "policies" / "digits.toml").read_text()
+    further = f'objects = "{store.url}"\nfleet = [{{ name = "b", endpoint = "127.0.0.1:9" }}]\n'
+    with_both = re.sub(r'repository = ".*"\n', f'repository = "live"\n{further}', given)
+    (tmp_path / "both.toml").write_text(with_both)
+    (tmp_path / "plain.toml").write_text(given)
+    monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / "workspace"))
+    monkeypatch.chdir(tmp_path)
+    return partial(CliRunner().invoke, app)
+
+
+def test_the_command_shows_and_follows_storage(command, store, placed):
+    """Before the first release, and when what is live cannot be served here."""
+    assert "Nothing of digits is live in s3://" in command(["pull", "both.toml"]).output
+    assert isinstance(command(["pull", "plain.toml"]).exception, PolicyError)
+    root, release = placed()
+    releases = ObjectReleases(store, "digits")
+    turn = ObjectJournal(store, "digits", 60.0).take("publish", 1)
+    releases.upload(root, release)
+    releases.commit(release, None)
+    turn.add("done")
+
+    shown = command(["status", "both.toml"]).output
+    checked = command(["verify", "both.toml"])
+    followed = command(["pull", "both.toml"])
+
+    assert f"object storage {store.url}: release 1, since" in shown
+    assert "server b: does not answer" in shown
+    assert "Release 1 is live;" in checked.output
+    assert "Follow it with `enginegate pull`" in " ".join(checked.output.split())
+    assert checked.exit_code == ExitCode.GATES_FAILED
+    assert "does not answer, so nothing was begun" in str(followed.exception)

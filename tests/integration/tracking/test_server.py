@@ -1,0 +1,75 @@
+"""The ledger through a real tracking server, which keeps its own artifacts."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from enginegate.tracking import Ledger
+from tests.fakes.qualification import qualification
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """A server on a free port with one worker and no job runner."""
+    folder = tmp_path_factory.mktemp("server")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    settings = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with (folder / "log").open("w") as log:
+        server = subprocess.Popen(
+            command, cwd=folder, env=settings, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        yield _wait(f"http://127.0.0.1:{port}")
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(30)
+
+
+def _wait(address):
+    for _ in range(120):
+        try:
+            with urllib.request.urlopen(f"{address}/health", timeout=5):  # noqa: S310
+                return address
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.5)
+    raise TimeoutError(address)
+
+
+def test_record_and_register(address, tmp_path):
+    """Evidence, files and versions arrive through HTTP; our own artifact folder stays unused."""
+    import mlflow.artifacts
+
+    ledger = Ledger(address, tmp_path / "unused")
+    experiment = ledger.connection.experiment("training/digits")
+    with ledger.connection.run(experiment, "seed 1", {}) as run:
+        model = ledger.client.create_logged_model(experiment, name="m", source_run_id=run)
+        (tmp_path / "model.txt").write_text("weights")
+        ledger.client.log_model_artifact(model.model_id, str(tmp_path / "model.txt"))
+        ledger.client.finalize_logged_model(model.model_id, "READY")
+    recorded = ledger.record(qualification(), {}, slo_p99_ms=25.0, report="# Report")
+
+    version = ledger.register("digits", model.model_id, run_id=run, tags={})
+    ledger.move_alias("digits", "champion", version)
+
+    location = ledger.client.get_model_version_download_uri("digits", str(version))
+    fetched = mlflow.artifacts.download_artifacts(location, tracking_uri=address)
+
+    assert ledger.resolve("models:/digits@champion") == "models:/digits/1"
+    assert Path(fetched, "model.txt").read_text() == "weights"
+    assert ledger.comparison(recorded).runs_url.startswith(f"{address}/#/experiments/")
+    page = f"{address}/get-artifact?path=report.md&run_uuid={recorded}"
+    with urllib.request.urlopen(page, timeout=10) as answer:  # noqa: S310
+        assert answer.read() == b"# Report"
+    assert not (tmp_path / "unused").exists()

@@ -1,0 +1,67 @@
+"""The winner's configuration for people says what chose each line."""
+
+import pytest
+
+from enginegate.benchmark.config_comments import annotated_config
+from enginegate.candidate import TensorSpec
+from enginegate.serving import ServingConfig
+from enginegate.triton.config import config_text, model_config, read_config
+
+REASONS = {
+    "max_batch_size": "8: measurement 3 held 800/s, and batch <= 4 held 500/s (measurement 2)",
+    "max_queue_delay_us": "1000: p99 9 ms, against 12 ms with 0",
+    "preferred_batch_sizes": "4/8: as good as none",
+    "instances": "2: measurement 5",
+}
+
+
+def config(**serving):
+    fields = {"max_batch_size": 8, "max_queue_delay_us": 1000, "instances": 2}
+    spec = TensorSpec(name="x", dtype="float32", shape=(-1, 4))
+    return model_config(
+        name='di"gits {',
+        inputs=(spec,),
+        outputs=(spec,),
+        serving=ServingConfig(**(fields | serving)),
+        backend="python",
+        parameters={"note": "# no comment {"},
+    )
+
+
+@pytest.mark.parametrize(
+    "served",
+    [
+        pytest.param(config(preferred_batch_sizes=(4, 8)), id="everything"),
+        pytest.param(config(max_queue_delay_us=0), id="a-default"),
+        pytest.param(config(dynamic_batching=False, max_queue_delay_us=0), id="no-batching"),
+    ],
+)
+def test_it_reads_back_as_the_same_configuration(served):
+    """Comments change nothing, whatever the reasons hold."""
+    hostile = REASONS | {"instances": 'two\nlines } { "x" # y', "unheard_of": "a\x0bb\x85c"}
+
+    text = annotated_config(served, hostile, origin="made\nby a test")
+
+    assert read_config(text, "test") == served
+    assert config_text(read_config(text, "test")) == config_text(served)
+
+
+def test_each_reason_stands_above_its_line():
+    """At its line's indent, once, also where a value is a list."""
+    lines = annotated_config(config(preferred_batch_sizes=(4, 8)), REASONS).splitlines()
+
+    above = {line.strip(): lines[number - 1] for number, line in enumerate(lines)}
+    assert above["max_batch_size: 8"] == f"# {REASONS['max_batch_size']}"
+    assert above["count: 2"] == "  # 2: measurement 5"
+    assert above["max_queue_delay_microseconds: 1000"].startswith("  # 1000: p99 9 ms")
+    assert sum("as good as none" in line for line in lines) == 1
+
+
+def test_a_default_is_explained_where_its_line_would_be():
+    """Triton's text leaves out a delay of 0; its reason is not lost."""
+    lines = annotated_config(config(max_queue_delay_us=0), REASONS).splitlines()
+
+    block = lines.index("dynamic_batching {")
+    said = [line for line in lines if "max_queue_delay_microseconds is Triton's default" in line]
+    assert said == [lines[block - 2]]
+    assert all(len(line) <= 100 for line in lines)

@@ -1,0 +1,52 @@
+"""What a refused load is called, so that a search can go on without that configuration."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from enginegate.benchmark.deployed import DeployedModel
+from enginegate.errors import ModelError, NotLoadedError, ServerError
+from enginegate.serving import ServingConfig
+from enginegate.triton.repository_files import check_files
+
+CONFIG = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+MODEL = SimpleNamespace(name="m", config=lambda *_: None, probe=dict)
+
+
+def _fails(*_, **__):
+    raise ServerError("failed to allocate memory")
+
+
+def test_a_refused_load_is_no_dead_server():
+    """A load that is refused has an error of its own, with what the server said."""
+    deployment = DeployedModel(None, SimpleNamespace(load=_fails), MODEL, load_timeout_s=1.0)
+
+    with pytest.raises(NotLoadedError, match="failed to allocate memory"):
+        deployment.serve(CONFIG)
+
+    assert deployment.serving is None
+
+
+def test_a_model_that_loads_but_does_not_answer_is_another_error():
+    """What goes wrong after the load is not taken for a configuration that does not load."""
+    client = SimpleNamespace(load=lambda *_, **__: None, infer=_fails)
+    deployment = DeployedModel(None, client, MODEL, load_timeout_s=1.0)
+
+    with pytest.raises(ServerError) as caught:
+        deployment.serve(CONFIG)
+
+    assert not isinstance(caught.value, NotLoadedError)
+
+
+@pytest.mark.parametrize(
+    ("backend", "opened"),
+    [("python", "model.py"), ("onnxruntime", "model.onnx"), ("tensorrt", "model.plan")],
+)
+def test_what_the_backend_opens_must_be_there(tmp_path, backend, opened):
+    """Triton never ends the load of a Python model without its file."""
+    path = tmp_path / "engine.bin"
+    path.touch()
+
+    check_files("m", backend, {opened: path})
+    with pytest.raises(ModelError, match=f"{backend} backend, but has no {opened}"):
+        check_files("m", backend, {"engine.bin": path})

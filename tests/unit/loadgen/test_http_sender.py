@@ -1,0 +1,177 @@
+"""Faults that Triton's HTTP server cannot be brought to make, from a server that does."""
+
+import asyncio
+import json
+import socket
+import threading
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from enginegate.loadgen.grpc_sender import prepare
+from enginegate.loadgen.http_sender import HttpSender, http_request
+from enginegate.loadgen.traffic import Traffic, Transport, run_load
+from enginegate.measurement import Load
+
+HEAD = json.dumps(
+    {
+        "model_version": "3",
+        "outputs": [
+            {
+                "name": "y",
+                "datatype": "FP32",
+                "shape": [1, 2],
+                "parameters": {"binary_data_size": 8},
+            }
+        ],
+    }
+).encode()
+BODY = HEAD + np.array([1.5, -2.0], np.float32).tobytes()
+WHOLE = (
+    f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n"
+    f"Inference-Header-Content-Length: {len(HEAD)}\r\nContent-Length: {len(BODY)}\r\n\r\n"
+).encode() + BODY
+LAST = WHOLE.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+
+
+@contextmanager
+def _server(answers):
+    """Answers one request after the other with these bytes, and closes after those that say so."""
+    loop, said = asyncio.new_event_loop(), iter(answers)
+    met = {"connections": 0, "requests": []}
+
+    async def serve(reader, writer):
+        met["connections"] += 1
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = int(head.lower().split(b"\r\ncontent-length:")[1].split(b"\r\n")[0])
+                met["requests"].append(head + await reader.readexactly(length))
+                answer, stays = next(said, (WHOLE, True))
+                writer.write(answer)
+                await writer.drain()
+                if not stays:
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}", met
+    finally:
+        asyncio.run_coroutine_threadsafe(_stop(server), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _stop(server):
+    server.close()
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+def _run(answers, **traffic):
+    sample = {"x": np.array([[1, 2]], np.float32)}
+    replies = []
+    with _server(answers) as (address, met):
+        result = run_load(
+            address,
+            Traffic.of("m", [sample], **traffic),
+            Load(rate_per_s=100, duration_s=0.1, seed=1, arrivals="constant"),
+            sending=Transport(protocol="http"),
+            on_reply=lambda _, reply: replies.append(reply),
+        )
+    return result, met, replies
+
+
+def test_the_request_is_one_message_made_once():
+    """Head, JSON and raw tensor go out as they were made; nothing is added on the way."""
+    _, met, replies = _run([])
+
+    request = prepare("m", {"x": np.array([[1, 2]], np.float32)}, request_id="0")
+    assert {bytes(sent) for sent in met["requests"]} == {
+        http_request(met["requests"][0].split(b"Host: ")[1].split(b"\r\n")[0].decode(), request)
+    }
+    assert met["requests"][0].endswith(np.array([1, 2], np.float32).tobytes())
+    assert len(met["requests"]) == 10
+    assert replies[0].model_version == "3"
+    assert replies[0].outputs["y"].tolist() == [[1.5, -2.0]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        pytest.param((WHOLE[:-3], False), "UNAVAILABLE", id="half-an-answer"),
+        pytest.param((b"", False), "UNAVAILABLE", id="no-answer"),
+        pytest.param((b"nonsense\r\n\r\n", False), "UNAVAILABLE", id="not-http"),
+        pytest.param((WHOLE[:-3], True), "DEADLINE_EXCEEDED", id="stuck"),
+        pytest.param(
+            (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nfull", True),
+            "UNAVAILABLE",
+            id="rejected",
+        ),
+        pytest.param(
+            (b"HTTP/1.1 418 Teapot\r\nContent-Length: 0\r\n\r\n", True), "HTTP_418", id="odd"
+        ),
+    ],
+)
+def test_a_broken_answer_is_one_failure(answer, status):
+    """It costs its own request only: the next ones go on over other connections."""
+    limit_s = 0.5 if status == "DEADLINE_EXCEEDED" else 30.0
+    result, _, replies = _run([(WHOLE, True), answer], timeout_s=limit_s)
+
+    assert result.errors == {status: 1}
+    assert np.isinf(result.latency_s).sum() == 1
+    assert len(replies) == 9
+
+
+async def _one_by_one(address, count):
+    asker = HttpSender(address)
+    request = http_request(address, prepare("m", {"x": np.array([[1, 2]], np.float32)}))
+    assert await asker.connect(30.0)
+    errors = [(await asker.ask(request, 30.0)).error for _ in range(count)]
+    await asker.close()
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("answer", "connections"),
+    [
+        pytest.param((WHOLE, True), 8, id="kept"),
+        pytest.param((LAST, False), 20, id="closed"),
+        pytest.param((LAST, True), 20, id="about-to-close"),
+    ],
+)
+def test_connections_are_kept_and_closed_ones_replaced(answer, connections):
+    """No connection is opened for each request; one that the server closes is not used again.
+
+    Nor is one that it only said it would close: the next request may be there before the end is.
+    """
+    with _server([answer] * 20) as (address, met):
+        errors = asyncio.run(_one_by_one(address, 20))
+
+    assert errors == 20 * [""]
+    assert met["connections"] == connections
+
+
+def test_a_load_without_a_request_has_used_no_processor():
+    """What connecting took is no part of the share, and a run of no time divides by none."""
+    nothing = Load(rate_per_s=1, duration_s=0.001, seed=1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        result = run_load(
+            f"127.0.0.1:{listener.getsockname()[1]}",
+            Traffic.of("m", [{"x": np.array([[1, 2]], np.float32)}]),
+            nothing,
+            sending=Transport(protocol="http"),
+        )
+
+    assert len(result.due_s) == 0
+    assert 0.0 <= result.cpu_share < 0.9

@@ -1,0 +1,50 @@
+"""Tables of a policy that decide how engines are built."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from enginegate.errors import PolicyError
+from enginegate.policy import parse_policy, read_policy
+from enginegate.policy.building import Building, DimensionRange, Shapes
+
+DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
+
+
+@pytest.mark.parametrize("sizes", [(2, 1, 3), (1, 4, 3), (0, 1, 1)])
+def test_ranges_ascend(sizes):
+    """A range whose sizes do not ascend from one is refused."""
+    with pytest.raises(ValidationError):
+        DimensionRange(min=sizes[0], best=sizes[1], max=sizes[2])
+
+
+def test_single_axes_go_before_the_sequence():
+    """The range of one axis counts for it alone."""
+    sequence, height = (
+        DimensionRange(min=1, best=8, max=16),
+        DimensionRange(min=32, best=64, max=64),
+    )
+    shapes = Shapes(sequence=sequence, axes={"image.2": height})
+
+    assert shapes.of("image", 2) == height
+    assert shapes.of("image", 3) == sequence
+    assert Shapes().of("image", 2) is None
+
+
+def test_everything_has_a_default():
+    """A policy without these tables builds as before."""
+    building = Building()
+
+    assert building.onnxruntime.device == "auto"
+    assert building.tensorrt.library == "auto"
+    assert building.shapes.batch is None
+
+
+def test_batches_that_are_searched_must_be_served():
+    """A search beyond the largest batch of the engine is refused, with both settings."""
+    raw = read_policy(DIGITS).model_dump()
+    raw["shapes"] = {"batch": {"min": 1, "best": 2, "max": 4}}
+
+    with pytest.raises(PolicyError, match=r"shapes\.batch\.max is 4, and search.*tries 8"):
+        parse_policy(raw, "policy")

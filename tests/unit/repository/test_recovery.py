@@ -1,0 +1,239 @@
+"""What a failed or killed change may take away: only what it brought itself."""
+
+from dataclasses import replace
+
+import pytest
+
+from enginegate.atomic_io import file_lock
+from enginegate.errors import PublishError, RepositoryBusyError, RepositoryError, TamperedError
+from enginegate.repository import AuditLog, Layout, LiveRepository, ReleaseSigning, verify
+from enginegate.repository.history.journal import Journal
+from enginegate.repository.store.imported_release import ImportedRelease
+from enginegate.repository.store.layout import JOURNAL, LOCK
+from enginegate.repository.store.removal import forget_old
+from enginegate.repository.store.staging import place
+from enginegate.repository.verify import verify_folder
+
+
+def problems(repository):
+    return [check.problem for check in verify(repository) if check.problem]
+
+
+def answer(server, package):
+    made = package(0.0)
+    reply = server.infer("digits", made.golden.inputs)
+    return int(reply.model_version), float(reply.outputs["y"][0, 0])
+
+
+def journal_of(repository):
+    return Journal(repository.root / JOURNAL)
+
+
+def killed_after(repository, step, package, monkeypatch):
+    """Publish, and die when the journal has taken in a step."""
+    add = Journal.add
+
+    def then_die(self, entry, now, **detail):
+        added = add(self, entry, now, **detail)
+        if now == step:
+            raise _KilledError
+        return added
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "add", then_die)
+        patch.setattr("enginegate.repository.recovery.OperationRecovery.undo", lambda *_, **__: "")
+        with pytest.raises(_KilledError):
+            repository.publish(package, expected=None)
+
+
+class _KilledError(BaseException):
+    """Stands for a kill: nothing is cleaned up after it."""
+
+
+@pytest.mark.parametrize("name", ["digits", "digits.engine"], ids=["own-model", "part-of-another"])
+def test_a_model_that_is_somebody_elses_is_left_alone(repository, server, package, name):
+    """Refused before anything is noted; folder and server keep it, after a recovery too."""
+    theirs = repository.root / name / "1" / "engine.bin"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("7")
+    if name != "digits":
+        (repository.root / name / "00").mkdir()
+        (repository.root / name / "00" / "part-of").write_text("digits")
+    server.foreign.add(name)
+
+    with pytest.raises(RepositoryError, match="is another model's"):
+        repository.publish(package(1.0, model=name), expected=None)
+    journal_of(repository).open("publish", name, 1)
+    repository.recover()
+
+    assert theirs.read_text() == "7"
+    assert server.model_ready(name)
+
+
+def test_a_folder_with_the_next_number_is_left_alone(repository, package):
+    """Nobody published it, and undoing must not take it for its own."""
+    repository.publish(package(1.0), expected=None)
+    stranger = repository.root / "digits" / "2" / "engine.bin"
+    stranger.parent.mkdir()
+    stranger.write_text("7")
+
+    with pytest.raises(RepositoryError, match="is no release"):
+        repository.publish(package(2.0), expected=1)
+
+    assert stranger.read_text() == "7"
+
+
+def test_a_lost_commit_point_takes_no_history(repository, server, package):
+    """What is live is not known then: nothing is published over it, and nothing unloaded."""
+    repository.publish(package(1.0), expected=None)
+    Layout(repository.root, "digits").current_file.unlink()
+
+    with pytest.raises(TamperedError, match="made release 1 live"):
+        repository.publish(package(2.0), expected=None)
+    journal_of(repository).open("publish", "digits", 2)
+    with pytest.raises(TamperedError, match="made release 1 live"):
+        repository.recover()
+
+    assert answer(server, package) == (1, 1.0)
+    assert Layout(repository.root, "digits").stored_versions() == (1,)
+
+
+def test_a_failed_copy_keeps_the_history_it_met(repository, server, package, tmp_path):
+    """Retention removed its bytes before: manifest, samples and signature were here already."""
+    source = Layout(tmp_path / "source", "digits")
+    source.root.mkdir()
+    old = place(source, package(1.0), 1, None)
+    repository.publish(ImportedRelease(old, source.root), expected=None)
+    repository.publish(package(2.0), expected=1)
+    repository.publish(package(3.0), expected=2)
+    layout = Layout(repository.root, "digits")
+    forget_old(layout, 1)
+    server.refuses.add(1)
+
+    with pytest.raises(PublishError, match="Release 3 is live"):
+        repository.publish(ImportedRelease(old, source.root), expected=3)
+
+    assert layout.release(1) == old
+    assert layout.golden_file(1).is_file()
+    assert not layout.version_folder(1).exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "told"), [("placed", False), ("configured", True), ("loaded", True)]
+)
+def test_what_a_server_was_told_is_ended_with_a_server(
+    repository, server, package, monkeypatch, step, told
+):
+    """One that is too busy to answer may serve it: bytes and entry stay until it was told."""
+    killed_after(repository, step, package(1.0), monkeypatch)
+    offline = replace(repository, client=None)
+
+    (said,) = offline.recover()
+
+    assert ("is not known, because none answers" in said) is told
+    assert bool(journal_of(repository).unfinished()) is told
+    assert (repository.root / "digits" / "1").is_dir() is told
+    repository.recover()
+    assert journal_of(repository).unfinished() == ()
+    assert not (repository.root / "digits").exists()
+    assert not server.model_ready("digits")
+    assert list(repository.root.parent.glob(".digits*")) == []
+
+
+def test_another_release_than_the_one_judged_is_not_left(repository, server, package):
+    """Whoever decided to roll back looked at release 2; by now somebody published 3."""
+    for number in (1, 2, 3):
+        repository.publish(package(float(number)), expected=number - 1 or None)
+
+    with pytest.raises(RepositoryError, match="Release 3 of digits is live, not 2"):
+        repository.rollback("digits", 1, expected=2)
+    with pytest.raises(RepositoryError, match="Release 3 of digits is live, not 1"):
+        repository.withdraw("digits", 1)
+    with pytest.raises(RepositoryError, match="not 2"):
+        repository.withdraw("digits", 2)
+
+    assert answer(server, package) == (3, 3.0)
+    assert repository.rollback("digits", 1, expected=3).version == 1
+
+
+def test_bringing_up_waits_its_turn(repository, package, monkeypatch):
+    """A server is not told of one release while another is being published."""
+    repository.publish(package(1.0), expected=None)
+    monkeypatch.setattr("enginegate.repository.promotion._LOCK_TIMEOUT_S", 0.0)
+
+    with file_lock(repository.root / LOCK), pytest.raises(RepositoryBusyError):
+        repository.bring_up("digits")
+
+    assert repository.repair() == ()
+    repository.client.loaded.clear()
+    assert any("was loaded and proved" in sentence for sentence in repository.repair())
+
+
+def test_nobody_waits_for_a_verification(repository, package, monkeypatch):
+    """Hashing takes no lock; what changed meanwhile is looked at again, or said."""
+    repository.publish(package(1.0), expected=None)
+    check, looked = Layout.check_files, []
+
+    def change_meanwhile(self, release):
+        looked.append(release.version)
+        if len(looked) in changes:
+            with file_lock(self.root / LOCK):
+                AuditLog(self.root).tell("watched", "digits", why="a look")
+        check(self, release)
+
+    monkeypatch.setattr(Layout, "check_files", change_meanwhile)
+    changes = {1}
+    assert [c.problem for c in verify_folder(repository) if c.problem] == []
+    assert looked == [1, 1]
+
+    changes = set(range(100))
+    said = [c.problem for c in verify_folder(repository) if c.problem]
+    assert len(said) == 1
+    assert "changed while it was looked at" in said[0]
+
+
+@pytest.mark.parametrize("edit", ["signature", "manifest", "both"])
+def test_what_was_signed_stays_signed(repository, package, tmp_path, edit):
+    """Where no signature is required, too: the journal remembers it, and the manifest's digest."""
+    lenient = ReleaseSigning(
+        required=False, private_key=None, public_key=None, keys=tmp_path / "keys"
+    )
+    signed = replace(repository, signing=lenient)
+    signed.publish(package(1.0), expected=None)
+    signed.publish(package(2.0), expected=1)
+    layout = Layout(signed.root, "digits")
+    if edit in {"signature", "both"}:
+        layout.signature_file(1).unlink()
+    if edit in {"manifest", "both"}:
+        text = layout.release_file(1).read_bytes().replace(b"margins are wide", b"anything goes")
+        layout.release_file(1).write_bytes(text)
+
+    with pytest.raises(TamperedError, match=r"1\.(sig\.)?json"):
+        signed.rollback("digits")
+    with pytest.raises(TamperedError, match=r"1\.(sig\.)?json"):
+        replace(signed, signing=None).rollback("digits")
+
+    assert problems(signed) != []
+
+
+def test_an_unsigned_edit_is_tampering(repository, package):
+    """Nothing was ever signed, and the digest in the journal still tells."""
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    manifest = Layout(repository.root, "digits").release_file(1)
+    manifest.write_bytes(manifest.read_bytes().replace(b"margins are wide", b"anything goes"))
+
+    with pytest.raises(TamperedError, match="is not the manifest that was published"):
+        repository.rollback("digits")
+
+
+def test_a_repository_without_a_server_is_still_recovered(tmp_path):
+    """Nothing was told to anybody before bytes were placed, so the operation is closed."""
+    root = tmp_path / "alone"
+    root.mkdir()
+    offline = LiveRepository(root, None)
+    Journal(root / JOURNAL).open("publish", "digits", 1)
+
+    assert len(offline.recover()) == 1
+    assert offline.recover() == ()
+    assert problems(offline) == []

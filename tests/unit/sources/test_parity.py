@@ -1,0 +1,190 @@
+"""Batch sizes and parity are judged on outputs alone."""
+
+import numpy as np
+import pytest
+
+from enginegate.data import DataSet
+from enginegate.errors import ModelError
+from enginegate.sources.parity import (
+    BatchTrial,
+    measure_parity,
+    prove_batch_sizes,
+    prove_lengths,
+)
+
+DATA = DataSet(
+    "eval.npz",
+    {"x": np.arange(40, dtype=np.float32).reshape(40, 1)},
+    None,
+    np.array([f"s{index}" for index in range(40)]),
+    {},
+)
+
+
+class Model:
+    """A model made of a function, for faults that no sound exporter makes."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def run(self, inputs):
+        return {"y": self._function(inputs["x"])}
+
+
+def trial_of(model, *, limit, data=DATA, logarithms=frozenset()):
+    return BatchTrial(model, data, None, limit, "m", logarithms)
+
+
+def same(inputs):
+    """A framework that answers with its input."""
+    return {"y": inputs["x"]}
+
+
+def test_batch_sizes_are_run():
+    """A model that treats each sample alone is proven at every size."""
+    model = Model(lambda x: 2 * x)
+
+    assert prove_batch_sizes(trial_of(model, limit=1e-6)) == (1, 2, 7)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        pytest.param(lambda x: x - x.mean(), "Samples influence one another", id="batch-norm"),
+        pytest.param(lambda x: x[:1], "has 1 rows for 2 samples", id="reduced"),
+        pytest.param(lambda x: np.where(len(x) == 2, np.nan, x), "differs by inf", id="nan"),
+    ],
+)
+def test_company_may_not_matter(function, message):
+    """Statistics over the batch, lost rows and NaN at one size are all caught."""
+    with pytest.raises(ModelError, match=message):
+        prove_batch_sizes(trial_of(Model(function), limit=1e-6))
+
+
+def test_fewer_samples_than_the_largest_batch_are_repeated():
+    """Two samples are enough to run a batch of seven."""
+    assert prove_batch_sizes(trial_of(Model(lambda x: x), limit=0.0, data=DATA.head(2)))
+
+
+def test_parity_is_the_largest_difference():
+    """The recorded number is the worst over all samples, and says how many."""
+    model = Model(lambda x: x + np.where(x == 33, 0.25, 0.0))
+
+    found = measure_parity(trial_of(model, limit=0.5), same)
+
+    assert (found.max_abs_error, found.samples) == (0.25, 40)
+
+
+def test_parity_names_the_worst_sample():
+    """Not the first over the limit: the worst, with both numbers, and how many are over."""
+    model = Model(lambda x: x + np.where(x > 30, (x - 30) ** 2, 0.0) * (x < 38))
+
+    with pytest.raises(
+        ModelError,
+        match=r"by up to 49 \(limit parity_max_abs_error = 0\.5\), in 7 of 40 samples of eval\.npz"
+        r".*worst is y\[0\] of sample s37: 37 in the framework, 86 in ONNX\.\nThe export changed",
+    ):
+        measure_parity(trial_of(model, limit=0.5), same)
+
+
+def test_nothing_is_worse_than_no_number():
+    """NaN is the worst of all, and no limit is advised for it."""
+    model = Model(lambda x: np.where(x == 33, np.nan, x + 5))
+
+    with pytest.raises(ModelError, match=r"sample s33: 33 in the framework, nan in ONNX\.\nONNX"):
+        measure_parity(trial_of(model, limit=0.5), same)
+
+
+def test_logarithms_of_probabilities_are_compared_as_probabilities():
+    """What float32 cannot resolve beside 1 is no difference; the same numbers otherwise are."""
+    data = DataSet(
+        "p.npz", {"x": np.log([[1.6e-6], [0.3]]).astype(np.float32)}, None, DATA.ids[:2], {}
+    )
+    model = Model(lambda x: np.log(np.exp(x) + np.float32(1.2e-7)))
+
+    found = measure_parity(
+        trial_of(model, limit=1e-3, data=data, logarithms=frozenset({"y"})), same
+    )
+
+    assert found.max_abs_error == 0.0
+    with pytest.raises(ModelError, match=r"differ by up to 0\.07"):
+        measure_parity(trial_of(model, limit=1e-3, data=data), same)
+
+
+TOKENS = DataSet(
+    "tokens.npz",
+    {"ids": np.arange(24, dtype=np.float32).reshape(2, 12), "mask": np.ones((2, 12), np.float32)},
+    None,
+    np.array(["a", "b"]),
+    {},
+)
+PLACES = (("ids", 1), ("mask", 1))
+
+
+class Sums:
+    """Sums over the sequence, and goes wrong at some lengths."""
+
+    def __init__(self, *, wrong_at=(), refuses=(), rows=None):
+        self._wrong_at, self._refuses, self._rows = wrong_at, refuses, rows
+
+    def run(self, inputs):
+        length = inputs["ids"].shape[1]
+        if length in self._refuses or inputs["mask"].shape != inputs["ids"].shape:
+            raise RuntimeError(f"bad length {length}")
+        total = (inputs["ids"] * inputs["mask"]).sum(1)
+        return {"y": (total + (length in self._wrong_at))[: self._rows]}
+
+    def as_framework(self, inputs):
+        """A framework's refusal is an error of this program, unlike a runtime's."""
+        try:
+            return self.run(inputs)
+        except RuntimeError as error:
+            raise ModelError(str(error)) from error
+
+
+def trial(model, framework=None):
+    return BatchTrial(model, TOKENS, framework, 1e-6, "m")
+
+
+def test_lengths_are_cut_from_real_samples():
+    """One token, half of them, all but one and all are compared with the framework."""
+    assert prove_lengths(trial(Sums(), Sums().run), "sequence", PLACES) == (1, 6, 11, 12)
+
+
+def test_without_a_framework_a_single_token_proves_nothing():
+    """Nobody says that an ONNX file must work with one token."""
+    assert prove_lengths(trial(Sums(refuses=(1,))), "sequence", PLACES) == (6, 11, 12)
+
+
+def test_length_that_the_framework_refuses_is_left_out():
+    """An image smaller than a kernel is not the export's fault."""
+    assert prove_lengths(trial(Sums(), Sums(refuses=(1,)).as_framework), "height", PLACES) == (
+        6,
+        11,
+        12,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "message"),
+    [
+        pytest.param(
+            Sums(wrong_at=(6,)), Sums().run, r"sequence = 6, ONNX and .* differ by 1 ", id="wrong"
+        ),
+        pytest.param(Sums(refuses=(1,)), Sums().run, r"sequence = 1 cannot be run", id="fixed"),
+        pytest.param(Sums(refuses=(6,)), None, r"sequence = 6 cannot be run", id="onnx"),
+        pytest.param(Sums(rows=1), None, r"'y' has 1 rows for 2 samples", id="rows"),
+    ],
+)
+def test_size_that_was_fixed_by_the_export_is_named(model, framework, message):
+    """Wrong numbers, a refusal and lost rows at one length are all caught."""
+    with pytest.raises(ModelError, match=message):
+        prove_lengths(trial(model, framework), "sequence", PLACES)
+
+
+def test_axis_that_never_varied_is_refused():
+    """A dynamic axis that the framework runs at one size only is not dynamic."""
+    stubborn = Sums(refuses=(1, 6, 11)).as_framework
+
+    with pytest.raises(ModelError, match=r"\[1, 6, 11, 12\] the model takes only \[12\]"):
+        prove_lengths(trial(Sums(), stubborn), "height", PLACES)

@@ -1,0 +1,227 @@
+"""A policy is checked against what is here before anything is built."""
+
+import io
+import tomllib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from enginegate.errors import PolicyError
+from enginegate.policy import parse_policy, read_policy
+from enginegate.policy.recording import Shadow
+from enginegate.preflight import check_policy
+from enginegate.shadow import import_sample
+
+DIGITS = Path(__file__).parents[2] / "policies" / "digits.toml"
+DATA = ".enginegate/data/digits"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with the example policy, and data for it."""
+    monkeypatch.delenv("ENGINEGATE_HOME", raising=False)
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "digits.toml").write_text(DIGITS.read_text())
+    for name in ("evaluation", "calibration", "traffic"):
+        write(tmp_path / DATA / f"{name}.npz")
+    return tmp_path
+
+
+def write(path, dtype=np.float32, rows=2000, **arrays):
+    """A data set of images, whatever they show."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = np.zeros((rows, 1, 8, 8), dtype)
+    named = {"input.image": images, "label": np.zeros(rows, np.int64)} | arrays
+    np.savez(path, **{name: array for name, array in named.items() if array is not None})
+
+
+def checked(project, **tables):
+    """What is found with some tables of the policy changed; None takes a key out."""
+    raw = tomllib.loads((project / "digits.toml").read_text())
+    for table, changes in tables.items():
+        new = {**raw.get(table, {}), **changes}
+        raw[table] = {key: value for key, value in new.items() if value is not None}
+    if "metrics" in tables:
+        raw["gates"]["default"]["max_metric_loss"] = dict.fromkeys(tables["metrics"], 0.1)
+    return check_policy(parse_policy(raw, "a test", project))
+
+
+def problem(project, **tables):
+    (found,) = checked(project, **tables).problems
+    return found
+
+
+def test_a_policy_whose_files_are_there_has_no_problem(project):
+    """What this machine cannot decide is listed with its reason."""
+    found = checked(project)
+
+    assert found.problems == ()
+    assert {str(c) for c in found.undecidable} >= {"tensorrt-fp16"}
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "tables"),
+    [
+        ("data.evaluation", {"data": {"evaluation": "nothing.npz"}}),
+        ("data.calibration", {"data": {"calibration": "nothing.npz"}}),
+        ("data.shadow", {"data": {"shadow": "nothing.npz"}}),
+        ("shadow.traffic", {"shadow": {"traffic": "nothing.npz"}}),
+    ],
+)
+def test_a_missing_file_is_named_with_its_key(project, key, tables):
+    """And with where it was looked for."""
+    said = problem(project, **tables)
+
+    assert said.startswith(f'{key} = "nothing.npz": ')
+    assert str(project / "nothing.npz") in said
+
+
+def test_every_problem_is_told_at_once(project):
+    """As one bad policy, with its file."""
+    path = project / "digits.toml"
+    path.write_text(
+        path.read_text().replace("evaluation.npz", "no.npz").replace("traffic.npz", "n")
+    )
+
+    with pytest.raises(PolicyError, match=r"(?s)digits\.toml .*data\.evaluation.*shadow\.traffic"):
+        check_policy(read_policy(path)).refuse(path)
+
+
+def test_a_damaged_file_is_refused_by_its_header(project):
+    """Corrupt, pickled, uneven and empty sets, without reading their values."""
+    place = project / DATA / "evaluation.npz"
+    place.write_bytes(place.read_bytes()[:100])
+    assert "cannot be read" in problem(project)
+    write(place, label=np.zeros(3, np.int64))
+    assert "differ in length" in problem(project)
+    write(place, note=np.array([{}] * 2000, object))
+    assert "pickled" in problem(project)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"metrics": {"own": {"kind": "mine.scores:absent"}}}, "metrics.own.kind"),
+        ({"metrics": {"own": {"kind": "nowhere:f"}}}, "there is no module nowhere"),
+        ({"shadow": {"redactor": "mine.scores:absent"}}, "shadow.redactor"),
+        ({"shadow": {"slicer": "mine.scores:absent"}}, "shadow.slicer"),
+        ({"shadow": {"embedder": "mine.scores:absent"}}, "shadow.embedder"),
+        ({"model": {"uri": "python:mine.scores:absent", "allow_code": True}}, "defines no absent"),
+        ({"model": {"uri": "python:mine.scores:score"}}, "allow_code is false"),
+        ({"model": {"uri": "file:net.onnx"}}, "there is no file"),
+        ({"model": {"uri": "hf:bert"}}, "config.json"),
+        ({"evaluation": {"runner": "dask"}}, "prefect-dask is not installed"),
+    ],
+)
+def test_a_function_or_model_that_is_not_there(project, tables, said):
+    """The key is named; the module is not imported to find out."""
+    (project / "mine").mkdir()
+    (project / "mine" / "scores.py").write_text("raise SystemExit\ndef score(o, l): ...\n")
+
+    assert said in problem(project, **tables)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def score(o, l): ...",
+        "try:\n    from fast import score\nexcept ImportError:\n    score = None",
+        "if True:\n    class score: ...",
+        "from other import *",
+        "def __getattr__(name): ...",
+        "import other as score",
+        "globals()['sco' + 're'] = 1",
+    ],
+)
+def test_a_function_that_is_there_however_it_got_there(project, text):
+    """Whatever may define the name is taken for it."""
+    (project / "mine.py").write_text(text)
+
+    assert checked(project, metrics={"own": {"kind": "mine:score"}}).problems == ()
+
+
+def test_a_type_that_triton_does_not_take(project):
+    """It could be validated for minutes, and never served."""
+    for name in ("evaluation", "calibration", "traffic"):
+        write(project / DATA / f"{name}.npz", np.complex64)
+
+    assert "input.image is complex64" in problem(project)
+
+
+def test_sets_that_do_not_fit_together(project):
+    """Types and names are compared before anything is built."""
+    write(project / DATA / "calibration.npz", np.float64)
+    assert "data.calibration: it holds image: float64" in problem(project)
+    write(project / DATA / "calibration.npz", **{"input.mask": np.zeros((2000, 2), np.float32)})
+    assert "only one of it and data.evaluation has input.mask" in problem(project)
+
+
+LIVE = {"shadow": {"traffic": None, "rate_per_s": None}}
+
+
+def test_live_requests_must_have_been_recorded(project):
+    """A qualification that counts on them would end after it has built everything."""
+    assert "holds no sample of digits" in problem(project, **LIVE)
+
+    sample(project, np.float32)
+
+    assert checked(project, **LIVE).problems == ()
+
+
+def test_live_requests_that_cannot_be_traced(project):
+    """Triton's traces cannot hold bytes; requests that this program sends need no trace."""
+    for name in ("evaluation", "calibration", "traffic"):
+        write(project / DATA / f"{name}.npz", np.uint8)
+
+    assert checked(project).problems == ()
+    assert "cannot hold image: uint8" in problem(project, **LIVE)
+
+    sample(project, np.uint8)
+    found = checked(project, **LIVE)
+
+    assert found.problems == ()
+    assert "cannot hold image: uint8" in found.notes[0]
+
+
+def sample(project, dtype):
+    """A sample that something else recorded."""
+    write(project / "theirs.npz", dtype, rows=8, label=None)
+    home = project / ".enginegate" / "shadow"
+    return import_sample(project / "theirs.npz", "digits", Shadow(), home=home)
+
+
+def test_what_will_be_inconclusive_is_listed(project):
+    """Too few samples, no labels: the policy is good, the evidence will not be."""
+    write(project / DATA / "evaluation.npz", rows=10, label=None)
+
+    found = checked(project, data={"calibration": None})
+
+    assert found.problems == ()
+    assert "onnxruntime-int8" in {str(candidate) for candidate in found.undecidable}
+    assert any("holds 10 samples" in note for note in found.notes)
+    assert any("no labels" in note for note in found.notes)
+
+
+def test_a_signing_key_of_another_host_is_no_problem(project):
+    """Only who promotes needs it."""
+    found = checked(project, signing={"private_key": "/nowhere/release.pem"})
+
+    assert found.problems == ()
+    assert "signing.private_key" in found.notes[0]
+
+
+def test_an_archive_that_will_not_be_unpacked_is_a_problem(project):
+    """What reading refuses after the first build is refused before it, by the headers alone."""
+    header = io.BytesIO()
+    said = {"descr": "<f4", "fortran_order": False, "shape": (10**9, 1, 8, 8)}
+    np.lib.format.write_array_header_1_0(header, said)
+    with zipfile.ZipFile(project / DATA / "calibration.npz", "w") as archive:
+        archive.writestr("input.image.npy", header.getvalue() + bytes(64))
+
+    found = problem(project)
+
+    assert found.startswith("data.calibration = ")
+    assert "it has 64. Write it again with numpy.savez" in found

@@ -1,0 +1,67 @@
+"""Links into MLflow's UI."""
+
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from enginegate.tracking import Ledger
+from enginegate.tracking.connection import Connection
+from enginegate.tracking.ui_links import comparison_of
+
+
+def test_database_needs_a_ui():
+    """For a database the links come with the command that starts the UI on it."""
+    links = comparison_of(Connection("sqlite:////data/my mlflow.db", Path("a")), "7", "p", ("x",))
+
+    assert unquote(links.runs_url) == (
+        "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning"
+        "&searchFilter=tags.\"mlflow.parentRunId\" = 'p'"
+        "&orderByKey=metrics.`perf/p99_ms`&orderByAsc=true&compareRunsMode=CHART"
+    )
+    assert unquote(links.compare_url) == (
+        'http://127.0.0.1:5000/#/compare-runs?runs=["x"]'
+        '&workflowType=machine_learning&experiments=["7"]'
+    )
+    assert links.start_command.endswith(
+        "mlflow server --workers 1 --port 5000 --backend-store-uri 'sqlite:////data/my mlflow.db'"
+    )
+
+
+def test_server_is_its_own_ui():
+    """For a tracking server the links lead there, and nothing needs to be started."""
+    links = comparison_of(Connection("http://mlflow.local:80/", Path("a")), "7", "p", ())
+
+    assert links.runs_url.startswith("http://mlflow.local:80/#/experiments/7/runs?")
+    assert links.start_command == ""
+
+
+def test_links_do_not_carry_how_to_sign_in():
+    """They go to Prefect's artifacts and onto pages; a query in the middle would break them too."""
+    uri = "https://ada:secret@mlflow.local/team?token=t0ken"
+    links = comparison_of(Connection(uri, Path("a")), "7", "p", ())
+
+    assert links.runs_url.startswith("https://mlflow.local/team/#/experiments/7/runs?")
+    assert "secret" not in f"{links}"
+    assert "t0ken" not in f"{links}"
+
+
+@pytest.mark.parametrize(
+    ("uri", "server"),
+    [
+        ("sqlite:////data/mlflow.db", False),
+        ("postgresql+psycopg2://ada:secret@db/mlflow", False),
+        ("http://127.0.0.1:5000", True),
+        ("databricks", True),
+    ],
+)
+def test_who_decides_where_artifacts_are(uri, server):
+    """Behind a server the server decides; with a database we do."""
+    assert Connection(uri, Path("a")).is_server is server
+
+
+def test_passwords_are_not_shown():
+    """A tracking URI appears in messages, so its password does not."""
+    ledger = Ledger("postgresql://ada:secret@db/mlflow", Path("a"))
+
+    assert ledger.connection.shown_uri == "postgresql://***@db/mlflow"

@@ -1,0 +1,81 @@
+"""What a look takes from Triton's counters and metrics."""
+
+import socket
+from types import SimpleNamespace
+
+import pytest
+
+from enginegate.triton.client import TritonClient
+from enginegate.triton.endpoint import LiveAddresses
+from enginegate.triton.metrics import Metrics
+from enginegate.triton.types import Statistics
+from enginegate.watch.probe import ProbeResult, _Gauges, _Scrape, take_reading
+
+_TEXT = """
+nv_inference_request_failure{{model="digits",reason="REJECTED",version="2"}} {rejected}
+nv_inference_request_failure{{model="digits",reason="CANCELED",version="2"}} {canceled}
+nv_inference_request_failure{{model="digits",reason="BACKEND",version="1"}} {other}
+nv_inference_pending_request_count{{model="digits",version="1"}} {other}
+nv_inference_pending_request_count{{model="digits",version="2"}} 4
+"""
+
+
+def scraped(**values):
+    return _Scrape(Metrics.parse(_TEXT.format(**values)))
+
+
+def test_failures_are_those_of_the_live_version_that_nobody_cancelled():
+    """Another version's faults, and callers that hung up, are not the release's."""
+    early = scraped(rejected=3, canceled=5, other=7)
+    late = scraped(rejected=10, canceled=105, other=207)
+
+    found = _Gauges.of(early, late, "digits", 2)
+
+    assert (found.failed, found.pending_before, found.pending) == (7, 4, 4)
+    assert found.unread == ""
+
+
+def test_metrics_that_are_named_and_do_not_answer_are_told_from_none():
+    """Nobody said where they are: nothing to tell. Somebody did: that is said."""
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        dead = LiveAddresses(grpc="h:1", metrics=f"127.0.0.1:{unused.getsockname()[1]}")
+        unnamed, unread = _Scrape.of(LiveAddresses(grpc="h:1")), _Scrape.of(dead)
+
+    assert (unnamed.metrics, unnamed.unread) == (None, "")
+    found = _Gauges.of(scraped(rejected=0, canceled=0, other=0), unread, "digits", 2)
+    assert "did not answer" in found.unread
+    assert (found.failed, found.pending) == (0, None)
+
+
+@pytest.fixture
+def slow_counters(monkeypatch):
+    """A server that counts one more answer at each reading after the first."""
+    readings = iter(range(1000))
+
+    def statistics(*_):
+        count = min(next(readings), 4)
+        return Statistics(requests=count, inferences=count, batches={1: count})
+
+    monkeypatch.setattr(TritonClient, "statistics", statistics)
+
+
+def probe(**changes):
+    told = {"sent": 5, "failed": 1, "over": 1, "median_ms": 1, "slowest_ms": 1, "versions": ("2",)}
+    return ProbeResult(**{**told, **changes})
+
+
+@pytest.mark.usefixtures("slow_counters")
+def test_answers_that_are_counted_late_are_in_the_look_that_got_them():
+    """They must not be missing in this look, nor be taken for live requests in the next."""
+    prober = SimpleNamespace(send=lambda *_: probe(), wait=lambda _: None)
+
+    found = take_reading(LiveAddresses(grpc="127.0.0.1:1"), "m", 2, look_s=0.0, prober=prober)
+
+    assert (found.answered, found.live) == (4, 0)
+
+
+def test_what_another_version_answered_is_not_waited_for():
+    """Its answers are not in the counters of the version that is looked at."""
+    assert probe().answered_by(2) == 4
+    assert probe().answered_by(1) == probe(versions=("1", "2")).answered_by(2) == 0

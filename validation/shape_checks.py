@@ -1,0 +1,130 @@
+"""What outputs and data must look like before they can be compared; messages name the evidence."""
+
+import math
+import re
+
+import numpy as np
+from numpy.typing import NDArray
+
+from enginegate.data import Array, DataSet, Tensors
+from enginegate.errors import DataError
+from validation.output_spec import OutputSpec
+
+_SHOWN_IDS = 5
+_SLICE_NAME = re.compile(r"[\w][\w .:+-]*")
+
+
+def check_form(reference: Tensors, candidate: Tensors, data: DataSet, asked: OutputSpec) -> str:
+    """Refuse what cannot be compared; the name of the output that is asked about.
+
+    Raises:
+        DataError: outputs differ in name, type or shape, or do not have one row a sample; the
+            output is not of its task; a label is no class; or the reference gave NaN or Inf.
+    """
+    _check_same_form(reference, candidate, data)
+    name = asked.output or next(iter(reference))
+    array = reference.get(name)
+    if array is None:
+        raise DataError(
+            f"The model gives outputs {sorted(reference)}, not {name!r}, which the policy's "
+            "[outputs] names."
+        )
+    if asked.task == "classification":
+        _check_logits(array, name)
+        check_classes(data, array.shape[1], name)
+    if asked.task == "embedding" and (array.ndim != 2 or array.dtype.kind != "f"):  # noqa: PLR2004 - (samples, dimensions)
+        raise DataError(
+            f"Output {name!r} should hold embeddings, floating point of shape (samples, "
+            f"dimensions); it is {array.dtype}{list(array.shape)}. Pool it in the model."
+        )
+    _check_reference_finite(reference, data)
+    _check_slice_names(data)
+    return name
+
+
+def nonfinite_rows(outputs: Tensors, samples: int) -> NDArray[np.bool_]:
+    """Whether a sample has NaN or Inf in any output, shape ``(N,)``."""
+    bad = np.zeros(samples, dtype=np.bool_)
+    for array in outputs.values():
+        if array.dtype.kind == "f":
+            bad |= ~np.isfinite(array).all(axis=tuple(range(1, array.ndim)))
+    return bad
+
+
+def flat(array: Array) -> NDArray[np.float64]:
+    """The values of each sample in one row, shape ``(N, V)``."""
+    return np.asarray(array).reshape(len(array), math.prod(array.shape[1:])).astype(np.float64)
+
+
+def check_classes(data: DataSet, classes: int, name: str) -> None:
+    """Refuse labels that are no class of the output.
+
+    Raises:
+        DataError: a label is no whole number, below 0, or not below ``classes``.
+    """
+    labels = data.targets.get(name, data.labels)
+    if labels is None or len(labels) == 0:
+        return
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise DataError(
+            f"{data.origin}: label.{name} must be one whole number a sample, for {name!r} has "
+            f"classes; it is {labels.dtype} of shape {labels.shape}."
+        )
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(
+            f"{data.origin}: labels run from {low} to {high}, but output {name!r} has {classes} "
+            f"classes (0 to {classes - 1}). The data or the model is of another set of classes."
+        )
+
+
+def _check_same_form(reference: Tensors, candidate: Tensors, data: DataSet) -> None:
+    if not reference or set(reference) != set(candidate):
+        raise DataError(
+            f"The reference gives outputs {sorted(reference)}, the candidate {sorted(candidate)}. "
+            "A candidate must keep the model's outputs: build it again from the same ONNX model."
+        )
+    for name, expected in reference.items():
+        given = candidate[name]
+        if (expected.dtype, expected.shape) != (given.dtype, given.shape):
+            raise DataError(
+                f"Output {name!r} is {expected.dtype}{list(expected.shape)} from the reference and "
+                f"{given.dtype}{list(given.shape)} from the candidate. They must have one type and "
+                "shape: build the candidate again from the same ONNX model, with its output types."
+            )
+        if expected.ndim == 0 or len(expected) != len(data):
+            raise DataError(
+                f"Output {name!r} has shape {expected.shape} for {len(data)} samples of "
+                f"{data.origin}; its first axis must be the sample."
+            )
+        if expected.dtype.kind not in "fiub":
+            raise DataError(f"Output {name!r} is {expected.dtype}; only numbers can be compared.")
+
+
+def _check_logits(array: Array, name: str) -> None:
+    if array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind != "f":  # noqa: PLR2004 - (samples, classes), two classes at least
+        raise DataError(
+            f"Output {name!r} should hold class logits, floating point of shape (samples, classes "
+            f">= 2); it is {array.dtype}{list(array.shape)}. Make the logits the model's first "
+            "output, or declare what its outputs mean under [outputs]."
+        )
+
+
+def _check_reference_finite(reference: Tensors, data: DataSet) -> None:
+    bad = np.flatnonzero(nonfinite_rows(reference, len(data)))
+    if len(bad):
+        shown = ", ".join(str(data.ids[row]) for row in bad[:_SHOWN_IDS])
+        raise DataError(
+            f"The FP32 reference itself gives NaN or Inf on {len(bad)} of {len(data)} samples of "
+            f"{data.origin} (first ids: {shown}), so there is nothing to compare with. Remove "
+            "those samples, or repair the model."
+        )
+
+
+def _check_slice_names(data: DataSet) -> None:
+    bad = [name for name in data.slices if not _SLICE_NAME.fullmatch(name)]
+    if bad:
+        raise DataError(
+            f"{data.origin}: slice column names may hold letters, digits, space and _ . : + - "
+            f"only; rename {', '.join(map(repr, bad))}."
+        )
