@@ -1,4 +1,4 @@
-# ruff: noqa: INP001
+# ruff: noqa: E501, INP001
 """Draw the pictures of the docs: ``python docs/draw_pictures.py`` writes docs/images/*.svg.
 
 Each has a background of its own, so that it is readable on a light and on a dark page.
@@ -63,7 +63,7 @@ class Picture:
             place = f'x="{x:g}" y="{y + number * _LINE_PX:g}" xml:space="preserve"'
             self.shapes.append(f'<text {place} class="{kind}">{escape(line)}</text>')
 
-    def box(  # noqa: PLR0913
+    def box(
         self, x: float, y: float, width: float, height: float, words: str, kind: str = "box"
     ) -> None:
         """A box with its words in the middle, the first line bold."""
@@ -89,8 +89,7 @@ class Picture:
         inner = f'width="{self.width - 2}" height="{self.height - 2}"'
         return "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" '
-                'aria-labelledby="title desc">',
+                f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">',
                 f'<title id="title">{escape(self.title)}</title>',
                 f'<desc id="desc">{escape(self.description)}</desc>',
                 f"<style>{_STYLE}</style>",
@@ -261,10 +260,22 @@ def fleet_and_storage() -> Picture:
     it.text(340, 32, "Bucket: s3://models/live/digits", "bold")
     it.box(340, 52, 240, 52, "3/…  releases/3.json\n2  uploaded, read back, compared", "plain")
     it.box(340, 138, 240, 52, "journal/00000042.json …\nwritten only where none is", "plain")
-    it.box(340, 314, 240, 52, "current.json names release 3\n6  replaced if nobody else did: live", "new")
+    it.box(
+        340,
+        314,
+        240,
+        52,
+        "current.json names release 3\n6  replaced if nobody else did: live",
+        "new",
+    )
     it.arrow((260, 78), (338, 78))
     it.arrow((260, 340), (338, 340))
-    it.text(340, 228, "After a failure or a kill before 6\nthese servers return to release 2,\nthe last one first: current.json\nnever named release 3.", "small")
+    it.text(
+        340,
+        228,
+        "After a failure or a kill before 6\nthese servers return to release 2,\nthe last one first: current.json\nnever named release 3.",
+        "small",
+    )
     it.text(656, 32, "Every other host", "bold")
     it.box(656, 314, 200, 52, "enginegate pull\n7  on its schedule", "plain")
     it.box(656, 228, 200, 52, "Fetch, check\nmanifest and every file", "plain")
@@ -274,7 +285,7 @@ def fleet_and_storage() -> Picture:
     it.arrow((756, 314), (756, 282))
     it.arrow((756, 228), (756, 196))
     it.arrow((756, 138), (756, 106))
-    return it  # fmt: skip
+    return it
 
 
 def four_outcomes() -> Picture:
@@ -313,8 +324,12 @@ def four_outcomes() -> Picture:
     it.text(left, 270, "0", "small")
     it.text(limit, 270, "margin, e.g. max_accuracy_loss = 0.01", "small middle")
     it.text(right, 270, "loss against FP32", "small middle")
-    it.text(24, 298, "The worst outcome of all gates is the verdict. No evidence is inconclusive, never passed.")
-    return it  # fmt: skip
+    it.text(
+        24,
+        298,
+        "The worst outcome of all gates is the verdict. No evidence is inconclusive, never passed.",
+    )
+    return it
 
 
 PICTURES: dict[str, Callable[[], Picture]] = {
