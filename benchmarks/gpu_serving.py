@@ -30,10 +30,9 @@ from enginegate.data import Array, Tensors
 from enginegate.engines import build_engine, cuda, open_engine, serving
 from enginegate.evidence import Finding
 from enginegate.loadgen.traffic import Traffic, Transport
-from enginegate.measurement import ClosedLoad, Load, Measurement
+from enginegate.measurement import ClosedLoad, LatencySample, Load, Measurement
 from enginegate.measuring.advice import largest_stage
-from enginegate.measuring.measure import LatencySample
-from enginegate.measuring.sequential import Sequential
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
 from enginegate.search.search import SearchProgress, SearchResult, search
@@ -203,7 +202,7 @@ class Lab:
 
     def _default(self, case: Case, bench: DeployedBenchmark, top: float) -> SearchResult:
         def measure(
-            config: ServingConfig, load: Load | ClosedLoad, *, ends: Sequential | None = None
+            config: ServingConfig, load: Load | ClosedLoad, *, ends: SequentialTest | None = None
         ) -> LatencySample:
             plain = config.model_copy(update={"dynamic_batching": False})
             found = bench.measure(plain, load, ends=ends)

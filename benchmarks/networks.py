@@ -177,7 +177,9 @@ def planned(
     tables = {"shapes": building.shapes, "onnxruntime": building.onnxruntime}
     tables |= {"tensorrt": building.tensorrt, "calibration": calibration, "search": search}
     chosen = policy.model_copy(update=tables)
-    return plan_engine(onnx_model, Candidate.parse(name), policy=chosen, calibration=data)
+    return plan_engine(
+        onnx_model, Candidate.parse(name), tables=chosen.engine_tables, calibration=data
+    )
 
 
 def samples(inputs: Tensors, origin: str) -> DataSet:

@@ -98,7 +98,7 @@ def stream(samples: int) -> dict[str, Any]:
             plan_engine(
                 source,
                 Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32),
-                policy=read_policy(ROOT / "policies" / "digits.toml"),
+                tables=read_policy(ROOT / "policies" / "digits.toml").engine_tables,
                 calibration=None,
             ),
             root / "engines",

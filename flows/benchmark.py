@@ -7,6 +7,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from enginegate.candidate import Candidate
 from enginegate.policy import Policy
+from enginegate.workspace import Workspace
 from tasks.benchmark import benchmark
 from tasks.benchmark_report import BenchmarkReport, report_benchmarks
 from tasks.build import build
@@ -21,15 +22,28 @@ _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
     persist_result=False,
     validate_parameters=False,
 )
-def benchmark_candidates(rules: Policy, candidates: tuple[Candidate, ...]) -> BenchmarkReport:
+def benchmark_candidates(policy: Policy, candidates: tuple[Candidate, ...]) -> BenchmarkReport:
     """Build what is missing and benchmark it; nothing is judged, recorded or published.
 
     Args:
-        rules: the policy, perhaps with another load or rate.
+        policy: perhaps with another load or rate than its file.
         candidates: which of its candidates.
     """
-    rules = resolve(rules)
-    source = export(rules)
-    engines = build.map(candidates, unmapped(rules), unmapped(source)).result()
-    measured = [benchmark(rules, engine) for engine in engines]
-    return report_benchmarks(rules, engines, measured)
+    workspace = Workspace.of(policy)
+    policy = policy.with_model(resolve(policy.model, workspace))
+    engine_tables, tables, live = policy.engine_tables, policy.benchmark_tables, policy.live_tables
+    source = export(policy.model, policy.data.evaluation, workspace)
+    engines = build.map(
+        candidates, unmapped(engine_tables), unmapped(source), unmapped(workspace)
+    ).result()
+    measured = [
+        benchmark(engine, tables, live, policy.traffic_tables, workspace) for engine in engines
+    ]
+    return report_benchmarks(
+        engines,
+        measured,
+        tables,
+        live,
+        model_uri=policy.model.uri,
+        left_out=set(policy.candidates.all()) - set(candidates),
+    )

@@ -8,7 +8,8 @@ from prefect.transactions import transaction
 from enginegate.approval_rules import check_decision
 from enginegate.decision import Release
 from enginegate.errors import ApprovalError, PublishError, TamperedError
-from enginegate.policy import read_policy
+from enginegate.evidence import Scorecard
+from enginegate.policy import Policy, read_policy
 from enginegate.repository import ReleaseSigning
 from enginegate.tracking import check_authentic, scorecard_of
 from enginegate.workspace import Workspace, now
@@ -45,28 +46,28 @@ def promote(policy: Path, scorecard: str) -> Release:
         RepositoryError: another release is live than when the evidence was made.
         PublishError: the release did not prove itself; what was live is live.
     """
-    rules = read_policy(Path(policy))
-    workspace = Workspace.of(rules)
-    note_expired_approvals(rules)
-    announce_releases(rules)
-    publication = Publication(rules, scorecard_of(workspace, scorecard))
+    opened = read_policy(Path(policy))
+    workspace, tables = Workspace.of(opened), opened.live_tables
+    note_expired_approvals(tables, workspace)
+    announce_releases(tables.target.repository, workspace)
+    publication = _publication(opened, scorecard_of(workspace, scorecard), workspace)
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))
     if live is not None and not publication.gives_promise(live):
-        move_champion(rules, live)
+        move_champion(tables, live, workspace)
         return live
     try:
-        signing = ReleaseSigning.of(rules.signing, workspace)
+        signing = ReleaseSigning.of(tables.signing, workspace)
         check_authentic(publication.evidence, workspace, signing)
     except (ApprovalError, TamperedError) as error:
         refuse(publication, str(error))
         raise
     try:
-        answers = decisions_on(publication.evidence, rules, workspace)
+        answers = decisions_on(publication.evidence, opened, workspace)
         approvals = check_decision(
             answers.decisions,
             publication.evidence,
-            rules.approval,
+            opened.approval,
             now=now(),
             record=answers.record,
         )
@@ -79,20 +80,34 @@ def promote(policy: Path, scorecard: str) -> Release:
     if live is None:
         return _publish(approved)
     renew_promise(approved, live)
-    move_champion(rules, live)
+    move_champion(tables, live, workspace)
     return live
 
 
+def _publication(policy: Policy, evidence: Scorecard, workspace: Workspace) -> Publication:
+    return Publication(
+        tables=policy.live_tables,
+        policy_sha256=policy.with_model(evidence.model_uri).digest,
+        options=policy.serving,
+        ensemble=policy.ensemble,
+        samples=policy.data.evaluation,
+        slo_p99_ms=policy.slo.p99_ms,
+        workspace=workspace,
+        evidence=evidence,
+    )
+
+
 def _publish(publication: Publication) -> Release:
+    tables, workspace = publication.tables, publication.workspace
     try:
         with transaction() as change:
             change.set(UNDO, publication)
             release = publish(publication)
             change.set(PUBLISHED, release)
-            move_champion(publication.rules, release)
+            move_champion(tables, release, workspace)
     finally:
         # What was taken back was live for a moment.
-        announce_releases(publication.rules)
+        announce_releases(tables.target.repository, workspace)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")
     return release

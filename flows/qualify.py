@@ -6,17 +6,21 @@ from typing import Any
 from prefect import flow, unmapped
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from enginegate.candidate import Engine, Unbuilt
+from enginegate.content_store import ContentFolder
 from enginegate.evidence import Scorecard
 from enginegate.policy import Policy, read_policy
-from tasks.benchmark import benchmark, losers
+from enginegate.workspace import Workspace
+from tasks.benchmark import benchmark, skip_hopeless
 from tasks.build import build
 from tasks.check import check
 from tasks.export import export, resolve
-from tasks.record import make_scorecard, record
+from tasks.record import Qualification, digests_of, make_scorecard, record
 from tasks.recover import recover_interrupted
 from tasks.repair import repair
 from tasks.shadow import record_shadow
-from tasks.validate import observe, validate
+from tasks.validate import EvaluationSamples, Judgement, observe, validate
+from validation.output_spec import output_specs
 
 _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 
@@ -38,35 +42,62 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         policy: the model family's policy file.
         model_uri: another registry version than the policy's ``model.uri``.
     """
-    wanted = _rules(Path(policy), model_uri)
-    recover_interrupted(wanted)
-    check(wanted, Path(policy))
-    rules = resolve(wanted)
-    source = export(rules)
-    engines = build.map(rules.candidates.all(), unmapped(rules), unmapped(source)).result()
-    shadow = record_shadow(rules, source)
-    reference = observe(rules, source, shadow.data, shadow.notes)
-    judged = [validate(rules, engine, reference) for engine in engines]
+    origin = Path(policy)
+    opened = read_policy(origin)
+    if model_uri:
+        opened = opened.with_model(model_uri)
+    workspace = Workspace.of(opened)
+    recover_interrupted(opened.live_tables, workspace)
+    check(opened, origin, workspace)
+    return _qualified(opened.with_model(resolve(opened.model, workspace)), workspace)
+
+
+def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
+    tables, gates = policy.engine_tables, policy.gates
+    source = export(policy.model, policy.data.evaluation, workspace)
+    engines = build.map(
+        tables.candidates.all(), unmapped(tables), unmapped(source), unmapped(workspace)
+    ).result()
+    shadow = record_shadow(policy.traffic_tables, tables, source, workspace)
+    samples = EvaluationSamples(policy.data.evaluation, shadow.data, shadow.notes)
+    asked = output_specs(policy.task, policy.outputs, policy.metrics, policy.slices)
+    reference = observe(source, samples, asked, policy.evaluation, workspace)
+
+    def judge(engine: ContentFolder[Engine] | Unbuilt) -> Judgement:
+        return validate(engine, reference, gates, tables, workspace)
+
+    judged = [judge(engine) for engine in engines]
     repairs = [
-        repair(
-            rules, source, engine, found.verdict, lambda e: validate(rules, e, reference).verdict
-        )
-        for engine, found in zip(engines, judged, strict=True)
+        repair(engine, each.verdict, lambda e: judge(e).verdict, tables, source, workspace)
+        for engine, each in zip(engines, judged, strict=True)
     ]
-    repaired = [found.attempt for found in repairs if found and found.attempt]
-    curves = {c: found.curve for found in repairs if found for c in found.candidates}
+    repaired = [each.attempt for each in repairs if each and each.attempt]
     engines = [*engines, *repaired]
-    judged += [validate(rules, engine, reference) for engine in repaired]
-    verdicts = [found.verdict for found in judged]
-    skipped = losers(rules, verdicts)
+    judged += [judge(engine) for engine in repaired]
+    verdicts = [each.verdict for each in judged]
+    skipped = skip_hopeless(
+        verdicts, policy.benchmark, policy.approval, policy.slo, policy.live_tables
+    )
     measured = [
-        None if verdict.candidate in skipped else benchmark(rules, engine)
+        None
+        if verdict.candidate in skipped
+        else benchmark(
+            engine, policy.benchmark_tables, policy.live_tables, policy.traffic_tables, workspace
+        )
         for engine, verdict in zip(engines, verdicts, strict=True)
     ]
-    card = make_scorecard(rules, source, shadow.data, verdicts, measured, skipped)
-    return record(rules, card, engines, [j.results for j in judged], curves)
-
-
-def _rules(policy: Path, model_uri: str | None) -> Policy:
-    rules = read_policy(policy)
-    return rules.with_model(model_uri) if model_uri else rules
+    found = Qualification(
+        policy_sha256=policy.digest,
+        model=policy.name,
+        model_uri=policy.model.uri,
+        onnx=source.value,
+        data=digests_of(policy.data, shadow.data),
+        attempts=engines,
+        verdicts=verdicts,
+        results=[each.results for each in judged],
+        benchmarks=measured,
+        unmeasured=skipped,
+        curves={c: each.curve for each in repairs if each for c in each.candidates},
+    )
+    card = make_scorecard(found, policy.slo, policy.search, policy.target.repository, workspace)
+    return record(card, found, policy.slo, policy.signing, workspace)

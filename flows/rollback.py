@@ -6,7 +6,8 @@ from prefect import flow
 
 from enginegate.decision import Release
 from enginegate.policy import read_policy
-from tasks.release import follow_with_champion, go_back
+from enginegate.workspace import Workspace
+from tasks.release import follow_with_champion, roll_back
 from tasks.release_events import announce_releases
 
 
@@ -19,8 +20,9 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
         to: release number; by default the one that the live release replaced.
         reason: why; kept in the audit log.
     """
-    rules = read_policy(Path(policy))
-    release = go_back(rules, to, reason)
-    follow_with_champion(rules, release)
-    announce_releases(rules)
+    opened = read_policy(Path(policy))
+    tables, workspace = opened.live_tables, Workspace.of(opened)
+    release = roll_back(tables, workspace, to, reason)
+    follow_with_champion(tables, release, workspace)
+    announce_releases(tables.target.repository, workspace)
     return release

@@ -6,6 +6,7 @@ from prefect import flow
 
 from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
+from enginegate.workspace import Workspace
 from flows.qualify import qualify
 from tasks.recover import recover_interrupted
 from tasks.scan import Start, new_versions, start_elsewhere
@@ -26,10 +27,14 @@ def scan(policy: Path, deployment: str | None = None) -> tuple[str, ...]:
         EnginegateError: some could not be started; the next scan tries those again, three times at
             most, and the message lists them.
     """
-    rules = read_policy(Path(policy))
-    recover_interrupted(rules)
+    opened = read_policy(Path(policy))
+    workspace = Workspace.of(opened)
+    recover_interrupted(opened.live_tables, workspace)
     problems, started = [], []
-    for start in new_versions(rules):
+    starts = new_versions(
+        opened.scan, opened.model, lambda uri: opened.with_model(uri).digest, workspace
+    )
+    for start in starts:
         try:
             _start(Path(policy), start, deployment)
         except EnginegateError as error:

@@ -17,9 +17,11 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.policy import Policy, read_policy
+from enginegate.policy.operating import LiveTables
 from enginegate.repository import Layout
 from enginegate.repository.history.broken_promises import BrokenPromise, broken_words
 from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched
+from enginegate.workspace import Workspace
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
 from tasks.recover import recover_interrupted
@@ -39,6 +41,7 @@ from tasks.watch import (
     unacknowledged,
     verify_live,
 )
+from validation.output_spec import output_specs
 
 # One run goes on for at most this long, so that the next one of a schedule of ten minutes starts.
 RUN_S = 540.0
@@ -57,52 +60,54 @@ def watch(policy: Path, run_s: float = RUN_S) -> Watched:
         ServerError: what is live could not be measured. Both alert.
         PromiseBrokenError: a look failed, now or earlier, and nobody has acknowledged it since.
     """
-    rules = read_policy(Path(policy))
+    opened = read_policy(Path(policy))
     try:
-        return _watch(rules, policy, run_s)
+        return _watch(opened, policy, run_s)
     except PromiseBrokenError:
         raise  # the look that failed has alerted already, if the policy says so
     except EnginegateError as error:
-        alert(rules.name, str(error))
+        alert(opened.name, str(error))
         raise
 
 
-def _watch(rules: Policy, policy: Path, run_s: float) -> Watched:
+def _watch(opened: Policy, policy: Path, run_s: float) -> Watched:
+    tables, workspace = opened.live_tables, Workspace.of(opened)
     done = (
-        *recover_interrupted(rules),
-        *expire_shadow(rules),
-        *tell_ledger(rules),
-        *follow_storage(rules),
+        *recover_interrupted(tables, workspace),
+        *expire_shadow(tables.retention, workspace),
+        *tell_ledger(workspace),
+        *follow_storage(tables, workspace),
     )
     try:
-        problems = verify_live(rules)
-        looks = tuple(_looks(rules, run_s))
+        problems = verify_live(tables, workspace)
+        looks = tuple(_looks(opened, workspace, run_s))
     finally:
         # Last: a Prefect server that does not answer delays no look and no rollback.
-        done += (*note_expired_approvals(rules), *announce_releases(rules))
+        done += note_expired_approvals(tables, workspace)
+        done += announce_releases(tables.target.repository, workspace)
     errored = [str(look) for look in looks if look.outcome is Outcome.ERRORED]
-    broken = [_broken_now(rules, policy, look) for look in looks if look.broken]
+    broken = [_broken_now(tables, policy, look) for look in looks if look.broken]
     if problems:
         raise RepositoryError("\n".join((*problems, *errored, *broken)))
     if errored:
         raise ServerError("\n".join((*errored, *broken)))
-    watched, earlier = Watched(done, looks), unacknowledged(rules)
+    watched, earlier = Watched(done, looks), unacknowledged(tables, workspace)
     if broken:
         raise PromiseBrokenError("\n".join(broken), watched)
     if earlier:
-        raise PromiseBrokenError(_broken_earlier(rules, policy, earlier, looks), watched)
+        raise PromiseBrokenError(_broken_earlier(tables.model, policy, earlier, looks), watched)
     return watched
 
 
-def _broken_now(rules: Policy, policy: Path, look: WatchCheck) -> str:
+def _broken_now(tables: LiveTables, policy: Path, look: WatchCheck) -> str:
     """Which release promised what, what was measured, what was done, and the next command."""
-    layout = Layout(rules.target.repository, rules.name)
+    layout = Layout(tables.target.repository, tables.model)
     current, release = layout.current(), layout.release(look.version)
     live = f"release {current.version} is live" if current else "nothing is live"
     if look.action == "rollback":
         done = f"It was rolled back: {live} again."
     else:
-        done = f'It was not rolled back: {live} (watch.on_failure = "{rules.watch.on_failure}").'
+        done = f'It was not rolled back: {live} (watch.on_failure = "{tables.watch.on_failure}").'
     named = f"{look.version} of {look.model} ({release.candidate}, {release.model_uri})"
     lines = (
         f"Release {named} broke its promise at check {look.number}:",
@@ -114,11 +119,11 @@ def _broken_now(rules: Policy, policy: Path, look: WatchCheck) -> str:
 
 
 def _broken_earlier(
-    rules: Policy, policy: Path, broken: tuple[BrokenPromise, ...], looks: tuple[WatchCheck, ...]
+    model: str, policy: Path, broken: tuple[BrokenPromise, ...], looks: tuple[WatchCheck, ...]
 ) -> str:
     """The newest failed check that nobody has acknowledged, and how this run's checks ended."""
     lines = (
-        f"{rules.name}: {broken[-1]}. Nobody has acknowledged this.",
+        f"{model}: {broken[-1]}. Nobody has acknowledged this.",
         *(f"  now: {look}" for look in looks),
         _next(policy, broken[-1].release),
     )
@@ -132,32 +137,37 @@ def _next(policy: Path, release: int) -> str:
     )
 
 
-def _looks(rules: Policy, run_s: float) -> Iterator[WatchCheck]:
+def _looks(policy: Policy, workspace: Workspace, run_s: float) -> Iterator[WatchCheck]:
     """One look; while the release is young, more of them until one does not hold."""
+    tables, traffic = policy.live_tables, policy.traffic_tables
+    asked = output_specs(policy.task, policy.outputs, policy.metrics, policy.slices)
     end_s = time.monotonic() + run_s
-    while (release := live_release(rules)) is not None:
-        look = take_look(rules, release, compare_live(rules, release))
-        record_broken_promise(rules, look)
-        look = keep_look(rules, release, _acted(rules, release, look))
+    while (release := live_release(tables)) is not None:
+        sampled = compare_live(release, tables, traffic, policy.gates, asked, workspace)
+        look = take_look(tables, release, sampled, workspace)
+        record_broken_promise(tables.target.repository, look)
+        look = keep_look(tables, release, _acted(tables, release, look, workspace), workspace)
         yield look
         stops = look.outcome in {Outcome.FAILED, Outcome.ERRORED}
-        if stops or not look.intensive or time.monotonic() + rules.watch.look_s > end_s:
+        if stops or not look.intensive or time.monotonic() + tables.watch.look_s > end_s:
             return
 
 
-def _acted(rules: Policy, release: Release, look: WatchCheck) -> WatchCheck:
+def _acted(
+    tables: LiveTables, release: Release, look: WatchCheck, workspace: Workspace
+) -> WatchCheck:
     """Do what the policy says about a look; a rollback that is refused becomes an alert.
 
     Unless another release is live by now: the log says so, and there is nothing left to do.
     """
     if look.action == "rollback":
-        back = roll_back_failed(rules, release, look)
+        back = roll_back_failed(tables, release, look, workspace)
         if back is not None:
             alert(look.model, f"{look}. {back.said}", version=look.version, action="rollback")
-            follow_with_champion(rules, back.release)
-            announce_releases(rules)
+            follow_with_champion(tables, back.release, workspace)
+            announce_releases(tables.target.repository, workspace)
             return look
-        if not is_live(rules, release):
+        if not is_live(tables, release):
             # Somebody else was faster; what failed serves nobody any more.
             return look.model_copy(update={"action": "none"})
         look = look.model_copy(update={"action": "alert"})

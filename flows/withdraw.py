@@ -6,6 +6,7 @@ from prefect import flow
 
 from enginegate.decision import Release
 from enginegate.policy import read_policy
+from enginegate.workspace import Workspace
 from tasks.release import say_withdrawn, withdraw_first
 from tasks.release_events import announce_releases
 
@@ -22,8 +23,9 @@ def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     Returns:
         What was live.
     """
-    rules = read_policy(Path(policy))
-    release = withdraw_first(rules, who, reason)
-    say_withdrawn(rules, release)
-    announce_releases(rules)
+    opened = read_policy(Path(policy))
+    tables, workspace = opened.live_tables, Workspace.of(opened)
+    release = withdraw_first(tables, workspace, who, reason)
+    say_withdrawn(tables, release, workspace)
+    announce_releases(tables.target.repository, workspace)
     return release

@@ -24,11 +24,14 @@ from enginegate.candidate import (
     Unbuilt,
 )
 from enginegate.content_store import ContentFolder
-from enginegate.engines import NATIVE, ServedFiles, native_drawback, runnable_here, serving
+from enginegate.engines import NATIVE, native_drawback, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.machine import gpus
-from enginegate.policy import Policy
+from enginegate.measuring.p99 import P99
+from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
+from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
+from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.repository import Layout
 from enginegate.search.trial_runner import SearchProgress
@@ -52,25 +55,40 @@ _WORDS = {
 
 
 @task(task_run_name="benchmark", cache_policy=NO_CACHE)
-def benchmark(rules: Policy, attempt: ContentFolder[Engine] | Unbuilt) -> Benchmark | None:
+def benchmark(
+    attempt: ContentFolder[Engine] | Unbuilt,
+    tables: BenchmarkTables,
+    live_tables: LiveTables,
+    traffic: TrafficTables,
+    workspace: Workspace,
+) -> Benchmark | None:
     """What Triton delivers for one engine; None when no device here can run it.
 
     The same engine, SLO, search and server are measured once on one machine; and under another SLO
     only what is missing.
+
+    Args:
+        attempt: the engine.
+        tables: what serving must deliver.
+        live_tables: where a release of it would go, and what is live there.
+        traffic: requests to send.
+        workspace: keeps measurements.
     """
     if isinstance(attempt, Unbuilt) or runnable_here(attempt.value) is not None:
         return None
-    stage, live = _stage(rules, attempt.value), _live(rules, attempt.value)
+    stage = _stage(tables, traffic, attempt.value, workspace)
+    live = _live(tables, live_tables, attempt.value)
     try:
-        backend = _backend(stage, attempt.value)
+        backend = _backend(stage, attempt.value, live_tables.target)
         served = serving(attempt.value, attempt.folder, backend=backend)
     except EnginegateError as error:
         return _errored(attempt.value, stage, str(error))
     key = _key(stage, attempt.value, live, backend, served.settings)
+    model = ServedModel.of(live_tables.model, attempt.value, served)
     found = remembered(
-        Workspace.of(rules).results / "benchmarks" / f"{key}.json",
+        workspace.results / "benchmarks" / f"{key}.json",
         Benchmark,
-        lambda: _measure(stage, attempt, live, backend, served),
+        lambda: _measure(stage, attempt, model, live, workspace),
         worth_keeping=lambda made: made.outcome in {Outcome.PASSED, Outcome.FAILED},
     )
     _log.info("%s: %s", found.candidate, _described(found))
@@ -78,33 +96,40 @@ def benchmark(rules: Policy, attempt: ContentFolder[Engine] | Unbuilt) -> Benchm
 
 
 @task(task_run_name="who-is-benchmarked", cache_policy=NO_CACHE)
-def losers(rules: Policy, verdicts: Sequence[Verdict]) -> Mapping[Candidate, str]:
-    """The candidates that are not benchmarked because their verdict keeps them from winning."""
-    if rules.benchmark.also_failed:
+def skip_hopeless(
+    verdicts: Sequence[Verdict],
+    benchmarked: Benchmarked,
+    approval: Approval,
+    slo: Slo,
+    live_tables: LiveTables,
+) -> Mapping[Candidate, str]:
+    """The candidates that are not benchmarked, because their verdict keeps them from winning."""
+    if benchmarked.also_failed:
         return {}
     skipped = not_benchmarked(
         verdicts,
-        also_inconclusive=rules.approval.accept_inconclusive,
-        baselines=_compares_with_fp32(rules),
+        also_inconclusive=approval.accept_inconclusive,
+        baselines=_compares_with_fp32(slo, live_tables),
     )
     for candidate, why in skipped.items():
         _log.info("%s: not benchmarked: %s", candidate, why)
     return skipped
 
 
-def _compares_with_fp32(rules: Policy) -> bool:
+def _compares_with_fp32(slo: Slo, live_tables: LiveTables) -> bool:
     """Whether speedups are over FP32: not while something is live that the policy names instead."""
-    slo = rules.slo
     champion = slo.faster_than == "champion"
-    lives = champion and Layout(rules.target.repository, rules.name).current() is not None
+    layout = Layout(live_tables.target.repository, live_tables.model)
+    lives = champion and layout.current() is not None
     return slo.min_speedup is not None and not lives
 
 
-def _stage(rules: Policy, engine: Engine) -> BenchmarkSession:
-    workspace = Workspace.of(rules)
-    traffic = request_mix(rules, engine.inputs, workspace.shadow)
+def _stage(
+    tables: BenchmarkTables, recorded: TrafficTables, engine: Engine, workspace: Workspace
+) -> BenchmarkSession:
+    traffic = request_mix(recorded, engine.inputs, workspace.shadow)
     return BenchmarkSession(
-        rules,
+        tables,
         find_triton(workspace.root / "triton"),
         BenchmarkPaths(
             repository=workspace.scratch / "benchmark" / "repository",
@@ -122,29 +147,28 @@ def _stage(rules: Policy, engine: Engine) -> BenchmarkSession:
 def _measure(
     stage: BenchmarkSession,
     built: ContentFolder[Engine],
+    model: ServedModel,
     live: LiveTargetPlaces | None,
-    backend: str,
-    served: ServedFiles,
+    workspace: Workspace,
 ) -> Benchmark:
-    engine, rules = built.value, stage.rules
+    engine = built.value
     try:
-        model = ServedModel.of(rules.name, engine, served)
-        subject = BenchmarkTarget.of(model, engine, rules.serving.uncached)
-        with _machine(Workspace.of(rules)):
+        subject = BenchmarkTarget.of(model, engine, stage.tables.serving.uncached)
+        with _machine(workspace):
             made = benchmarked(
                 stage,
                 engine,
                 subject,
                 live=live,
-                roofline=lambda found: _roofline(stage, built, found),
+                roofline=lambda found: _roofline(stage, built, found, workspace),
                 progress=_progress(engine),
             )
-        return made.model_copy(update={"backend": backend})
+        return made.model_copy(update={"backend": model.backend})
     except EnginegateError as error:
         return _errored(engine, stage, str(error))
 
 
-def _backend(stage: BenchmarkSession, engine: Engine) -> str:
+def _backend(stage: BenchmarkSession, engine: Engine, target: PromotionTarget) -> str:
     """Triton's own backend for this kind where both servers have it, else the Python backend.
 
     Where it has a drawback for this engine, only a policy that insists gets it.
@@ -152,11 +176,11 @@ def _backend(stage: BenchmarkSession, engine: Engine) -> str:
     Raises:
         ModelError: the policy insists on a backend that is not there.
     """
-    wanted = stage.rules.serving.backend
+    wanted = stage.tables.serving.backend
     if wanted != "native" and native_drawback(engine) is not None:
         wanted = "python"
     with ExitStack() as stack:
-        live = live_client(stage.rules.target)
+        live = live_client(target)
         if live is not None:
             stack.enter_context(live)
         native, _ = NATIVE[engine.candidate.kind]
@@ -164,10 +188,9 @@ def _backend(stage: BenchmarkSession, engine: Engine) -> str:
 
 
 def _roofline(
-    stage: BenchmarkSession, built: ContentFolder[Engine], found: Benchmark
+    stage: BenchmarkSession, built: ContentFolder[Engine], found: Benchmark, workspace: Workspace
 ) -> Roofline | None:
     """What limits it; a graph that cannot be counted leaves that open."""
-    workspace = Workspace.of(stage.rules)
     graph = _graph(built, workspace)
     if graph is None:
         return None
@@ -195,13 +218,15 @@ def _graph(built: ContentFolder[Engine], workspace: Workspace) -> Path | None:
     return None
 
 
-def _live(rules: Policy, engine: Engine) -> LiveTargetPlaces | None:
+def _live(
+    tables: BenchmarkTables, live_tables: LiveTables, engine: Engine
+) -> LiveTargetPlaces | None:
     """What is live, when the policy compares with it, it is another engine, and it can be served.
 
     Its own bytes are served, from the live repository, after their digests were checked.
     """
-    layout = Layout(rules.target.repository, rules.name)
-    if rules.slo.faster_than != "champion" or (current := layout.current()) is None:
+    layout = Layout(live_tables.target.repository, live_tables.model)
+    if tables.slo.faster_than != "champion" or (current := layout.current()) is None:
         return None
     release = layout.release(current.version)
     if release.engine_sha256 == engine.file.sha256:
@@ -215,7 +240,7 @@ def _live(rules: Policy, engine: Engine) -> LiveTargetPlaces | None:
         _log.warning("live release %d is not measured: %s", release.version, error)
         return None
     model = ServedModel(
-        name=f"{rules.name}.live",
+        name=f"{live_tables.model}.live",
         backend=release.backend,
         inputs=release.inputs,
         outputs=release.outputs,
@@ -252,7 +277,7 @@ def _progress(engine: Engine) -> Callable[[SearchProgress], None]:
 def progress_words(at: SearchProgress) -> str:
     """One measurement, what it showed, and how far the search is; or that it was made before."""
     measured = at.measurement
-    p99 = measured.percentile(0.99)
+    p99 = measured.percentile(P99)
     shown = (
         f"{per_second(measured.rate_per_s)}, {measured.config}: p99 "
         f"{f'{short_number(p99.value_ms)} ms' if p99 else 'unknown'}"
@@ -295,15 +320,15 @@ def _key(
     settings: BackendSettings,
 ) -> Sha256:
     """Digest of everything a benchmark depends on, the machine included."""
-    rules = stage.rules
+    tables = stage.tables
     deciding = {
         "enginegate": __version__,
         "engine": engine.digest,
-        "slo": rules.slo.digest,
-        "search": rules.search.digest,
-        "load": rules.load.digest,
-        "cost": rules.cost.digest,
-        "serving": rules.serving.digest,
+        "slo": tables.slo.digest,
+        "search": tables.search.digest,
+        "load": tables.load.digest,
+        "cost": tables.cost.digest,
+        "serving": tables.serving.digest,
         "backend": backend,
         "settings": settings.digest,
         "traffic": stage.traffic_sha256,

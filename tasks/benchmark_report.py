@@ -11,11 +11,12 @@ from enginegate.candidate import Candidate, Engine, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.engines import runnable_here
 from enginegate.evidence import Benchmark
-from enginegate.policy import Policy
+from enginegate.policy.benchmarking import BenchmarkTables
+from enginegate.policy.operating import LiveTables
 from enginegate.report import ServingReport
 from enginegate.repository import Layout
 from validation.decide import choose_served
-from validation.speed import with_speed
+from validation.speedup import with_speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,45 +36,50 @@ class BenchmarkReport:
 
 @task(task_run_name="served", cache_policy=NO_CACHE)
 def report_benchmarks(
-    rules: Policy,
     attempts: Sequence[ContentFolder[Engine] | Unbuilt],
     benchmarks: Sequence[Benchmark | None],
+    tables: BenchmarkTables,
+    live_tables: LiveTables,
+    *,
+    model_uri: str,
+    left_out: set[Candidate],
 ) -> BenchmarkReport:
-    """The best of what was measured, and its configuration."""
-    layout = Layout(rules.target.repository, rules.name)
+    """The best of what was measured, and its configuration.
+
+    Args:
+        attempts: the engines.
+        benchmarks: one for each; None: it was not measured.
+        tables: what serving had to deliver.
+        live_tables: where the model is live.
+        model_uri: which version of it was measured.
+        left_out: candidates of the policy that are no part of this run.
+    """
+    layout = Layout(live_tables.target.repository, live_tables.model)
     current = layout.current()
     live = layout.release(current.version).engine_sha256 if current else None
-    asked = {_candidate(attempt) for attempt in attempts}
-    left_out = set(rules.candidates.all()) - asked
-    judged = with_speed(benchmarks, rules.slo, rules.search, live=live, left_out=left_out)
+    judged = with_speed(benchmarks, tables.slo, tables.search, live=live, left_out=left_out)
     measured = tuple(found for found in judged if found is not None)
-    choice = choose_served(measured, rules.search)
+    choice = choose_served(measured, tables.search)
     report = ServingReport(
-        model=rules.name,
-        model_uri=rules.model.uri,
-        slo=rules.slo,
+        model=live_tables.model,
+        model_uri=model_uri,
+        slo=tables.slo,
         candidates=measured,
         winner=choice.winner,
         reason=choice.reason,
         tied=choice.tied,
     )
-    return BenchmarkReport(report, _config(rules, report, attempts), dict(_unmeasured(attempts)))
+    return BenchmarkReport(report, _config(report, attempts), dict(_unmeasured(attempts)))
 
 
-def _candidate(attempt: ContentFolder[Engine] | Unbuilt) -> Candidate:
-    return attempt.candidate if isinstance(attempt, Unbuilt) else attempt.value.candidate
-
-
-def _config(
-    rules: Policy, report: ServingReport, attempts: Sequence[ContentFolder[Engine] | Unbuilt]
-) -> str:
+def _config(report: ServingReport, attempts: Sequence[ContentFolder[Engine] | Unbuilt]) -> str:
     best = report.best
     for attempt in attempts:
         if best is None or isinstance(attempt, Unbuilt):
             continue
         if attempt.value.candidate == best.candidate:
             return measured_config(
-                rules.name, attempt.value, attempt.folder, best, model_uri=report.model_uri
+                report.model, attempt.value, attempt.folder, best, model_uri=report.model_uri
             )
     return ""
 

@@ -16,7 +16,7 @@ _log = logging.getLogger("enginegate.check")
 
 
 @task(task_run_name="check", cache_policy=NO_CACHE)
-def check(rules: Policy, policy: Path) -> None:
+def check(policy: Policy, origin: Path, workspace: Workspace) -> None:
     """Refuse what could only fail later; say what will be inconclusive.
 
     Raises:
@@ -24,11 +24,11 @@ def check(rules: Policy, policy: Path) -> None:
             be served or recorded.
         ServerError: there is no Triton to benchmark with.
     """
-    if rules.root is not None:
-        importable_from(rules.root)
-    found = check_policy(rules)
-    found.refuse(policy)
-    find_triton(Workspace.of(rules).root / "triton")
+    if policy.root is not None:
+        importable_from(policy.root)
+    found = check_policy(policy)
+    found.refuse(origin)
+    find_triton(workspace.root / "triton")
     for candidate, obstacle in found.undecidable.items():
         _log.info("%s will be inconclusive: %s", candidate, obstacle.why)
     for note in found.notes:

@@ -29,7 +29,8 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_URL
 
 from enginegate.errors import EnginegateError, InputError
-from enginegate.policy import Policy, read_policy
+from enginegate.policy import read_policy
+from enginegate.policy.operating import LiveTables
 from enginegate.redact import masked
 from enginegate.repository import AuditLog, AuditRecord, origin, record_act
 from enginegate.repository.history.audit import Event
@@ -49,18 +50,18 @@ _log = logging.getLogger("enginegate.unanswered")
 
 
 @task(task_run_name="note-unanswered", cache_policy=NO_CACHE)
-def note_expired_approvals(rules: Policy) -> tuple[str, ...]:
+def note_expired_approvals(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Write a refusal for each promotion of the policy that nobody answered in time, once.
 
     What cannot be written now is written by the next promotion or watch.
     """
     if not PREFECT_API_URL.value():
         return ()
-    root = rules.target.repository
+    root = tables.target.repository
     try:
         events = AuditLog(root).read()
         with quick_client() as client:
-            found = list(_refusals(client, rules, events))
+            found = list(_refusals(client, tables, workspace, events))
         for deed in found:
             record_act(root, deed)
     except (EnginegateError, *REFUSALS) as error:
@@ -73,19 +74,22 @@ def note_expired_approvals(rules: Policy) -> tuple[str, ...]:
 
 
 def _refusals(
-    client: SyncPrefectClient, rules: Policy, events: Sequence[Event]
+    client: SyncPrefectClient,
+    tables: LiveTables,
+    workspace: Workspace,
+    events: Sequence[Event],
 ) -> Iterator[AuditRecord]:
     known = {event.operation for event in events}
-    is_under = cache(lambda policy: _is_same(policy, rules))
+    is_under = cache(lambda policy: _is_same(policy, tables))
     for run in _expired(client):
         if _operation(run.state_id) in known or not is_under(_policy(run)):
             continue
         states = client.read_flow_run_states(run.id)
-        question = _Question.of(run, states, Workspace.of(rules))
+        question = _Question.of(run, states, workspace)
         if question is None or question.operation in known:
             continue
         if not question.was_answered(events):
-            yield _refusal(run, question, rules)
+            yield _refusal(run, question, tables.model)
 
 
 def _expired(client: SyncPrefectClient) -> Iterator[FlowRun]:
@@ -107,7 +111,7 @@ def _expired(client: SyncPrefectClient) -> Iterator[FlowRun]:
         offset += len(page)
 
 
-def _is_same(policy: str, rules: Policy) -> bool:
+def _is_same(policy: str, tables: LiveTables) -> bool:
     """Whether a promotion was to publish to the policy's own repository.
 
     One whose policy is not here, or cannot be read, is left to a worker that has it.
@@ -116,7 +120,7 @@ def _is_same(policy: str, rules: Policy) -> bool:
         theirs = read_policy(Path(policy))
     except EnginegateError:
         return False
-    return (theirs.name, theirs.target.repository) == (rules.name, rules.target.repository)
+    return (theirs.name, theirs.target.repository) == (tables.model, tables.target.repository)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +177,12 @@ class _Question:
         return own and event.event in _ANSWERS and not event.operation.startswith(_SILENCE)
 
 
-def _refusal(run: FlowRun, question: _Question, rules: Policy) -> AuditRecord:
+def _refusal(run: FlowRun, question: _Question, model: str) -> AuditRecord:
     asked, until = question.asked, question.until
     hours = (until - asked).total_seconds() / 3600
     return AuditRecord(
         event="refused",
-        model=rules.name,
+        model=model,
         who="nobody",
         why=(
             f"Nobody answered for scorecard {question.scorecard[:12]} within {hours:.3g} h, from "

@@ -1,6 +1,7 @@
 """The model as ONNX, in the store."""
 
 import logging
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -8,7 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from enginegate.candidate import OnnxModel
 from enginegate.data import read_data
 from enginegate.engines import open_onnx
-from enginegate.policy import Policy
+from enginegate.policy.model_source import ModelSource
 from enginegate.sources import ContentFolder, onnx_from_source
 from enginegate.tracking import Ledger
 from enginegate.workspace import Workspace
@@ -17,31 +18,28 @@ _log = logging.getLogger("enginegate.export")
 
 
 @task(task_run_name="resolve", cache_policy=NO_CACHE)
-def resolve(rules: Policy) -> Policy:
-    """The policy for the version that its alias means now, so that everything names one version.
+def resolve(model: ModelSource, workspace: Workspace) -> str:
+    """The URI of the version that an alias means now, so that everything names one version.
 
     Sources outside the registry have no aliases; their content is known by its digest.
     """
-    if not rules.model.registered:
-        return rules
-    workspace = Workspace.of(rules)
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    return rules.with_model(ledger.resolve(rules.model.uri))
+    if not model.registered:
+        return model.uri
+    return Ledger(workspace.tracking_uri, workspace.artifacts).resolve(model.uri)
 
 
 @task(task_run_name="export", cache_policy=NO_CACHE)
-def export(rules: Policy) -> ContentFolder[OnnxModel]:
+def export(model: ModelSource, evaluation: Path, workspace: Workspace) -> ContentFolder[OnnxModel]:
     """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
-    workspace = Workspace.of(rules)
-    _log.info("%s: to ONNX", rules.model.uri)
+    _log.info("%s: to ONNX", model.uri)
     found = onnx_from_source(
-        rules.model,
-        read_data(rules.data.evaluation),
+        model,
+        read_data(evaluation),
         onnx_root=workspace.onnx,
         tracking_uri=workspace.tracking_uri,
         open_onnx=open_onnx,
     )
-    _log.info("%s: %s", rules.model.uri, _described(found))
+    _log.info("%s: %s", model.uri, _described(found))
     return found
 
 

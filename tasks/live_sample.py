@@ -1,10 +1,12 @@
 """A fresh sample of live requests against FP32 and calibration, for the watch."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,9 @@ from enginegate.decision import Release
 from enginegate.engines import open_reference
 from enginegate.errors import DataError, EnginegateError, InputError, ServerError
 from enginegate.evidence import Finding, Outcome
-from enginegate.policy import Policy
+from enginegate.policy.gates import Gates, gates_for
+from enginegate.policy.operating import LiveTables, Watch
+from enginegate.policy.recording import TrafficTables
 from enginegate.shadow import (
     TrafficSample,
     called,
@@ -34,7 +38,7 @@ from enginegate.workspace import Workspace, now
 from validation.agreement import compare
 from validation.drift import measure_drift
 from validation.live_answers import agreeing, count_agreement, judge_agreement, judge_live_drift
-from validation.output_spec import questions
+from validation.output_spec import OutputSpec
 from validation.watch import live_finding, not_measured
 
 _log = logging.getLogger("enginegate.watch")
@@ -45,53 +49,93 @@ _RECORD_EVERY = timedelta(hours=1)
 
 
 @task(task_run_name="compare-live", cache_policy=NO_CACHE)
-def compare_live(rules: Policy, release: Release) -> SampledTraffic:
+def compare_live(
+    release: Release,
+    tables: LiveTables,
+    traffic: TrafficTables,
+    gates: Mapping[Any, Gates],
+    asked: tuple[OutputSpec, ...],
+    workspace: Workspace,
+) -> SampledTraffic:
     """Compare the newest sample with FP32, unless an earlier look at this release did so.
 
     Where the policy lets live traffic be recorded ([shadow] without traffic), one is recorded when
     the newest is used and an hour old. A sample that is there and cannot be compared is errored:
     nobody watches agreement then.
+
+    Args:
+        release: what is live.
+        tables: where, and what it is held to.
+        traffic: what may be recorded, and what its inputs are compared with.
+        gates: what agreement means, by precision.
+        asked: what each output means.
+        workspace: keeps samples, the FP32 model, and earlier looks.
     """
-    past = WatchLog.at(Workspace.of(rules), release).read()
+    past = WatchLog.at(workspace, release).read()
     try:
-        path = _fresh(rules, past)
-        return _compared(rules, release, read_sample(path), past) if path else SampledTraffic()
+        path = _fresh(tables, traffic, past, workspace)
+        if path is None:
+            return SampledTraffic()
+        sample = read_sample(path)
+        agrees = _agreeing(release, tables, sample, gates, asked, workspace)
+        drift = _drift(traffic, tables.watch, sample.data, past)
     except _NotComparedError as error:
         _log.warning("no live sample was compared: %s", error)
         note = live_finding("agreement", Outcome.INCONCLUSIVE, str(error), advisory=True)
         return SampledTraffic((note,))
     except EnginegateError as error:
         return SampledTraffic((not_measured(f"a live sample could not be compared: {error}"),))
+    if agrees is None:
+        return SampledTraffic(drift, (), sample.info.digest)
+    rows, agreed = agrees
+    counts = count_agreement(agreed, dict(rows.slices), asked[0].max_values)
+    found = judge_agreement(counts, tables.watch, past)
+    return SampledTraffic((*found, *drift), counts, sample.info.digest)
 
 
 class _NotComparedError(InputError):
     """There is nothing to compare, and nobody asked for it."""
 
 
-def _fresh(rules: Policy, past: tuple[WatchCheck, ...]) -> Path | None:
+def _fresh(
+    tables: LiveTables,
+    traffic: TrafficTables,
+    past: tuple[WatchCheck, ...],
+    workspace: Workspace,
+) -> Path | None:
     """A sample that no look at this release has seen; recorded now where that may be done."""
-    home, used = Workspace.of(rules).shadow, {look.sample for look in past}
-    newest = latest_sample(home, rules.name)
+    home, used = workspace.shadow, {look.sample for look in past}
+    newest = latest_sample(home, tables.model)
     info = sample_info(newest) if newest else None
     if info is not None and info.digest not in used:
         return newest
-    wanted, addresses = rules.shadow, live_addresses(rules.target)
-    if wanted is None or wanted.traffic is not None or rules.data.shadow is not None:
+    wanted, addresses = traffic.shadow, live_addresses(tables.target)
+    if wanted is None or wanted.traffic is not None or traffic.data.shadow is not None:
         return None
     if addresses is None or (info is not None and now() - info.recorded_at < _RECORD_EVERY):
         return None
     try:
-        server, duration_s = connect(addresses.grpc), rules.watch.look_s
-        return record_live(server, rules.name, wanted, home=home, duration_s=duration_s)[0]
+        server, duration_s = connect(addresses.grpc), tables.watch.look_s
+        return record_live(server, tables.model, wanted, home=home, duration_s=duration_s)[0]
     except (DataError, ServerError) as error:
         # A server that is dead is told by the look itself; one without traces or users is no fault.
         raise _NotComparedError(f"No live request could be recorded: {error}") from error
 
 
-def _compared(
-    rules: Policy, release: Release, sample: TrafficSample, past: tuple[WatchCheck, ...]
-) -> SampledTraffic:
-    reference, folder = _reference(rules, release)
+def _agreeing(
+    release: Release,
+    tables: LiveTables,
+    sample: TrafficSample,
+    gates: Mapping[Any, Gates],
+    asked: tuple[OutputSpec, ...],
+    workspace: Workspace,
+) -> tuple[DataSet, NDArray[np.bool_]] | None:
+    """The rows that were compared, and which agree with FP32; None: no gate says what agreeing is.
+
+    Raises:
+        _NotComparedError: the sample was recorded without an input.
+    """
+    reference, folder = _reference(release, workspace)
     missing = sorted({spec.name for spec in reference.inputs} - set(sample.data.inputs))
     if missing:
         raise _NotComparedError(
@@ -99,25 +143,21 @@ def _compared(
             "answer it. Let [shadow] keep the model's inputs to watch agreement."
         )
     sample.data.check_fits(reference.inputs)
-    answered, found = _answers(rules, release, sample)
+    rows, answers = _answers(release, tables, sample)
     with open_reference(reference, folder) as runner:
-        expected = runner.run(dict(answered.inputs))
-    gates = rules.gates_for(release.candidate.precision)
-    agrees: NDArray[np.bool_] | None = np.ones(len(answered), np.bool_)
-    for asked in questions(rules):
-        one = agreeing(compare(expected, found, answered, "live", asked=asked), gates)
-        agrees = None if one is None or agrees is None else agrees & one
-    drift = _drift(rules, sample.data, past)
-    if agrees is None:
-        return SampledTraffic(drift, (), sample.info.digest)
-    counts = count_agreement(agrees, dict(answered.slices), rules.slices.max_values)
-    found_out = judge_agreement(counts, rules.watch, past)
-    return SampledTraffic((*found_out, *drift), counts, sample.info.digest)
+        expected = runner.run(dict(rows.inputs))
+    limits = gates_for(gates, release.candidate.precision)
+    agrees = np.ones(len(rows), np.bool_)
+    for spec in asked:
+        one = agreeing(compare(expected, answers, rows, "live", asked=spec), limits)
+        if one is None:
+            return None
+        agrees &= one
+    return rows, agrees
 
 
-def _reference(rules: Policy, release: Release) -> tuple[OnnxModel, Path]:
+def _reference(release: Release, workspace: Workspace) -> tuple[OnnxModel, Path]:
     """The very model that the release was compared with before; MLflow is not needed for it."""
-    workspace = Workspace.of(rules)
     wanted = workspace.scorecard(release.scorecard_sha256).onnx_sha256
     for manifest in sorted(workspace.onnx.glob("[!.]*/manifest.json")):
         onnx = OnnxModel.read(manifest)
@@ -129,7 +169,9 @@ def _reference(rules: Policy, release: Release) -> tuple[OnnxModel, Path]:
     )
 
 
-def _answers(rules: Policy, release: Release, sample: TrafficSample) -> tuple[DataSet, Tensors]:
+def _answers(
+    release: Release, tables: LiveTables, sample: TrafficSample
+) -> tuple[DataSet, Tensors]:
     """What this release answered when it was recorded; else what it answers now."""
     names = {spec.name for spec in release.outputs}
     ours = np.flatnonzero(sample.model_versions == release.version)[:_ROWS]
@@ -137,12 +179,12 @@ def _answers(rules: Policy, release: Release, sample: TrafficSample) -> tuple[Da
         recorded = {name: np.asarray(sample.outputs[name][ours]) for name in names}
         return _rows(sample.data, ours), recorded
     rows = sample.data.head(_ASKED_ROWS)
-    addresses = live_addresses(rules.target)
+    addresses = live_addresses(tables.target)
     if addresses is None:
         raise ServerError("no live server is known")
     with TritonClient(addresses.grpc) as client:
         replies = [
-            client.infer(rules.name, inputs, version=str(release.version)).outputs
+            client.infer(tables.model, inputs, version=str(release.version)).outputs
             for inputs in rows.batches(1)
         ]
     return rows, {name: np.concatenate([reply[name] for reply in replies]) for name in names}
@@ -159,10 +201,12 @@ def _rows(data: DataSet, rows: NDArray[np.int64]) -> DataSet:
     )
 
 
-def _drift(rules: Policy, data: DataSet, past: tuple[WatchCheck, ...]) -> tuple[Finding, ...]:
-    if rules.data.calibration is None:
+def _drift(
+    traffic: TrafficTables, limits: Watch, data: DataSet, past: tuple[WatchCheck, ...]
+) -> tuple[Finding, ...]:
+    if traffic.data.calibration is None:
         return ()
-    calibration = read_data(rules.data.calibration).head(rules.calibration.max_samples)
-    hook = rules.shadow.embedder if rules.shadow else None
+    calibration = read_data(traffic.data.calibration).head(traffic.calibration.max_samples)
+    hook = traffic.shadow.embedder if traffic.shadow else None
     drifts = measure_drift(calibration, data, embed=partial(called, hook) if hook else None)
-    return (judge_live_drift(drifts, (len(calibration), len(data)), rules.watch, past),)
+    return (judge_live_drift(drifts, (len(calibration), len(data)), limits, past),)

@@ -23,7 +23,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from enginegate.errors import EnginegateError
 from enginegate.redact import masked, masked_error
 from enginegate.slow import said_if_slow
-from enginegate.triton.supervised_process import guarded
+from enginegate.triton.supervised_process import watchdog_command
 from enginegate.workspace import Workspace
 
 # It cannot be reached, refuses, or answers in words that are not Prefect's.
@@ -112,7 +112,7 @@ class _Guarding(ModuleType):
         with os.fdopen(theirs), ExitStack() as failed:
             failed.callback(os.close, ours)
             process = subprocess.Popen(  # noqa: S603
-                guarded(args, log=log, grace_s=_GRACE_S),
+                watchdog_command(args, log=log, grace_s=_GRACE_S),
                 env=env,
                 stdin=theirs,
                 stdout=subprocess.DEVNULL,

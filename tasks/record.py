@@ -3,7 +3,7 @@
 import logging
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -17,85 +17,126 @@ from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.data import DataSet, read_data
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.machine import gpus, processor, user_at_host
-from enginegate.policy import Policy
-from enginegate.precision import TradeoffCurve, curve_plot
+from enginegate.policy.benchmarking import Search, Slo
+from enginegate.policy.operating import Signing
+from enginegate.policy.recording import Data
+from enginegate.precision import TradeoffCurve, tradeoff_chart
 from enginegate.records import canonical_json, sha256_bytes
-from enginegate.report import accuracies, scorecard_markdown, serving_page, serving_report
+from enginegate.report import (
+    accuracies,
+    candidate_figures,
+    scorecard_markdown,
+    serving_figures,
+    serving_page,
+    serving_report,
+)
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import ContentFolder
-from enginegate.tracking import CandidateArtifacts, Ledger, plots_available
+from enginegate.tracking import CandidateArtifacts, Ledger
 from enginegate.workspace import Workspace, now, remembered
 from validation.decide import choose
-from validation.speed import with_speed
+from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")
 _PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "torch")
 
 
+@dataclass(frozen=True, slots=True)
+class Qualification:
+    """What one run of `qualify` found, candidate by candidate in the order of the policy.
+
+    Attributes:
+        policy_sha256: digest of the whole policy, for this version of the model.
+        results: of each attempt, Great Expectations' results by name.
+        benchmarks: of each attempt; None: it was not measured.
+        unmeasured: why a candidate was not benchmarked.
+        curves: what repairs tried.
+    """
+
+    policy_sha256: Sha256
+    model: str
+    model_uri: str
+    onnx: OnnxModel
+    data: DataDigests
+    attempts: Sequence[ContentFolder[Engine] | Unbuilt]
+    verdicts: Sequence[Verdict]
+    results: Sequence[Mapping[str, str]]
+    benchmarks: Sequence[Benchmark | None]
+    unmeasured: Mapping[Candidate, str]
+    curves: Mapping[Candidate, TradeoffCurve]
+
+
+def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
+    """Of the evaluation and calibration data, and of the shadow sample that was used."""
+    return DataDigests(
+        evaluation=read_data(data.evaluation).sha256,
+        calibration=read_data(data.calibration).sha256 if data.calibration is not None else None,
+        shadow=shadow.sha256 if shadow is not None else None,
+    )
+
+
 @task(task_run_name="scorecard", cache_policy=NO_CACHE)
 def make_scorecard(
-    rules: Policy,
-    source: ContentFolder[OnnxModel],
-    shadow: DataSet | None,
-    verdicts: Sequence[Verdict],
-    benchmarks: Sequence[Benchmark | None],
-    unmeasured: Mapping[Candidate, str],
+    found: Qualification, slo: Slo, search: Search, repository: Path, workspace: Workspace
 ) -> Scorecard:
-    """Put the evidence together and name the winner; the same evidence is the same scorecard."""
-    layout = Layout(rules.target.repository, rules.name)
+    """Put the evidence together and name the winner; the same evidence is the same scorecard.
+
+    Args:
+        found: the evidence.
+        slo: says what speedup is asked for, and over what.
+        search: says what the best candidate is.
+        repository: the live one, which may hold a release that the winner would replace.
+        workspace: keeps the scorecard that was first made of this evidence.
+    """
+    layout = Layout(repository, found.model)
     current = layout.current()
     live = layout.release(current.version).engine_sha256 if current else None
-    judged = with_speed(benchmarks, rules.slo, rules.search, live=live)
-    measured = tuple(found for found in judged if found is not None)
-    choice = choose(verdicts, measured, rules.search)
+    judged = with_speed(found.benchmarks, slo, search, live=live)
+    measured = tuple(each for each in judged if each is not None)
+    choice = choose(found.verdicts, measured, search)
     card = Scorecard(
-        model=rules.name,
-        model_uri=rules.model.uri,
+        model=found.model,
+        model_uri=found.model_uri,
         created_at=now(),
-        onnx_sha256=source.value.file.sha256,
-        policy_sha256=rules.digest,
-        data=_data_digests(rules, shadow),
+        onnx_sha256=found.onnx.file.sha256,
+        policy_sha256=found.policy_sha256,
+        data=found.data,
         environment=_environment(),
-        verdicts=tuple(verdicts),
+        verdicts=tuple(found.verdicts),
         benchmarks=measured,
         replaces=current.version if current else None,
         winner=choice.winner,
         reason=choice.reason,
         tied=choice.tied,
         requested_by=_requester(),
-        unmeasured={candidate.name: why for candidate, why in unmeasured.items()},
+        unmeasured={candidate.name: why for candidate, why in found.unmeasured.items()},
     )
-    return first_made(card, Workspace.of(rules))
+    return first_made(card, workspace)
 
 
 @task(task_run_name="record", cache_policy=NO_CACHE)
 def record(
-    rules: Policy,
-    card: Scorecard,
-    attempts: Sequence[ContentFolder[Engine] | Unbuilt],
-    results: Sequence[dict[str, str]],
-    curves: Mapping[Candidate, TradeoffCurve],
+    card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
-    workspace = Workspace.of(rules)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    exhibits = {
+    artifacts = {
         attempt.value.candidate: replace(
-            _exhibit(rules, card, attempt, found), plots=_plots(attempt.value.candidate, curves)
+            _artifacts(card, attempt, results),
+            plots=_plots(slo, card, attempt.value.candidate, found.curves),
         )
-        for attempt, found in zip(attempts, results, strict=True)
+        for attempt, results in zip(found.attempts, found.results, strict=True)
         if not isinstance(attempt, Unbuilt)
     }
     run = ledger.record(
         card,
-        exhibits,
-        slo_p99_ms=rules.slo.p99_ms,
-        report=scorecard_markdown(card, sizes_of(attempts)),
-        pages=_pages(rules, card),
+        artifacts,
+        report=scorecard_markdown(card, sizes_of(found.attempts)),
+        files=_files(slo, card),
     )
     filed = card.model_copy(update={"ledger_run": run})
     path = workspace.save_scorecard(filed)
-    unsigned = ReleaseSigning.of(rules.signing, workspace).sign_record(filed, path)
+    unsigned = ReleaseSigning.of(signing, workspace).sign_record(filed, path)
     if unsigned:
         _log.info("the scorecard is not signed: %s", unsigned)
     _log.info("scorecard %s: %s", filed.digest[:12], path)
@@ -128,13 +169,13 @@ def sizes_of(attempts: Sequence[ContentFolder[Engine] | Unbuilt]) -> dict[Candid
     return {engine.candidate: engine.file.size_bytes for engine in engines}
 
 
-def _exhibit(
-    rules: Policy, card: Scorecard, built: ContentFolder[Engine], results: dict[str, str]
+def _artifacts(
+    card: Scorecard, built: ContentFolder[Engine], results: Mapping[str, str]
 ) -> CandidateArtifacts:
     measured, config = card.benchmark(built.value.candidate), ""
     if measured is not None:
         config = measured_config(
-            rules.name, built.value, built.folder, measured, model_uri=card.model_uri
+            card.model, built.value, built.folder, measured, model_uri=card.model_uri
         )
     return CandidateArtifacts(
         built=(built.value, built.folder),
@@ -144,24 +185,32 @@ def _exhibit(
     )
 
 
-def _pages(rules: Policy, card: Scorecard) -> dict[str, bytes]:
-    """Serving as a page for people and as JSON for programs."""
+def _files(slo: Slo, card: Scorecard) -> dict[str, bytes]:
+    """Serving as a page and its pictures for people, and as JSON for programs."""
     if not card.benchmarks:
         return {}
-    report = serving_report(card, rules.slo)
+    report = serving_report(card, slo)
+    figures = serving_figures(report, accuracies(card))
     return {
-        "serving.html": serving_page(report, accuracies(card)).encode(),
+        "serving.html": serving_page(report, figures).encode(),
         "serving.json": report.pretty_json(),
+        **{f"plots/{name}.svg": svg for name, svg in figures.items()},
     }
 
 
-def _plots(candidate: Candidate, curves: Mapping[Candidate, TradeoffCurve]) -> dict[str, bytes]:
-    if candidate not in curves or not plots_available():
-        return {}
-    return {"repair.png": curve_plot(curves[candidate])}
+def _plots(
+    slo: Slo,
+    card: Scorecard,
+    candidate: Candidate,
+    curves: Mapping[Candidate, TradeoffCurve],
+) -> dict[str, bytes]:
+    plots = candidate_figures(serving_report(card, slo), candidate)
+    if candidate in curves:
+        plots["tradeoff"] = tradeoff_chart(curves[candidate])
+    return plots
 
 
-def _joined(results: dict[str, str]) -> str:
+def _joined(results: Mapping[str, str]) -> str:
     """One JSON object of several texts that are JSON already."""
     parts = (f'"{scope}": {text}' for scope, text in sorted(results.items()))
     return "{" + ", ".join(parts) + "}" if results else ""
@@ -172,17 +221,6 @@ def _requester() -> str:
     context = FlowRunContext.get()
     creator = context.flow_run.created_by if context and context.flow_run else None
     return (creator.display_value if creator else None) or user_at_host()
-
-
-def _data_digests(rules: Policy, shadow: DataSet | None) -> DataDigests:
-    def digest(path: Path | None) -> str | None:
-        return read_data(path).sha256 if path is not None else None
-
-    return DataDigests(
-        evaluation=read_data(rules.data.evaluation).sha256,
-        calibration=digest(rules.data.calibration),
-        shadow=shadow.sha256 if shadow is not None else None,
-    )
 
 
 def _environment() -> dict[str, str]:

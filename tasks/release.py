@@ -5,19 +5,20 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.transactions import Transaction
 
-from enginegate.candidate import Candidate, Precision
+from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.data import Tensors, read_data
 from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.machine import user_at_host
-from enginegate.policy import Policy
+from enginegate.policy.operating import Ensemble, LiveTables
 from enginegate.repository import (
     AuditRecord,
     Golden,
@@ -31,6 +32,7 @@ from enginegate.repository import (
 from enginegate.repository.deploy.record_golden import rehearsed
 from enginegate.repository.ensemble.composition import Composed, as_ensemble, composes
 from enginegate.repository.recovery import Withdrawal
+from enginegate.serving import ServingOptions
 from enginegate.tracking import Ledger, Outbox, engine_of, live_message, withdrawn_message
 from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
@@ -55,19 +57,39 @@ _log = logging.getLogger("enginegate.release")
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """What is about to be published, and on whose word."""
+    """What is about to be published, and on whose word.
 
-    rules: Policy
+    Attributes:
+        tables: where it goes.
+        policy_sha256: digest of the policy for the scorecard's version of the model.
+        options: how the policy has it served.
+        ensemble: the steps around it; None: it is published alone.
+        samples: the evaluation data, of which golden samples are taken.
+        slo_p99_ms: what its latency is promised against.
+    """
+
+    tables: LiveTables
+    policy_sha256: Sha256
+    options: ServingOptions
+    ensemble: Ensemble | None
+    samples: Path
+    slo_p99_ms: float
+    workspace: Workspace
     evidence: Scorecard
     approvals: tuple[Decision, ...] = ()
 
     @property
     def repository(self) -> LiveTarget:
         """Everything the release goes to, with every server that answers."""
-        pinned = _pinned(self.rules)
+        pinned = _pinned(self.layout, self.workspace)
         return open_repository(
-            self.rules, Workspace.of(self.rules), way="promote", pinned=pinned, judge=judge_reading
+            self.tables, self.workspace, way="promote", pinned=pinned, judge=judge_reading
         )
+
+    @property
+    def layout(self) -> Layout:
+        """The model's place in the live repository on this host."""
+        return Layout(self.tables.target.repository, self.tables.model)
 
     @property
     def candidate(self) -> Candidate | None:
@@ -85,16 +107,16 @@ class Publication:
         return verdict
 
     def check_policy(self) -> None:
-        """Refuse a scorecard that was made under other rules.
+        """Refuse a scorecard that was made under another policy.
 
         Raises:
             ApprovalError: it is another model's, or the policy changed since.
         """
         evidence = self.evidence
-        if self.rules.with_model(evidence.model_uri).digest != evidence.policy_sha256:
+        if self.policy_sha256 != evidence.policy_sha256:
             raise ApprovalError(
-                f"Scorecard {evidence.digest[:12]} of {evidence.model} was made under other rules "
-                f"than this policy of {self.rules.name} has. Qualify under this one: what was "
+                f"Scorecard {evidence.digest[:12]} of {evidence.model} was made under another "
+                f"policy than this one of {self.tables.model}. Qualify under this one: what was "
                 "measured stays, and the new scorecard needs its own decision."
             )
 
@@ -107,17 +129,15 @@ class Publication:
             return False
         wanted = (verdict.engine_sha256, self.evidence.model_uri, measured.chosen)
         found = (release.engine_sha256, release.model_uri, release.serving)
-        layout = Layout(self.rules.target.repository, self.rules.name)
         return (
             found == wanted
-            and release.options == self.rules.serving
-            and composes(layout, release, self.rules.ensemble)
+            and release.options == self.options
+            and composes(self.layout, release, self.ensemble)
         )
 
     def gives_promise(self, release: Release) -> bool:
         """Whether the live release, which serves these very bytes, was promised something else."""
-        layout = Layout(self.rules.target.repository, self.rules.name)
-        return layout.held_to(release).scorecard_sha256 != self.evidence.digest
+        return self.layout.held_to(release).scorecard_sha256 != self.evidence.digest
 
     def approved_by(self, approvals: tuple[Decision, ...]) -> "Publication":
         """The same, with approvals that were checked."""
@@ -134,16 +154,15 @@ def already_live(publication: Publication) -> Release | None:
         ApprovalError: the scorecard was made under another policy.
         RepositoryError: another release is live than when the evidence was made.
     """
-    rules = publication.rules
     publication.check_policy()
     repository = publication.repository
     for sentence in repository.recover():
         _log.warning("%s", sentence)
-    layout = Layout(rules.target.repository, rules.name)
+    layout, model = publication.layout, publication.tables.model
     current = layout.current()
     if current is not None and publication.is_release(layout.release(current.version)):
-        if not repository.serves(rules.name):
-            repository.bring_up(rules.name)
+        if not repository.serves(model):
+            repository.bring_up(model)
         _log.info("release %d serves these very bytes: nothing to publish", current.version)
         return layout.release(current.version)
     _check_prepared(publication, current.version if current else None)
@@ -151,13 +170,13 @@ def already_live(publication: Publication) -> Release | None:
 
 
 def _check_prepared(publication: Publication, live: int | None) -> None:
-    rules, evidence = publication.rules, publication.evidence
+    evidence = publication.evidence
     if live != evidence.replaces:
         raise RepositoryError(
             f"The scorecard {evidence.digest[:12]} was made while release "
-            f"{evidence.replaces or 'none'} of {rules.name} was live; now it is {live or 'none'}. "
-            "Qualify again: what was measured stays, and the new scorecard is compared with what "
-            "is live now."
+            f"{evidence.replaces or 'none'} of {evidence.model} was live; now it is "
+            f"{live or 'none'}. Qualify again: what was measured stays, and the new scorecard is "
+            "compared with what is live now."
         )
 
 
@@ -174,13 +193,13 @@ def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
     measured = evidence.benchmark(publication.verdict.candidate)
     if not approvals or measured is None:
         raise ApprovalError(f"Scorecard {evidence.digest[:12]} was not approved, or not measured.")
-    before = Layout(publication.rules.target.repository, live.model).renewed(live.version)
+    before = publication.layout.renewed(live.version)
     renewed = RenewedPromise(
         model=live.model,
         version=live.version,
         release_sha256=live.digest,
         scorecard_sha256=evidence.digest,
-        promise=_promise(measured, publication.rules),
+        promise=_promise(measured, publication.slo_p99_ms),
         decision=approvals[-1],
         further_decisions=approvals[:-1],
         renewed_at=now(),
@@ -201,8 +220,8 @@ def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
 @task(task_run_name="publish", cache_policy=NO_CACHE)
 def publish(publication: Publication) -> Release:
     """Publish the approved engine; undone by itself if it does not prove itself."""
-    rules, package = publication.rules, _package(publication)
-    with Outbox(Workspace.of(rules)).expecting(rules.target.repository, rules.name):
+    tables, package = publication.tables, _package(publication)
+    with Outbox(publication.workspace).expecting(tables.target.repository, tables.model):
         release = publication.repository.publish(package, expected=publication.evidence.replaces)
     _log.info("release %d of %s is live: %s", release.version, release.model, release.candidate)
     return release
@@ -216,20 +235,20 @@ def take_back(change: Transaction) -> None:
     """
     publication: Publication = change.get(UNDO)
     release: Release | None = change.get(PUBLISHED, None)
-    root, model = publication.rules.target.repository, publication.rules.name
-    current = Layout(root, model).current()
+    tables, workspace = publication.tables, publication.workspace
+    current = publication.layout.current()
     if release is None or current is None or current.version != release.version:
         return
     try:
         # MLflow may have heard of the release already: whoever tells it next corrects that.
-        with Outbox(Workspace.of(publication.rules)).expecting(root, model):
-            words = publication.repository.withdraw(model, release.version)
+        with Outbox(workspace).expecting(tables.target.repository, tables.model):
+            words = publication.repository.withdraw(tables.model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
     _log.warning("the promotion was undone. %s", words)
-    if Layout(root, model).current() is None:
-        say_withdrawn.fn(publication.rules, release)
+    if publication.layout.current() is None:
+        say_withdrawn.fn(tables, release, workspace)
 
 
 @task(task_run_name="refuse", cache_policy=NO_CACHE)
@@ -237,40 +256,42 @@ def refuse(publication: Publication, why: str) -> None:
     """Put a promotion that nobody validly approved in the audit log."""
     deed = AuditRecord(
         event="refused",
-        model=publication.rules.name,
+        model=publication.tables.model,
         who=user_at_host(),
         why=why,
         origin=origin("promote"),
         scorecard=publication.evidence.digest,
     )
-    record_act(publication.rules.target.repository, deed)
+    record_act(publication.tables.target.repository, deed)
 
 
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
-def move_champion(rules: Policy, release: Release) -> None:
+def move_champion(tables: LiveTables, release: Release, workspace: Workspace) -> None:
     """Let the registry's alias ``champion`` stand for the version that is live."""
-    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.of(rules))
+    message, outbox = live_message(release, tables.target.repository), Outbox(workspace)
     if message is not None:
         outbox.tell(message)
-        outbox.told(rules.name)
+        outbox.told(tables.model)
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
-def go_back(rules: Policy, to: int | None, reason: str = "") -> Release:
+def roll_back(
+    tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
+) -> Release:
     """Make an earlier release live again."""
-    repository = open_repository(rules, Workspace.of(rules), way="Prefect")
-    with Outbox(Workspace.of(rules)).expecting(rules.target.repository, rules.name):
-        release = repository.rollback(rules.name, to, reason=reason)
+    repository = open_repository(tables, workspace, way="Prefect")
+    with Outbox(workspace).expecting(tables.target.repository, tables.model):
+        release = repository.rollback(tables.model, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
 
 
 @task(task_run_name="follow-with-champion", cache_policy=NO_CACHE)
-def follow_with_champion(rules: Policy, release: Release) -> None:
+def follow_with_champion(tables: LiveTables, release: Release, workspace: Workspace) -> None:
     """Move the alias after a rollback, which stands even if MLflow cannot be told yet."""
-    message, outbox = live_message(release, rules.target.repository), Outbox(Workspace.of(rules))
+    message, outbox = live_message(release, tables.target.repository), Outbox(workspace)
     refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(rules.name)
+    outbox.told(tables.model)
     if refusal:
         _log.error(
             "Release %d is live, but MLflow could not be told yet: %s\nThe next promotion, "
@@ -281,23 +302,22 @@ def follow_with_champion(rules: Policy, release: Release) -> None:
 
 
 @task(task_run_name="withdraw-first", cache_policy=NO_CACHE)
-def withdraw_first(rules: Policy, who: str, why: str) -> Release:
+def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
-    workspace = Workspace.of(rules)
-    repository = open_repository(rules, workspace, way="Prefect")
-    with Outbox(workspace).expecting(rules.target.repository, rules.name):
-        release = repository.withdraw_first(rules.name, Withdrawal(who, why))
+    repository = open_repository(tables, workspace, way="Prefect")
+    with Outbox(workspace).expecting(tables.target.repository, tables.model):
+        release = repository.withdraw_first(tables.model, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release
 
 
 @task(task_run_name="say-withdrawn", cache_policy=NO_CACHE)
-def say_withdrawn(rules: Policy, release: Release) -> None:
+def say_withdrawn(tables: LiveTables, release: Release, workspace: Workspace) -> None:
     """Take the alias from a version that was withdrawn, also if MLflow cannot be told yet."""
-    outbox, root = Outbox(Workspace.of(rules)), rules.target.repository
-    message = withdrawn_message(release.model_uri, root, rules.name)
+    outbox, root = Outbox(workspace), tables.target.repository
+    message = withdrawn_message(release.model_uri, root, tables.model)
     refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(rules.name)
+    outbox.told(tables.model)
     if refusal:
         _log.error(
             "Release %d was withdrawn, but MLflow could not be told yet: %s\nThe next promotion, "
@@ -312,15 +332,16 @@ def _package(publication: Publication) -> Package:
     measured = evidence.benchmark(publication.verdict.candidate)
     if not approvals or measured is None or measured.chosen is None:
         raise ApprovalError(f"Scorecard {evidence.digest[:12]} was not approved, or not measured.")
-    workspace = Workspace.of(publication.rules)
-    engine, folder = engine_of(workspace, evidence, publication.verdict.engine_sha256 or "")
+    engine, folder = engine_of(
+        publication.workspace, evidence, publication.verdict.engine_sha256 or ""
+    )
     served = serving(engine, folder, backend=measured.backend)
-    samples = read_data(publication.rules.data.evaluation).head(_GOLDEN_SAMPLES)
+    samples = read_data(publication.samples).head(_GOLDEN_SAMPLES)
     with open_engine(engine, folder) as runner:
         inputs: Tensors = dict(samples.inputs)
         golden = Golden(inputs, runner.run(inputs))
     package = Package(
-        model=publication.rules.name,
+        model=publication.tables.model,
         model_uri=evidence.model_uri,
         candidate=engine.candidate,
         engine_sha256=engine.file.sha256,
@@ -336,24 +357,29 @@ def _package(publication: Publication) -> Package:
         scorecard_sha256=evidence.digest,
         decision=approvals[-1],
         further_decisions=approvals[:-1],
-        promise=_promise(measured, publication.rules),
-        options=publication.rules.serving,
+        promise=_promise(measured, publication.slo_p99_ms),
+        options=publication.options,
         settings=served.settings,
     )
-    steps = publication.rules.ensemble
-    return package if steps is None else as_ensemble(package, steps, _answers(publication.rules))
+    steps = publication.ensemble
+    return package if steps is None else as_ensemble(package, steps, _rehearsal(publication, steps))
 
 
-def _answers(rules: Policy) -> Callable[[Composed], Golden]:
-    """What finds an ensemble's answers: its parts on a server that is started for it."""
-    return partial(rehearsed, rules, Workspace.of(rules), samples=_GOLDEN_SAMPLES)
+def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed], Golden]:
+    """Record an ensemble's answers: its composing models on a server that is started for it."""
+    samples = read_data(steps.samples or publication.samples).head(_GOLDEN_SAMPLES)
+    return partial(
+        rehearsed,
+        given=dict(samples.inputs),
+        workspace=publication.workspace,
+        load_timeout_s=publication.tables.target.load_timeout_s,
+    )
 
 
-def _pinned(rules: Policy) -> frozenset[int] | None:
+def _pinned(layout: Layout, workspace: Workspace) -> frozenset[int] | None:
     """Releases whose model version an alias stands for; None when MLflow cannot say."""
-    workspace = Workspace.of(rules)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    releases = Layout(rules.target.repository, rules.name).releases()
+    releases = layout.releases()
     sources = [(each.version, _REGISTERED.fullmatch(each.model_uri)) for each in releases]
     found = [(version, match[1], int(match[2])) for version, match in sources if match]
     try:
@@ -365,14 +391,14 @@ def _pinned(rules: Policy) -> frozenset[int] | None:
     return frozenset(version for version, name, number in found if number in aliased[name])
 
 
-def _promise(measured: Benchmark, rules: Policy) -> Promise:
+def _promise(measured: Benchmark, slo_p99_ms: float) -> Promise:
     p99, run = measured.p99_at_slo, chosen_measurement(measured)
     median = run.percentile(0.5) if run else None
     stages = run.stages if run else None
     return Promise(
         p99_ms=p99.value_ms if p99 else 0.0,
         throughput_per_s=measured.throughput_at_slo_per_s,
-        slo_p99_ms=rules.slo.p99_ms,
+        slo_p99_ms=slo_p99_ms,
         p50_ms=median.value_ms if median else None,
         server_ms=stages.server_ms if stages else None,
     )

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import takewhile
+from pathlib import Path
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from prefect import task
@@ -19,7 +20,6 @@ from prefect.events.filters import EventFilter, EventIDFilter, EventOccurredFilt
 from prefect.settings import PREFECT_API_URL
 
 from enginegate.errors import EnginegateError
-from enginegate.policy import Policy
 from enginegate.redact import masked
 from enginegate.repository import AuditLog
 from enginegate.repository.history.changes import Cursor, LiveChange, untold
@@ -39,20 +39,20 @@ _log = logging.getLogger("enginegate.announce")
 
 
 @task(task_run_name="announce", cache_policy=NO_CACHE)
-def announce_releases(rules: Policy) -> tuple[str, ...]:
+def announce_releases(repository: Path, workspace: Workspace) -> tuple[str, ...]:
     """Tell the Prefect server of each change that it does not have; one sentence for each.
 
     What cannot be told now is told by the next promotion, rollback or watch. What another host
     decided, and this one only followed by object storage, is that host's to tell. A server
     that Prefect starts inside this process alone is nobody's, and is not told.
     """
-    server, root = PREFECT_API_URL.value(), rules.target.repository
-    if not server or not root.is_dir():
+    server = PREFECT_API_URL.value()
+    if not server or not repository.is_dir():
         return ()
-    position = Cursor.of(Workspace.of(rules), server, root)
+    position = Cursor.of(workspace, server, repository)
     try:
         with position.held(), quick_client() as client:
-            told = _tell(client, AuditLog(root), position)
+            told = _tell(client, AuditLog(repository), position)
     except (EnginegateError, *REFUSALS) as error:
         why = masked(str(error))
         _log.warning("Prefect was not told what became live; the next run tells it: %s", why)

@@ -16,7 +16,7 @@ from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_engine, plan_engine, runnable_here
 from enginegate.errors import BuildError, DataError
 from enginegate.evidence import Finding, Outcome, Verdict
-from enginegate.policy import Policy
+from enginegate.policy.building import EngineTables
 from enginegate.precision import (
     PrecisionTrial,
     TradeoffCurve,
@@ -58,11 +58,12 @@ class Repaired:
 
 @task(task_run_name="repair", cache_policy=NO_CACHE)
 def repair(
-    rules: Policy,
-    source: ContentFolder[OnnxModel],
     attempt: ContentFolder[Engine] | Unbuilt,
     verdict: Verdict,
     judge: Judge,
+    tables: EngineTables,
+    source: ContentFolder[OnnxModel],
+    workspace: Workspace,
 ) -> Repaired | None:
     """Keep the fewest nodes at FP32 with which the candidate passes; None if nothing is to repair.
 
@@ -70,12 +71,15 @@ def repair(
         verdict: on the candidate as it is.
         judge: the verdict on a candidate that was built.
     """
-    if isinstance(attempt, Unbuilt) or not _repairable(attempt.value.candidate, verdict, rules):
+    if isinstance(attempt, Unbuilt) or tables.repair.max_builds == 0:
         return None
-    if rules.data.calibration is None:
+    if not _repairable(attempt.value.candidate, verdict):
+        return None
+    if tables.calibration_data is None:
         _log.info("%s: not repaired: nodes are ranked on calibration data", verdict.candidate)
         return None
-    bench = _Bench(rules, source, read_data(rules.data.calibration), judge, attempt, verdict)
+    data = read_data(tables.calibration_data)
+    bench = _Bench(tables, source, data, judge, attempt, verdict, workspace)
     try:
         with tool_errors("its nodes could not be tried"):
             curve = bench.curve()
@@ -87,7 +91,7 @@ def repair(
     return Repaired(found, curve, verdict.candidate)
 
 
-def _repairable(candidate: Candidate, verdict: Verdict, rules: Policy) -> bool:
+def _repairable(candidate: Candidate, verdict: Verdict) -> bool:
     """Whether an accuracy gate failed, and nothing that keeping nodes cannot mend."""
     failed = [f.gate for f in verdict.blocking if f.outcome is Outcome.FAILED]
     return (
@@ -95,7 +99,6 @@ def _repairable(candidate: Candidate, verdict: Verdict, rules: Policy) -> bool:
         and _NOT_ACCURACY.isdisjoint(failed)
         and candidate.precision not in _AS_IT_IS
         and not candidate.variant
-        and rules.repair.max_builds > 0
     )
 
 
@@ -103,16 +106,17 @@ def _repairable(candidate: Candidate, verdict: Verdict, rules: Policy) -> bool:
 class _Bench:
     """One candidate under repair."""
 
-    rules: Policy
+    tables: EngineTables
     source: ContentFolder[OnnxModel]
     data: DataSet
     judge: Judge
     attempt: ContentFolder[Engine]
     verdict: Verdict
+    workspace: Workspace
 
     def curve(self) -> TradeoffCurve:
         """The search, or what it found when nothing that it depends on has changed."""
-        path = Workspace.of(self.rules).results / "repairs" / f"{self._key()}.json"
+        path = self.workspace.results / "repairs" / f"{self._key()}.json"
         return remembered(path, TradeoffCurve, self._search, worth_keeping=lambda _: True)
 
     def built(self, kept: tuple[str, ...]) -> ContentFolder[Engine]:
@@ -120,19 +124,19 @@ class _Bench:
         base = self.attempt.value.candidate
         candidate = base.model_copy(update={"variant": f"+keep{len(kept)}"})
         plan = plan_engine(
-            self.source, candidate, policy=self.rules, calibration=self.data, keep=kept
+            self.source, candidate, tables=self.tables, calibration=self.data, keep=kept
         )
-        return build_engine(plan, Workspace.of(self.rules).engines)
+        return build_engine(plan, self.workspace.engines)
 
     def _search(self) -> TradeoffCurve:
         candidate = self.attempt.value.candidate
-        limits, gate = self.rules.repair, _measured(self.verdict)
+        limits, gate = self.tables.repair, _measured(self.verdict)
         started = time.monotonic()
         ranked = sensitivities(
             self.source.folder / ONNX_FILE,
             candidate,
             data=self.data,
-            rules=self.rules.calibration,
+            rules=self.tables.calibration,
             samples=limits.samples,
             budget_s=_RANKING_SHARE * limits.budget_s,
         )
@@ -197,8 +201,8 @@ class _Bench:
             "engine": self.attempt.value.digest,
             "verdict": self.verdict.digest,
             "calibration": self.data.sha256,
-            "calibrating": self.rules.calibration.digest,
-            "limits": self.rules.repair.digest,
+            "calibrating": self.tables.calibration.digest,
+            "limits": self.tables.repair.digest,
         }
         return sha256_bytes(canonical_json(deciding))
 

@@ -3,6 +3,7 @@
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -13,8 +14,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.deployments import run_deployment
 
 from enginegate.atomic_io import write_file
+from enginegate.candidate import Sha256
 from enginegate.errors import EnginegateError, InputError
-from enginegate.policy import Policy
+from enginegate.policy.model_source import ModelSource
+from enginegate.policy.operating import Scan
 from enginegate.records import Record
 from enginegate.tracking import Ledger
 from enginegate.wording import counted
@@ -80,27 +83,38 @@ class Start:
 
 
 @task(task_run_name="new-versions", cache_policy=NO_CACHE)
-def new_versions(rules: Policy) -> tuple[Start, ...]:
+def new_versions(
+    scan: Scan,
+    model: ModelSource,
+    policy_of: Callable[[str], Sha256],
+    workspace: Workspace,
+) -> tuple[Start, ...]:
     """Versions the policy's alias or tag stands for that nobody started yet; claimed for us.
+
+    Args:
+        scan: which versions.
+        model: any version of the model.
+        policy_of: the digest of the policy for a version, which tells one start from another.
+        workspace: keeps who started what.
 
     Raises:
         InputError: the policy says nothing to scan for, or its model is not in a registry.
         LedgerError: MLflow cannot be reached.
     """
-    wanted = rules.scan
-    if not rules.model.registered or not (wanted.alias or wanted.tag):
+    if not model.registered or not (scan.alias or scan.tag):
         raise InputError(
-            f"There is nothing to scan for {rules.name}: name an alias or a tag under [scan], and "
+            f"There is nothing to scan for {model.uri}: name an alias or a tag under [scan], and "
             "a model of the registry (models:/NAME/VERSION) under [model] uri."
         )
-    workspace = Workspace.of(rules)
-    name = rules.model.location.lstrip("/").partition("@")[0].partition("/")[0]
+    name = model.location.lstrip("/").partition("@")[0].partition("/")[0]
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     found = [
         f"models:/{name}/{version}"
-        for version in ledger.versions_with(name, alias=wanted.alias, tag=wanted.tag)
+        for version in ledger.versions_with(name, alias=scan.alias, tag=scan.tag)
     ]
-    starts = tuple(start for uri in found if (start := _claimed(workspace, rules, uri)))
+    starts = tuple(
+        start for uri in found if (start := _claimed(workspace.root / "scan" / policy_of(uri), uri))
+    )
     _log.info("%s with the mark, %d new", counted(len(found), "version"), len(starts))
     return starts
 
@@ -127,9 +141,8 @@ def start_elsewhere(policy: Path, start: Start, deployment: str) -> None:
         ) from error
 
 
-def _claimed(workspace: Workspace, rules: Policy, uri: str) -> Start | None:
+def _claimed(folder: Path, uri: str) -> Start | None:
     """The next free attempt, made ours; None when it is started, under way, or was given up."""
-    folder = workspace.root / "scan" / rules.with_model(uri).digest
     for attempt in range(1, _ATTEMPTS + 1):
         claim = folder / f"{attempt}.json"
         if claim.with_suffix(".started").exists():

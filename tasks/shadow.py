@@ -4,21 +4,21 @@ import logging
 import math
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.benchmark.deployed import ServedModel, deployed
-from enginegate.candidate import Candidate, Engine, EngineKind, OnnxModel, Precision
+from enginegate.candidate import Candidate, EngineKind, OnnxModel, Precision
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
+from enginegate.loadgen.sent_sample import record_sent
 from enginegate.measurement import Load
-from enginegate.policy import Policy
-from enginegate.policy.recording import Shadow
+from enginegate.policy.building import EngineTables
+from enginegate.policy.recording import Shadow, TrafficTables
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.serving import ServingConfig
 from enginegate.shadow import (
@@ -28,7 +28,6 @@ from enginegate.shadow import (
     is_sample,
     latest_sample,
     read_sample,
-    record_sent,
 )
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
@@ -78,14 +77,19 @@ class _Notes(Record):
 
 
 @task(task_run_name="record-shadow", cache_policy=NO_CACHE)
-def record_shadow(rules: Policy, source: ContentFolder[OnnxModel]) -> ShadowTraffic:
+def record_shadow(
+    traffic: TrafficTables,
+    tables: EngineTables,
+    source: ContentFolder[OnnxModel],
+    workspace: Workspace,
+) -> ShadowTraffic:
     """The policy's shadow sample, the newest one of live traffic, or one recorded now."""
-    found = _find(rules, source)
+    found = _find(traffic, tables, source, workspace)
     if found is None:
         return ShadowTraffic(None)
     if isinstance(found, DataSet):
         found.check_fits(source.value.inputs)
-        return ShadowTraffic(found, _drift(rules, found))
+        return ShadowTraffic(found, _drift(traffic, found))
     sample = found.sample
     missing = {spec.name for spec in source.value.inputs} - set(sample.data.inputs)
     if missing & set(sample.info.withheld):
@@ -93,54 +97,80 @@ def record_shadow(rules: Policy, source: ContentFolder[OnnxModel]) -> ShadowTraf
         return ShadowTraffic(None, (note,))
     sample.data.check_fits(source.value.inputs)
     notes = remembered(
-        Workspace.of(rules).results / "shadow" / f"{_key(rules, source.value, found)}.json",
+        workspace.results / "shadow" / f"{_key(traffic, source.value, found)}.json",
         _Notes,
-        partial(_notes, rules, source, found),
+        partial(_notes, traffic, source, found),
         worth_keeping=lambda _: True,
     )
     return ShadowTraffic(sample.data, notes.findings)
 
 
-def _find(rules: Policy, source: ContentFolder[OnnxModel]) -> _Recorded | DataSet | None:
-    given, wanted, home = rules.data.shadow, rules.shadow, Workspace.of(rules).shadow
+def _find(
+    traffic: TrafficTables,
+    tables: EngineTables,
+    source: ContentFolder[OnnxModel],
+    workspace: Workspace,
+) -> _Recorded | DataSet | None:
+    given, wanted, home = traffic.data.shadow, traffic.shadow, workspace.shadow
     if given is not None:
         return _Recorded(read_sample(given), None) if is_sample(given) else read_data(given)
     if wanted is None:
         return None
     if wanted.traffic is not None:
-        return _recorded_here(rules, source, read_data(wanted.traffic))
-    newest = latest_sample(home, rules.name)
+        return _recorded_here(traffic.model, wanted, tables, source, workspace)
+    newest = latest_sample(home, traffic.model)
     if newest is None:
         raise DataError(
-            f"No live request to {rules.name} was recorded: {home} holds no sample of it.\n"
+            f"No live request to {traffic.model} was recorded: {home} holds no sample of it.\n"
             "Record one with `enginegate shadow record`, name one in [data] shadow, or name inputs "
             "to send in [shadow] traffic."
         )
     return _Recorded(read_sample(newest), None)
 
 
-def _recorded_here(rules: Policy, source: ContentFolder[OnnxModel], traffic: DataSet) -> _Recorded:
-    traffic.check_fits(source.value.inputs)
-    path = _place(rules, source.value, traffic)
+def _recorded_here(
+    model: str,
+    wanted: Shadow,
+    tables: EngineTables,
+    source: ContentFolder[OnnxModel],
+    workspace: Workspace,
+) -> _Recorded:
+    """Serve the reference, send the traffic, and record what was sent and answered; once."""
+    data = read_data(wanted.traffic) if wanted.traffic is not None else None
+    if data is None:
+        raise InputError("The policy names no [shadow] traffic to send.")
+    data.check_fits(source.value.inputs)
+    deciding = {
+        "onnx": source.value.file.sha256,
+        "traffic": data.sha256,
+        "shadow": wanted.digest,
+        "name": model,
+    }
+    path = workspace.shadow / sha256_bytes(canonical_json(deciding))
     try:
         sample = read_sample(path)
     except InputError:
-        _capture(rules, source, traffic, path)
+        plan = plan_engine(source, _REFERENCE, tables=tables, calibration=None)
+        reference = build_engine(plan, workspace.engines)
+        served = serving(reference.value, reference.folder)
+        deployment = ServedModel.of(model, reference.value, served)
+        target = RecordingTarget(path, model, f"shadow sample of {source.value.source}")
+        _capture(deployment, data, wanted, target, workspace)
         sample = read_sample(path)
     else:
         _log.info("%s recorded earlier", counted(sample.info.requests, "request"))
     return _Recorded(sample, _VERSION)
 
 
-def _capture(rules: Policy, source: ContentFolder[OnnxModel], traffic: DataSet, path: Path) -> None:
-    """Serve the reference, send the traffic, and record what was sent and answered."""
-    plan = plan_engine(source, _REFERENCE, policy=rules, calibration=None)
-    reference = build_engine(plan, Workspace.of(rules).engines)
-    workspace, wanted, load = Workspace.of(rules), _wanted(rules), _load(_wanted(rules))
-    model = _served(rules, reference)
-    repository = workspace.scratch / "shadow" / "repository"
+def _capture(
+    model: ServedModel,
+    data: DataSet,
+    wanted: Shadow,
+    target: RecordingTarget,
+    workspace: Workspace,
+) -> None:
+    load, repository = _load(wanted), workspace.scratch / "shadow" / "repository"
     repository.mkdir(parents=True, exist_ok=True)
-    target = RecordingTarget(path, model.name, f"shadow sample of {rules.model.uri}")
     _log.info("recording 1 of %d requests for %.0f s", wanted.trace_rate, load.duration_s)
     with (
         start(
@@ -149,13 +179,8 @@ def _capture(rules: Policy, source: ContentFolder[OnnxModel], traffic: DataSet, 
         deployed(server, model) as deployment,
     ):
         deployment.serve(_SERVING)
-        info = record_sent(server.grpc, traffic, wanted, load, target)
+        info = record_sent(server.grpc, data, wanted, load, target)
     _log.info("%s recorded", counted(info.requests, "request"))
-
-
-def _served(rules: Policy, reference: ContentFolder[Engine]) -> ServedModel:
-    served = serving(reference.value, reference.folder)
-    return ServedModel.of(rules.name, reference.value, served)
 
 
 def _load(wanted: Shadow) -> Load:
@@ -167,13 +192,13 @@ def _load(wanted: Shadow) -> Load:
     return Load(rate_per_s=wanted.rate_per_s, duration_s=planned / wanted.rate_per_s, seed=0)
 
 
-def _notes(rules: Policy, source: ContentFolder[OnnxModel], found: _Recorded) -> _Notes:
+def _notes(traffic: TrafficTables, source: ContentFolder[OnnxModel], found: _Recorded) -> _Notes:
     sample = found.sample
     version = judge_version(
-        sample.info.model, sample.info.model_versions, wanted=rules.name, version=found.version
+        sample.info.model, sample.info.model_versions, wanted=traffic.model, version=found.version
     )
     return _Notes(
-        findings=(*_integrity(source, found), version, *_drift(rules, sample.data)),
+        findings=(*_integrity(source, found), version, *_drift(traffic, sample.data)),
     )
 
 
@@ -190,44 +215,28 @@ def _integrity(source: ContentFolder[OnnxModel], found: _Recorded) -> tuple[Find
     return (judge_recording(outputs, replayed, data, advisory=advisory),)
 
 
-def _drift(rules: Policy, sample: DataSet) -> tuple[Finding, ...]:
+def _drift(traffic: TrafficTables, sample: DataSet) -> tuple[Finding, ...]:
     """Whether it still looks like what int8 and fp8 scales were made from."""
-    if rules.data.calibration is None:
+    if traffic.data.calibration is None:
         return ()
-    calibration = read_data(rules.data.calibration).head(rules.calibration.max_samples)
-    hook = rules.shadow.embedder if rules.shadow else None
+    calibration = read_data(traffic.data.calibration).head(traffic.calibration.max_samples)
+    hook = traffic.shadow.embedder if traffic.shadow else None
     drifts = measure_drift(
         calibration, sample, embed=partial(called, hook) if hook is not None else None
     )
-    limit = rules.shadow.max_psi if rules.shadow else None
+    limit = traffic.shadow.max_psi if traffic.shadow else None
     return (judge_drift(drifts, (len(calibration), len(sample)), limit),)
 
 
-def _place(rules: Policy, onnx: OnnxModel, traffic: DataSet) -> Path:
-    deciding = {
-        "onnx": onnx.file.sha256,
-        "traffic": traffic.sha256,
-        "shadow": _wanted(rules).digest,
-        "name": rules.name,
-    }
-    return Workspace.of(rules).shadow / sha256_bytes(canonical_json(deciding))
-
-
-def _key(rules: Policy, onnx: OnnxModel, found: _Recorded) -> str:
-    calibration = rules.data.calibration
+def _key(traffic: TrafficTables, onnx: OnnxModel, found: _Recorded) -> str:
+    calibration = traffic.data.calibration
     deciding = {
         "sample": found.sample.info.digest,
         "onnx": onnx.file.sha256,
-        "name": rules.name,
+        "name": traffic.model,
         "version": found.version,
         "calibration": read_data(calibration).sha256 if calibration else None,
-        "limits": rules.calibration.digest,
-        "shadow": rules.shadow.digest if rules.shadow else None,
+        "limits": traffic.calibration.digest,
+        "shadow": traffic.shadow.digest if traffic.shadow else None,
     }
     return sha256_bytes(canonical_json(deciding))
-
-
-def _wanted(rules: Policy) -> Shadow:
-    if rules.shadow is None:
-        raise InputError("The policy has no [shadow] table.")
-    return rules.shadow

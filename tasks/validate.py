@@ -2,10 +2,9 @@
 
 import logging
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +29,8 @@ from enginegate.data import DataSet, read_data
 from enginegate.engines import open_reference, runnable_here
 from enginegate.errors import EnginegateError, InputError
 from enginegate.evidence import Finding, Outcome, Verdict
-from enginegate.policy import Policy
-from enginegate.policy.gates import Evaluation, Gates
+from enginegate.policy.building import EngineTables
+from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import emulated, judge_range
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.tool_errors import tool_errors
@@ -39,13 +38,26 @@ from enginegate.workspace import Workspace, remembered
 from validation.agreement import OutputComparison, compare
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
 from validation.expectations import judge
-from validation.output_spec import OutputSpec, questions
+from validation.output_spec import OutputSpec
 from validation.shadow import judge_noise
 from validation.verdict import for_errored, for_unbuilt, for_undecidable, for_unrunnable, verdict_on
 
 _log = logging.getLogger("enginegate.validate")
 _LIKE_FP32 = frozenset({Precision.FP32, Precision.TF32})
 _EMULATED_SAMPLES = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationSamples:
+    """What candidates are judged on: labelled data, and a sample of live requests if there is one.
+
+    Attributes:
+        notes: findings about the live sample itself.
+    """
+
+    evaluation: Path
+    shadow: DataSet | None = None
+    notes: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +72,16 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class ReferenceOutputs:
-    """What every candidate is compared with."""
+    """What every candidate is compared with.
+
+    Attributes:
+        asked: what each output that is compared means.
+        how: how candidates are run over the data, as FP32 was.
+    """
 
     onnx_sha256: Sha256
     asked: tuple[OutputSpec, ...]
+    how: Evaluation
     evaluation: Observed
     shadow: Observed | None
     notes: tuple[Finding, ...]
@@ -86,24 +104,45 @@ class Judgement(Record):
 
 @task(task_run_name="reference", cache_policy=NO_CACHE)
 def observe(
-    rules: Policy,
     source: ContentFolder[OnnxModel],
-    shadow: DataSet | None,
-    notes: tuple[Finding, ...],
+    samples: EvaluationSamples,
+    asked: tuple[OutputSpec, ...],
+    how: Evaluation,
+    workspace: Workspace,
 ) -> ReferenceOutputs:
     """Run FP32 twice on everything: once to compare with, once to know its own noise."""
-    data = read_data(rules.data.evaluation)
-    data.check_fits(source.value.inputs)
-    evaluation = _observed(rules, source, data, "evaluation")
-    live = _observed(rules, source, shadow, "shadow") if shadow is not None else None
-    return ReferenceOutputs(source.value.file.sha256, questions(rules), evaluation, live, notes)
+
+    def run_fp32(data: DataSet, scope: str) -> Observed:
+        data.check_fits(source.value.inputs)
+        return _observed(source, data, scope, asked, how, workspace)
+
+    return ReferenceOutputs(
+        onnx_sha256=source.value.file.sha256,
+        asked=asked,
+        how=how,
+        evaluation=run_fp32(read_data(samples.evaluation), "evaluation"),
+        shadow=run_fp32(samples.shadow, "shadow") if samples.shadow is not None else None,
+        notes=samples.notes,
+    )
 
 
 @task(task_run_name="validate", cache_policy=NO_CACHE)
 def validate(
-    rules: Policy, attempt: ContentFolder[Engine] | Unbuilt, reference: ReferenceOutputs
+    attempt: ContentFolder[Engine] | Unbuilt,
+    reference: ReferenceOutputs,
+    gates: Mapping[Any, Gates],
+    tables: EngineTables,
+    workspace: Workspace,
 ) -> Judgement:
-    """The verdict on one candidate; the same engine, data and gates are judged once."""
+    """The verdict on one candidate; the same engine, data and gates are judged once.
+
+    Args:
+        attempt: the candidate.
+        reference: what it is compared with.
+        gates: the limits, by precision.
+        tables: how it was calibrated, to emulate what no device here can run.
+        workspace: keeps verdicts, and what is being compared.
+    """
     if isinstance(attempt, Unbuilt):
         if attempt.undecidable:
             return Judgement(verdict=for_undecidable(attempt))
@@ -114,12 +153,18 @@ def validate(
     if obstacle is not None and not _emulable(engine):
         _log.info("%s: no device can run it here", engine.candidate)
         return Judgement(verdict=for_unrunnable(engine, obstacle))
-    judge_it = _judge if obstacle is None else partial(_emulate, why=obstacle)
-    key = _key(engine, reference, rules.gates_for(engine.candidate.precision), obstacle)
+    limits = gates_for(gates, engine.candidate.precision)
+
+    def judge_it() -> Judgement:
+        if obstacle is None:
+            return _judge(attempt, reference, limits, workspace.results / "chunks")
+        return _emulate(attempt, reference, limits, tables, why=obstacle)
+
+    key = _key(engine, reference, limits, obstacle)
     judgement = remembered(
-        Workspace.of(rules).results / "verdicts" / f"{key}.json",
+        workspace.results / "verdicts" / f"{key}.json",
         Judgement,
-        lambda: judge_it(rules, attempt, reference),
+        judge_it,
         worth_keeping=lambda made: made.verdict.outcome is not Outcome.ERRORED,
     )
     note = " (no device can run it here; emulated)" if obstacle else ""
@@ -136,15 +181,15 @@ def run_chunk(chunk: Chunk, engine: ContentFolder[Engine] | None, folder: Path) 
         compare_chunk(chunk, engine, folder)
 
 
-def _judge(rules: Policy, built: ContentFolder[Engine], reference: ReferenceOutputs) -> Judgement:
-    gates = rules.gates_for(built.value.candidate.precision)
-    root = Workspace.of(rules).results / "chunks"
+def _judge(
+    built: ContentFolder[Engine], reference: ReferenceOutputs, gates: Gates, root: Path
+) -> Judgement:
     folders = [root / _chunks_key(built.value, reference, part) for part in reference.observed]
     try:
         for part, folder in zip(reference.observed, folders, strict=True):
             what = f"{built.value.candidate} on {part.chunks[0].scope}"
             with tool_errors(what):
-                _run(rules.evaluation, part.chunks, built, folder, what)
+                _run(reference.how, part.chunks, built, folder, what)
     except EnginegateError as error:
         return Judgement(verdict=for_errored(built.value, str(error)))
     judged = [
@@ -169,12 +214,17 @@ def _emulable(engine: Engine) -> bool:
 
 
 def _emulate(
-    rules: Policy, built: ContentFolder[Engine], reference: ReferenceOutputs, *, why: str
+    built: ContentFolder[Engine],
+    reference: ReferenceOutputs,
+    gates: Gates,
+    tables: EngineTables,
+    *,
+    why: str,
 ) -> Judgement:
     """What can be said without the device: range decides, accuracy is only shown."""
     engine, chunk = built.value, reference.evaluation.chunks[0]
-    candidate, calibration = engine.candidate, rules.data.calibration
-    gates, rows = rules.gates_for(candidate.precision), chunk.data.head(_EMULATED_SAMPLES)
+    candidate, calibration = engine.candidate, tables.calibration_data
+    rows = chunk.data.head(_EMULATED_SAMPLES)
     try:
         with (
             tool_errors(f"{candidate}, emulated"),
@@ -182,7 +232,7 @@ def _emulate(
                 chunk.onnx.folder / ONNX_FILE,
                 candidate,
                 data=read_data(calibration) if calibration else None,
-                rules=rules.calibration,
+                rules=tables.calibration,
                 keep=engine.kept_nodes,
                 converted_sha256=engine.converted_sha256,
             ) as runner,
@@ -201,11 +251,16 @@ def _emulate(
 
 
 def _observed(
-    rules: Policy, source: ContentFolder[OnnxModel], data: DataSet, scope: str
+    source: ContentFolder[OnnxModel],
+    data: DataSet,
+    scope: str,
+    asked: tuple[OutputSpec, ...],
+    how: Evaluation,
+    workspace: Workspace,
 ) -> Observed:
-    asked, size, digest = questions(rules), rules.evaluation.chunk_samples, data.sha256
+    size, digest = how.chunk_samples, data.sha256
     key = {"onnx": source.value.file.sha256, "data": digest, "chunk": size, "version": __version__}
-    root = Workspace.of(rules).results / "reference" / sha256_bytes(canonical_json(key))
+    root = workspace.results / "reference" / sha256_bytes(canonical_json(key))
     chunks = tuple(
         chunks_of(
             data,
@@ -214,7 +269,7 @@ def _observed(
         )
     )
     noise = root / f"noise-{sha256_bytes(canonical_json([a.digest for a in asked]))[:12]}"
-    _run(rules.evaluation, chunks, None, noise, f"FP32 on {scope}")
+    _run(how, chunks, None, noise, f"FP32 on {scope}")
     found = tuple(gather(noise, chunks, data, place) for place in range(len(asked)))
     return Observed(data, digest, chunks, found)
 

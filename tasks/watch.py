@@ -3,6 +3,7 @@
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -18,7 +19,7 @@ from enginegate.errors import (
     TamperedError,
 )
 from enginegate.evidence import Finding, Outcome
-from enginegate.policy import Policy
+from enginegate.policy.operating import LiveTables, Retention
 from enginegate.repository import (
     AuditLog,
     Current,
@@ -52,9 +53,9 @@ _log = logging.getLogger("enginegate.watch")
 
 
 @task(task_run_name="expire-shadow", cache_policy=NO_CACHE)
-def expire_shadow(rules: Policy) -> tuple[str, ...]:
+def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]:
     """Delete samples older than the policy's limit, and end recordings whose process died."""
-    home, days = Workspace.of(rules).shadow, rules.retention.shadow_days
+    home, days = workspace.shadow, retention.shadow_days
     deleted = expire(home, days, now())
     done = [f"{path.name} was deleted: it was older than {days} days." for path in deleted]
     done += recover(home)
@@ -64,19 +65,19 @@ def expire_shadow(rules: Policy) -> tuple[str, ...]:
 
 
 @task(task_run_name="tell-ledger", cache_policy=NO_CACHE)
-def tell_ledger(rules: Policy) -> tuple[str, ...]:
+def tell_ledger(workspace: Workspace) -> tuple[str, ...]:
     """Tell MLflow what it could not be told when it happened; what it refuses waits longer."""
     try:
-        return Outbox(Workspace.of(rules)).deliver()
+        return Outbox(workspace).deliver()
     except LedgerError as error:
         _log.warning("MLflow was not told what waits for it: %s", error)
         return ()
 
 
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
-def follow_storage(rules: Policy) -> tuple[str, ...]:
+def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Bring this host to what is live in object storage; `verify_live` says if it is not."""
-    repository = open_repository(rules, Workspace.of(rules), way=_WAY, judge=judge_reading)
+    repository = open_repository(tables, workspace, way=_WAY, judge=judge_reading)
     if not isinstance(repository, ObjectRepository):
         return ()
     try:
@@ -89,9 +90,9 @@ def follow_storage(rules: Policy) -> tuple[str, ...]:
 
 
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
-def verify_live(rules: Policy) -> tuple[str, ...]:
+def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """What is wrong with the live repository and its server; nothing is changed."""
-    repository = open_repository(rules, Workspace.of(rules), way=_WAY)
+    repository = open_repository(tables, workspace, way=_WAY)
     try:
         checks = verify(repository, read_back=False)
     except RepositoryBusyError as error:
@@ -104,15 +105,15 @@ def verify_live(rules: Policy) -> tuple[str, ...]:
 
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)
-def live_release(rules: Policy) -> Release | None:
+def live_release(tables: LiveTables) -> Release | None:
     """What is live now, to be looked at; None before the first promotion.
 
     None as well while it is rolled out to a fleet: whoever does so looks at the canary, and the
     other servers have another release.
     """
-    current = _current(rules)
-    layout = Layout(rules.target.repository, rules.name)
-    who = RolloutState(layout.root).under_way_by(rules.name)
+    current = _current(tables)
+    layout = Layout(tables.target.repository, tables.model)
+    who = RolloutState(layout.root).under_way_by(tables.model)
     if current is not None and who is not None:
         _log.info("release %d is being rolled out by %s", current.version, who)
         return None
@@ -120,19 +121,21 @@ def live_release(rules: Policy) -> Release | None:
 
 
 @task(task_run_name="look-at-{release.version}", cache_policy=NO_CACHE)
-def take_look(rules: Policy, release: Release, beside: SampledTraffic) -> WatchCheck:
+def take_look(
+    tables: LiveTables, release: Release, beside: SampledTraffic, workspace: Workspace
+) -> WatchCheck:
     """Watch every live server for one look, and judge what it did; what breaks is errored."""
-    looks = WatchLog.at(Workspace.of(rules), release)
-    held, number = held_to(rules, release), looks.next_number()
+    looks = WatchLog.at(workspace, release)
+    held, number = held_to(tables, release), looks.next_number()
     # What was counted against another promise says nothing about this one.
     past = tuple(
         each for each in looks.read() if each.promised_by(release) == held.scorecard_sha256
     )
-    views = _views(rules, held, number, past)
+    views = _views(tables, held, number, past)
     readings = {view.server: view.reading for view in views if view.reading is not None}
     findings = [f for view in views for f in view.findings]
     counts = [count for view in views for count in view.counts]
-    live = _current(rules)
+    live = _current(tables)
     if live is None or live.version != release.version:
         # A change of what is live is no fault of what was.
         why = "another release became live while it was looked at"
@@ -143,7 +146,7 @@ def take_look(rules: Policy, release: Release, beside: SampledTraffic) -> WatchC
         release_sha256=release.digest,
         number=number,
         at=now(),
-        intensive=_age_s(live, release) < rules.watch.window_s,
+        intensive=_age_s(live, release) < tables.watch.window_s,
         reading=readings.pop("", None),
         others=readings,
         findings=(*findings, *beside.findings),
@@ -152,7 +155,7 @@ def take_look(rules: Policy, release: Release, beside: SampledTraffic) -> WatchC
         scorecard=held.scorecard_sha256,
     )
     can_go_back = release.previous_version is not None and not looks.rolled_back
-    action = action_for(look, rules.watch, held.promise, can_go_back=can_go_back)
+    action = action_for(look, tables.watch, held.promise, can_go_back=can_go_back)
     look = look.model_copy(update={"action": action})
     try:
         # From here on its number is its own, which alerts and the audit log name.
@@ -173,29 +176,31 @@ class RolledBack:
 
 
 @task(task_run_name="roll-back-{release.version}", cache_policy=NO_CACHE)
-def roll_back_failed(rules: Policy, release: Release, look: WatchCheck) -> RolledBack | None:
+def roll_back_failed(
+    tables: LiveTables, release: Release, look: WatchCheck, workspace: Workspace
+) -> RolledBack | None:
     """Make the release live again that a failed one replaced, once for each failed release.
 
     Returns:
         What is live again; None when it was not rolled back: another release is live by now, this
         one was rolled back before, or the repository refused. The log says why.
     """
-    workspace, name, before = Workspace.of(rules), rules.name, release.previous_version
+    name, before = tables.model, release.previous_version
     looks = WatchLog.at(workspace, release)
-    if before is None or not is_live(rules, release) or not looks.claim_rollback():
+    if before is None or not is_live(tables, release) or not looks.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
-    repository = open_repository(rules, workspace, way=_WAY)
+    repository = open_repository(tables, workspace, way=_WAY)
     try:
         # Whoever changes what is live after the look is right: only what failed it is left.
-        with Outbox(workspace).expecting(rules.target.repository, name):
+        with Outbox(workspace).expecting(tables.target.repository, name):
             back = repository.rollback(name, before, reason=str(look), expected=release.version)
         return RolledBack(back, f"Release {back.version} is live again.")
     except NotEverywhereError as error:
-        return RolledBack(Layout(rules.target.repository, name).release(before), str(error))
+        return RolledBack(Layout(tables.target.repository, name).release(before), str(error))
     except EnginegateError as error:
         looks.return_claim()
-        if not is_live(rules, release):
+        if not is_live(tables, release):
             _log.warning("not rolled back, as another release is live by now: %s", error)
             return None
         _log.error(
@@ -205,7 +210,7 @@ def roll_back_failed(rules: Policy, release: Release, look: WatchCheck) -> Rolle
 
 
 @task(task_run_name="record-broken-promise", cache_policy=NO_CACHE)
-def record_broken_promise(rules: Policy, look: WatchCheck) -> None:
+def record_broken_promise(repository: Path, look: WatchCheck) -> None:
     """Write a failed look into the audit log, where it stays until somebody acknowledges it.
 
     Where it cannot be written now, the look's own file says the same, and a later run writes it.
@@ -213,20 +218,21 @@ def record_broken_promise(rules: Policy, look: WatchCheck) -> None:
     if not look.broken:
         return
     try:
-        record_broken(rules.target.repository, look)
+        record_broken(repository, look)
     except EnginegateError as error:
         _log.error("the audit log does not have look %d yet: %s", look.number, error)
 
 
 @task(task_run_name="keep-look", cache_policy=NO_CACHE)
-def keep_look(rules: Policy, release: Release, look: WatchCheck) -> WatchCheck:
+def keep_look(
+    tables: LiveTables, release: Release, look: WatchCheck, workspace: Workspace
+) -> WatchCheck:
     """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
-    workspace = Workspace.of(rules)
     look = WatchLog.at(workspace, release).add(look)
-    state = state_of(rules, release)
+    state = state_of(tables, release, workspace)
     ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
     try:
-        ledger.log_look(look, release, state, held_to(rules, release).promise)
+        ledger.log_look(look, release, state, held_to(tables, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
             ledger.tag_version(name, int(version), state_tag(state, release))
@@ -235,29 +241,29 @@ def keep_look(rules: Policy, release: Release, look: WatchCheck) -> WatchCheck:
     return look
 
 
-def state_of(rules: Policy, release: Release) -> ShownState:
+def state_of(tables: LiveTables, release: Release, workspace: Workspace) -> ShownState:
     """What is shown of a release: by its looks in this workspace, and by the audit log."""
-    looks = WatchLog.at(Workspace.of(rules), release).read()
-    return shown_state(_events(rules), rules.name, release.version, looks)
+    looks = WatchLog.at(workspace, release).read()
+    return shown_state(_events(tables), tables.model, release.version, looks)
 
 
 @task(task_run_name="unacknowledged", cache_policy=NO_CACHE)
-def unacknowledged(rules: Policy) -> tuple[BrokenPromise, ...]:
+def unacknowledged(tables: LiveTables, workspace: Workspace) -> tuple[BrokenPromise, ...]:
     """Broken promises of the live release that nobody has acknowledged; those of others are said.
 
     What is not in the audit log yet, because it could not be written, is written now.
     """
-    current = _current(rules)
+    current = _current(tables)
     live = current.version if current else None
     looks: tuple[WatchCheck, ...] = ()
     if live is not None:
-        release = Layout(rules.target.repository, rules.name).release(live)
-        looks = WatchLog.at(Workspace.of(rules), release).read()
-    recorded = {event.operation for event in _events(rules)}
+        release = Layout(tables.target.repository, tables.model).release(live)
+        looks = WatchLog.at(workspace, release).read()
+    recorded = {event.operation for event in _events(tables)}
     for look in looks:
         if look.broken and operation_of(look) not in recorded:
-            record_broken_promise.fn(rules, look)
-    known = broken_promises(_events(rules), rules.name, looks)
+            record_broken_promise.fn(tables.target.repository, look)
+    known = broken_promises(_events(tables), tables.model, looks)
     waiting = tuple(each for each in known if each.acknowledged is None)
     for each in waiting:
         if each.release != live:
@@ -265,10 +271,10 @@ def unacknowledged(rules: Policy) -> tuple[BrokenPromise, ...]:
     return tuple(each for each in waiting if each.release == live)
 
 
-def _events(rules: Policy) -> tuple[Event, ...]:
+def _events(tables: LiveTables) -> tuple[Event, ...]:
     """Of the audit log; none where it was changed, which `verify_live` reports."""
     try:
-        return AuditLog(rules.target.repository).read()
+        return AuditLog(tables.target.repository).read()
     except TamperedError as error:
         _log.error("acknowledgements cannot be read: %s", error)
         return ()
@@ -300,22 +306,22 @@ class _View:
 
 
 def _views(
-    rules: Policy, release: Release, number: int, past: tuple[WatchCheck, ...]
+    tables: LiveTables, release: Release, number: int, past: tuple[WatchCheck, ...]
 ) -> tuple[_View, ...]:
     """Every server at the same time; the first has no name."""
-    servers = {"": live_addresses(rules.target)}
+    servers = {"": live_addresses(tables.target)}
     servers |= {
         each.name: LiveAddresses(grpc=each.endpoint, metrics=each.metrics)
-        for each in rules.target.fleet
+        for each in tables.target.fleet
     }
 
     def view(server: str) -> _View:
         try:
-            reading = _read(rules, release, number, servers[server])
+            reading = _read(tables, release, number, servers[server])
         except EnginegateError as error:
             return _View(server, None, (not_measured(str(error), server=server),))
         return _View(
-            server, reading, *judge_reading(reading, release, rules.watch, past, server=server)
+            server, reading, *judge_reading(reading, release, tables.watch, past, server=server)
         )
 
     with ThreadPoolExecutor(max_workers=len(servers)) as readers:
@@ -323,9 +329,9 @@ def _views(
 
 
 def _read(
-    rules: Policy, release: Release, number: int, server: LiveAddresses | None
+    tables: LiveTables, release: Release, number: int, server: LiveAddresses | None
 ) -> LiveReading:
-    layout = Layout(rules.target.repository, rules.name)
+    layout = Layout(tables.target.repository, tables.model)
     if server is None:
         raise ServerError(
             f"release {release.version} of {release.model} is live in {layout.root}, and no server "
@@ -337,23 +343,23 @@ def _read(
         seed=number,
     )
     return take_reading(
-        server, rules.name, release.version, look_s=rules.watch.look_s, prober=prober
+        server, tables.model, release.version, look_s=tables.watch.look_s, prober=prober
     )
 
 
-def held_to(rules: Policy, release: Release) -> Release:
+def held_to(tables: LiveTables, release: Release) -> Release:
     """A release with the promise that it is held to now; its digest is still ``release``'s."""
-    return Layout(rules.target.repository, rules.name).held_to(release)
+    return Layout(tables.target.repository, tables.model).held_to(release)
 
 
-def is_live(rules: Policy, release: Release) -> bool:
+def is_live(tables: LiveTables, release: Release) -> bool:
     """Whether a release is what is live here."""
-    current = _current(rules)
+    current = _current(tables)
     return current is not None and current.version == release.version
 
 
-def _current(rules: Policy) -> Current | None:
-    return Layout(rules.target.repository, rules.name).current()
+def _current(tables: LiveTables) -> Current | None:
+    return Layout(tables.target.repository, tables.model).current()
 
 
 def _age_s(live: Current | None, release: Release) -> float:

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-from enginegate.policy import Policy
-from enginegate.policy.gates import Metric, OutputTask
+from enginegate.policy.gates import Metric, Output, OutputTask, Slices, Task
 from enginegate.records import canonical_json, sha256_bytes
 
 Trait: TypeAlias = Literal["confidence", "input_norm", "length"]
@@ -46,21 +45,23 @@ class OutputSpec:
 CLASSIFY = OutputSpec()
 
 
-def questions(policy: Policy) -> tuple[OutputSpec, ...]:
-    """One question for each declared output of a multi-output model, else one for the model."""
-    traits, most = policy.slices.discover, policy.slices.max_values
-    if policy.task != "multi-output":
-        (name, *_) = (*policy.outputs, "")
-        return (OutputSpec(name, policy.task, policy.metrics, traits=traits, max_values=most),)
-    first = next(iter(policy.outputs))
+def output_specs(
+    task: Task, outputs: Mapping[str, Output], metrics: Mapping[str, Metric], slices: Slices
+) -> tuple[OutputSpec, ...]:
+    """One for each declared output of a multi-output model, else one for the model."""
+    traits, most = slices.discover, slices.max_values
+    if task != "multi-output":
+        (name, *_) = (*outputs, "")
+        return (OutputSpec(name, task, metrics, traits=traits, max_values=most),)
+    first = next(iter(outputs))
     return tuple(
         OutputSpec(
             name,
             output.task,
-            {n: m for n, m in policy.metrics.items() if (m.output or first) == name},
+            {n: m for n, m in metrics.items() if (m.output or first) == name},
             alone=True,
             traits=tuple(t for t in traits if t != "confidence" or output.task == "classification"),
             max_values=most,
         )
-        for name, output in policy.outputs.items()
+        for name, output in outputs.items()
     )

@@ -96,8 +96,8 @@ class Nursery:
 def main(folder: Path) -> None:
     """Fork for every job until standard input ends."""
     from benchmarks.lab.job import perform  # noqa: PLC0415 - in this process only
+    from enginegate.triton.codec import vendor  # noqa: PLC0415
     from enginegate.triton.config import config_json, read_config  # noqa: PLC0415
-    from enginegate.triton.vendor import vendor  # noqa: PLC0415
 
     vendor()
     config_json(read_config("", "nothing"))  # Imports what a configuration needs.

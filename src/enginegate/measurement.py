@@ -3,11 +3,15 @@
 - **Load**: what is offered: open loop (on a schedule, whether or not the server keeps up) or closed
   loop (so many clients, each waiting for its answer).
 - **Measurement**: one load against one configuration, validity first. Raw latencies are kept beside
-  it, so that another percentile or another SLO needs no new run.
+  it, so that another percentile or another SLO needs no new run; together they are a
+  **LatencySample**.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from enginegate.candidate import Sha256
@@ -19,6 +23,9 @@ Arrivals = Literal["poisson", "constant", "bursts", "replay"]
 Protocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system", "cuda"]
 Driver = Literal["python", "perf_analyzer"]
+
+# How late timers and event loops of a busy machine are by themselves, whatever sends.
+TIMERS_MS = 5.0
 
 
 class Load(Record):
@@ -178,3 +185,26 @@ class Measurement(Record):
     def rate_per_s(self) -> float:
         """What was offered; in a closed loop, what was achieved."""
         return self.load.offered_per_s or self.throughput_per_s
+
+    @property
+    def sent_for_s(self) -> float:
+        """How long requests were sent: the load's duration unless it was decided early."""
+        return self.load.duration_s if self.lasted_s is None else self.lasted_s
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySample:
+    """A measurement with its raw latencies.
+
+    Attributes:
+        latencies_ms: of every request after the warm-up and of every failure, which is infinite.
+        cached: whether it was made earlier, so that nothing was sent now.
+    """
+
+    measurement: Measurement
+    latencies_ms: NDArray[np.float64]
+    cached: bool = False
+
+    def over(self, limit_ms: float) -> int:
+        """Requests that took longer than the limit, or failed."""
+        return int((~(self.latencies_ms <= limit_ms)).sum())

@@ -15,9 +15,10 @@ from enginegate.engines import DecisionObstacle, this_machine, undecidable
 from enginegate.errors import InputError, ModelError, PolicyError
 from enginegate.hooks import why_missing
 from enginegate.policy import Policy
+from enginegate.policy.gates import gates_for
 from enginegate.shadow.store import is_sample, latest_sample, sample_info
 from enginegate.shadow.trace_file import UNREADABLE
-from enginegate.triton.config import triton_type
+from enginegate.triton.codec import triton_type
 from enginegate.workspace import Workspace
 
 
@@ -46,21 +47,21 @@ class PolicyCheck:
             raise PolicyError(f"{origin} asks for what is not there:\n{listed}")
 
 
-def check_policy(rules: Policy) -> PolicyCheck:
+def check_policy(policy: Policy) -> PolicyCheck:
     """Look for everything that a policy names, and for what can decide its candidates."""
-    files = _Files.of(rules)
+    files, tables = _Files.of(policy), policy.engine_tables
     problems = (
         *files.problems(),
-        *_folders(rules),
-        *_model(rules),
-        *_functions(rules),
-        *_runner(rules),
+        *_folders(policy),
+        *_model(policy),
+        *_functions(policy),
+        *_runner(policy),
         *_unservable(files.evaluation),
         *_uneven(files),
-        *_no_sample(rules, files.evaluation),
+        *_no_sample(policy, files.evaluation),
     )
-    notes = (*_unjudged(rules, files.evaluation), *_later(rules, files.evaluation))
-    return PolicyCheck(problems, undecidable(rules, this_machine(rules)), notes)
+    notes = (*_unjudged(policy, files.evaluation), *_later(policy, files.evaluation))
+    return PolicyCheck(problems, undecidable(tables, this_machine(tables)), notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +72,14 @@ class _Files:
     unreadable: Mapping[str, str]
 
     @classmethod
-    def of(cls, rules: Policy) -> "_Files":
+    def of(cls, policy: Policy) -> "_Files":
         """Read the header of every set that the policy names."""
         named = {
-            "data.evaluation": rules.data.evaluation,
-            "data.calibration": rules.data.calibration,
-            "data.shadow": rules.data.shadow,
-            "shadow.traffic": rules.shadow.traffic if rules.shadow else None,
-            "ensemble.samples": rules.ensemble.samples if rules.ensemble else None,
+            "data.evaluation": policy.data.evaluation,
+            "data.calibration": policy.data.calibration,
+            "data.shadow": policy.data.shadow,
+            "shadow.traffic": policy.shadow.traffic if policy.shadow else None,
+            "ensemble.samples": policy.ensemble.samples if policy.ensemble else None,
         }
         headers, unreadable = {}, {}
         for key, path in named.items():
@@ -104,17 +105,17 @@ class _Files:
             yield f"{said}: {why} Correct the path, or put the file there."
 
 
-def _folders(rules: Policy) -> Iterator[str]:
+def _folders(policy: Policy) -> Iterator[str]:
     """Folders that must be there, and places where no file may be."""
-    if rules.ensemble is not None:
-        for table, steps in (("before", rules.ensemble.before), ("after", rules.ensemble.after)):
+    if policy.ensemble is not None:
+        for table, steps in (("before", policy.ensemble.before), ("after", policy.ensemble.after)):
             for step in steps:
                 if not (step.folder / "config.pbtxt").is_file():
                     yield (
                         f"{_said(f'ensemble.{table}.{step.name}.folder', step.folder)}: there is "
                         f"no {step.folder / 'config.pbtxt'}. Correct the path."
                     )
-    repository = rules.target.repository
+    repository = policy.target.repository
     if repository.exists() and not repository.is_dir():
         yield (
             f"{_said('target.repository', repository)}: {repository} is a file. Name a folder; it "
@@ -122,9 +123,9 @@ def _folders(rules: Policy) -> Iterator[str]:
         )
 
 
-def _model(rules: Policy) -> Iterator[str]:
+def _model(policy: Policy) -> Iterator[str]:
     """A model that is a file, a folder or a function must be there."""
-    source = rules.model
+    source = policy.model
     said = f'model.uri = "{source.uri}"'
     if source.scheme == "file" and not source.path.is_file():
         yield f"{said}: there is no file {source.path.absolute()}. Correct the path."
@@ -137,16 +138,16 @@ def _model(rules: Policy) -> Iterator[str]:
             f"{said}: its module is imported and run, and allow_code is false. If you trust that "
             "code, set allow_code = true under [model]."
         )
-    elif why := why_missing(source.location, _root(rules)):
+    elif why := why_missing(source.location, _root(policy)):
         yield f"{said}: {why}. Correct the name, or install the module."
 
 
-def _functions(rules: Policy) -> Iterator[str]:
+def _functions(policy: Policy) -> Iterator[str]:
     """Functions of the user's own."""
-    shadow = rules.shadow
+    shadow = policy.shadow
     named = {
         f"metrics.{name}.kind": metric.kind
-        for name, metric in rules.metrics.items()
+        for name, metric in policy.metrics.items()
         if ":" in metric.kind
     }
     for key in ("redactor", "slicer", "embedder"):
@@ -154,12 +155,12 @@ def _functions(rules: Policy) -> Iterator[str]:
         if hook is not None:
             named[f"shadow.{key}"] = hook
     for key, hook in named.items():
-        if why := why_missing(hook, _root(rules)):
+        if why := why_missing(hook, _root(policy)):
             yield f'{key} = "{hook}": {why}. Correct the name, or install the module.'
 
 
-def _runner(rules: Policy) -> Iterator[str]:
-    if rules.evaluation.runner == "dask" and importlib.util.find_spec("prefect_dask") is None:
+def _runner(policy: Policy) -> Iterator[str]:
+    if policy.evaluation.runner == "dask" and importlib.util.find_spec("prefect_dask") is None:
         yield (
             'evaluation.runner = "dask": prefect-dask is not installed. Run: pip install '
             'prefect-dask, or set runner = "threads".'
@@ -193,13 +194,13 @@ def _uneven(files: _Files) -> Iterator[str]:
                 yield f"{key}: it holds {theirs}, and data.evaluation {ours}. Convert one of them."
 
 
-def _no_sample(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
+def _no_sample(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
     """A sample of live requests must have been recorded, where the policy counts on one."""
-    if not _counts_on_live(rules):
+    if not _counts_on_live(policy):
         return
-    home = Workspace.of(rules).shadow
+    home = Workspace.of(policy).shadow
     try:
-        if latest_sample(home, rules.name) is not None:
+        if latest_sample(home, policy.name) is not None:
             return
     except InputError as error:
         yield f"shadow: a recorded sample cannot be read: {error}"
@@ -212,15 +213,15 @@ def _no_sample(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
         )
     else:
         yield (
-            f"shadow.traffic is not set, and {home} holds no sample of {rules.name}. Record one "
+            f"shadow.traffic is not set, and {home} holds no sample of {policy.name}. Record one "
             "with `enginegate shadow record`, name one in [data] shadow, or name inputs to send in "
             "[shadow] traffic."
         )
 
 
-def _counts_on_live(rules: Policy) -> bool:
-    wanted = rules.shadow
-    return wanted is not None and wanted.traffic is None and rules.data.shadow is None
+def _counts_on_live(policy: Policy) -> bool:
+    wanted = policy.shadow
+    return wanted is not None and wanted.traffic is None and policy.data.shadow is None
 
 
 def _untraceable(evaluation: DataHeader | None) -> str:
@@ -228,11 +229,11 @@ def _untraceable(evaluation: DataHeader | None) -> str:
     return ", ".join(str(spec) for spec in specs if spec.dtype in UNREADABLE)
 
 
-def _unjudged(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
+def _unjudged(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
     """Gates that the evaluation data is too small for, or has no labels for."""
     if evaluation is None:
         return
-    asked = {c.precision: rules.gates_for(c.precision) for c in rules.candidates.all()}
+    asked = {c.precision: gates_for(policy.gates, c.precision) for c in policy.candidates.all()}
     most = max(gates.min_samples for gates in asked.values())
     if evaluation.samples < most:
         short = [p for p, gates in asked.items() if gates.min_samples > evaluation.samples]
@@ -242,23 +243,23 @@ def _unjudged(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
         )
     judged = any(gates.max_accuracy_loss is not None for gates in asked.values())
     labelled = any(name == "label" or name.startswith("label.") for name in evaluation.arrays)
-    if judged and not labelled and rules.task == "classification":
+    if judged and not labelled and policy.task == "classification":
         yield (
             "max_accuracy_loss: data.evaluation has no labels, so accuracy is not measured. Add "
             "the array label."
         )
 
 
-def _later(rules: Policy, evaluation: DataHeader | None) -> Iterator[str]:
+def _later(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
     """What a promotion or the watch will miss."""
     untraceable = _untraceable(evaluation)
-    if _counts_on_live(rules) and untraceable:
+    if _counts_on_live(policy) and untraceable:
         yield (
             f"live agreement: Triton's traces cannot hold {untraceable}, so the watch compares "
             "with FP32 only samples that are imported (enginegate shadow import)."
         )
     for key in ("private_key", "public_key"):
-        path = getattr(rules.signing, key)
+        path = getattr(policy.signing, key)
         if path is not None and not path.is_file():
             yield f"{_said(f'signing.{key}', path)}: there is no such file here; promote needs it."
 
@@ -268,5 +269,5 @@ def _said(key: str, path: Path) -> str:
     return f'{key} = "{getattr(path, "written", "") or path}"'
 
 
-def _root(rules: Policy) -> Path:
-    return rules.root or Path.cwd()
+def _root(policy: Policy) -> Path:
+    return policy.root or Path.cwd()

@@ -96,7 +96,7 @@ class Lab:
         plan = plan_engine(
             source,
             Candidate.parse(candidate),
-            policy=self.policy,
+            tables=self.policy.engine_tables,
             calibration=change.get("calibration", self.calibration),
         )
         return build_engine(plan, self.root / "engines")

@@ -14,9 +14,9 @@ import numpy as np
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import LoadResult
-from enginegate.measurement import Load, Measurement, Percentile, StageSplit
-from enginegate.measuring.measure import LatencySample, judged, skipped_s, throughput
-from enginegate.measuring.validity import warming_up
+from enginegate.measurement import LatencySample, Load, Measurement, Percentile, StageSplit
+from enginegate.measuring.measure import throughput, warmup_s, without_warmup
+from enginegate.measuring.validity import still_warming_up
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.space import configurations
 
@@ -99,13 +99,13 @@ class SimulatedServer:
         return sampled(
             config,
             load,
-            judged(rows).latencies_ms,
+            without_warmup(rows).latencies_ms,
             invalid=self._invalid(config, rows),
             lasted_s=lasted_s,
             throughput_per_s=slowdown * throughput(rows),
             batches=(sizes[:batches], took_s[:batches] * 1e3),
-            warm=int(judged(rows).warm.sum()),
-            warmup_s=skipped_s(load),
+            warm=int(without_warmup(rows).warm.sum()),
+            warmup_s=warmup_s(load),
         )
 
     def _invalid(self, config, rows):
@@ -113,15 +113,15 @@ class SimulatedServer:
         just_loaded, self.loaded = config != self.loaded, config
         if self.void(config, rows.load):
             return ("the generator was late",)
-        return warming_up(rows, skipped_s(rows.load)) if just_loaded else ()
+        return still_warming_up(rows, warmup_s(rows.load)) if just_loaded else ()
 
     def _lasted_s(self, due_s, latencies_ms, load, ends):
         answered_s = due_s + latencies_ms / 1e3
         moment_s = 0.5
         while ends is not None and moment_s < load.duration_s:
-            seen = latencies_ms[(answered_s <= moment_s) & (due_s >= skipped_s(load))]
+            seen = latencies_ms[(answered_s <= moment_s) & (due_s >= warmup_s(load))]
             over = int((seen > self.limit_ms).sum())
-            if len(seen) >= 100 and ends.look(len(seen), over) is not Outcome.INCONCLUSIVE:
+            if len(seen) >= 100 and ends.decide(len(seen), over) is not Outcome.INCONCLUSIVE:
                 return moment_s
             moment_s *= 1.4
         return load.duration_s

@@ -7,8 +7,9 @@ import sys
 import enginegate
 
 VENDORS = (
-    *("great_expectations", "matplotlib", "mlflow", "onnxruntime", "pandas", "prefect", "tensorrt"),
-    *("tensorrt_rtx", "torch", "tritonclient", "grpc", "cuda"),
+    *("great_expectations", "jinja2", "matplotlib", "mlflow", "onnxruntime"),
+    *("pandas", "prefect", "prometheus_client"),
+    *("tensorrt", "tensorrt_rtx", "torch", "tritonclient", "grpc", "cuda"),
 )
 # They run inside Triton, or in a builder's process, where their vendor is what they are for.
 _ELSEWHERE = {"enginegate.engines.onnxruntime.serve"}

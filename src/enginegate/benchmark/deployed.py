@@ -20,15 +20,19 @@ from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen import perf_analyzer
 from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport, run_load
-from enginegate.measurement import ClosedLoad, Driver, Generator, Load
-from enginegate.measuring.measure import Beside, LatencySample, measure, skipped_s
+from enginegate.measurement import ClosedLoad, Driver, Generator, LatencySample, Load
+from enginegate.measuring.measure import RunConditions, measure, warmup_s
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.measuring.resources import watched
-from enginegate.measuring.sequential import Sequential
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
-from enginegate.triton.liveness import Liveness, attended
-from enginegate.triton.repository_files import check_files, clear, place
+from enginegate.triton.liveness import Liveness, monitor_liveness
+from enginegate.triton.repository_files import (
+    check_model_files,
+    clear_model_folder,
+    write_model_folder,
+)
 from enginegate.triton.server import Server
 from enginegate.triton.types import Statistics
 
@@ -164,7 +168,7 @@ class DeployedBenchmark:
     driver: Driver = "python"
 
     def measure(
-        self, config: ServingConfig, load: Load | ClosedLoad, *, ends: Sequential | None = None
+        self, config: ServingConfig, load: Load | ClosedLoad, *, ends: SequentialTest | None = None
     ) -> LatencySample:
         """Serve one configuration under one load.
 
@@ -176,14 +180,14 @@ class DeployedBenchmark:
         Raises:
             ServerError: the model does not load, or the server died.
         """
-        with attended(self.deployment.server) as liveness:
+        with monitor_liveness(self.deployment.server) as liveness:
             return self._measured(config, load, ends, liveness)
 
     def _measured(
         self,
         config: ServingConfig,
         load: Load | ClosedLoad,
-        ends: Sequential | None,
+        ends: SequentialTest | None,
         liveness: Liveness,
     ) -> LatencySample:
         deployment, name = self.deployment, self.deployment.model.name
@@ -192,7 +196,7 @@ class DeployedBenchmark:
             before = deployment.client.statistics(name)
         else:
             # The load began them anew; the answer that proved it may not be counted yet.
-            before = deployment.client.counted(name, Statistics(), answers=1)
+            before = deployment.client.statistics_since(name, Statistics(), answers=1)
         with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
             result = self._send(load, ends, liveness)
         if result.failed:
@@ -201,14 +205,14 @@ class DeployedBenchmark:
         return measure(
             result,
             config,
-            counted=deployment.client.counted(name, before, answers=answered),
+            counted=deployment.client.statistics_since(name, before, answers=answered),
             folder=self.folder,
             slo_p99_ms=self.slo_p99_ms,
-            beside=Beside(usage, self.generator, self.price_per_hour, cold_start_s),
+            conditions=RunConditions(usage, self.generator, self.price_per_hour, cold_start_s),
         )
 
     def _send(
-        self, load: Load | ClosedLoad, ends: Sequential | None, liveness: Liveness
+        self, load: Load | ClosedLoad, ends: SequentialTest | None, liveness: Liveness
     ) -> LoadResult:
         server, sending = self.deployment.server, self.sending
         address = server.http if sending.protocol == "http" else server.grpc
@@ -220,7 +224,7 @@ class DeployedBenchmark:
         if self.driver == "perf_analyzer":
             return perf_analyzer.run(address, self.traffic, load, protocol=sending.protocol)
         early = EarlyEnd(
-            self.slo_p99_ms / 1e3, skipped_s(load), _decided_by(ends, lambda: liveness.gone)
+            self.slo_p99_ms / 1e3, warmup_s(load), _decided_by(ends, lambda: liveness.gone)
         )
         return run_load(
             address,
@@ -231,7 +235,9 @@ class DeployedBenchmark:
         )
 
 
-def _decided_by(test: Sequential | None, gone: Callable[[], bool]) -> Callable[[int, int], bool]:
+def _decided_by(
+    test: SequentialTest | None, gone: Callable[[], bool]
+) -> Callable[[int, int], bool]:
     """Whether a run may end: the test has decided, from enough to give percentiles too.
 
     Or the server has stopped, and nobody will answer.
@@ -240,7 +246,7 @@ def _decided_by(test: Sequential | None, gone: Callable[[], bool]) -> Callable[[
     def decided(requests: int, over: int) -> bool:
         if gone() or test is None:
             return gone()
-        return requests >= _FEWEST and test.look(requests, over) is not Outcome.INCONCLUSIVE
+        return requests >= _FEWEST and test.decide(requests, over) is not Outcome.INCONCLUSIVE
 
     return decided
 
@@ -265,12 +271,12 @@ def deployed(
             f"The server at {server.grpc} was not started here, so models cannot be placed in its "
             "repository. Benchmark on an embedded server."
         )
-    check_files(model.name, model.backend, model.files)
+    check_model_files(model.name, model.backend, model.files)
     folder = server.repository / model.name
-    clear(folder)
+    clear_model_folder(folder)
     with server.client() as client:
         try:
-            place(model.files, folder, version=_VERSION)
+            write_model_folder(model.files, folder, version=_VERSION)
             yield DeployedModel(server, client, model, load_timeout_s)
         finally:
             _take_away(client, model.name)

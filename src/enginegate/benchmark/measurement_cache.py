@@ -17,10 +17,10 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Sha256
 from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
-from enginegate.measurement import Load, Measurement
-from enginegate.measuring.measure import LatencySample, sampled_of
+from enginegate.measurement import LatencySample, Load, Measurement
+from enginegate.measuring.measure import read_sample
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.measuring.raw_requests import read_requests
-from enginegate.measuring.sequential import Sequential
 from enginegate.measuring.validity import allowed_lateness_ms, lateness_decides
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.search.search import Measure
@@ -63,7 +63,7 @@ class MeasurementCache:
     def find(self, key: Sha256) -> LatencySample | None:
         """What was kept under a key; None when there is nothing, or it is damaged."""
         with suppress(InputError, TamperedError):
-            return sampled_of(Measurement.read(self.folder / f"{key}.json"), self.latencies)
+            return read_sample(Measurement.read(self.folder / f"{key}.json"), self.latencies)
         return None
 
     def keep(self, key: Sha256, found: LatencySample) -> None:
@@ -90,7 +90,7 @@ def measure_cached(
     """
 
     def measured(
-        config: ServingConfig, load: Load, *, ends: Sequential | None = None
+        config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
     ) -> LatencySample:
         key = measurement_key(setup, config, load)
         found = shelf.find(key)
@@ -100,7 +100,7 @@ def measure_cached(
             and _of_the_server(found, shelf, limit_ms)
         ):
             reused()
-            return replace(found, before=True)
+            return replace(found, cached=True)
         made = measure(config, load, ends=ends)
         if not made.measurement.invalid:
             shelf.keep(key, made)
@@ -126,7 +126,7 @@ def _of_the_server(found: LatencySample, shelf: MeasurementCache, limit_ms: floa
 
 
 def _says_enough(
-    found: LatencySample, load: Load, ends: Sequential | None, limit_ms: float
+    found: LatencySample, load: Load, ends: SequentialTest | None, limit_ms: float
 ) -> bool:
     """Whether a run went to its end, or was ended where this limit is decided too.
 
@@ -139,5 +139,5 @@ def _says_enough(
         return True
     if ends is None:
         return False
-    decided = ends.look(len(found.latencies_ms), found.over(limit_ms))
+    decided = ends.decide(len(found.latencies_ms), found.over(limit_ms))
     return decided is not Outcome.INCONCLUSIVE

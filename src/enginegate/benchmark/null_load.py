@@ -15,6 +15,7 @@ from enginegate.benchmark.deployed import ServedModel, deployed
 from enginegate.candidate import TensorSpec
 from enginegate.loadgen.traffic import LoadResult, Traffic, Transport, run_load
 from enginegate.measurement import Generator, Load
+from enginegate.measuring.p99 import nearest_rank
 from enginegate.serving import ServingConfig
 from enginegate.triton.server import Server
 
@@ -88,7 +89,7 @@ def _kept_up(result: LoadResult) -> bool:
         result.failed == 0
         and result.achieved_share >= _MIN_ACHIEVED
         and len(result.due_s) > 0
-        and float(np.quantile(result.late_s, 0.99)) < _MAX_LATE_S
+        and nearest_rank(result.late_s) < _MAX_LATE_S
     )
 
 
@@ -97,8 +98,8 @@ def _said(result: LoadResult, trusted_per_s: float) -> Generator:
     known = len(answered_ms) > 0
     return result.generator.model_copy(
         update={
-            "null_p50_ms": float(np.quantile(answered_ms, 0.5)) if known else None,
-            "null_p99_ms": float(np.quantile(answered_ms, 0.99)) if known else None,
+            "null_p50_ms": nearest_rank(answered_ms, 0.5) if known else None,
+            "null_p99_ms": nearest_rank(answered_ms) if known else None,
             "trusted_per_s": trusted_per_s,
         }
     )

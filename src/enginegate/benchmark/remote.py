@@ -8,10 +8,10 @@ from pathlib import Path
 from enginegate.errors import ServerError
 from enginegate.loadgen import perf_analyzer
 from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport, run_load
-from enginegate.measurement import ClosedLoad, Driver, Load
-from enginegate.measuring.measure import LatencySample, measure
+from enginegate.measurement import ClosedLoad, Driver, LatencySample, Load
+from enginegate.measuring.measure import measure
 from enginegate.triton.config import Config
-from enginegate.triton.liveness import attended
+from enginegate.triton.liveness import monitor_liveness
 from enginegate.triton.server import Server, connect
 
 
@@ -55,13 +55,13 @@ class RemoteModel:
         Raises:
             ServerError: the server is gone.
         """
-        with attended(self.server) as liveness, self.server.client() as client:
+        with monitor_liveness(self.server) as liveness, self.server.client() as client:
             before = client.statistics(self.name)
             result = self._send(traffic, load, driver, lambda: liveness.gone)
             if result.failed:
                 self.server.check_alive()
             answered = len(result.latency_s) - result.failed
-            counted = client.counted(self.name, before, answers=answered)
+            counted = client.statistics_since(self.name, before, answers=answered)
         return measure(
             result,
             self.config.serving,

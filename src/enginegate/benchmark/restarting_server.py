@@ -11,9 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from enginegate.errors import EnginegateError, ServerError
-from enginegate.measurement import Load
-from enginegate.measuring.measure import LatencySample
-from enginegate.measuring.sequential import Sequential
+from enginegate.measurement import LatencySample, Load
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.search.search import Measure
 from enginegate.serving import ServingConfig
 
@@ -67,7 +66,7 @@ class RestartingServer:
         """Measures the model of that name, on whichever server is up by then."""
 
         def measure(
-            config: ServingConfig, load: Load, *, ends: Sequential | None = None
+            config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
         ) -> LatencySample:
             while True:
                 running = self._running or self._start()

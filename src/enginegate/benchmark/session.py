@@ -24,7 +24,7 @@ from enginegate.evidence import Benchmark, Pattern, Roofline
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.machine import gpus, processor
 from enginegate.measurement import Generator, Load, Measurement
-from enginegate.policy import Policy
+from enginegate.policy.benchmarking import BenchmarkTables
 from enginegate.search.search import Champion, Measure, SearchProgress, SearchResult, search
 from enginegate.search.trial_history import TrialHistory
 from enginegate.search.truncation import Noting, SearchTruncation, bounded
@@ -48,7 +48,7 @@ class BenchmarkSession:
         said: told what a person should know while it runs.
     """
 
-    rules: Policy
+    tables: BenchmarkTables
     install: TritonInstall
     places: BenchmarkPaths
     traffic: DataSet
@@ -60,7 +60,7 @@ class BenchmarkSession:
     @property
     def sending(self) -> Transport:
         """How requests travel."""
-        load = self.rules.load
+        load = self.tables.load
         return Transport(load.protocol, load.shared_memory, load.processes)
 
     def requests(self, model: str) -> Traffic:
@@ -68,8 +68,8 @@ class BenchmarkSession:
         return Traffic.from_data(
             model,
             self.traffic,
-            order_seed=self.rules.search.seed,
-            timeout_s=self.rules.load.timeout_s,
+            order_seed=self.tables.search.seed,
+            timeout_s=self.tables.load.timeout_s,
             arrivals_s=self.arrivals_s,
             batch_sizes=self.batch_sizes,
         )
@@ -97,8 +97,8 @@ def benchmarked(
     Raises:
         ServerError: servers died again and again, or the model does not load.
     """
-    rules = stage.rules
-    ending = SearchTruncation(rules.search, rules.slo, in_a_turn=2 if live else 1, then=progress)
+    tables = stage.tables
+    ending = SearchTruncation(tables.search, tables.slo, in_a_turn=2 if live else 1, then=progress)
     generators: list[Generator] = []
     up = partial(_up, stage, subject, live, generators.append)
     with RestartingServer(up, said=stage.said) as stand:
@@ -106,11 +106,11 @@ def benchmarked(
         measure = _kept(stage, stand.bench(_CANDIDATE), subject)
         found = search(
             measure,
-            rules.search,
-            rules.slo,
+            tables.search,
+            tables.slo,
             champion=rival,
-            price_per_hour=rules.cost.price_per_hour,
-            arrivals=rules.load.arrivals,
+            price_per_hour=tables.cost.price_per_hour,
+            arrivals=tables.load.arrivals,
             progress=ending.saw,
         )
         cut_short = ending.cut_short(found)
@@ -129,11 +129,11 @@ def benchmarked(
 
 def _past(stage: BenchmarkSession, measure: Measure, found: SearchResult) -> SearchResult:
     """What a comparison of throughputs needs besides, where the policy asks for one."""
-    rules = stage.rules
-    if rules.slo.min_speedup is None:
+    tables = stage.tables
+    if tables.slo.min_speedup is None:
         return found
-    look = partial(confirm_upper_bound, found, measure, rules.search, rules.slo)
-    return _advisory(stage, lambda: look(arrivals=rules.load.arrivals)) or found
+    look = partial(confirm_upper_bound, found, measure, tables.search, tables.slo)
+    return _advisory(stage, lambda: look(arrivals=tables.load.arrivals)) or found
 
 
 def _advisory(stage: BenchmarkSession, look: Callable[[], T]) -> T | None:
@@ -151,14 +151,14 @@ def _rival(
     if live is None:
         return None
     measure = _kept(stage, stand.bench(_CHAMPION), live.subject)
-    return Champion(Noting(measure, TrialHistory(stage.rules.slo)), live.config, live.release)
+    return Champion(Noting(measure, TrialHistory(stage.tables.slo)), live.config, live.release)
 
 
 def _patterns(
     stage: BenchmarkSession, stand: RestartingServer, subject: BenchmarkTarget, found: SearchResult
 ) -> tuple[Pattern, ...]:
     """The chosen configuration under heavier mixes, where the policy asks for it."""
-    if not stage.rules.load.heavier or found.chosen is None:
+    if not stage.tables.load.heavier or found.chosen is None:
         return ()
     measures = {RECORDED: _kept(stage, stand.bench(_CANDIDATE), subject)}
     if largest(stage.requests(subject.model.name)) is not None:
@@ -181,7 +181,7 @@ def _benchmark(
         chosen=found.chosen,
         throughput_at_slo_per_s=found.throughput_at_slo_per_s,
         confirmed_rate_per_s=found.confirmed_rate_per_s,
-        ceiling_per_s=stage.rules.search.ceiling_per_s,
+        ceiling_per_s=stage.tables.search.ceiling_per_s,
         decisions=found.decisions,
         engine_bytes=engine.size_bytes,
         p99_at_slo=found.p99,
@@ -193,7 +193,7 @@ def _benchmark(
         rival=found.rival,
         cold_start_s=starts[0] if starts else None,
         cost_per_million=_cost(chosen, found.throughput_at_slo_per_s),
-        currency=stage.rules.cost.currency if stage.rules.cost.price_per_hour is not None else "",
+        currency=stage.tables.cost.currency if stage.tables.cost.price_per_hour is not None else "",
     )
 
 
@@ -214,12 +214,12 @@ def _cost(chosen: list[Measurement], throughput_per_s: float) -> float | None:
 
 def _confirmed_load(stage: BenchmarkSession, found: SearchResult) -> Load:
     """At the confirmed rate, for about as many requests as it was confirmed with."""
-    rules, rate = stage.rules, found.throughput_at_slo_per_s
+    tables, rate = stage.tables, found.throughput_at_slo_per_s
     return Load(
         rate_per_s=rate,
-        duration_s=max(rules.search.measurement_s, _SPARE * rules.slo.confirm_requests / rate),
-        seed=rules.search.seed,
-        arrivals=rules.load.arrivals,
+        duration_s=max(tables.search.measurement_s, _SPARE * tables.slo.confirm_requests / rate),
+        seed=tables.search.seed,
+        arrivals=tables.load.arrivals,
     )
 
 
@@ -227,7 +227,7 @@ def _kept(
     stage: BenchmarkSession, measure: Measure, subject: BenchmarkTarget, *, part: str = ""
 ) -> Measure:
     """What was measured before is not measured again; ``part`` names a part of the traffic."""
-    load = stage.rules.load
+    load = stage.tables.load
     sending = [load.driver, load.protocol, load.shared_memory, load.processes, load.timeout_s]
     setup = CacheKey(
         files=dict(subject.files),
@@ -240,7 +240,7 @@ def _kept(
         gpu=subject.model.gpu,
         settings=subject.model.settings,
     )
-    return measure_cached(measure, setup, stage.places.shelf, limit_ms=stage.rules.slo.p99_ms)
+    return measure_cached(measure, setup, stage.places.shelf, limit_ms=stage.tables.slo.p99_ms)
 
 
 def _identity(install: TritonInstall) -> str:
@@ -265,24 +265,24 @@ def _up(
     with ExitStack() as stack:
         server = stack.enter_context(start(stage.install, places.repository, folder=places.logs))
         generator = Generator(driver="perf_analyzer")
-        if stage.rules.load.driver != "perf_analyzer":
+        if stage.tables.load.driver != "perf_analyzer":
             calibration = _calibration(stage)
             calibrated(found := calibration.of(server))
             generator = calibration.stated(found)
 
         def bench(which: BenchmarkTarget, traffic: Traffic) -> DeployedBenchmark:
-            timeout_s = stage.rules.target.load_timeout_s
+            timeout_s = stage.tables.load_timeout_s
             place = deployed(server, which.model, load_timeout_s=timeout_s)
             return DeployedBenchmark(
                 stack.enter_context(place),
                 traffic,
                 places.shelf.latencies,
-                stage.rules.slo.p99_ms,
+                stage.tables.slo.p99_ms,
                 generator=generator,
-                price_per_hour=stage.rules.cost.price_per_hour,
+                price_per_hour=stage.tables.cost.price_per_hour,
                 options=which.options,
                 sending=stage.sending,
-                driver=stage.rules.load.driver,
+                driver=stage.tables.load.driver,
             )
 
         traffic = stage.requests(subject.model.name)
@@ -300,8 +300,8 @@ def _up(
 def _calibration(stage: BenchmarkSession) -> GeneratorBaseline:
     return GeneratorBaseline(
         stage.sending,
-        stage.rules.search.max_rate_per_s,
-        (machine(), _identity(stage.install), stage.rules.load.digest),
+        stage.tables.search.max_rate_per_s,
+        (machine(), _identity(stage.install), stage.tables.load.digest),
         stage.places.results / "generators",
         stage.said,
     )

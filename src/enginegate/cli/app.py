@@ -48,7 +48,7 @@ from enginegate.policy import read_policy
 from enginegate.report import explain as explained
 from enginegate.report import print_scorecard
 from enginegate.repository import Layout
-from enginegate.triton.ports import Ports
+from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
 _EPILOG = "\n".join(line for line in (__doc__ or "").splitlines()[2:])

@@ -16,12 +16,17 @@ from enginegate.cli.terminal import interruptible
 from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import Traffic
-from enginegate.measurement import ClosedLoad, Driver
-from enginegate.measuring.measure import LatencySample
+from enginegate.measurement import ClosedLoad, Driver, LatencySample
+from enginegate.measuring.p99 import decide_pooled
 from enginegate.policy import Policy
 from enginegate.policy.benchmarking import Slo
-from enginegate.report import ServingReport, print_measured, print_serving, serving_page
-from enginegate.search.confirmed_point import judge
+from enginegate.report import (
+    ServingReport,
+    print_measured,
+    print_serving,
+    serving_figures,
+    serving_page,
+)
 from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
 
@@ -151,7 +156,7 @@ def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path)
     for candidate, why in found.unmeasured.items():
         console.print(f"Not measured: {candidate}: {' '.join(why.split())}", markup=False)
     files = {
-        "serving.html": serving_page(report).encode(),
+        "serving.html": serving_page(report, serving_figures(report)).encode(),
         "serving.json": report.pretty_json(),
         "config.pbtxt": found.config_pbtxt.encode(),
     }
@@ -198,7 +203,7 @@ def said_of(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
             f"Not judged against p99 <= {slo.p99_ms:g} ms: a closed loop slows down with the "
             "server, which hides its tail. Offer a rate with --rate to have it judged."
         )
-    decision = judge([found], slo)
+    decision = decide_pooled([found], slo)
     held = {Outcome.PASSED: "holds", Outcome.FAILED: "does not hold"}
     said = held.get(decision.outcome, f"is open; about {decision.needed} requests would decide")
     counted = f"{decision.over} of {decision.requests} over"
@@ -206,7 +211,7 @@ def said_of(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
 
 
 def _traffic(rules: Policy, served: RemoteModel) -> Traffic:
-    requests = request_mix(rules, served.config.inputs, Workspace.of(rules).shadow)
+    requests = request_mix(rules.traffic_tables, served.config.inputs, Workspace.of(rules).shadow)
     return Traffic.from_data(
         served.name,
         requests.data,

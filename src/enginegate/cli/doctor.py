@@ -15,7 +15,7 @@ from enginegate.engines import availability
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.machine import gpus
-from enginegate.triton.backends import offered
+from enginegate.triton.backends import server_backends
 from enginegate.triton.config import NATIVE_FILES
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, connect
@@ -36,7 +36,6 @@ _PACKAGES = (
     ("great-expectations", "nothing is judged", "pip install enginegate"),
     ("tritonclient", "no server can be talked to", "pip install 'enginegate[triton]'"),
     ("torch", "PyTorch models cannot be exported", "pip install 'enginegate[torch]'"),
-    ("matplotlib", "no plots in MLflow", "pip install 'enginegate[plots]'"),
 )
 
 
@@ -90,7 +89,7 @@ def _backend_words(server: Server) -> str:
     """Which of Triton's own backends a running server has for engines."""
     try:
         with server.client() as client:
-            found = offered(client)
+            found = server_backends(client)
     except ServerError as error:
         return f"Which backends it has cannot be asked: {error}"
     missing = sorted(set(NATIVE_FILES) - set(found))

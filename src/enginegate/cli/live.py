@@ -31,8 +31,7 @@ from enginegate.repository import (
 )
 from enginegate.repository.history.changes import last_change
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
-from enginegate.triton.ports import LOOPBACK, Ports
-from enginegate.triton.server import Server, ServerOptions
+from enginegate.triton.server import LOOPBACK, Ports, Server, ServerOptions
 from enginegate.workspace import Workspace
 
 _LOOK_S = 1.0
@@ -41,7 +40,7 @@ _MISSES = 5
 
 def repository_of(policy: Policy) -> LiveTarget:
     """Everything a release of the policy goes to, with every server that answers."""
-    return open_repository(policy, Workspace.of(policy), way="command")
+    return open_repository(policy.live_tables, Workspace.of(policy), way="command")
 
 
 def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console) -> None:
@@ -144,7 +143,9 @@ def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> N
     root, member = policy.target.repository, _member_at(policy, ports.grpc)
     with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
         with server.client() as client:
-            repository = replace(open_lead(policy, workspace, way="serve"), client=client)
+            repository = replace(
+                open_lead(policy.live_tables, workspace, way="serve"), client=client
+            )
             _follow(policy, repository, out)
             for sentence in repository.recover():
                 out.print(sentence)
@@ -167,7 +168,7 @@ def _member_at(policy: Policy, port: int) -> str:
 
 def _follow(policy: Policy, repository: LiveRepository, out: Console) -> None:
     """Come to what is live in object storage; if that cannot be, what is here is served."""
-    storage = open_storage(policy, repository)
+    storage = open_storage(policy.live_tables, repository)
     try:
         if storage is not None:
             storage.pull()

@@ -17,7 +17,7 @@ _out = Console(highlight=False, markup=False, emoji=False)
 def pull(policy: Annotated[Path, typer.Argument(help="the model family's policy")]) -> None:
     """Bring this host to what is live in object storage: fetch, check, load, prove."""
     rules = read_policy(policy)
-    target = open_repository(rules, Workspace.of(rules), way="command")
+    target = open_repository(rules.live_tables, Workspace.of(rules), way="command")
     if not isinstance(target, ObjectRepository):
         raise PolicyError(f"{policy} names no target.objects, so there is nothing to follow.")
     release = target.pull()

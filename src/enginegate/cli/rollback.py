@@ -35,7 +35,10 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository, outbox = open_repository(rules, workspace, way="command"), Outbox(workspace)
+    repository, outbox = (
+        open_repository(rules.live_tables, workspace, way="command"),
+        Outbox(workspace),
+    )
     with outbox.expecting(rules.target.repository, rules.name):
         release = repository.rollback(rules.name, to, reason=reason)
     _say(release, out)
@@ -63,7 +66,10 @@ def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository, outbox = open_repository(rules, workspace, way="command"), Outbox(workspace)
+    repository, outbox = (
+        open_repository(rules.live_tables, workspace, way="command"),
+        Outbox(workspace),
+    )
     root = rules.target.repository
     with outbox.expecting(root, rules.name):
         release = repository.withdraw_first(rules.name, Withdrawal(who, reason))

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import numpy as np
 
+from enginegate.contract.probe_model import BROKEN, SOURCE, ProbeModel
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.callers import Callers
 from enginegate.loadgen.traffic import Traffic
 from enginegate.records import Record
 from enginegate.triton.client import TritonClient
-from enginegate.triton.probe_model import BROKEN, SOURCE, Scratch
 from enginegate.triton.types import Reply
 
 _SAMPLES = 16
@@ -68,7 +68,7 @@ def check_contract(
     with TritonClient(address) as client:
         client.metadata()
         was_ready = client.ready()
-        scratch = Scratch(client, repository, load_timeout_s)
+        scratch = ProbeModel(client, repository, load_timeout_s)
         try:
             scratch.issue(1)
             scratch.serve(1)
@@ -90,7 +90,7 @@ class _Trial:
         untrue: where index, parameters or answers were not what had been asked for.
     """
 
-    scratch: Scratch
+    scratch: ProbeModel
     rate_per_s: float
     untrue: list[str] = field(default_factory=list)
     looks: int = 0

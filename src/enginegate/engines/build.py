@@ -9,7 +9,7 @@ from enginegate.data import DataSet
 from enginegate.engines.plan import AS_EXPORTED, BuildPlan
 from enginegate.engines.registry import KINDS
 from enginegate.errors import BuildError, ModelError
-from enginegate.policy import Policy
+from enginegate.policy.building import EngineTables
 from enginegate.precision import CalibrationSample, converter_of, reads_data
 from enginegate.sources.external_data import ONE_FILE_BYTES
 from enginegate.tool_errors import tool_errors
@@ -22,7 +22,7 @@ def plan_engine(
     onnx: ContentFolder[OnnxModel],
     candidate: Candidate,
     *,
-    policy: Policy,
+    tables: EngineTables,
     calibration: DataSet | None,
     keep: tuple[str, ...] = (),
 ) -> BuildPlan:
@@ -30,22 +30,23 @@ def plan_engine(
 
     Args:
         onnx: the FP32 model and its folder.
+        tables: the policy's, about engines.
         calibration: the policy's calibration data; ignored by precisions that need none.
         keep: nodes that stay FP32, in a repaired candidate.
     """
-    rules, batch = policy.calibration, policy.shapes.batch
-    data = calibration if reads_data(candidate, rules) else None
+    calibrating, building = tables.calibration, tables.building
+    data = calibration if reads_data(candidate, calibrating) else None
     return BuildPlan(
         onnx=onnx.value,
         folder=onnx.folder,
         candidate=candidate,
-        max_batch_size=batch.max if batch else max(policy.search.max_batch_sizes),
+        max_batch_size=tables.max_batch_size,
         calibration=data,
-        calibration_sha256=CalibrationSample.of(data, rules).sha256 if data else None,
-        calibrating=rules,
-        building=policy.building,
-        converter=converter_of(candidate, data=data, rules=rules),
-        toolchain=KINDS[candidate.kind].toolchain(policy.building),
+        calibration_sha256=CalibrationSample.of(data, calibrating).sha256 if data else None,
+        calibrating=calibrating,
+        building=building,
+        converter=converter_of(candidate, data=data, rules=calibrating),
+        toolchain=KINDS[candidate.kind].toolchain(building),
         keep=keep,
     )
 

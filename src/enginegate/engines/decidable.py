@@ -14,8 +14,7 @@ from enginegate.engines.plan import AS_EXPORTED
 from enginegate.engines.tensorrt import library as tensorrt_library
 from enginegate.engines.tensorrt.library import RTX
 from enginegate.errors import BuildError
-from enginegate.policy import Policy
-from enginegate.policy.building import Device, TensorRt
+from enginegate.policy.building import Device, EngineTables, TensorRt
 from enginegate.precision import modelopt_for
 
 _ADA = 89  # the first capability with FP8 arithmetic
@@ -60,35 +59,37 @@ class Machine:
     gpu: Gpu | None
 
 
-def this_machine(rules: Policy) -> Machine:
-    """What is here for a policy; nothing is loaded onto a device to find out."""
-    wanted = {candidate.kind for candidate in rules.candidates.all()}
+def this_machine(tables: EngineTables) -> Machine:
+    """What is here for a policy's engines; nothing is loaded onto a device to find out."""
+    wanted = {candidate.kind for candidate in tables.candidates.all()}
     library = (
-        tensorrt_library.find_library(rules.tensorrt.library)
+        tensorrt_library.find_library(tables.building.tensorrt.library)
         if EngineKind.TENSORRT in wanted
         else None
     )
     return Machine(
         onnxruntime=sessions.version() is not None,
-        device=sessions.device_of(rules.onnxruntime),
+        device=sessions.device_of(tables.building.onnxruntime),
         providers=sessions.providers(),
         tensorrt=None if library is None else str(library.__name__),
-        tensorrt_obstacle=_library_obstacle(library, rules.tensorrt),
-        converter_obstacle=_converter_obstacle(rules),
+        tensorrt_obstacle=_library_obstacle(library, tables.building.tensorrt),
+        converter_obstacle=_converter_obstacle(tables),
         gpu=cuda.gpu(),
     )
 
 
-def undecidable(rules: Policy, machine: Machine) -> Mapping[Candidate, DecisionObstacle]:
+def undecidable(tables: EngineTables, machine: Machine) -> Mapping[Candidate, DecisionObstacle]:
     """The candidates that cannot be decided on a machine under a policy, and why; the rest can."""
-    found = {each: obstacle_to(each, rules, machine) for each in rules.candidates.all()}
-    return {candidate: obstacle for candidate, obstacle in found.items() if obstacle is not None}
+    obstacles = {each: obstacle_to(each, tables, machine) for each in tables.candidates.all()}
+    return {candidate: obstacle for candidate, obstacle in obstacles.items() if obstacle}
 
 
-def obstacle_to(candidate: Candidate, rules: Policy, machine: Machine) -> DecisionObstacle | None:
+def obstacle_to(
+    candidate: Candidate, tables: EngineTables, machine: Machine
+) -> DecisionObstacle | None:
     """Why one candidate cannot be decided on a machine under a policy, or None if it can."""
     precision = candidate.precision
-    if precision.needs_calibration and rules.data.calibration is None:
+    if precision.needs_calibration and tables.calibration_data is None:
         return DecisionObstacle(
             f"{precision} needs calibration data, and the policy names none",
             f"Set calibration under [data], or drop {precision} from [candidates].",
@@ -100,7 +101,7 @@ def obstacle_to(candidate: Candidate, rules: Policy, machine: Machine) -> Decisi
         )
     if candidate.kind is EngineKind.ONNXRUNTIME:
         return _on_onnxruntime(precision, machine)
-    return _on_tensorrt(precision, rules.tensorrt, machine)
+    return _on_tensorrt(precision, tables.building.tensorrt, machine)
 
 
 def _on_onnxruntime(precision: Precision, machine: Machine) -> DecisionObstacle | None:
@@ -174,13 +175,13 @@ def _library_obstacle(library: object, rules: TensorRt) -> str:
     return ""
 
 
-def _converter_obstacle(rules: Policy) -> str:
+def _converter_obstacle(tables: EngineTables) -> str:
     """Why the converter that the policy insists on cannot be had; empty when it can."""
-    if rules.calibration.tool != "modelopt":
+    if tables.calibration.tool != "modelopt":
         return ""
     try:
-        for candidate in rules.candidates.all():
-            modelopt_for(candidate, rules.calibration)
+        for candidate in tables.candidates.all():
+            modelopt_for(candidate, tables.calibration)
     except BuildError as error:
         return str(error).rstrip(".")
     return ""

@@ -30,7 +30,6 @@ class TrafficReport:
     Attributes:
         versions: model version -> requests it answered.
         errors: gRPC status -> failures.
-        p99_ms: of all requests; infinite if more than 1 % failed, NaN if none was sent.
         longest_gap_ms: longest time without an answer between the first and the last.
     """
 
@@ -38,7 +37,6 @@ class TrafficReport:
     failed: int
     versions: dict[str, int]
     errors: dict[str, int]
-    p99_ms: float
     longest_gap_ms: float
 
 
@@ -112,15 +110,11 @@ class SteadyTraffic:
         found = self.result()
         answered = np.isfinite(found.latency_s)
         done_s = np.sort((found.due_s + found.latency_s)[answered])
-        ordered = np.sort(found.latency_s)
         return TrafficReport(
-            sent=len(ordered),
+            sent=len(found.latency_s),
             failed=found.failed,
             versions=dict(Counter(found.versions[answered].tolist())),
             errors=found.errors,
-            p99_ms=float(ordered[math.ceil(0.99 * len(ordered)) - 1]) * 1e3
-            if len(ordered)
-            else math.nan,
             longest_gap_ms=float(np.diff(done_s).max()) * 1e3 if len(done_s) > 1 else math.nan,
         )
 

@@ -5,9 +5,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from enginegate.data import Tensors
-from enginegate.triton.codec import fill_request, reply_of
+from enginegate.triton.codec import channel_options, fill_request, reply_of, vendor
 from enginegate.triton.types import Reply
-from enginegate.triton.vendor import channel_options, vendor
 
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 
@@ -30,13 +29,12 @@ class GrpcSender:
 
     def __init__(self, address: str) -> None:
         """Open a connection; must be called inside a running event loop."""
-        _, messages, _ = vendor()
         import grpc.aio  # type: ignore[import-untyped]  # noqa: PLC0415
 
         self._failure = grpc.aio.AioRpcError
         self._channel = grpc.aio.insecure_channel(address, options=channel_options(address))
         self._infer = self._channel.unary_unary(
-            _INFER, response_deserializer=messages.ModelInferResponse.FromString
+            _INFER, response_deserializer=vendor().messages.ModelInferResponse.FromString
         )
 
     async def ask(self, request: bytes, timeout_s: float) -> Response:
@@ -75,13 +73,13 @@ async def hold_queue() -> Callable[[], None]:
 
 def prepare(model: str, inputs: Tensors, *, version: str = "", request_id: str = "") -> bytes:
     """A request in wire form, made once and sent often."""
-    _, messages, _ = vendor()
-    request = messages.ModelInferRequest(model_name=model, model_version=version, id=request_id)
+    request = vendor().messages.ModelInferRequest(
+        model_name=model, model_version=version, id=request_id
+    )
     fill_request(request, inputs)
     return bytes(request.SerializeToString())
 
 
 def parse_request(request: bytes) -> Any:
     """A ``ModelInferRequest`` that was made by `prepare`, to be sent in another form."""
-    _, messages, _ = vendor()
-    return messages.ModelInferRequest.FromString(request)
+    return vendor().messages.ModelInferRequest.FromString(request)

@@ -15,7 +15,7 @@ import numpy as np
 
 from enginegate.data import Tensors
 from enginegate.loadgen.grpc_sender import Response, parse_request
-from enginegate.triton.config import numpy_type
+from enginegate.triton.codec import numpy_type
 from enginegate.triton.types import Reply
 
 _OPEN_FIRST = 8

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from enginegate.errors import ServerError
 from enginegate.measurement import Resources
 from enginegate.triton.metrics import Metrics, read_metrics
-from enginegate.triton.processes import cores, processor_s
 from enginegate.triton.server import Server
+from enginegate.triton.supervised_process import cores, processor_s
 
 _EVERY_S = 0.25
 _ANSWER_S = 2.0

@@ -9,20 +9,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import (
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    PrivateAttr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from enginegate.candidate import Candidate, EngineKind, Precision
 from enginegate.errors import PolicyError
-from enginegate.policy.benchmarking import Benchmarked, Cost, LoadShape, Search, Slo
-from enginegate.policy.building import Building, OnnxRuntime, Shapes, TensorRt
+from enginegate.policy.benchmarking import (
+    Benchmarked,
+    BenchmarkTables,
+    Cost,
+    LoadShape,
+    Search,
+    Slo,
+)
+from enginegate.policy.building import (
+    Building,
+    CalibrationTable,
+    Candidates,
+    EngineTables,
+    OnnxRuntime,
+    Repair,
+    Shapes,
+    TensorRt,
+)
 from enginegate.policy.gates import (
     Evaluation,
     Gates,
@@ -35,6 +42,7 @@ from enginegate.policy.gates import (
     check_gates,
     check_outputs,
     complete_gates,
+    gates_for,
     output_task,
     tasks_of,
 )
@@ -43,6 +51,7 @@ from enginegate.policy.model_source import ModelSource
 from enginegate.policy.operating import (
     Approval,
     Ensemble,
+    LiveTables,
     Name,
     PromotionTarget,
     Retention,
@@ -51,70 +60,49 @@ from enginegate.policy.operating import (
     Watch,
 )
 from enginegate.policy.paths import ROOT, project_of
-from enginegate.policy.recording import Data, Shadow
+from enginegate.policy.recording import Data, Shadow, TrafficTables
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
 from enginegate.validation_messages import explain_validation
 
+__all__ = [
+    "Approval",
+    "BenchmarkTables",
+    "Benchmarked",
+    "Building",
+    "CalibrationTable",
+    "Candidates",
+    "Cost",
+    "Data",
+    "EngineTables",
+    "Ensemble",
+    "Evaluation",
+    "Gates",
+    "LiveTables",
+    "LoadShape",
+    "Metric",
+    "ModelSource",
+    "OnnxRuntime",
+    "Output",
+    "Policy",
+    "PromotionTarget",
+    "Repair",
+    "Retention",
+    "Scan",
+    "Search",
+    "Shadow",
+    "Shapes",
+    "Signing",
+    "Slices",
+    "Slo",
+    "TensorRt",
+    "TrafficTables",
+    "Watch",
+    "gates_for",
+    "parse_policy",
+    "read_policy",
+]
 _MOST_BYTES = 1 << 20
-
-
-class Candidates(Record):
-    """Precisions to build for each engine kind; an empty list builds none of that kind."""
-
-    onnxruntime: tuple[Precision, ...] = Field(description="precisions for ONNX Runtime")
-    tensorrt: tuple[Precision, ...] = Field(description="precisions for TensorRT or TensorRT-RTX")
-
-    @model_validator(mode="after")
-    def _something_to_build(self) -> Self:
-        if not self.all():
-            raise ValueError("name at least one precision for onnxruntime or tensorrt")
-        return self
-
-    def all(self) -> tuple[Candidate, ...]:
-        """Every candidate, in the order of the file, without repeats."""
-        listed = [(EngineKind.ONNXRUNTIME, p) for p in self.onnxruntime]
-        listed += [(EngineKind.TENSORRT, p) for p in self.tensorrt]
-        return tuple(Candidate(kind=kind, precision=p) for kind, p in dict.fromkeys(listed))
-
-
-class CalibrationTable(Record):
-    """How int8 and fp8 scales are found."""
-
-    method: Literal["auto", "max", "entropy", "percentile"] = Field(
-        default="auto",
-        description="how activation ranges are chosen; auto tries the others and keeps the best on "
-        "held-out calibration samples",
-    )
-    batch_size: PositiveInt = Field(default=32, description="pinned: scales depend on it")
-    max_samples: PositiveInt = Field(
-        default=512, description="samples read, the same share of every slice"
-    )
-    tool: Literal["auto", "onnxruntime", "modelopt"] = Field(
-        default="auto",
-        description="what converts for TensorRT; auto is modelopt where it is installed "
-        "(ENGINEGATE_MODELOPT names its Python), else onnxruntime",
-    )
-
-
-class Repair(Record):
-    """How far a candidate that fails its accuracy gates may be repaired."""
-
-    max_builds: NonNegativeInt = Field(
-        default=12, description="engines that may be built for one candidate; 0: no repair"
-    )
-    budget_s: PositiveFloat = Field(
-        default=900.0, description="time for one candidate; the best found by then counts"
-    )
-    max_kept_share: float = Field(
-        default=0.5,
-        ge=0.0,
-        le=1.0,
-        description="most layers that may be kept at fp32; more is not that precision",
-    )
-    samples: PositiveInt = Field(
-        default=128, description="calibration samples that layers are ranked on"
-    )
 
 
 class Policy(Record):
@@ -193,9 +181,41 @@ class Policy(Record):
         return output_task(self.task, self.outputs, name)
 
     @property
-    def building(self) -> Building:
-        """The tables that decide how engines are built."""
-        return Building(shapes=self.shapes, onnxruntime=self.onnxruntime, tensorrt=self.tensorrt)
+    def engine_tables(self) -> EngineTables:
+        """What decides which engines are built, and how."""
+        batch = self.shapes.batch
+        return EngineTables(
+            candidates=self.candidates,
+            building=Building(
+                shapes=self.shapes, onnxruntime=self.onnxruntime, tensorrt=self.tensorrt
+            ),
+            calibration=self.calibration,
+            calibration_data=self.data.calibration,
+            max_batch_size=batch.max if batch else max(self.search.max_batch_sizes),
+            repair=self.repair,
+        )
+
+    @property
+    def benchmark_tables(self) -> BenchmarkTables:
+        """What serving must deliver, and how that is measured."""
+        return BenchmarkTables(
+            slo=self.slo,
+            search=self.search,
+            load=self.load,
+            cost=self.cost,
+            serving=self.serving,
+            load_timeout_s=self.target.load_timeout_s,
+        )
+
+    @property
+    def traffic_tables(self) -> TrafficTables:
+        """Where recorded requests come from, and what they are compared with."""
+        return TrafficTables(self.name, self.data, self.shadow, self.calibration)
+
+    @property
+    def live_tables(self) -> LiveTables:
+        """Where the model is live, and what changing or watching it is held to."""
+        return LiveTables(self.name, self.target, self.signing, self.retention, self.watch)
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:
@@ -206,16 +226,14 @@ class Policy(Record):
             )
         return self
 
-    def gates_for(self, precision: Precision) -> Gates:
-        """The limits for one precision: its own table, else the default."""
-        return self.gates.get(precision.value, self.gates["default"])
-
     def with_model(self, uri: str) -> "Policy":
-        """The same rules for another version of the model.
+        """The same policy for another version of the model.
 
         Raises:
             PolicyError: the URI is not one that a policy may name.
         """
+        if uri == self.model.uri:
+            return self
         return parse_policy(
             {**self.model_dump(), "model": {**self.model.model_dump(), "uri": uri}},
             f"model {uri!r}",

@@ -1,5 +1,6 @@
 """Tables of a policy that say what serving must deliver, how it is measured, and its budget."""
 
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self
 
 from pydantic import (
@@ -15,6 +16,7 @@ from pydantic import (
 from enginegate.measurement import Arrivals, Driver, Protocol, SharedMemory
 from enginegate.policy.gates import Confidence
 from enginegate.records import Record
+from enginegate.serving import ServingOptions
 
 _MOST_CONFIGURATIONS = 10_000
 _FINITE = ConfigDict(allow_inf_nan=False)
@@ -190,3 +192,15 @@ class Cost(Record):
         default=None, description="of the machine, or of one GPU where there are GPUs"
     )
     currency: str = Field(default="USD", max_length=8, description="shown beside the price")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkTables:
+    """Everything in a policy that decides what a benchmark measures and what it must show."""
+
+    slo: Slo
+    search: Search
+    load: LoadShape
+    cost: Cost
+    serving: ServingOptions
+    load_timeout_s: float

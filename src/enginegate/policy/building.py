@@ -1,13 +1,74 @@
-"""Tables of a policy that decide how engines are built: shapes, and each engine kind's own."""
+"""Tables of a policy that decide which engines are built, and how."""
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from enginegate.candidate import Candidate, EngineKind, Precision
 from enginegate.records import Record
 from enginegate.validation_messages import matching
 
 Device = Literal["cpu", "cuda"]
+
+
+class Candidates(Record):
+    """Precisions to build for each engine kind; an empty list builds none of that kind."""
+
+    onnxruntime: tuple[Precision, ...] = Field(description="precisions for ONNX Runtime")
+    tensorrt: tuple[Precision, ...] = Field(description="precisions for TensorRT or TensorRT-RTX")
+
+    @model_validator(mode="after")
+    def _something_to_build(self) -> Self:
+        if not self.all():
+            raise ValueError("name at least one precision for onnxruntime or tensorrt")
+        return self
+
+    def all(self) -> tuple[Candidate, ...]:
+        """Every candidate, in the order of the file, without repeats."""
+        listed = [(EngineKind.ONNXRUNTIME, p) for p in self.onnxruntime]
+        listed += [(EngineKind.TENSORRT, p) for p in self.tensorrt]
+        return tuple(Candidate(kind=kind, precision=p) for kind, p in dict.fromkeys(listed))
+
+
+class CalibrationTable(Record):
+    """How int8 and fp8 scales are found."""
+
+    method: Literal["auto", "max", "entropy", "percentile"] = Field(
+        default="auto",
+        description="how activation ranges are chosen; auto tries the others and keeps the best on "
+        "held-out calibration samples",
+    )
+    batch_size: PositiveInt = Field(default=32, description="pinned: scales depend on it")
+    max_samples: PositiveInt = Field(
+        default=512, description="samples read, the same share of every slice"
+    )
+    tool: Literal["auto", "onnxruntime", "modelopt"] = Field(
+        default="auto",
+        description="what converts for TensorRT; auto is modelopt where it is installed "
+        "(ENGINEGATE_MODELOPT names its Python), else onnxruntime",
+    )
+
+
+class Repair(Record):
+    """How far a candidate that fails its accuracy gates may be repaired."""
+
+    max_builds: NonNegativeInt = Field(
+        default=12, description="engines that may be built for one candidate; 0: no repair"
+    )
+    budget_s: PositiveFloat = Field(
+        default=900.0, description="time for one candidate; the best found by then counts"
+    )
+    max_kept_share: float = Field(
+        default=0.5,
+        ge=0.0,
+        le=1.0,
+        description="most layers that may be kept at fp32; more is not that precision",
+    )
+    samples: PositiveInt = Field(
+        default=128, description="calibration samples that layers are ranked on"
+    )
 
 
 class DimensionRange(Record):
@@ -96,3 +157,20 @@ class Building(Record):
     shapes: Shapes = Shapes()
     onnxruntime: OnnxRuntime = OnnxRuntime()
     tensorrt: TensorRt = TensorRt()
+
+
+@dataclass(frozen=True, slots=True)
+class EngineTables:
+    """Everything in a policy that decides which engines are built, and how.
+
+    Attributes:
+        calibration_data: file that int8 and fp8 scales come from.
+        max_batch_size: the largest batch that an engine must take.
+    """
+
+    candidates: Candidates
+    building: Building
+    calibration: CalibrationTable
+    calibration_data: Path | None
+    max_batch_size: int
+    repair: Repair

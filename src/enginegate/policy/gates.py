@@ -217,6 +217,11 @@ def complete_gates(gates: Mapping[str, Any], tasks: frozenset[str]) -> dict[str,
     return completed
 
 
+def gates_for(gates: Mapping[Any, Gates], precision: Precision) -> Gates:
+    """The limits for one precision: its own table, else the default."""
+    return gates.get(precision.value, gates["default"])
+
+
 def tasks_of(task: str, outputs: Mapping[str, Output]) -> frozenset[str]:
     """What a model's outputs mean, each once."""
     if task != "multi-output":

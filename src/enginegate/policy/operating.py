@@ -1,6 +1,7 @@
 """Tables of a policy that say where a release goes, on whose word, and who looks after it."""
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -252,3 +253,14 @@ class Retention(Record):
     shadow_days: PositiveInt = Field(
         default=30, description="age in days at which shadow samples are deleted"
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTables:
+    """Everything in a policy about the model that is live: where, signed how, kept, and watched."""
+
+    model: str
+    target: PromotionTarget
+    signing: Signing
+    retention: Retention
+    watch: Watch

@@ -1,9 +1,11 @@
 """Tables of a policy that say where data and recorded traffic come from, and what is kept of it."""
 
+from dataclasses import dataclass
 from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from enginegate.policy.building import CalibrationTable
 from enginegate.policy.paths import SafePath
 from enginegate.records import Record
 from enginegate.validation_messages import matching
@@ -84,3 +86,17 @@ class Shadow(Record):
         if self.traffic is not None and self.rate_per_s is None:
             raise ValueError("state rate_per_s: traffic is sent at that rate")
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficTables:
+    """Everything in a policy about one model's recorded requests.
+
+    Attributes:
+        calibration: how many calibration samples recorded inputs are compared with.
+    """
+
+    model: str
+    data: Data
+    shadow: Shadow | None
+    calibration: CalibrationTable

@@ -17,7 +17,7 @@ from enginegate.precision.overflow import (
 )
 from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.sensitivity import Sensitivity, sensitivities
-from enginegate.precision.tradeoff_plot import curve_plot
+from enginegate.precision.tradeoff_plot import tradeoff_chart
 
 __all__ = [
     "EMULATED",
@@ -31,11 +31,11 @@ __all__ = [
     "TradeoffCurve",
     "convert",
     "converter_of",
-    "curve_plot",
     "emulated",
     "judge_range",
     "modelopt_for",
     "reads_data",
     "search_mixed_precision",
     "sensitivities",
+    "tradeoff_chart",
 ]

@@ -10,9 +10,9 @@ from enginegate.report.content import (
     sentences,
 )
 from enginegate.report.explain import explain
+from enginegate.report.html import candidate_figures, serving_figures, serving_page
 from enginegate.report.markdown import approval_markdown, scorecard_markdown
 from enginegate.report.serving import ServingReport, accuracies, serving_report
-from enginegate.report.serving_page import serving_page
 from enginegate.report.serving_terminal import print_measured, print_serving, serving_text
 from enginegate.report.terminal import print_approval, print_scorecard, print_table, scorecard_text
 
@@ -24,6 +24,7 @@ __all__ = [
     "Sizes",
     "accuracies",
     "approval_markdown",
+    "candidate_figures",
     "explain",
     "obstacles",
     "print_approval",
@@ -35,6 +36,7 @@ __all__ = [
     "scorecard_markdown",
     "scorecard_text",
     "sentences",
+    "serving_figures",
     "serving_page",
     "serving_report",
     "serving_text",

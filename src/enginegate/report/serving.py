@@ -12,6 +12,7 @@ from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
 from enginegate.measurement import Measurement, Percentile
 from enginegate.measuring.advice import buckets, explain_p99
+from enginegate.measuring.p99 import P99
 from enginegate.policy.benchmarking import Slo
 from enginegate.records import Record
 from enginegate.report.content import accuracy_text, one_line
@@ -27,7 +28,6 @@ SERVING_COLUMNS = (
     "mean batch",
     "largest part",
 )
-P99 = 0.99
 _TAIL = 0.999
 _MISSING = "n/a"
 

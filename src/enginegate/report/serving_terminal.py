@@ -12,6 +12,7 @@ from rich.text import Text
 from enginegate.evidence import Benchmark, Outcome
 from enginegate.measurement import Measurement
 from enginegate.measuring.advice import explain_p99
+from enginegate.measuring.p99 import P99
 from enginegate.policy.benchmarking import Slo
 from enginegate.report.serving import (
     SERVING_COLUMNS,
@@ -53,7 +54,7 @@ def print_measured(measured: Sequence[Measurement], slo: Slo, console: Console) 
     """Print measurements of a server that serves one configuration: no search, no verdict."""
     table = _table(("load", "valid", "done, req/s", "failed", "p50, ms", "p99, ms", "p99.9, ms"))
     for m in measured:
-        p50, p99, tail = (m.percentile(q) for q in (0.5, 0.99, 0.999))
+        p50, p99, tail = (m.percentile(q) for q in (0.5, P99, 0.999))
         table.add_row(
             Text(str(m.load)),
             "no" if m.invalid else "yes",

@@ -4,8 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from enginegate.policy import Policy
-from enginegate.policy.operating import ServerEntry
+from enginegate.policy.operating import LiveTables, ServerEntry
 from enginegate.repository.opening import open_lead
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge
@@ -25,7 +24,7 @@ LiveTarget = LiveRepository | Fleet | ObjectRepository
 
 
 def open_repository(
-    policy: Policy,
+    tables: LiveTables,
     workspace: Workspace,
     *,
     way: str = "Python",
@@ -35,13 +34,13 @@ def open_repository(
     """What publishing and rolling back change, with every server that answers.
 
     Args:
-        policy: whose release.
+        tables: of the policy whose release it is.
         workspace: keys, and looks at a canary.
         way: how it is changed, for the audit log.
         pinned: releases that retention leaves alone; None: it deletes nothing.
         judge: of the looks at a fleet's canary; None: only its failed requests are counted.
     """
-    target, lead = policy.target, open_lead(policy, workspace, way=way, pinned=pinned)
+    target, lead = tables.target, open_lead(tables, workspace, way=way, pinned=pinned)
     local: LiveRepository | Fleet = lead
     if target.fleet:
         # Each may take its time to say that it is there, and a rollback waits for all of them.
@@ -49,26 +48,26 @@ def open_repository(
             members = tuple(pool.map(partial(_member, lead=lead), target.fleet))
         canary = Canary(
             lead,
-            policy.name,
-            policy.watch,
-            goes_on=partial(RolloutState(lead.root).check_goes_on, policy.name),
+            tables.model,
+            tables.watch,
+            goes_on=partial(RolloutState(lead.root).check_goes_on, tables.model),
             looking=CanaryAnalysis(judge, live_addresses(target), workspace) if judge else None,
         )
         local = Fleet(lead, members, canary_s=target.canary_s, hold=canary.hold)
-    return open_storage(policy, local) or local
+    return open_storage(tables, local) or local
 
 
-def open_storage(policy: Policy, local: LiveRepository | Fleet) -> ObjectRepository | None:
+def open_storage(tables: LiveTables, local: LiveRepository | Fleet) -> ObjectRepository | None:
     """The policy's object storage, which ``local`` follows; None where it names none."""
-    if policy.target.objects is None:
+    if tables.target.objects is None:
         return None
-    store = ObjectStore(policy.target.objects)
+    store = ObjectStore(tables.target.objects)
     return ObjectRepository(
         store,
-        policy.name,
+        tables.model,
         local,
-        keep=policy.retention.releases,
-        lease_s=LEASE_S + policy.target.canary_s,
+        keep=tables.retention.releases,
+        lease_s=LEASE_S + tables.target.canary_s,
     )
 
 

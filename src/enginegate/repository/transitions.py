@@ -4,7 +4,7 @@ from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError
 from enginegate.repository.deploy.desired_config import config_of
 from enginegate.repository.store.layout import Current, Layout
-from enginegate.triton.version_sharing import cannot_share
+from enginegate.triton.version_sharing import sharing_obstacle
 from enginegate.workspace import now
 
 
@@ -63,7 +63,7 @@ def why_not_beside(live: Release, release: Release) -> str:
     """
     if bool(live.parts) != bool(release.parts):
         return "an engine and an ensemble share no configuration"
-    return "" if release.parts else cannot_share(config_of(live), config_of(release))
+    return "" if release.parts else sharing_obstacle(config_of(live), config_of(release))
 
 
 def after_rollback(before: Current, version: int) -> Current:

@@ -7,20 +7,41 @@ import numpy as np
 
 from enginegate.errors import NotLoadedError
 from enginegate.evidence import Outcome, Rival
-from enginegate.measurement import Percentile
-from enginegate.measuring.cluster_adjusted import clustering, judge, throughput_per_s
-from enginegate.measuring.measure import LatencySample, percentiles
-from enginegate.measuring.p99 import P99, SloDecision
+from enginegate.measurement import LatencySample, Percentile
+from enginegate.measuring.p99 import (
+    P99,
+    SequentialTest,
+    SloDecision,
+    clustering,
+    decide_pooled,
+    pooled_p99,
+)
 from enginegate.search.queueing import QueueingModel
 from enginegate.search.trial_history import CapacityEstimate, TrialHistory, next_rate
-from enginegate.search.trial_runner import Champion, Refuting, TrialRunner
+from enginegate.search.trial_runner import Champion, TrialRunner
 from enginegate.serving import ServingConfig
-
-__all__ = ["ConfirmedPoint", "Confirmer", "Overload", "judge"]
 
 _SPARE = 1.2
 _PAST, _LEAST_PAST = 1.35, 1.2
 _CHAMPION_PROBES = 4
+_DEVIATIONS = 3.0
+
+
+def pooled_throughput_per_s(runs: list[LatencySample]) -> float:
+    """Rate that was sent, times the share that was answered.
+
+    The rate asked for where random arrivals alone explain the difference (three standard deviations
+    of a Poisson count), so that chance does not decide a floor; else what was really sent.
+    """
+    latencies_ms = np.concatenate([run.latencies_ms for run in runs])
+    answered = float(np.isfinite(latencies_ms).mean())
+    asked_per_s = runs[0].measurement.rate_per_s
+    lasted_s = sum(run.measurement.sent_for_s for run in runs)
+    sent = sum(run.measurement.sent for run in runs)
+    by_chance = _DEVIATIONS * math.sqrt(asked_per_s * lasted_s)
+    if lasted_s <= 0.0 or abs(sent - asked_per_s * lasted_s) <= by_chance:
+        return asked_per_s * answered
+    return sent / lasted_s * answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +49,7 @@ class ConfirmedPoint:
     """The point that a search ended at.
 
     Attributes:
-        throughput_per_s: answered a second, over all its runs together (`pooled.throughput_per_s`).
+        throughput_per_s: answered a second, over all its runs together.
         p99: over all its runs together; None when that falls on a failure.
         decision: whether the SLO is shown to hold there.
         clustering: by how much less its requests count, because neighbours are alike.
@@ -52,13 +73,12 @@ class ConfirmedPoint:
         clustering: float = 1.0,
     ) -> "ConfirmedPoint":
         """All runs together, with the outcome that their judge came to."""
-        latencies_ms = np.concatenate([sampled.latencies_ms for sampled in runs])
         first = runs[0].measurement
         return cls(
             config=first.config,
             rate_per_s=first.rate_per_s,
-            throughput_per_s=throughput_per_s(runs),
-            p99=next((p for p in percentiles(latencies_ms) if p.quantile == P99), None),
+            throughput_per_s=pooled_throughput_per_s(runs),
+            p99=pooled_p99(runs),
             decision=SloDecision(outcome, decision.requests, decision.over, decision.needed),
             runs=tuple(runs),
             clustering=clustering,
@@ -138,16 +158,19 @@ class Confirmer:
                 self.unusable = self.unusable or sampled is not None
                 break
             kept.append(sampled)
-            if judge([sampled], self.prober.terms.slo).outcome is Outcome.FAILED:
+            if decide_pooled([sampled], self.prober.terms.slo).outcome is Outcome.FAILED:
                 break
         return kept
 
     def _missing(self, kept: list[LatencySample]) -> int:
         """How many turns more would probably decide; 0 when decided, or hopeless."""
         slo = self.prober.terms.slo
-        decision = judge(kept, slo)
+        decision = decide_pooled(kept, slo)
         wanted = max(decision.needed or 0, slo.confirm_requests)
-        if judge(kept[-1:], slo).outcome is Outcome.FAILED or wanted > 2 * decision.requests:
+        if (
+            decide_pooled(kept[-1:], slo).outcome is Outcome.FAILED
+            or wanted > 2 * decision.requests
+        ):
             return 0
         return max(0, math.ceil(len(kept) * (wanted / decision.requests - 1.0)))
 
@@ -217,7 +240,11 @@ class Confirmer:
             following = next_rate(opponent.grid, held, rejected, CapacityEstimate.of(edges, 0))
             if (
                 following is None
-                or opponent.probe(config, following, ends=Refuting(opponent.terms.slo.confidence))
+                or opponent.probe(
+                    config,
+                    following,
+                    ends=SequentialTest(opponent.terms.slo.confidence, refute_only=True),
+                )
                 is None
             ):
                 break
@@ -226,9 +253,9 @@ class Confirmer:
     def _best(self, kept: list[LatencySample]) -> ConfirmedPoint:
         """The pooled judgement; one refuted measurement refutes all, too few cannot pass."""
         slo = self.prober.terms.slo
-        pooled = judge(kept, slo)
+        pooled = decide_pooled(kept, slo)
         outcome = pooled.outcome
-        if judge(kept[-1:], slo).outcome is Outcome.FAILED:
+        if decide_pooled(kept[-1:], slo).outcome is Outcome.FAILED:
             outcome = Outcome.FAILED
         few = len(kept) < slo.confirmations or pooled.requests < slo.confirm_requests
         if outcome is Outcome.PASSED and few:

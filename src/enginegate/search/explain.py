@@ -6,8 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from enginegate.evidence import Point
-from enginegate.measuring.measure import percentiles
-from enginegate.measuring.p99 import P99
+from enginegate.measuring.p99 import pooled_p99
 from enginegate.search.confirmed_point import ConfirmedPoint
 from enginegate.search.trial_history import OperatingPoint, PointStatus, TrialHistory
 from enginegate.serving import ServingConfig
@@ -127,8 +126,7 @@ def _point(
     if confirmed is not None and _is_confirmed(probe, confirmed):
         p99 = confirmed.p99
     else:
-        latencies_ms = np.concatenate([run.latencies_ms for run in probe.runs])
-        p99 = next((p for p in percentiles(latencies_ms) if p.quantile == P99), None)
+        p99 = pooled_p99(probe.runs)
     return Point(
         config=config,
         rate_per_s=rate_per_s,

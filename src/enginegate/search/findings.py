@@ -4,12 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from enginegate.evidence import Finding, Outcome
-from enginegate.measurement import Percentile
+from enginegate.measurement import TIMERS_MS, LatencySample, Percentile
 from enginegate.measuring.advice import largest_stage
-from enginegate.measuring.measure import LatencySample
-from enginegate.measuring.p99 import P99, SloDecision, decide
-from enginegate.measuring.server_time import decide_on_server
-from enginegate.measuring.validity import TIMERS_MS
+from enginegate.measuring.p99 import P99, SloDecision, decide, decide_on_server
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.confirmed_point import ConfirmedPoint
 from enginegate.search.service_time import ServiceTimeEstimate

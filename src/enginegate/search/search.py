@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from enginegate.errors import ServerError
 from enginegate.evidence import Finding, Outcome, Point, PointDecision, Rival
 from enginegate.measurement import Arrivals, Measurement, Percentile
-from enginegate.measuring.cluster_adjusted import decisions
+from enginegate.measuring.p99 import decide_points
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.confirmation import Confirmation
 from enginegate.search.confirmed_point import ConfirmedPoint, Confirmer
@@ -157,7 +157,7 @@ def _result(
         rejected_rate_per_s=found.rejected_per_s if confirmed else None,
         reasons=reasons(prober.known, view.predicted(), confirmed) if confirmed else {},
         confirmed_rate_per_s=confirmed.rate_per_s if confirmed else None,
-        decisions=decisions(prober.sampled, slo),
+        decisions=decide_points(prober.sampled, slo),
     )
 
 

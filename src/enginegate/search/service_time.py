@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from enginegate.measurement import Measurement, StageSplit
-from enginegate.measuring.measure import LatencySample
+from enginegate.measurement import LatencySample, Measurement, StageSplit
 from enginegate.measuring.p99 import P99
 from enginegate.serving import ServingConfig
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from enginegate.measuring.sequential import Sequential
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.search.confirmed_point import Confirmer
 from enginegate.search.state import SearchState
 from enginegate.search.trial_history import (
@@ -13,7 +13,6 @@ from enginegate.search.trial_history import (
     PointStatus,
     next_rate,
 )
-from enginegate.search.trial_runner import Refuting
 from enginegate.serving import ServingConfig
 
 _OPTIMISM = 1.15
@@ -135,13 +134,13 @@ class SearchStrategy:
         cap = prober.cap_per_s
         return prober.budget.out or (cap is not None and cap <= prober.grid.low)
 
-    def _ends(self, config: ServingConfig, rate_per_s: float) -> Sequential | None:
+    def _ends(self, config: ServingConfig, rate_per_s: float) -> SequentialTest | None:
         """When a look may end early: far below the edge on any answer, near it only on a no."""
         slo = self.view.slo
         if self.view.bounds.objective == "latency":
             return None
         near = rate_per_s >= _FAR * self.view.guess(config).low
-        return Refuting(slo.confidence) if near else Sequential(slo.confidence)
+        return SequentialTest(slo.confidence, refute_only=near)
 
     def _outlook(self) -> int:
         """About how many looks are still to come, for people."""

@@ -12,8 +12,8 @@ from enum import Enum
 import numpy as np
 
 from enginegate.evidence import Outcome
-from enginegate.measuring.measure import LatencySample
-from enginegate.measuring.p99 import P99, SloDecision, decide
+from enginegate.measurement import LatencySample
+from enginegate.measuring.p99 import P99, SloDecision, decide, nearest_rank
 from enginegate.policy.benchmarking import Slo
 from enginegate.search.queueing import CapacityInterval
 from enginegate.search.space import Grid
@@ -78,8 +78,7 @@ class OperatingPoint:
         """Over all measurements; infinite when it falls on a failure."""
         if self._p99_ms is None or self._p99_ms[0] != len(self.runs):
             latencies_ms = np.concatenate([run.latencies_ms for run in self.runs])
-            rank = math.ceil(P99 * len(latencies_ms)) - 1
-            self._p99_ms = len(self.runs), float(np.partition(latencies_ms, rank)[rank])
+            self._p99_ms = len(self.runs), nearest_rank(latencies_ms)
         return self._p99_ms[1]
 
 

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from enginegate.errors import NotLoadedError
-from enginegate.evidence import Outcome
-from enginegate.measurement import Arrivals, Load, Measurement
-from enginegate.measuring.measure import LatencySample
-from enginegate.measuring.sequential import Sequential
+from enginegate.measurement import Arrivals, LatencySample, Load, Measurement
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.service_time import ServiceTimeEstimate
 from enginegate.search.space import Grid, seed_of
@@ -30,7 +28,7 @@ class Measure(Protocol):
     """Serves one configuration under one load."""
 
     def __call__(
-        self, config: ServingConfig, load: Load, *, ends: Sequential | None = None
+        self, config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
     ) -> LatencySample:
         """Measure; the load may end early once ``ends`` is decided.
 
@@ -78,20 +76,6 @@ class SearchProgress:
 
 def quiet(_: SearchProgress) -> None:
     """Say nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuting(Sequential):
-    """Ends a load only once it is refuted.
-
-    A queue near its capacity takes seconds to fill, so a short run holds what a long one does not.
-    What was refuted early stays refuted.
-    """
-
-    def look(self, requests: int, over: int) -> Outcome:
-        """FAILED when the limit does not hold, else INCONCLUSIVE: go on."""
-        outcome = Sequential.look(self, requests, over)
-        return Outcome.INCONCLUSIVE if outcome is Outcome.PASSED else outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +183,7 @@ class Budget:
                 measurement=sampled.measurement,
                 left=self.expected,
                 left_s=min(left_s, max(0.0, bounds.budget_s - self.spent_s)),
-                before=sampled.before,
+                before=sampled.cached,
             )
         )
 
@@ -241,7 +225,7 @@ class TrialRunner:
         config: ServingConfig,
         load: Load,
         *,
-        ends: Sequential | None = None,
+        ends: SequentialTest | None = None,
     ) -> LatencySample:
         """One measurement, whatever it says.
 
@@ -277,7 +261,7 @@ class TrialRunner:
         )
 
     def probe(
-        self, config: ServingConfig, rate_per_s: float, *, ends: Sequential | None
+        self, config: ServingConfig, rate_per_s: float, *, ends: SequentialTest | None
     ) -> OperatingPoint | None:
         """Look once; again when it was void, or cut short undecided.
 

@@ -5,10 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from enginegate.evidence import Outcome, Rival
-from enginegate.measurement import Load
-from enginegate.measuring.cluster_adjusted import judge
-from enginegate.measuring.measure import LatencySample
-from enginegate.measuring.sequential import Sequential
+from enginegate.measurement import LatencySample, Load
+from enginegate.measuring.p99 import SequentialTest, decide_pooled
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import SearchResult
 from enginegate.search.trial_history import TrialHistory
@@ -107,7 +105,7 @@ class Noting:
     known: TrialHistory
 
     def __call__(
-        self, config: ServingConfig, load: Load, *, ends: Sequential | None = None
+        self, config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
     ) -> LatencySample:
         """As `measure`."""
         sampled = self.measure(config, load, ends=ends)
@@ -121,7 +119,7 @@ class Noting:
         refuted = (
             probe.rate_per_s
             for probe in self.known.of(config)
-            if judge(probe.runs, slo).outcome is Outcome.FAILED
+            if decide_pooled(probe.runs, slo).outcome is Outcome.FAILED
         )
         return min(refuted, default=None)
 

@@ -8,9 +8,8 @@ import math
 from dataclasses import replace
 
 from enginegate.evidence import Outcome
-from enginegate.measurement import Arrivals, Load
-from enginegate.measuring.cluster_adjusted import decisions
-from enginegate.measuring.measure import LatencySample
+from enginegate.measurement import Arrivals, LatencySample, Load
+from enginegate.measuring.p99 import decide_points
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import SearchResult
 from enginegate.search.space import seed_of
@@ -56,7 +55,7 @@ def confirm_upper_bound(
 
 
 def _with(found: SearchResult, sampled: LatencySample, slo: Slo) -> SearchResult:
-    made, decided = sampled.measurement, decisions([sampled], slo)
+    made, decided = sampled.measurement, decide_points([sampled], slo)
     refuted = any(decision.outcome is Outcome.FAILED for decision in decided)
     rejected = found.rejected_rate_per_s
     if refuted:

@@ -3,7 +3,6 @@
 Not in scope: what a sample says about a candidate (validation/), and load (triton/traffic.py).
 """
 
-from enginegate.loadgen.sent_sample import record_sent
 from enginegate.shadow.importers import import_sample
 from enginegate.shadow.record import RecordingTarget, limits_of, notes_in, record_live, recover
 from enginegate.shadow.redaction import called
@@ -23,7 +22,6 @@ __all__ = [
     "notes_in",
     "read_sample",
     "record_live",
-    "record_sent",
     "recover",
     "sample_info",
 ]

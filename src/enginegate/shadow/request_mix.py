@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from enginegate.candidate import Sha256, TensorSpec
 from enginegate.data import DataSet, read_data
-from enginegate.policy import Policy
+from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.shadow.sample import TrafficSample
 from enginegate.shadow.store import is_sample, latest_sample, read_sample
@@ -40,7 +40,7 @@ class RequestMix:
         return sha256_bytes(canonical_json(plain | mix))
 
 
-def request_mix(rules: Policy, inputs: tuple[TensorSpec, ...], home: Path) -> RequestMix:
+def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Path) -> RequestMix:
     """The traffic that a model is benchmarked with.
 
     In this order: the policy's recorded sample, the inputs it names under [shadow], the newest
@@ -48,29 +48,29 @@ def request_mix(rules: Policy, inputs: tuple[TensorSpec, ...], home: Path) -> Re
     where a model's input was not written down.
 
     Args:
-        rules: names data and recordings.
+        tables: name data and recordings.
         inputs: of the model; each must be there.
         home: where samples of live traffic are kept.
 
     Raises:
         InputError: a file is missing or damaged, or does not fit the model.
     """
-    found = _recorded(rules, home)
+    found = _recorded(tables, home)
     if found is None or {spec.name for spec in inputs} - set(found.data.inputs):
-        found = RequestMix(read_data(rules.data.evaluation))
+        found = RequestMix(read_data(tables.data.evaluation))
     found.data.check_fits(inputs)
     return found
 
 
-def _recorded(rules: Policy, home: Path) -> RequestMix | None:
-    given, wanted = rules.data.shadow, rules.shadow
+def _recorded(tables: TrafficTables, home: Path) -> RequestMix | None:
+    given, wanted = tables.data.shadow, tables.shadow
     if given is not None:
         return _of(read_sample(given)) if is_sample(given) else RequestMix(read_data(given))
     if wanted is None:
         return None
     if wanted.traffic is not None:
         return RequestMix(read_data(wanted.traffic))
-    newest = latest_sample(home, rules.name)
+    newest = latest_sample(home, tables.model)
     return _of(read_sample(newest)) if newest is not None else None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from enginegate.data import Array, Tensors
 from enginegate.errors import ModelError
-from enginegate.triton.config import numpy_type
+from enginegate.triton.codec import numpy_type
 
 # Bytes are printed as characters and half floats not at all.
 UNREADABLE = frozenset({"uint8", "int8", "float16"})

@@ -10,7 +10,6 @@ from enginegate.tracking.messages import (
     withdrawn_message,
 )
 from enginegate.tracking.outbox import Outbox
-from enginegate.tracking.plot import plots_available
 from enginegate.tracking.scorecard_logger import CandidateArtifacts
 from enginegate.tracking.tracker import Ledger
 from enginegate.tracking.ui_links import ComparisonLink
@@ -24,7 +23,6 @@ __all__ = [
     "decision_message",
     "engine_of",
     "live_message",
-    "plots_available",
     "scorecard_of",
     "state_messages",
     "state_tag",

@@ -24,14 +24,11 @@ from enginegate.tracking.metrics import (
     shared_tags,
     winner_metrics,
 )
-from enginegate.tracking.plot import candidate_plot, overview_plot, plots_available
-from enginegate.tracking.serving_plots import delay_load_plot, pareto_plot, stage_plot
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import DatasetInput
 
-_PLOT = "plots/latency_throughput.png"
 _NOTE_LENGTH = 7500
 _DATASET_DIGEST_LENGTH = 36
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
@@ -46,7 +43,7 @@ class CandidateArtifacts:
         config_pbtxt: how Triton served it.
         expectations_json: the Great Expectations result its findings came from.
         pages: the same for people, by file name.
-        plots: PNG images, by file name.
+        plots: pictures as SVG, by name.
     """
 
     built: tuple[Engine, Path] | None = None
@@ -67,10 +64,9 @@ class ScorecardLogger:
 
     connection: Connection
     scorecard: Scorecard
-    exhibits: Mapping[Candidate, CandidateArtifacts]
-    slo_p99_ms: float
+    artifacts: Mapping[Candidate, CandidateArtifacts]
     report: str
-    pages: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def client(self) -> "MlflowClient":
@@ -103,37 +99,23 @@ class ScorecardLogger:
 
     def _describe_parent(self, run: str, scorecard: Scorecard) -> None:
         winner = scorecard.winner
-        exhibit = (
-            self.exhibits.get(winner, CandidateArtifacts()) if winner else CandidateArtifacts()
-        )
+        own = self.artifacts.get(winner) if winner else None
         best = min((scorecard.outcome(v.candidate) for v in scorecard.verdicts), default=None)
         tags = {
             "gate": (Outcome.INCONCLUSIVE if best is None else best).word,
             "winner": winner.name if winner else "none",
             "mlflow.note.content": _note(self.report or scorecard.reason),
         }
-        if not plots_available():
-            tags["plots"] = "none: pip install 'enginegate[plots]'"
-        metrics = winner_metrics(scorecard, exhibit.engine)
+        metrics = winner_metrics(scorecard, own.engine if own else None)
         self._batch(run, metrics, tags={**tags, **shared_tags(scorecard)})
         files = {"scorecard.json": scorecard.pretty_json(), "report.md": self.report.encode()}
-        if plots_available() and scorecard.benchmarks:
-            files |= self._plots(scorecard)
-        self._attach(run, files | dict(self.pages))
+        self._attach(run, files | dict(self.files))
         self.client.log_inputs(run, datasets=_datasets(scorecard))
-
-    def _plots(self, scorecard: Scorecard) -> dict[str, bytes]:
-        model, measured, limit_ms = scorecard.model, scorecard.benchmarks, self.slo_p99_ms
-        return {
-            _PLOT: overview_plot(model, measured, slo_p99_ms=limit_ms),
-            "plots/stages.png": stage_plot(model, measured),
-            "plots/pareto.png": pareto_plot(scorecard, slo_p99_ms=limit_ms),
-        }
 
     def _record_candidate(
         self, experiment: str, parent: str, scorecard: Scorecard, candidate: Candidate
     ) -> None:
-        exhibit = self.exhibits.get(candidate, CandidateArtifacts())
+        artifacts = self.artifacts.get(candidate, CandidateArtifacts())
         tags = {
             "kind": "candidate",
             "evidence_sha256": _evidence(scorecard),
@@ -142,43 +124,22 @@ class ScorecardLogger:
             "mlflow.note.content": _note(candidate_note(scorecard, candidate)),
         }
         params = params_of(candidate, scorecard.benchmark(candidate))
-        metrics = metrics_of(scorecard, candidate, exhibit.engine)
+        metrics = metrics_of(scorecard, candidate, artifacts.engine)
         with self.connection.run(experiment, candidate.name, tags) as run:
-            model = self._file_engine(experiment, run, exhibit, params)
+            model = self._log_engine(experiment, run, artifacts, params)
             self._batch(run, metrics, tags=shared_tags(scorecard), params=params, model=model)
-            self._attach(run, self._files(scorecard, candidate, exhibit))
+            self._attach(run, _candidate_files(scorecard, candidate, artifacts))
             self.client.log_inputs(run, datasets=_datasets(scorecard))
 
-    def _files(
-        self, scorecard: Scorecard, candidate: Candidate, exhibit: CandidateArtifacts
-    ) -> dict[str, bytes]:
-        benchmark = scorecard.benchmark(candidate)
-        files = {
-            "evidence/verdict.json": _json(scorecard.verdict(candidate)),
-            "evidence/benchmark.json": _json(benchmark),
-            "evidence/expectations.json": exhibit.expectations_json.encode(),
-            "serving/config.pbtxt": exhibit.config_pbtxt.encode(),
-            "engine/manifest.json": _json(exhibit.engine),
-        }
-        for name, text in exhibit.pages.items():
-            files[f"evidence/data_docs/{name.replace(':', '_')}"] = text.encode()
-        for name, image in exhibit.plots.items():
-            files[f"plots/{name}"] = image
-        if plots_available() and benchmark and benchmark.measurements:
-            limit_ms = self.slo_p99_ms
-            files[_PLOT] = candidate_plot(benchmark, slo_p99_ms=limit_ms)
-            files["plots/delay_load.png"] = delay_load_plot(benchmark, slo_p99_ms=limit_ms)
-        return files
-
-    def _file_engine(
-        self, experiment: str, run: str, exhibit: CandidateArtifacts, params: dict[str, str]
+    def _log_engine(
+        self, experiment: str, run: str, artifacts: CandidateArtifacts, params: dict[str, str]
     ) -> str | None:
-        """File the engine's bytes as a logged model of the run; its digest is checked first."""
-        if exhibit.built is None:
+        """Log the engine's bytes as a logged model of the run; its digest is checked first."""
+        if artifacts.built is None:
             return None
         from mlflow.entities import LoggedModelOutput  # noqa: PLC0415
 
-        engine, folder = exhibit.built
+        engine, folder = artifacts.built
         engine.file.check(folder / engine.filename)
         model = self.client.create_logged_model(
             experiment,
@@ -222,6 +183,21 @@ class ScorecardLogger:
                 if content:
                     write_file(Path(folder, name), content)
             self.client.log_artifacts(run, folder)
+
+
+def _candidate_files(
+    scorecard: Scorecard, candidate: Candidate, artifacts: CandidateArtifacts
+) -> dict[str, bytes]:
+    files = {
+        "evidence/verdict.json": _json(scorecard.verdict(candidate)),
+        "evidence/benchmark.json": _json(scorecard.benchmark(candidate)),
+        "evidence/expectations.json": artifacts.expectations_json.encode(),
+        "serving/config.pbtxt": artifacts.config_pbtxt.encode(),
+        "engine/manifest.json": _json(artifacts.engine),
+    }
+    for name, text in artifacts.pages.items():
+        files[f"evidence/data_docs/{name.replace(':', '_')}"] = text.encode()
+    return files | {f"plots/{name}.svg": svg for name, svg in artifacts.plots.items()}
 
 
 def experiment_name(model: str) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import RegisteredModel
 
 _LISTED = 20
-_NO_PAGES: Mapping[str, bytes] = MappingProxyType({})
+_NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +83,10 @@ class Ledger:
     def record(
         self,
         scorecard: Scorecard,
-        exhibits: Mapping[Candidate, CandidateArtifacts],
+        artifacts: Mapping[Candidate, CandidateArtifacts],
         *,
-        slo_p99_ms: float,
         report: str = "",
-        pages: Mapping[str, bytes] = _NO_PAGES,
+        files: Mapping[str, bytes] = _NO_FILES,
     ) -> str:
         """File a scorecard and what belongs to it; returns the parent run's id.
 
@@ -97,18 +96,17 @@ class Ledger:
 
         Args:
             scorecard: all verdicts and benchmarks of one qualification.
-            exhibits: files of each candidate; one without an entry has none.
-            slo_p99_ms: drawn as a line in the plots.
+            artifacts: files of each candidate; one without an entry has none.
             report: Markdown shown as the run's description and kept as ``report.md``.
-            pages: further files of the run, by their path in it.
+            files: further files of the run, by their path in it.
 
         Raises:
             LedgerError: MLflow refused part-way; the runs still open are marked FAILED.
             TamperedError: an engine's bytes are not what its manifest says.
         """
-        filing = ScorecardLogger(self.connection, scorecard, exhibits, slo_p99_ms, report, pages)
+        logger = ScorecardLogger(self.connection, scorecard, artifacts, report, files)
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
-            return filing.record()
+            return logger.record()
 
     def log_look(
         self, look: WatchCheck, release: Release, state: ShownState, promise: Promise

@@ -1,7 +1,7 @@
-"""Which of Triton's own backends a server has: nobody lists them, so it is found out.
+"""Which of Triton's own backends a server has, and which of them serves an engine.
 
-An installation of ours is looked into. A server that runs somewhere is asked to load a model of
-that backend that cannot be any good: what it complains about tells.
+An installation on this machine has a folder for each. Triton's protocol cannot list them, so a
+running server is asked to load a broken model of that backend: its error message tells.
 """
 
 import uuid
@@ -12,33 +12,33 @@ from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
 from enginegate.serving import ServingConfig
 from enginegate.triton.client import TritonClient
-from enginegate.triton.config import NATIVE_FILES, Config, model_config
+from enginegate.triton.config import NATIVE_FILES, model_config
 from enginegate.triton.install import TritonInstall
 
 # Triton 2.51: "unable to find backend library for backend 'tensorrt', try specifying runtime …"
 _ABSENT = "unable to find backend library"
 _REFUSES = "explicit model load / unload is not allowed"
 _PROBE_S = 60.0
-_GOOD = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+_WORKING_MODEL = b"class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
 _TENSOR = TensorSpec(name="x", dtype="float32", shape=(-1, 1))
 Wanted = Literal["auto", "native", "python"]
-_found: dict[tuple[str, str], bool] = {}
+_known: dict[tuple[str, str], bool] = {}
 
 
-def installed(install: TritonInstall, backend: str) -> bool:
+def install_has_backend(install: TritonInstall, backend: str) -> bool:
     """Whether a server that can be started here has a backend."""
     return backend in install.backend_names()
 
 
-def offers(client: TritonClient, backend: str) -> bool:
+def server_has_backend(client: TritonClient, backend: str) -> bool:
     """Whether a running server has a backend; asked once for each server and backend.
 
-    A model of that backend that serves already is answer enough. Otherwise a probe is loaded under
+    A model of that backend that serves already is proof enough. Otherwise a probe is loaded under
     a name of its own, which fails either way; a Python model under the same name, loaded and
     unloaded, then clears the failure that strict readiness would hold against the server.
 
     Raises:
-        ModelError: there is no such backend that this program serves engines with.
+        ModelError: the backend is none that this program serves engines with.
         ServerError: the server does not answer, or takes no load calls (it polls).
     """
     if backend not in NATIVE_FILES:
@@ -47,21 +47,21 @@ def offers(client: TritonClient, backend: str) -> bool:
             f"{', '.join(NATIVE_FILES)}."
         )
     key = (f"{client.metadata().name} at {client.address}", backend)
-    if key not in _found:
-        _found[key] = _serves(client, backend) or _probe(client, backend)
-    return _found[key]
+    if key not in _known:
+        _known[key] = _serves(client, backend) or _probe(client, backend)
+    return _known[key]
 
 
-def offered(client: TritonClient) -> tuple[str, ...]:
-    """Those of Triton's own backends for engines that a running server has.
+def server_backends(client: TritonClient) -> tuple[str, ...]:
+    """Triton's own backends for engines that a running server has.
 
     Raises:
         ServerError: the server does not answer, or takes no load calls (it polls).
     """
-    return tuple(backend for backend in sorted(NATIVE_FILES) if offers(client, backend))
+    return tuple(backend for backend in sorted(NATIVE_FILES) if server_has_backend(client, backend))
 
 
-def choose(wanted: Wanted, backend: str, *, has: bool) -> str:
+def choose_backend(wanted: Wanted, backend: str, *, has: bool) -> str:
     """The backend to serve with.
 
     Args:
@@ -84,23 +84,23 @@ def choose(wanted: Wanted, backend: str, *, has: bool) -> str:
 def backend_for(
     wanted: Wanted, backend: str, *, install: TritonInstall, live: TritonClient | None
 ) -> str:
-    """The backend to measure in, and so to serve in: the live server must have it too.
+    """The backend to measure in and to serve in: the live server must have it too.
 
     Args:
         wanted: what the policy says.
         backend: the engine kind's own in Triton.
         install: the server that measures.
         live: the server that will serve; None, or one that takes no load calls, is believed to have
-            what the other has: a release that it cannot load is undone.
+            what `install` has: a release that it cannot load is rolled back.
 
     Raises:
         ModelError: the policy insists on a backend that is not there.
     """
-    has = wanted != "python" and installed(install, backend)
+    has = wanted != "python" and install_has_backend(install, backend)
     if has and live is not None:
         with suppress(ServerError):
-            has = offers(live, backend)
-    return choose(wanted, backend, has=has)
+            has = server_has_backend(live, backend)
+    return choose_backend(wanted, backend, has=has)
 
 
 def _serves(client: TritonClient, backend: str) -> bool:
@@ -111,27 +111,22 @@ def _serves(client: TritonClient, backend: str) -> bool:
 def _probe(client: TritonClient, backend: str) -> bool:
     name = f"enginegate-probe-{uuid.uuid4().hex[:12]}"
     try:
-        _load(client, name, backend, {NATIVE_FILES[backend]: b"no model"})
+        _load(client, name, backend, NATIVE_FILES[backend], b"no model")
     except ServerError as error:
         if _REFUSES in str(error) or not client.live():
             raise
-        found = _ABSENT not in str(error)
+        has_backend = _ABSENT not in str(error)
     else:
-        found = True
+        has_backend = True
     with suppress(ServerError):
-        _load(client, name, "python", {"model.py": _GOOD})
+        _load(client, name, "python", "model.py", _WORKING_MODEL)
     with suppress(ServerError):
         client.unload(name)
-    return found
+    return has_backend
 
 
-def _load(client: TritonClient, name: str, backend: str, files: dict[str, bytes]) -> None:
-    placed = {f"1/{path}": content for path, content in files.items()}
-    client.load(name, config=_config(name, backend), files=placed, timeout_s=_PROBE_S)
-
-
-def _config(name: str, backend: str) -> Config:
-    return model_config(
+def _load(client: TritonClient, name: str, backend: str, filename: str, content: bytes) -> None:
+    config = model_config(
         name=name,
         inputs=(_TENSOR,),
         outputs=(_TENSOR.model_copy(update={"name": "y"}),),
@@ -140,3 +135,4 @@ def _config(name: str, backend: str) -> Config:
         parameters={},
         warmup=False,
     )
+    client.load(name, config, files={f"1/{filename}": content}, timeout_s=_PROBE_S)

@@ -1,7 +1,7 @@
 """The one door to a Triton server. Control calls go through gRPC only.
 
 Over HTTP a load stalls every HTTP inference until it has finished (Triton runs it on the worker
-that serves the connection). A success status is never evidence of what serves: ask the index and
+that serves the connection). A success status does not prove which version serves: ask the index and
 send a probe.
 """
 
@@ -12,10 +12,9 @@ from typing import Any, Literal, NamedTuple, Self
 
 from enginegate.data import Tensors
 from enginegate.errors import ServerError
-from enginegate.triton.codec import fill_request, reply_of
+from enginegate.triton.codec import channel_options, fill_request, reply_of, vendor
 from enginegate.triton.config import Config, config_json
 from enginegate.triton.types import IndexRow, Reply, ServerMetadata, Statistics
-from enginegate.triton.vendor import channel_options, vendor
 
 _LOAD_TIMEOUT_S = 120.0
 _COUNTED_WITHIN_S, _STILL_WITHIN_S, _COUNTED_POLL_S = 5.0, 0.5, 0.01
@@ -37,7 +36,7 @@ class SharedRegion(NamedTuple):
     """Memory that a server on this machine can read; on a GPU if it has a handle.
 
     Attributes:
-        name: for requests; also the key of system memory.
+        name: requests name the region by it; also the key of system memory.
         size: bytes.
         handle: CUDA's handle of it.
         device: the GPU's number.
@@ -50,7 +49,7 @@ class SharedRegion(NamedTuple):
 
     @property
     def kind(self) -> Literal["System", "Cuda"]:
-        """As Triton's calls are named."""
+        """The word in the names of Triton's calls for such memory."""
         return "System" if self.handle is None else "Cuda"
 
 
@@ -62,12 +61,13 @@ class TritonClient:
 
     def __init__(self, address: str, *, timeout_s: float = 10.0) -> None:
         """Connect lazily to ``HOST:PORT``; ``timeout_s`` limits every call but load and unload."""
-        grpc, messages, stubs = vendor()
+        library = vendor()
         self.address = address
         self._timeout_s = timeout_s
-        self._messages = messages
-        self._channel = grpc.insecure_channel(address, options=channel_options(address))
-        self._stub = stubs.GRPCInferenceServiceStub(self._channel)
+        self._messages = library.messages
+        self._error = library.grpc.RpcError
+        self._channel = library.grpc.insecure_channel(address, options=channel_options(address))
+        self._stub = library.stubs.GRPCInferenceServiceStub(self._channel)
 
     def __enter__(self) -> Self:
         return self
@@ -81,7 +81,7 @@ class TritonClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; calls after this are a mistake."""
+        """Close the connection; no call may follow."""
         self._channel.close()
 
     def live(self) -> bool:
@@ -97,9 +97,9 @@ class TritonClient:
         return self._yes("ModelReady", "ready", name=model, version=version)
 
     def metadata(self) -> ServerMetadata:
-        """Who answers, e.g. version 2.51.0."""
-        found = self._call("ServerMetadata", "say who it is")
-        return ServerMetadata(found.name, found.version, tuple(found.extensions))
+        """The server's name and version, e.g. 2.51.0."""
+        reply = self._call("ServerMetadata", "name itself")
+        return ServerMetadata(reply.name, reply.version, tuple(reply.extensions))
 
     def load(
         self,
@@ -133,17 +133,17 @@ class TritonClient:
 
     def index(self) -> tuple[IndexRow, ...]:
         """Every model and version the server knows."""
-        found = self._call("RepositoryIndex", "list its repository")
+        reply = self._call("RepositoryIndex", "list its repository")
         return tuple(
-            IndexRow(row.name, int(row.version or 0), row.state, row.reason) for row in found.models
+            IndexRow(row.name, int(row.version or 0), row.state, row.reason) for row in reply.models
         )
 
     def config(self, model: str, version: str = "") -> Config:
         """The configuration that is in force, with Triton's own defaults filled in."""
-        found = self._call(
+        reply = self._call(
             "ModelConfig", f"show the configuration of {model}", name=model, version=version
         )
-        return Config(found.config)
+        return Config(reply.config)
 
     def parameters(self, model: str, version: str = "") -> dict[str, str]:
         """The string parameters of the configuration that is in force."""
@@ -164,41 +164,41 @@ class TritonClient:
 
     def statistics(self, model: str, version: str = "") -> Statistics:
         """Counters since the model was loaded, over all its versions unless one is given."""
-        found = self._call("ModelStatistics", f"count {model}", name=model, version=version)
-        return sum((_statistics(row) for row in found.model_stats), Statistics())
+        reply = self._call("ModelStatistics", f"count {model}", name=model, version=version)
+        return sum((_statistics(row) for row in reply.model_stats), Statistics())
 
-    def counted(
+    def statistics_since(
         self, model: str, since: Statistics, *, answers: int, version: str = ""
     ) -> Statistics:
-        """What was counted since an earlier reading, once it holds that many answers.
+        """The counters' change since an earlier reading, once it includes that many answers.
 
         Triton answers a request before it counts it, and its batch after that: read at once, the
-        counters may miss the last ones. They are read until they hold them, for five seconds at
-        most, and stand still, for half a second at most: a server with other clients never does.
-        Counters that went backwards have begun again; nothing is waited for.
+        counters may miss the last requests. They are read until they include them, for five seconds
+        at most, and stand still, for half a second at most: with other clients they never do.
+        Counters that went backwards have begun again, and are returned at once.
         """
         deadline, complete, is_last = time.monotonic() + _COUNTED_WITHIN_S, False, False
-        found = self.statistics(model, version) - since
-        while not is_last and found.requests >= 0:
+        change = self.statistics(model, version) - since
+        while not is_last and change.requests >= 0:
             time.sleep(_COUNTED_POLL_S)
             # Asked before reading: however long this process was held up, the last reading is new.
             is_last = time.monotonic() > deadline
-            earlier, found = found, self.statistics(model, version) - since
-            if found.requests < answers:
+            earlier, change = change, self.statistics(model, version) - since
+            if change.requests < answers:
                 continue
-            if found == earlier and found.is_whole:
+            if change == earlier and change.is_whole:
                 break
             if not complete:
                 deadline, complete, is_last = time.monotonic() + _STILL_WITHIN_S, True, False
-        return found
+        return change
 
     def trace_settings(self, model: str = "") -> dict[str, tuple[str, ...]]:
-        """What is traced: of one model, or the server's default."""
-        found = self._call("TraceSetting", "show its trace settings", model_name=model)
-        return {name: tuple(setting.value) for name, setting in found.settings.items()}
+        """Trace settings: of one model, or the server's default."""
+        reply = self._call("TraceSetting", "show its trace settings", model_name=model)
+        return {name: tuple(setting.value) for name, setting in reply.settings.items()}
 
     def set_trace(self, settings: Mapping[str, tuple[str, ...] | None], model: str = "") -> None:
-        """Change trace settings; None takes one back to the default."""
+        """Change trace settings; None resets a setting to the default."""
         request = self._messages.TraceSettingRequest(model_name=model)
         for name, values in settings.items():
             request.settings[name].value.extend(values or ())
@@ -220,20 +220,20 @@ class TritonClient:
         self._send(kind, request, f"open shared memory {region.name}", None)
 
     def shared_memory(self, kind: Literal["System", "Cuda"] = "System") -> tuple[str, ...]:
-        """Names of the regions of memory that are shared with it, by anybody."""
+        """Names of the regions of memory that any program shares with it."""
         return tuple(self._call(f"{kind}SharedMemoryStatus", "list shared memory").regions)
 
     def forget_memory(self, region: SharedRegion) -> None:
-        """Take a region back; it stays listed until requests that use it are answered."""
+        """Unregister a region; it stays listed until requests that use it are answered."""
         self._call(
             f"{region.kind}SharedMemoryUnregister",
             f"forget shared memory {region.name}",
             name=region.name,
         )
 
-    def _yes(self, method: str, answer: str, **fields: str) -> bool:
+    def _yes(self, method: str, field: str, **fields: str) -> bool:
         try:
-            return bool(getattr(self._call(method, "say whether it is ready", **fields), answer))
+            return bool(getattr(self._call(method, "say whether it is ready", **fields), field))
         except ServerError:
             return False
 
@@ -242,11 +242,10 @@ class TritonClient:
         return self._send(method, getattr(self._messages, kind)(**fields), what, None)
 
     def _send(self, method: str, request: Any, what: str, timeout_s: float | None) -> Any:
-        grpc, _, _ = vendor()
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         try:
             return getattr(self._stub, method)(request, timeout=limit_s)
-        except grpc.RpcError as error:
+        except self._error as error:
             code = error.code().name
             raise ServerError(
                 f"Triton at {self.address} could not {what}: {error.details()} "

@@ -10,27 +10,8 @@ from typing import Any
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
-from enginegate.triton.serving_options import (
-    apply_options,
-    apply_serving,
-    apply_settings,
-    warmup_sizes,
-)
+from enginegate.triton.codec import numpy_type, triton_type, vendor
 
-_TRITON_TYPES = {
-    "bool": "BOOL",
-    "uint8": "UINT8",
-    "uint16": "UINT16",
-    "uint32": "UINT32",
-    "uint64": "UINT64",
-    "int8": "INT8",
-    "int16": "INT16",
-    "int32": "INT32",
-    "int64": "INT64",
-    "float16": "FP16",
-    "float32": "FP32",
-    "float64": "FP64",
-}
 NATIVE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
 OPENED_FILES = {
     "python": "model.py",
@@ -38,38 +19,28 @@ OPENED_FILES = {
     "onnxruntime_onnx": "model.onnx",
     "tensorrt_plan": "model.plan",
 }
-_PLAIN = ServingOptions()
-_AS_IT_IS = BackendSettings()
-_NUMPY_TYPES = {triton: numpy for numpy, triton in _TRITON_TYPES.items()}
-
-
-def triton_type(dtype: str) -> str:
-    """Triton's name of a NumPy dtype, e.g. ``FP32`` for ``float32``.
-
-    Raises:
-        ModelError: Triton has no such type, or this program does not carry it.
-    """
-    if dtype not in _TRITON_TYPES:
-        raise ModelError(
-            f"Tensors of dtype {dtype!r} cannot be sent to Triton.\n"
-            f"Supported: {', '.join(_TRITON_TYPES)}. Cast the tensor inside the model."
-        )
-    return _TRITON_TYPES[dtype]
-
-
-def numpy_type(triton: str) -> str:
-    """NumPy's name of a Triton type, with or without ``TYPE_``, e.g. ``float32`` for ``FP32``.
-
-    Raises:
-        ModelError: NumPy has no such type, or this program does not carry it.
-    """
-    name = triton.removeprefix("TYPE_")
-    if name not in _NUMPY_TYPES:
-        raise ModelError(
-            f"Triton's type {triton} cannot be read here.\n"
-            f"Supported: {', '.join(_NUMPY_TYPES)}. Cast the tensor inside the model."
-        )
-    return _NUMPY_TYPES[name]
+_NO_OPTIONS = ServingOptions()
+_NO_SETTINGS = BackendSettings()
+# Policy's [serving] key -> field of ``ModelConfig``.
+_OPTION_FIELDS = {
+    "priority_levels": "dynamic_batching.priority_levels",
+    "default_priority_level": "dynamic_batching.default_priority_level",
+    "preserve_ordering": "dynamic_batching.preserve_ordering",
+    "max_queue_size": "dynamic_batching.default_queue_policy.max_queue_size",
+    "queue_timeout_us": "dynamic_batching.default_queue_policy.default_timeout_microseconds",
+    "timeout_action": "dynamic_batching.default_queue_policy.timeout_action",
+    "allow_timeout_override": "dynamic_batching.default_queue_policy.allow_timeout_override",
+    "response_cache": "response_cache.enable",
+    "input_pinned_memory": "optimization.input_pinned_memory.enable",
+    "output_pinned_memory": "optimization.output_pinned_memory.enable",
+    "gather_kernel_buffer_threshold": "optimization.gather_kernel_buffer_threshold",
+    "eager_batching": "optimization.eager_batching",
+    "cuda_graphs": "optimization.cuda.graphs",
+    "cuda_busy_wait_events": "optimization.cuda.busy_wait_events",
+    "cuda_output_copy_stream": "optimization.cuda.output_copy_stream",
+    "model_priority": "optimization.priority",
+}
+_TRITON_WORDS = {"delay": "DELAY", "max": "PRIORITY_MAX", "min": "PRIORITY_MIN"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +48,13 @@ class Config:
     """One model's configuration. Two are equal when Triton would treat them alike.
 
     Attributes:
-        message: Triton's ``ModelConfig``; only this room looks inside.
+        message: Triton's ``ModelConfig``; only ``enginegate.triton`` reads its fields.
     """
 
     message: Any
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Messages cannot be sent to another process; their bytes can."""
+        """Pickle the message's bytes: messages themselves cannot be pickled."""
         return _from_bytes, (self.message.SerializeToString(deterministic=True),)
 
     @property
@@ -98,13 +69,13 @@ class Config:
 
     @property
     def opened_file(self) -> str:
-        """What the backend opens in a version's folder; empty for a backend that is not known."""
+        """The file that the backend opens in a version's folder; empty for an unknown backend."""
         usual = OPENED_FILES.get(self.backend or str(self.message.platform), "")
         return str(self.message.default_model_filename) or usual
 
     @property
     def parameters(self) -> dict[str, str]:
-        """The string parameters: what a release or a search wrote to recognise itself."""
+        """The string parameters, by which a release or a search recognises its configuration."""
         return {key: str(value.string_value) for key, value in self.message.parameters.items()}
 
     @property
@@ -155,8 +126,8 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     versions: tuple[int, ...] | None = None,
     warmup: bool = True,
     gpu: bool = False,
-    options: ServingOptions = _PLAIN,
-    settings: BackendSettings = _AS_IT_IS,
+    options: ServingOptions = _NO_OPTIONS,
+    settings: BackendSettings = _NO_SETTINGS,
 ) -> Config:
     """The configuration of a model that batches dynamically, unless ``serving`` says otherwise.
 
@@ -172,7 +143,7 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
             size, unless the options name others. Other dynamic axes are warmed up at size 1.
         gpu: place instances on GPUs instead of the CPU.
         options: everything else that a policy may set.
-        settings: what the backend is told so that it runs the engine as it was validated.
+        settings: of the backend, so that it runs the engine as it was validated.
 
     Raises:
         ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis; or two settings
@@ -183,27 +154,31 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     message.backend = backend
     if backend in NATIVE_FILES:
         message.default_model_filename = NATIVE_FILES[backend]
-    apply_serving(message, serving, gpu=gpu)
-    apply_options(message, options)
-    apply_settings(message, settings)
+    _apply_serving(message, serving, gpu=gpu)
+    _apply_options(message, options)
+    if settings.graph_level:
+        message.optimization.graph.level = settings.graph_level
+    if settings.cuda_provider:
+        accelerators = message.optimization.execution_accelerators.gpu_execution_accelerator
+        accelerators.add(name="cuda").parameters.update(settings.cuda_provider)
     for key, value in sorted({**settings.parameters, **parameters}.items()):
         message.parameters[key].string_value = value
     if versions is not None:
         message.version_policy.specific.versions.extend(sorted(versions))
     if warmup:
-        _warm_up(message, inputs, warmup_sizes(serving, options), options.warmup_count)
+        _warm_up(message, inputs, options)
     return config
 
 
 def bare_config(
     name: str, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...]
 ) -> Config:
-    """A configuration that says only which tensors go in and come out.
+    """A configuration with nothing but the model's name and its tensors.
 
     Raises:
         ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis.
     """
-    message = _messages().ModelConfig(name=name)
+    message = vendor().configs.ModelConfig(name=name)
     for spec in inputs:
         _describe(message.input.add(), spec)
     for spec in outputs:
@@ -212,14 +187,14 @@ def bare_config(
 
 
 def config_text(config: Config) -> str:
-    """What ``config.pbtxt`` holds; the same configuration gives the same text."""
+    """The text of ``config.pbtxt``; equal configurations give equal text."""
     from google.protobuf import text_format  # type: ignore[import-untyped]  # noqa: PLC0415
 
     return str(text_format.MessageToString(config.message, use_index_order=True))
 
 
 def config_json(config: Config) -> str:
-    """What a load call carries to override the file."""
+    """The JSON that a load call carries to override the file."""
     from google.protobuf import json_format  # noqa: PLC0415
 
     return str(
@@ -236,7 +211,7 @@ def read_config(text: str, origin: str) -> Config:
     from google.protobuf import text_format  # noqa: PLC0415
 
     try:
-        return Config(text_format.Parse(text, _messages().ModelConfig()))
+        return Config(text_format.Parse(text, vendor().configs.ModelConfig()))
     except text_format.ParseError as error:
         raise ServerError(
             f"{origin} is not a Triton model configuration: {error}.\n"
@@ -244,28 +219,71 @@ def read_config(text: str, origin: str) -> Config:
         ) from error
 
 
-def _from_bytes(content: bytes) -> Config:
-    return Config(_messages().ModelConfig.FromString(content))
-
-
-def _messages() -> Any:
-    try:
-        from tritonclient.grpc import (  # type: ignore[import-untyped]  # noqa: PLC0415
-            model_config_pb2,
+def _apply_serving(message: Any, serving: ServingConfig, *, gpu: bool) -> None:
+    """Write batching and instances; GPUs are left out for an engine that runs on the CPU."""
+    message.max_batch_size = serving.max_batch_size
+    if serving.dynamic_batching:
+        too_large = [n for n in serving.preferred_batch_sizes if n > serving.max_batch_size]
+        if too_large:
+            raise ModelError(
+                f"A preferred batch of {too_large[0]} is larger than max_batch_size "
+                f"{serving.max_batch_size}: Triton refuses that. Drop it from "
+                "search.preferred_batch_sizes, or allow larger batches."
+            )
+        batching = message.dynamic_batching
+        batching.max_queue_delay_microseconds = serving.max_queue_delay_us
+        batching.preferred_batch_size.extend(sorted(set(serving.preferred_batch_sizes)))
+    elif serving.preferred_batch_sizes or serving.max_queue_delay_us:
+        raise ModelError(
+            f"Preferred batches and a queue delay need dynamic batching, and {serving} has none. "
+            "Take them out of that configuration."
         )
-    except ImportError as error:
-        raise ServerError(
-            f"Triton's messages cannot be imported: {error}.\n"
-            "Install the client: python -m pip install 'enginegate[triton]'"
-        ) from error
-    return model_config_pb2
+    group = message.instance_group.add(count=serving.instances)
+    group.kind = group.KIND_GPU if gpu else group.KIND_CPU
+    if gpu:
+        group.gpus.extend(serving.gpus)
+
+
+def _apply_options(message: Any, options: ServingOptions) -> None:
+    """Merge the options that differ from Triton's defaults, so that without any the text is short.
+
+    Raises:
+        ModelError: an option of the queue is set without dynamic batching, which has the queue.
+    """
+    from google.protobuf import json_format  # noqa: PLC0415
+
+    changes: dict[str, Any] = {}
+    for name, field in _OPTION_FIELDS.items():
+        value = getattr(options, name)
+        if value == getattr(_NO_OPTIONS, name):
+            continue
+        if field.startswith("dynamic_batching.") and not message.HasField("dynamic_batching"):
+            raise ModelError(
+                f"serving.{name} is set, and this configuration has no dynamic batching: Triton "
+                "has the queue that it belongs to only there."
+            )
+        *parents, last = field.split(".")
+        parent = changes
+        for each in parents:
+            parent = parent.setdefault(each, {})
+        parent[last] = _TRITON_WORDS.get(value, value)
+    json_format.ParseDict(changes, message)
+    for group in message.instance_group:
+        for name, count in sorted(options.rate_limiter_resources.items()):
+            group.rate_limiter.resources.add(name=name, count=count)
+        if options.rate_limiter_priority:
+            group.rate_limiter.priority = options.rate_limiter_priority
+
+
+def _from_bytes(content: bytes) -> Config:
+    return Config(vendor().configs.ModelConfig.FromString(content))
 
 
 def _describe(tensor: Any, spec: TensorSpec) -> None:
     if not spec.shape:
         raise ModelError(f"{spec} has no batch axis, so Triton cannot batch it.")
     tensor.name = spec.name
-    tensor.data_type = _messages().DataType.Value(f"TYPE_{triton_type(spec.dtype)}")
+    tensor.data_type = vendor().configs.DataType.Value(f"TYPE_{triton_type(spec.dtype)}")
     tensor.dims.extend(spec.shape[1:] or (1,))
     if not spec.shape[1:]:
         # Triton refuses empty dims: a tensor of one number a sample is declared [1], reshaped [].
@@ -274,17 +292,29 @@ def _describe(tensor: Any, spec: TensorSpec) -> None:
 
 def _spec(tensor: Any) -> TensorSpec:
     dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
-    name = _messages().DataType.Name(tensor.data_type)
+    name = vendor().configs.DataType.Name(tensor.data_type)
     return TensorSpec(name=tensor.name, dtype=numpy_type(name), shape=(-1, *dims))
 
 
-def _warm_up(
-    message: Any, inputs: tuple[TensorSpec, ...], sizes: tuple[int, ...], count: int
-) -> None:
-    for size in sizes:
-        sample = message.model_warmup.add(name=f"batch_{size}", batch_size=size, count=count)
+def _warm_up(message: Any, inputs: tuple[TensorSpec, ...], options: ServingOptions) -> None:
+    """Have batches of zeros run before a version counts as ready, the smallest first.
+
+    Raises:
+        ModelError: one is larger than the largest batch.
+    """
+    largest = message.max_batch_size
+    sizes = options.warmup_batch_sizes or (1, largest)
+    if max(sizes) > largest:
+        raise ModelError(
+            f"serving.warmup_batch_sizes has {max(sizes)}, and this configuration's largest batch "
+            f"is {largest}: the warm-up would fail, and with it every load."
+        )
+    for size in sorted(set(sizes)):
+        sample = message.model_warmup.add(
+            name=f"batch_{size}", batch_size=size, count=options.warmup_count
+        )
         for spec in inputs:
             tensor = sample.inputs[spec.name]
-            tensor.data_type = _messages().DataType.Value(f"TYPE_{triton_type(spec.dtype)}")
+            tensor.data_type = vendor().configs.DataType.Value(f"TYPE_{triton_type(spec.dtype)}")
             tensor.dims.extend(max(axis, 1) for axis in spec.shape[1:] or (1,))
             tensor.zero_data = True

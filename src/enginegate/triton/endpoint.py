@@ -1,9 +1,9 @@
 """Which server serves a live repository: the policy's endpoint, else the one `serve` started.
 
 A server that this program started leaves its addresses in a file in the repository's root, where
-Triton ignores it, so that every command run beside it finds it. It holds a lock beside that file
-for as long as it serves: a second one on the same repository is refused, because a promotion would
-reach only one of the two, and a file that a killed server left is known by the lock that is free.
+Triton ignores the file and every other command finds it. The server's process holds a lock beside
+that file while it serves: a second server on the same repository is refused, because a promotion
+would reach only one of the two, and the file of a killed server is known by its free lock.
 """
 
 import fcntl
@@ -24,9 +24,9 @@ from enginegate.workspace import Workspace
 
 _STATE = ".enginegate-server.json"
 _LOCK = ".enginegate-server.lock"
-# A command that looks whether the lock is held has it for an instant.
+# A command that asks whether the lock is free takes it for an instant.
 _LOCK_TIMEOUT_S = 1.0
-# A port that is closed says so at once; a server that is busy takes its time.
+# A closed port is refused at once; a busy server takes its time.
 _ANSWER_S = 10.0
 
 
@@ -77,8 +77,8 @@ def live_server(
         repository: made if there is none.
         workspace: has the installed Triton, and keeps the log.
         options: ports, limits and further flags.
-        member: its name in the policy's fleet, which says where it is found; empty: it is the one
-            that is found by the file it leaves.
+        member: the server's name in the policy's fleet, which names its address; empty: the server
+            that other commands find by the file it leaves.
 
     Raises:
         ServerError: there is no Triton here, a port is taken, it did not start, or another server
@@ -107,32 +107,29 @@ def live_server(
 
 @contextmanager
 def _only_server(repository: Path) -> Iterator[None]:
-    """Be the server that the file in the repository is about, or say which one is.
+    """Hold the lock of the server that the file in the repository describes.
 
     Raises:
-        ServerError: another process is.
+        ServerError: another process holds it.
     """
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(file_lock(repository / _LOCK, timeout_s=_LOCK_TIMEOUT_S))
+            stack.enter_context(file_lock(repository / _LOCK, timeout_s=_LOCK_TIMEOUT_S))
         except TimeoutError as error:
-            raise ServerError(_served_already(repository, str(error))) from error
+            addresses = live_addresses(PromotionTarget(repository=repository))
+            where = f" at gRPC {addresses.grpc}" if addresses else ""
+            raise ServerError(
+                f"{repository} is served already{where} (by {str(error) or 'another process'}). "
+                "A promotion would reach only one of two servers. Use that server, or stop it "
+                "first (Ctrl-C where it runs). For a second server of the same repository, name "
+                "its address in the policy (`fleet` under [target]), and start it on its port: "
+                "docs/targets.md."
+            ) from error
         yield
 
 
-def _served_already(repository: Path, holder: str) -> str:
-    found = live_addresses(PromotionTarget(repository=repository))
-    where = f" at gRPC {found.grpc}" if found else ""
-    return (
-        f"{repository} is served already{where} (by {holder or 'another process'}). "
-        "A promotion would reach only one of two servers. Use that one, or stop it first (Ctrl-C "
-        "where it runs). For a second server of the same repository, name its address in the "
-        "policy (`fleet` under [target]), and start that one on its port: docs/targets.md."
-    )
-
-
 def _is_served(repository: Path) -> bool:
-    """Whether a process that runs now is the server that the file is about."""
+    """Whether a process that runs now is the server that the file describes."""
     try:
         handle = os.open(repository / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

@@ -1,11 +1,11 @@
-"""Configurations of ensembles and of their parts, made from Triton's own protobuf messages."""
+"""Configurations of ensembles and of their composing models, as Triton's protobuf messages."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from enginegate.candidate import TensorSpec
 from enginegate.triton.config import Config, bare_config
-from enginegate.triton.release_labels import mark
+from enginegate.triton.release_labels import write_labels
 
 _PLATFORM = "ensemble"
 
@@ -33,7 +33,7 @@ def ensemble_config(
     outputs: tuple[TensorSpec, ...],
     max_batch_size: int,
 ) -> Config:
-    """The configuration of an ensemble whose versions are not pinned yet (`served_form` does it).
+    """The configuration of an ensemble; `config_for_versions` pins its versions.
 
     Raises:
         ModelError: a tensor has a dtype that Triton cannot carry, or no batch axis.
@@ -52,36 +52,38 @@ def ensemble_config(
     return config
 
 
-def part_form(config: Config, name: str) -> Config:
-    """Somebody's configuration under a name of ours; which versions are served is ours to say."""
+def composing_config(config: Config, name: str) -> Config:
+    """A team's own configuration under the name it is published as, without its version policy."""
     copy = _copy(config)
     copy.message.name = name
     copy.message.ClearField("version_policy")
     return copy
 
 
-def served_form(config: Config, versions: tuple[int, ...], digests: Mapping[int, str]) -> Config:
-    """The same with its versions, and the digests of releases by version.
+def config_for_versions(
+    config: Config, versions: tuple[int, ...], digests: Mapping[int, str]
+) -> Config:
+    """A copy that serves exactly these versions and carries the digests of their releases.
 
     An ensemble's steps are pinned to the highest of the versions.
     """
     copy = _copy(config)
     copy.message.version_policy.specific.versions.extend(sorted(versions))
-    mark(copy, digests)
+    write_labels(copy, digests)
     for step in copy.message.ensemble_scheduling.step:
         step.model_version = max(versions)
     return copy
 
 
 def with_largest_batch(config: Config, size: int) -> Config:
-    """The same, taking batches of at least ``size``."""
+    """A copy that takes batches of at least ``size``."""
     copy = _copy(config)
     copy.message.max_batch_size = max(size, copy.message.max_batch_size)
     return copy
 
 
-def unfit_for_a_part(config: Config) -> str:
-    """Why a configuration cannot be a part's; empty if it can."""
+def composing_obstacle(config: Config) -> str:
+    """Why a configuration cannot be a composing model's; empty if it can."""
     message = config.message
     if message.HasField("ensemble_scheduling") or message.platform == _PLATFORM:
         return "is an ensemble itself"

@@ -1,12 +1,19 @@
-"""Where Triton's server is on this machine: on PATH, or inside the nvidia-pytriton wheel."""
+"""Where Triton's server is on this machine: on PATH, or inside the nvidia-pytriton wheel.
+
+A shell script on PATH that starts the server is read, never run: the lines that most such scripts
+have are understood, and anything else is left open rather than guessed.
+"""
 
 import ctypes.util
 import importlib.metadata
 import importlib.util
 import os
+import re
+import shlex
 import shutil
 import sys
 import sysconfig
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +21,11 @@ from pathlib import Path
 from enginegate.atomic_io import new_folder
 from enginegate.engines.onnxruntime.gpu import cuda_folders
 from enginegate.errors import ServerError
-from enginegate.triton.wrapper import backend_directory, executed, is_script
 
 _WHEEL = "nvidia-pytriton"
 # Triton's own default, wherever its binary is.
 _BUILT_IN = Path("/opt/tritonserver/backends")
-# Scripts that start scripts: nobody nests them deeper, and a circle must end.
+# Scripts that start scripts: deep enough for every one seen, and a circle of them ends.
 _WRAPPERS = 5
 _GET_IT = (
     f"  - python -m pip install --no-deps {_WHEEL}==0.7.0   (x86-64 Linux, no GPU needed), or\n"
@@ -34,8 +40,8 @@ class TritonInstall:
 
     Attributes:
         binary: the ``tritonserver`` executable.
-        backends: folder of backends, which the server is started with; None: it is not known, so
-            the server takes its own.
+        backends: folder of backends that the server is started with; None: not known, and the
+            server uses its own.
         libraries: folders its helper processes need on LD_LIBRARY_PATH.
         origin: where it came from, for people.
     """
@@ -46,11 +52,14 @@ class TritonInstall:
     origin: str
 
     def backend_names(self) -> tuple[str, ...]:
-        """The backends there are, e.g. ``onnxruntime``: a folder with its library, or its code."""
+        """Its backends, e.g. ``onnxruntime``: the folders that hold a backend's library or code."""
         if self.backends is None or not self.backends.is_dir():
             return ()
-        folders = sorted(path for path in self.backends.iterdir() if path.is_dir())
-        return tuple(path.name for path in folders if _is_backend(path))
+        return tuple(
+            folder.name
+            for folder in sorted(self.backends.iterdir())
+            if (folder / f"libtriton_{folder.name}.so").is_file() or (folder / "model.py").is_file()
+        )
 
     def environment(self) -> dict[str, str]:
         """Variables the server needs on top of ours.
@@ -88,8 +97,8 @@ def find_triton(cache: Path | None) -> TritonInstall:
 def _backends_of(binary: Path) -> Path | None:
     """Where a server on PATH has its backends; None where that cannot be found out.
 
-    A script that starts the server may say where. Else they are beside ``bin``, as in NVIDIA's
-    container, of the file that a link leads to.
+    A script that starts the server may name the folder. Else it is beside the ``bin`` folder of the
+    program that links lead to, as in NVIDIA's container.
     """
     for _ in range(_WRAPPERS):
         if not is_script(binary):
@@ -97,17 +106,12 @@ def _backends_of(binary: Path) -> Path | None:
         named = backend_directory(binary)
         if named is not None:
             return named if named.is_dir() else None
-        within = executed(binary)
-        if within is None:
+        program = started_server(binary)
+        if program is None:
             return None
-        binary = within
+        binary = program
     usual = (binary.resolve().parent.parent / "backends", _BUILT_IN)
     return next((folder for folder in usual if folder.is_dir()), None)
-
-
-def _is_backend(folder: Path) -> bool:
-    library = folder / f"libtriton_{folder.name}.so"
-    return library.is_file() or (folder / "model.py").is_file()
 
 
 def _from_wheel(cache: Path | None) -> TritonInstall:
@@ -122,13 +126,18 @@ def _from_wheel(cache: Path | None) -> TritonInstall:
     binary = triton / "bin" / "tritonserver"
     stub = triton / "python_backend_stubs" / _python() / "triton_python_backend_stub"
     _check_parts(binary, bundled, triton / "backends" / "python")
-    _check_stub(stub)
+    if not stub.is_file():
+        pythons = sorted(path.name for path in stub.parent.parent.glob("3.*"))
+        raise ServerError(
+            f"{_WHEEL} has no Python-backend stub for Python {_python()}; it has "
+            f"{', '.join(pythons)}.\nUse one of those Pythons, or another server:\n{_GET_IT}"
+        )
     version = importlib.metadata.version(_WHEEL)
     backends = triton / "backends"
     if cache is not None:
         backends = cache / f"triton-backends-{version}-py{_python()}"
         if not backends.is_dir():
-            _put_together(backends, triton / "backends" / "python", stub)
+            _copy_python_backend(triton / "backends" / "python", stub, backends)
     return TritonInstall(binary, backends, (*_libpython(), bundled), f"{_WHEEL} {version}")
 
 
@@ -150,17 +159,7 @@ def _check_parts(binary: Path, *others: Path) -> None:
         raise ServerError(f"{binary} is not executable. Run: chmod +x {binary}")
 
 
-def _check_stub(stub: Path) -> None:
-    if stub.is_file():
-        return
-    offered = sorted(path.name for path in stub.parent.parent.glob("3.*"))
-    raise ServerError(
-        f"{_WHEEL} has no Python-backend stub for Python {_python()}; it has {', '.join(offered)}."
-        "\nUse one of those Pythons, or another server:\n" + _GET_IT
-    )
-
-
-def _put_together(target: Path, backend: Path, stub: Path) -> None:
+def _copy_python_backend(backend: Path, stub: Path, target: Path) -> None:
     with new_folder(target) as folder:
         python = folder / "python"
         python.mkdir()
@@ -184,3 +183,89 @@ def _libpython() -> tuple[Path, ...]:
         f"Install it (Debian, Ubuntu: apt-get install libpython{_python()}), or use a Python that "
         "was built with --enable-shared."
     )
+
+
+_FLAG = "--backend-directory"
+_LARGEST_BYTES = 100_000
+_SELF = r"""["']?(?:\$0|\$\{0\}|\$BASH_SOURCE|\$\{BASH_SOURCE(?:\[0\])?\})["']?"""
+_REAL_SELF = re.compile(rf"\$\(\s*(?:readlink\s+-[a-z]+|realpath)\s+(?:--\s+)?{_SELF}\s*\)")
+_OWN_FOLDER = re.compile(r"\$\{0%/\*\}")
+_PATH = r"""["']?([^"'`$()&;|]+?)["']?"""
+_DIRNAME = re.compile(rf"\$\(\s*dirname\s+(?:--\s+)?{_PATH}\s*\)")
+_REAL_PATH = re.compile(rf"\$\(\s*(?:readlink\s+-[a-z]+|realpath)\s+(?:--\s+)?{_PATH}\s*\)")
+_PWD = re.compile(
+    rf"\$\(\s*cd\s+(?:-P\s+)?(?:--\s+)?{_PATH}\s*(?:>\s*/dev/null\s*)?&&\s*pwd(?:\s+-P)?\s*\)"
+)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_DECLARING = {"export", "readonly", "local"}
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+
+
+def is_script(path: Path) -> bool:
+    """Whether a file is a script for an interpreter; false where it cannot be read."""
+    with suppress(OSError), path.open("rb") as file:
+        return file.read(2) == b"#!"
+    return False
+
+
+def backend_directory(script: Path) -> Path | None:
+    """The folder that a script names with ``--backend-directory``; None: none that can be read.
+
+    Args:
+        script: as it is found on PATH, where it may be a symbolic link.
+    """
+    folder = ""
+    for words in _commands(script):
+        for index, word in enumerate(words):
+            name, _, value = word.partition("=")
+            if name == _FLAG:
+                folder = value or "".join(words[index + 1 : index + 2])
+    return None if not folder or "$" in folder or "`" in folder else Path(folder)
+
+
+def started_server(script: Path) -> Path | None:
+    """The other ``tritonserver`` that a script starts; None: none that can be read."""
+    for words in _commands(script):
+        for word in words:
+            path = Path(word)
+            if path.name == "tritonserver" and path.is_absolute() and path.is_file():
+                return path
+    return None
+
+
+def _commands(script: Path) -> Iterator[list[str]]:
+    """Every command of a script as words, its variables filled in where they are known."""
+    try:
+        text = script.read_bytes()[:_LARGEST_BYTES].decode(errors="replace")
+    except OSError:
+        return
+    variables = dict(os.environ)
+    for line in text.replace("\\\n", " ").splitlines():
+        expanded = _expand(line, script, variables)
+        with suppress(ValueError):  # Quotes that do not close: no command that can be read.
+            words = shlex.split(expanded, comments=True)
+            rest = [word for word in words if word not in _DECLARING]
+            if len(rest) == 1 and (assignment := _ASSIGNMENT.fullmatch(rest[0])):
+                variables[assignment[1]] = assignment[2]
+            yield words
+
+
+def _expand(line: str, script: Path, variables: Mapping[str, str]) -> str:
+    """A line with the script's own path, its folder and known variables written out."""
+
+    def value(match: re.Match[str]) -> str:
+        known = variables.get(match[1] or match[3] or "")
+        return match[0] if known is None and match[2] is None else known or match[2] or ""
+
+    line = re.sub(r"`([^`]*)`", r"$(\1)", line)
+    line = _VARIABLE.sub(value, line)
+    line = _REAL_SELF.sub(lambda _: str(script.resolve()), line)
+    line = _OWN_FOLDER.sub(lambda _: str(script.parent), line)
+    line = re.sub(_SELF, lambda _: str(script), line)
+    before = ""
+    while line != before:
+        before = line
+        line = _DIRNAME.sub(lambda match: os.path.dirname(match[1]) or ".", line)  # noqa: PTH120
+        line = _REAL_PATH.sub(lambda match: os.path.realpath(match[1]), line)
+        line = _PWD.sub(lambda match: os.path.abspath(match[1]), line)  # noqa: PTH100
+    return line

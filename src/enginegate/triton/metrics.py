@@ -1,6 +1,5 @@
 """Reads the Prometheus endpoint of a Triton server (text exposition format 0.0.4)."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
@@ -10,12 +9,6 @@ from enginegate.errors import ServerError
 
 _PATH = "/metrics"
 _MOST_BYTES = 64 << 20
-_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
-_LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(,|$)')
-_LINE = re.compile(
-    rf'^({_NAME})\s*(?:\{{((?:[^"}}]|"(?:[^"\\]|\\.)*")*)\}})?\s*(\S+)(?:\s+-?\d+)?$'
-)
-_ESCAPES = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
 
 
 class Series(NamedTuple):
@@ -39,8 +32,21 @@ class Metrics:
         Raises:
             ServerError: a line is no sample.
         """
-        lines = (line.strip() for line in text.splitlines())
-        return cls(tuple(_series(line) for line in lines if line and not line.startswith("#")))
+        from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
+
+        series: list[Series] = []
+        # Without the comments, whose types make the parser rename counters, a line is a family.
+        lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+        for line in lines:
+            try:
+                families = list(text_string_to_metric_families(line))
+                series += [Series(*sample[:3]) for each in families for sample in each.samples]
+            except ValueError as error:
+                raise ServerError(
+                    f"This is no Prometheus metric: {line[:120]!r}.\n"
+                    "What answers at this address is not Triton's metrics port."
+                ) from error
+        return cls(tuple(series))
 
     def matching(self, name: str, **labels: str) -> Iterator[Series]:
         """The series of that name that carry these labels; they may carry others too."""
@@ -54,13 +60,13 @@ class Metrics:
         Raises:
             ServerError: several match, so no single value is meant.
         """
-        found = list(self.matching(name, **labels))
-        if len(found) > 1:
+        matches = list(self.matching(name, **labels))
+        if len(matches) > 1:
             raise ServerError(
-                f"{len(found)} series of {name} carry {labels or 'no particular label'}, so none "
-                f"is the value asked for. Name more labels: {found[0].labels} is one of them."
+                f"{len(matches)} series of {name} carry {labels or 'no particular label'}, so none "
+                f"is the value asked for. Name more labels: {matches[0].labels} is one of them."
             )
-        return found[0].value if found else None
+        return matches[0].value if matches else None
 
     def total(self, name: str, **labels: str) -> float:
         """The sum over every series that matches, e.g. over versions; 0.0 when none does."""
@@ -96,33 +102,3 @@ def read_metrics(address: str, *, timeout_s: float = 5.0) -> Metrics:
             "Give the address of Triton's metrics port (8002 unless it was told otherwise)."
         )
     return Metrics.parse(content.decode(errors="replace"))
-
-
-def _series(line: str) -> Series:
-    found = _LINE.match(line)
-    if found is None:
-        raise _no_metric(line)
-    name, labels, value = found.groups()
-    try:
-        return Series(name, _labels(labels or ""), float(value))
-    except ValueError:
-        raise _no_metric(line) from None
-
-
-def _no_metric(line: str) -> ServerError:
-    return ServerError(
-        f"This is no Prometheus metric: {line[:120]!r}.\n"
-        "What answers at this address is not Triton's metrics port."
-    )
-
-
-def _labels(text: str) -> dict[str, str]:
-    labels, at = {}, 0
-    while text[at:].strip():
-        found = _LABEL.match(text, at)
-        if found is None:
-            raise ValueError(text)
-        name, value, _ = found.groups()
-        labels[name] = re.sub(r'\\[\\"n]', lambda escape: _ESCAPES[escape[0]], value)
-        at = found.end()
-    return labels

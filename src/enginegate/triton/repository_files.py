@@ -1,4 +1,4 @@
-"""Puts a model's files into an embedded server's repository, and recognises what it put there."""
+"""A benchmark's model folder in an embedded server's repository: checked, written, removed."""
 
 import os
 import shutil
@@ -9,15 +9,15 @@ from enginegate.atomic_io import new_folder
 from enginegate.errors import ModelError, ServerError
 from enginegate.triton.config import OPENED_FILES
 
-_MARK = ".scratch"
+# Names a folder that a benchmark wrote and may remove.
+_SCRATCH = ".scratch"
 
 
-def check_files(name: str, backend: str, files: Mapping[str, Path]) -> None:
-    """Refuse what would not load.
+def check_model_files(name: str, backend: str, files: Mapping[str, Path]) -> None:
+    """Refuse files that Triton would not load: a Python model without model.py hangs the server.
 
     Raises:
-        ModelError: a file is missing, or all are. A Python model without its file makes the load
-            hang for ever, and the server with it.
+        ModelError: a file is missing, or all are.
     """
     missing = [str(path) for path in files.values() if not path.is_file()]
     if missing or not files:
@@ -31,13 +31,13 @@ def check_files(name: str, backend: str, files: Mapping[str, Path]) -> None:
         raise ModelError(f"{name} is for Triton's {backend} backend, but has no {opened}.")
 
 
-def clear(folder: Path) -> None:
-    """Remove what a killed run left; never a model that somebody else put there.
+def clear_model_folder(folder: Path) -> None:
+    """Remove a killed benchmark's model folder.
 
     Raises:
-        ServerError: somebody else did.
+        ServerError: the folder was not written by a benchmark.
     """
-    if folder.is_dir() and not (folder / _MARK).is_file():
+    if folder.is_dir() and not (folder / _SCRATCH).is_file():
         raise ServerError(
             f"{folder} holds a model that was not put there for a benchmark.\n"
             "Give the embedded server a repository of its own."
@@ -45,19 +45,15 @@ def clear(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def place(files: Mapping[str, Path], folder: Path, *, version: int) -> None:
-    """Put the files into a version of a model's folder, at once or not at all."""
+def write_model_folder(files: Mapping[str, Path], folder: Path, *, version: int) -> None:
+    """Write a model's folder with one version, at once or not at all."""
     with new_folder(folder) as staging:
         for name, source in files.items():
             target = staging / str(version) / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            _link_or_copy(source, target)
-        (staging / _MARK).touch()
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """Engines are large and never written to, so a second name for the same bytes will do."""
-    try:
-        os.link(source.resolve(), target)
-    except OSError:
-        shutil.copyfile(source, target)
+            # Engines are large and never written to, so a second name for the bytes will do.
+            try:
+                os.link(source.resolve(), target)
+            except OSError:
+                shutil.copyfile(source, target)
+        (staging / _SCRATCH).touch()

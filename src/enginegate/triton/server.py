@@ -1,26 +1,84 @@
-"""Starts a Triton server on this machine and ends it, whatever happens; or joins a running one.
+"""Starts a Triton server on this machine and ends it, whatever happens; or finds a running one.
 
-Not in scope: what it serves (deploy.py), and whether that is any good (measure.py).
+Not in scope: the models it serves (benchmark/deployed.py), and how well (measuring/).
 """
 
 import socket
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginegate.errors import InputError, ServerError
 from enginegate.triton.client import TritonClient
 from enginegate.triton.install import TritonInstall
-from enginegate.triton.ports import LAST_PORT, LOOPBACK, Ports
 from enginegate.triton.supervised_process import SupervisedProcess, supervise
+
+LOOPBACK = "127.0.0.1"
+_LAST_PORT = 65_535
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Where a server listens; 0 asks for any free port."""
+
+    http: int = 0
+    grpc: int = 0
+    metrics: int = 0
+
+    def chosen(self) -> "Ports":
+        """A copy with every 0 replaced by a port that is free now.
+
+        Raises:
+            InputError: a number is no port, or is asked for twice.
+            ServerError: a port that was asked for cannot be used.
+        """
+        given = [port for port in (self.http, self.grpc, self.metrics) if port]
+        if wrong := [port for port in given if not 0 < port <= _LAST_PORT]:
+            raise InputError(
+                f"{wrong[0]} is no port: they are 1 to {_LAST_PORT:,}, and 0 takes any free one."
+            )
+        if len(set(given)) < len(given):
+            raise InputError(
+                "HTTP, gRPC and metrics each need a port of their own, and two of them were asked "
+                f"to listen on the same (http {self.http}, gRPC {self.grpc}, metrics "
+                f"{self.metrics}). 0 takes any free one."
+            )
+        with ExitStack() as stack:
+            return Ports(
+                http=_bind(stack, "HTTP", self.http),
+                grpc=_bind(stack, "gRPC", self.grpc),
+                metrics=_bind(stack, "metrics", self.metrics),
+            )
+
+    def all_free(self) -> bool:
+        """Whether no program listens on any of them."""
+        with suppress(ServerError):
+            self.chosen()
+            return True
+        return False
+
+
+def _bind(stack: ExitStack, name: str, port: int) -> int:
+    listener = stack.enter_context(socket.socket())
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((LOOPBACK, port))
+    except OSError as error:
+        raise ServerError(
+            f"Port {port} on {LOOPBACK}, asked for as Triton's {name} port, cannot be used: "
+            f"{error.strerror}.\n`ss -ltnp 'sport = :{port}'` shows who holds it. Stop that, or "
+            "ask for another port (0 takes any free one)."
+        ) from error
+    return int(listener.getsockname()[1])
+
 
 _ATTEMPTS = 3
 _POLL_S = 0.02
 _KILL_AFTER_S = 5.0
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the system's, not a temporary file of ours
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the system's shared memory, not a temporary file
 _TAIL_LINES = 25
 _TAIL_BYTES = 20_000
 # As Triton says it of each of its three ports.
@@ -48,7 +106,7 @@ class ServerOptions:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that answers. What is None is not known, because somebody else runs it.
+    """A server that answers. Values are None where another program runs the server.
 
     Attributes:
         grpc: ``HOST:PORT``; so are ``http`` and ``metrics``.
@@ -93,8 +151,8 @@ def connect(endpoint: str) -> Server:
         ServerError: nothing answers there.
     """
     host, _, port = endpoint.rpartition(":")
-    # gRPC takes a port that is too large for another one.
-    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= LAST_PORT:
+    # gRPC would wrap a port that is too large around to another port.
+    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
         raise InputError(
             f"{endpoint!r} is no address of a Triton: write HOST:PORT of its gRPC, for example "
             "127.0.0.1:8001."
@@ -139,7 +197,7 @@ def start(
             except ServerError:
                 if process.status() is None or attempt + 1 == _ATTEMPTS:
                     raise
-                # Somebody took a port between our look and the server's, and may have left it.
+                # Another program took a port meanwhile, and may have left it again.
                 if ports.all_free() and _TAKEN not in run.log.read_bytes():
                     raise
                 continue
@@ -176,7 +234,7 @@ class _Run:
             ) as process:
                 yield process
         finally:
-            # A server that crashed or was killed leaves the memory it shared with its models.
+            # A crashed or killed server leaves the memory that it shared with its models.
             for region in _SHARED_MEMORY.glob(f"{self.identity}*"):
                 region.unlink(missing_ok=True)
 
@@ -212,8 +270,10 @@ class _Run:
         deadline = time.monotonic() + self.options.ready_timeout_s
         grpc = f"{LOOPBACK}:{ports.grpc}"
         with TritonClient(grpc) as client:
-            # Another server may hold the port that was free a moment ago: ours names itself.
-            while not (_listen(ports) and client.ready() and self._is_ours(client)):
+            # Another server may have taken the port meanwhile: this one is known by its name.
+            while not (
+                _listen(ports) and client.ready() and client.metadata().name == self.identity
+            ):
                 self._check_starting(process, deadline)
                 time.sleep(_POLL_S)
             version = client.metadata().version
@@ -227,9 +287,6 @@ class _Run:
             repository=self.repository,
             trace_file=self.trace_file,
         )
-
-    def _is_ours(self, client: TritonClient) -> bool:
-        return client.metadata().name == self.identity
 
     def _check_starting(self, process: SupervisedProcess, deadline: float) -> None:
         status = process.status()

@@ -1,13 +1,13 @@
-"""What a Triton server answers, as plain values; nothing here knows a wire format."""
+"""Values that a Triton server answers with; nothing here knows a wire format."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from enginegate.data import Tensors
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMetadata:
-    """Who answers."""
+    """A server's name, version and protocol extensions."""
 
     name: str
     version: str
@@ -46,11 +46,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Triton's counters of one model since it was loaded; subtract two for what lies between.
+    """Triton's counters of one model since it was loaded; subtract two readings for an interval.
 
     Attributes:
-        requests: requests answered well. Rejected and cancelled ones are not all counted anywhere
-            on the server: count failures at the client.
+        requests: answered well. The server does not count every rejected or cancelled request, so
+            failures are counted at the client.
         failures: requests that failed inside Triton.
         inferences: samples, that is requests times their batch size.
         executions: batches run.
@@ -76,27 +76,23 @@ class Statistics:
         return self.inferences <= sum(size * runs for size, runs in self.batches.items())
 
     def __sub__(self, earlier: "Statistics") -> "Statistics":
-        """What happened between two readings."""
+        """The counters' change since an earlier reading."""
         return self._combine(earlier, -1)
 
     def __add__(self, other: "Statistics") -> "Statistics":
-        """Both together, e.g. two versions of a model."""
+        """The sum of two readings, e.g. of two versions of a model."""
         return self._combine(other, 1)
 
     def _combine(self, other: "Statistics", sign: int) -> "Statistics":
-        sizes = {**self.batches, **other.batches}
+        counters: dict[str, int] = {
+            each.name: getattr(self, each.name) + sign * getattr(other, each.name)
+            for each in fields(self)
+            if each.name != "batches"
+        }
         batches = {
-            size: self.batches.get(size, 0) + sign * other.batches.get(size, 0) for size in sizes
+            size: self.batches.get(size, 0) + sign * other.batches.get(size, 0)
+            for size in sorted({*self.batches, *other.batches})
         }
         return Statistics(
-            requests=self.requests + sign * other.requests,
-            failures=self.failures + sign * other.failures,
-            inferences=self.inferences + sign * other.inferences,
-            executions=self.executions + sign * other.executions,
-            queue_ns=self.queue_ns + sign * other.queue_ns,
-            compute_input_ns=self.compute_input_ns + sign * other.compute_input_ns,
-            compute_infer_ns=self.compute_infer_ns + sign * other.compute_infer_ns,
-            compute_output_ns=self.compute_output_ns + sign * other.compute_output_ns,
-            batches={size: count for size, count in sorted(batches.items()) if count},
-            success_ns=self.success_ns + sign * other.success_ns,
+            **counters, batches={size: count for size, count in batches.items() if count}
         )

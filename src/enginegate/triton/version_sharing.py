@@ -1,15 +1,13 @@
 """Whether versions of one model can be loaded side by side: Triton has one configuration for all.
 
-A version whose files do not fit the configuration is worse than one that fails: Triton 2.51 never
-ends the load of a Python model without its file, and then answers no other load of that model.
+A version whose files do not fit the configuration is worse than a load that fails: Triton 2.51
+never ends the load of a Python model without its file, and then answers no other load of the model.
 """
-
-from typing import Any
 
 from enginegate.triton.config import Config
 
-# What may differ between versions that share a configuration: how much of a model is served, not
-# how its files are opened.
+# These may differ between versions that share a configuration: they say how much of a model is
+# served, not how its files are opened.
 _FREE = (
     "name",
     "version_policy",
@@ -19,33 +17,35 @@ _FREE = (
     "response_cache",
     "metric_tags",
 )
-# Of the rest of ``optimization``, none changes what can be loaded.
+# No other field of ``optimization`` changes what can be loaded.
 _DECIDING_OPTIMIZATION = {"graph", "execution_accelerators"}
 _FIXED_LARGEST_BATCH = {"tensorrt", "tensorrt_plan"}
 
 
-def cannot_share(old: Config, new: Config) -> str:
+def sharing_obstacle(old: Config, new: Config) -> str:
     """Why files that were published with ``old`` cannot be loaded with ``new``; empty: they can.
 
     Batching, the number of instances, the queue and the warm-up may differ. Backend, kind of
-    device, tensors, parameters and what the engine's runtime is told may not.
+    device, tensors, parameters and the settings of the engine's runtime may not.
 
     Args:
         old: the configuration that a version was published with.
-        new: the one that is to load it beside a newer version.
+        new: the configuration that is to load that version beside a newer one.
     """
-    was, now = _deciding_fields(old), _deciding_fields(new)
-    for field in sorted({*was, *now}):
-        if was.get(field) != now.get(field):
-            return f"{was.get(field, f'no {field}')} became {now.get(field, f'no {field}')}"
-    before, after = old.serving.max_batch_size, new.serving.max_batch_size
-    if after > before and {old.backend, old.message.platform} & _FIXED_LARGEST_BATCH:
-        return f"max_batch_size: {before} became {after}, which the older plan may not take"
+    before, after = _deciding_fields(old), _deciding_fields(new)
+    for field in sorted({*before, *after}):
+        if before.get(field) != after.get(field):
+            return f"{before.get(field, f'no {field}')} became {after.get(field, f'no {field}')}"
+    old_batch, new_batch = old.serving.max_batch_size, new.serving.max_batch_size
+    if new_batch > old_batch and {old.backend, old.message.platform} & _FIXED_LARGEST_BATCH:
+        return f"max_batch_size: {old_batch} became {new_batch}, which the older plan may not take"
     return ""
 
 
 def _deciding_fields(config: Config) -> dict[str, str]:
     """Every field that decides how a version's files are opened, as one line of text each."""
+    from google.protobuf import text_format  # type: ignore[import-untyped]  # noqa: PLC0415
+
     message = type(config.message)()
     message.CopyFrom(config.message)
     for field in _FREE:
@@ -57,17 +57,14 @@ def _deciding_fields(config: Config) -> dict[str, str]:
             message.optimization.ClearField(field)
     if not message.optimization.ListFields():
         message.ClearField("optimization")
-    found = {field.name: _line_of(message, field.name) for field, _ in message.ListFields()}
-    return found | ({"kind of device": f"kind: {' and '.join(kinds)}"} if kinds else {})
-
-
-def _line_of(message: Any, field: str) -> str:
-    """One field of a message as text, in one line."""
-    from google.protobuf import text_format  # type: ignore[import-untyped]  # noqa: PLC0415
-
-    alone = type(message)()
-    alone.CopyFrom(message)
-    for other, _ in message.ListFields():
-        if other.name != field:
-            alone.ClearField(other.name)
-    return str(text_format.MessageToString(alone, as_one_line=True, use_index_order=True))
+    lines: dict[str, str] = {}
+    for field, _ in message.ListFields():
+        single = type(message)()
+        single.CopyFrom(message)
+        for other, _ in message.ListFields():
+            if other.name != field.name:
+                single.ClearField(other.name)
+        lines[field.name] = text_format.MessageToString(
+            single, as_one_line=True, use_index_order=True
+        )
+    return lines | ({"kind of device": f"kind: {' and '.join(kinds)}"} if kinds else {})

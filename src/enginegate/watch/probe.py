@@ -140,7 +140,7 @@ def take_reading(
         before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
         probe = prober.send(addresses.grpc, model, look_s)
         prober.wait(started + look_s)
-        counted = client.counted(
+        counted = client.statistics_since(
             model, before, answers=probe.answered_by(version), version=str(version)
         )
     late = _Scrape.of(addresses)

@@ -9,8 +9,8 @@ from enginegate.errors import ModelError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.measurement import ClosedLoad, Generator, Load
-from enginegate.measuring.measure import sampled_of
-from enginegate.measuring.sequential import Sequential
+from enginegate.measuring.measure import read_sample
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.serving import ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
 from enginegate.triton.server import Server
@@ -46,7 +46,7 @@ def test_an_override_changes_what_the_running_server_does(
 
 def test_a_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
     """A run that is allowed to end does so long before its time, with its answer kept."""
-    test, load = Sequential(0.99), Load(rate_per_s=100, duration_s=6.0, seed=1)
+    test, load = SequentialTest(0.99), Load(rate_per_s=100, duration_s=6.0, seed=1)
     with deployed(server, scale_model("hopeless", sleep_ms=40)) as deployment:
         bench = DeployedBenchmark(
             deployment, Traffic.of("hopeless", samples), tmp_path, slo_p99_ms=20
@@ -56,8 +56,8 @@ def test_a_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
 
     measurement = found.measurement
     assert measurement.lasted_s < 4.0
-    assert test.look(len(found.latencies_ms), found.over(20)) is Outcome.FAILED
-    assert sampled_of(measurement, tmp_path).over(20) == found.over(20)
+    assert test.decide(len(found.latencies_ms), found.over(20)) is Outcome.FAILED
+    assert read_sample(measurement, tmp_path).over(20) == found.over(20)
 
 
 def test_what_stands_beside_the_latencies(server, scale_model, samples, tmp_path):
@@ -103,9 +103,9 @@ def test_options_are_served_and_refusals_counted(server, client, scale_model, sa
 
 def test_loading_the_same_configuration_again_does_nothing(scale, client):
     """Asking for what is already in force does not reload: the counters go on."""
-    began = client.counted("scale", Statistics(), answers=1)
+    began = client.statistics_since("scale", Statistics(), answers=1)
     client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
-    client.counted("scale", began, answers=1)
+    client.statistics_since("scale", began, answers=1)
 
     scale.serve(scale.serving)
 

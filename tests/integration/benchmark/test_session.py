@@ -43,7 +43,7 @@ def stage(rules, install, tmp_path):
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     data = DataSet("test", {"x": x}, None, np.arange(50).astype(np.str_), {})
     places = BenchmarkPaths(tmp_path / "repository", tmp_path / "logs", tmp_path / "results")
-    return BenchmarkSession(rules, install, places, data, data.sha256)
+    return BenchmarkSession(rules.benchmark_tables, install, places, data, data.sha256)
 
 
 def engine():

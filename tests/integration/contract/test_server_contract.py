@@ -4,9 +4,9 @@ import time
 
 import pytest
 
+from enginegate.contract.probe_model import ProbeModel
 from enginegate.contract.server_contract import check_contract
 from enginegate.evidence import Outcome
-from enginegate.triton.probe_model import Scratch
 from enginegate.triton.server import ServerOptions, start
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("contract")]
@@ -44,7 +44,7 @@ def test_this_triton_keeps_every_promise(quick, folder):
 
 def test_the_advice_to_unload_first_loses_requests(quick, monkeypatch):
     """What Triton's documentation has said since January 2026 fails the check."""
-    serve = Scratch.serve
+    serve = ProbeModel.serve
 
     def unload_first(self, *versions, **more):
         self.client.unload(self.name)
@@ -52,7 +52,7 @@ def test_the_advice_to_unload_first_loses_requests(quick, monkeypatch):
             time.sleep(0.01)
         return serve(self, *versions, **more)
 
-    monkeypatch.setattr(Scratch, "serve", unload_first)
+    monkeypatch.setattr(ProbeModel, "serve", unload_first)
 
     found = outcomes(check_contract(quick.grpc, switches=1, rate_per_s=100.0))
 

@@ -83,7 +83,9 @@ def plan(cnn, samples):
 
     def make(name, *, onnx=cnn, data=samples, **tables):
         policy = parse_policy({**POLICY, **tables}, "test policy")
-        return plan_engine(onnx, Candidate.parse(name), policy=policy, calibration=data)
+        return plan_engine(
+            onnx, Candidate.parse(name), tables=policy.engine_tables, calibration=data
+        )
 
     return make
 

@@ -11,9 +11,11 @@ from enginegate.data import write_data
 from enginegate.engines.onnxruntime.run import SessionRunner
 from enginegate.evidence import Outcome
 from enginegate.policy import parse_policy
+from enginegate.workspace import Workspace
 from tasks.build import build
-from tasks.validate import observe, validate
+from tasks.validate import EvaluationSamples, observe, validate
 from tests.integration.engines.conftest import POLICY
+from validation.output_spec import CLASSIFY
 
 pytestmark = pytest.mark.xdist_group("engines")
 
@@ -35,11 +37,17 @@ def test_a_tool_that_raises_is_an_errored_candidate(rules, cnn, monkeypatch):
 
     with monkeypatch.context() as patched:
         patched.setattr(shape_inference, "quant_pre_process", broken)
-        attempt = build.fn(Candidate.parse("onnxruntime-int8"), rules, cnn)
-    other = build.fn(Candidate.parse("onnxruntime-fp32"), rules, cnn)
+        attempt = build.fn(
+            Candidate.parse("onnxruntime-int8"), rules.engine_tables, cnn, Workspace.of(rules)
+        )
+    other = build.fn(
+        Candidate.parse("onnxruntime-fp32"), rules.engine_tables, cnn, Workspace.of(rules)
+    )
 
     assert isinstance(attempt, Unbuilt)
-    verdict = validate.fn(rules, attempt, None).verdict
+    verdict = validate.fn(
+        attempt, None, rules.gates, rules.engine_tables, Workspace.of(rules)
+    ).verdict
     assert verdict.outcome is Outcome.ERRORED
     assert (
         "to QInt8: Exception: Incomplete symbolic shape inference\n" in verdict.findings[0].reason
@@ -56,19 +64,29 @@ def test_no_memory_is_not_the_candidates_fault(rules, cnn, monkeypatch):
     monkeypatch.setattr(shape_inference, "quant_pre_process", full)
 
     with pytest.raises(MemoryError):
-        build.fn(Candidate.parse("onnxruntime-int8"), rules, cnn)
+        build.fn(Candidate.parse("onnxruntime-int8"), rules.engine_tables, cnn, Workspace.of(rules))
 
 
 def test_a_runtime_that_raises_while_it_runs_is_an_errored_verdict(rules, cnn, monkeypatch):
     """An engine that loads and then breaks is errored, with the runtime's words."""
-    built = build.fn(Candidate.parse("onnxruntime-fp32"), rules, cnn)
-    reference = observe.fn(rules, cnn, None, ())
+    built = build.fn(
+        Candidate.parse("onnxruntime-fp32"), rules.engine_tables, cnn, Workspace.of(rules)
+    )
+    reference = observe.fn(
+        cnn,
+        EvaluationSamples(rules.data.evaluation),
+        (CLASSIFY,),
+        rules.evaluation,
+        Workspace.of(rules),
+    )
 
     def broken(_runner, _inputs):
         raise Exception("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : Gather out of bounds")  # noqa: TRY002
 
     monkeypatch.setattr(SessionRunner, "run", broken)
-    verdict = validate.fn(rules, built, reference).verdict
+    verdict = validate.fn(
+        built, reference, rules.gates, rules.engine_tables, Workspace.of(rules)
+    ).verdict
 
     assert verdict.outcome is Outcome.ERRORED
     assert "Exception: Gather out of bounds" in verdict.findings[0].reason

@@ -29,7 +29,9 @@ def made(tmp_path_factory):
         axes = source.value.inputs[0].shape[1:]
         values = np.random.default_rng(0).normal(size=(16, *axes)).astype(np.float32)
         data = DataSet("x.npz", {"x": values}, None, np.arange(16).astype(str), {})
-        plan = plan_engine(source, Candidate.parse(name), policy=rules, calibration=data)
+        plan = plan_engine(
+            source, Candidate.parse(name), tables=rules.engine_tables, calibration=data
+        )
         return build_engine(plan, root / "engines"), source, data
 
     return build

@@ -56,9 +56,9 @@ def test_a_change_that_prefect_did_not_see_is_told_later(rules, log):
     """When it happened, by whom and why, and where it stands in the audit log."""
     dead = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(dead):
-        assert announce_releases.fn(rules) == ()
+        assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
 
-    said = announce_releases.fn(rules)
+    said = announce_releases.fn(rules.target.repository, Workspace.of(rules))
 
     assert len(said) == 3
     assert said[-1].endswith(f"release 1 is live of {rules.name} after 2 (rolled back).")
@@ -83,16 +83,16 @@ def test_a_change_that_prefect_did_not_see_is_told_later(rules, log):
 
 def test_nothing_is_told_twice(rules, log, monkeypatch):
     """Also when the workspace is lost, or another worker's: the server keeps one of each."""
-    announce_releases.fn(rules)
+    announce_releases.fn(rules.target.repository, Workspace.of(rules))
     kept(rules, 3)
-    assert announce_releases.fn(rules) == ()
+    assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
     assert position(rules) == log.head()
 
     sent = sent_by(monkeypatch)
     monkeypatch.setenv("ENGINEGATE_HOME", str(rules.target.repository.parent / "another"))
-    assert announce_releases.fn(rules) == ()
+    assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
     log.tell("published", rules.name, why="ada: again", release=3)
-    assert len(announce_releases.fn(rules)) == 1
+    assert len(announce_releases.fn(rules.target.repository, Workspace.of(rules))) == 1
 
     assert [event.payload["to"] for event in kept(rules, 4)] == [1, 2, 1, 3]
     assert len(sent) == 1
@@ -118,11 +118,11 @@ def test_what_a_dying_server_lost_is_sent_again(rules, log, monkeypatch):
     del log  # it only has to be there
     with monkeypatch.context() as patch:
         lost = sent_by(patch, lost=True)
-        announce_releases.fn(rules)
+        announce_releases.fn(rules.target.repository, Workspace.of(rules))
     assert len(lost) == 3
     assert position(rules) is None
 
-    announce_releases.fn(rules)
+    announce_releases.fn(rules.target.repository, Workspace.of(rules))
 
     assert [event.id for event in kept(rules, 3)] == lost
 
@@ -132,11 +132,11 @@ def test_what_prefect_would_delete_at_once_is_not_told(rules, log, monkeypatch):
     later = now() + timedelta(days=8)
     with monkeypatch.context() as patch:
         patch.setattr("tasks.release_events.now", lambda: later)
-        assert announce_releases.fn(rules) == ()
+        assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
     assert position(rules) == log.head()
 
     log.tell("published", rules.name, why="ada: again", release=3)
-    assert len(announce_releases.fn(rules)) == 1
+    assert len(announce_releases.fn(rules.target.repository, Workspace.of(rules))) == 1
 
     assert [event.payload["to"] for event in kept(rules, 1)] == [3]
 
@@ -164,17 +164,17 @@ def test_whoever_tells_already_is_not_waited_for(rules, log, caplog):
     address = PREFECT_API_URL.value()
     begun_s = time.monotonic()
     with Cursor.of(Workspace.here(), address, rules.target.repository).held():
-        assert announce_releases.fn(rules) == ()
+        assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
 
     assert time.monotonic() - begun_s < 5.0
     assert "the next run tells it" in caplog.text
-    assert len(announce_releases.fn(rules)) == 3
+    assert len(announce_releases.fn(rules.target.repository, Workspace.of(rules))) == 3
 
 
 def test_without_a_server_nobody_is_told(rules, log):
     """A server inside this process would be gone with it; a later one is told everything."""
     del log  # it only has to be there
     with temporary_settings(restore_defaults={PREFECT_API_URL}):
-        assert announce_releases.fn(rules) == ()
+        assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
 
-    assert len(announce_releases.fn(rules)) == 3
+    assert len(announce_releases.fn(rules.target.repository, Workspace.of(rules))) == 3

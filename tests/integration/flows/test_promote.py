@@ -21,14 +21,13 @@ from enginegate.repository import AuditLog, Layout, open_repository, verify
 from enginegate.tracking import Ledger, Outbox
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchLog
-from enginegate.workspace import now
+from enginegate.workspace import Workspace, now
 from flows.answer import answer_suspended
 from flows.approval import ApprovalForm, _candidate
-from flows.promote import promote
+from flows.promote import _publication, promote
 from flows.qualify import qualify
 from flows.rollback import rollback
 from flows.watch import watch
-from tasks.release import Publication
 from tests.fakes.authentic import decide
 from tests.fakes.deployed import Deployed
 from tests.fakes.evidence import FP32, benchmark, decision, finding, scorecard, verdict
@@ -110,6 +109,11 @@ def test_a_scorecard_made_by_hand_is_not_published(live, card, approved, family)
     assert (last.event, "is not what was filed" in last.why) == ("refused", True)
 
 
+def publication_of(path, card):
+    policy = read_policy(path)
+    return _publication(policy, card, Workspace.of(policy))
+
+
 def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, second_uri, family):
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
@@ -124,7 +128,7 @@ def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, secon
 
     back = rollback(live, reason="complaints")
     assert (back.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
-    assert Publication(read_policy(live), card).repository.pinned == {1}
+    assert publication_of(live, card).repository.pinned == {1}
 
     assert_on_record(live, family)
     assert list(family.workspace.outbox.glob("*.change")) == []
@@ -139,7 +143,7 @@ def again_of(release, family):
 
 def assert_on_record(live, family):
     """Who approved, what went live and why it went back: signed, chained, and in the registry."""
-    repository = open_repository(read_policy(live), family.workspace)
+    repository = open_repository(read_policy(live).live_tables, family.workspace)
     assert not [check for check in verify(repository) if check.problem or check.note]
     log = AuditLog(repository.root)
     assert [(e.event, e.release) for e in log.read()] == [
@@ -419,7 +423,7 @@ def test_what_is_published_is_what_the_approval_names(family):
         verdicts=(verdict(), verdict(finding(Outcome.INCONCLUSIVE), candidate=FP32)),
         benchmarks=(benchmark(), benchmark(candidate=FP32)),
     )
-    publication = Publication(read_policy(family.policy), card)
+    publication = publication_of(family.policy, card)
 
     named = publication.approved_by((decision(card, candidate=FP32),))
 

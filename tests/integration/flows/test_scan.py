@@ -14,7 +14,7 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterNam
 from enginegate.errors import EnginegateError, InputError, LedgerError
 from enginegate.policy import read_policy
 from enginegate.tracking import Ledger
-from enginegate.workspace import now
+from enginegate.workspace import Workspace, now
 from flows.qualify import qualify
 from flows.scan import scan
 from tasks.scan import Claim, new_versions, start_elsewhere
@@ -98,17 +98,26 @@ def test_a_start_that_fails_is_tried_three_times(scanned):
     assert scan(policy, "qualify/nowhere") == ()
 
 
+def found(policy):
+    return new_versions.fn(
+        policy.scan,
+        policy.model,
+        lambda uri: policy.with_model(uri).digest,
+        Workspace.of(policy),
+    )
+
+
 def test_two_scans_do_not_start_one_version_twice(scanned):
     """What another process claimed is its; what a dead process claimed is free again."""
     rules = read_policy(scanned())
-    (start,) = new_versions.fn(rules)
+    (start,) = found(rules)
 
-    assert new_versions.fn(rules) == ()
+    assert found(rules) == ()
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
     dead = Claim(host=socket.gethostname(), pid=gone.pid, at=now())
     start.claim.write_bytes(dead.pretty_json())
-    (again,) = new_versions.fn(rules)
+    (again,) = found(rules)
     assert (again.uri, again.claim.name) == (start.uri, "2.json")
 
 
@@ -116,12 +125,12 @@ def test_a_start_that_died_before_it_could_say_so_is_not_started_again(scanned, 
     """Its run was asked for under the first claim's name, and so is the second attempt's."""
     policy, (name, runs) = scanned(), deployment
     rules = read_policy(policy)
-    (start,) = new_versions.fn(rules)
+    (start,) = found(rules)
     old = Claim(host="gone", pid=1, at=now() - timedelta(hours=25))
     start.claim.write_bytes(old.pretty_json())
     start_elsewhere.fn(policy, start, name)
 
-    (again,) = new_versions.fn(rules)
+    (again,) = found(rules)
     start_elsewhere.fn(policy, again, name)
 
     assert again.claim.name == "2.json"

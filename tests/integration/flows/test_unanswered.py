@@ -100,6 +100,10 @@ def logged_at(moment, monkeypatch):
         yield
 
 
+def noted(policy):
+    return note_expired_approvals.fn(policy.live_tables, Workspace.of(policy))
+
+
 def refusals(policy):
     events = AuditLog(read_policy(policy).target.repository).read()
     return [event for event in events if event.event == "refused"]
@@ -125,7 +129,7 @@ def test_a_promotion_that_nobody_answered_is_refused_on_record_once(policy, card
     assert len(refusals(policy)) == 1
     elsewhere = tmp_path / "elsewhere.toml"
     elsewhere.write_text(policy.read_text().replace('/live"', '/elsewhere"'))
-    assert note_expired_approvals.fn(read_policy(elsewhere)) == ()
+    assert noted(read_policy(elsewhere)) == ()
 
 
 def test_the_next_promotion_writes_it_too(policy, card):
@@ -138,7 +142,7 @@ def test_the_next_promotion_writes_it_too(policy, card):
     assert len(refusals(policy)) == 1
     waited_out(again)
     failed(again)
-    assert len(note_expired_approvals.fn(read_policy(policy))) == 1
+    assert len(noted(read_policy(policy))) == 1
     assert len(refusals(policy)) == 2
 
 
@@ -146,13 +150,13 @@ def test_the_next_promotion_writes_it_too(policy, card):
 def test_what_was_answered_or_ended_by_hand_is_no_silence(policy, card):
     """A no is on record as a no; a run that waits, or that somebody ended, was not waited out."""
     run, ended = suspended(policy, card), suspended(policy, card)
-    assert note_expired_approvals.fn(read_policy(policy)) == ()
+    assert noted(read_policy(policy)) == ()
     resume_flow_run(run.id, run_input=_ANSWER)
     with pytest.raises(ApprovalError, match="Rejected by grace"):
         run.step()
     failed(ended)
 
-    assert note_expired_approvals.fn(read_policy(policy)) == ()
+    assert noted(read_policy(policy)) == ()
 
     assert [event.why for event in refusals(policy)] == ["Rejected by grace: too late"]
 
@@ -170,7 +174,7 @@ def test_an_answer_that_did_not_reach_the_run_is_no_silence(policy, card, where,
             record_decision(read_policy(policy).target.repository, answer, "tiny")
     waited_out(run)
 
-    assert note_expired_approvals.fn(read_policy(policy)) == ()
+    assert noted(read_policy(policy)) == ()
     assert refusals(policy) == []
 
 
@@ -180,7 +184,7 @@ def test_an_answer_that_came_too_late_leaves_the_silence(policy, card):
     waited_out(run, failed)
     Workspace.here().save_decision(decision(card, decided_at=now()))
 
-    assert len(note_expired_approvals.fn(read_policy(policy))) == 1
+    assert len(noted(read_policy(policy))) == 1
 
 
 def test_one_silence_hides_no_other(policy, card, monkeypatch):
@@ -188,10 +192,10 @@ def test_one_silence_hides_no_other(policy, card, monkeypatch):
     first, second = suspended(policy, card), suspended(policy, card)
     waited_out(first)
     with logged_at(midway(second), monkeypatch):
-        assert len(note_expired_approvals.fn(read_policy(policy))) == 1
+        assert len(noted(read_policy(policy))) == 1
     waited_out(second)
 
-    assert len(note_expired_approvals.fn(read_policy(policy))) == 1
+    assert len(noted(read_policy(policy))) == 1
     assert len(refusals(policy)) == 2
 
 
@@ -201,10 +205,10 @@ def test_prefect_is_asked_little(policy, card, monkeypatch):
     rules = read_policy(policy)
     with monkeypatch.context() as patch:
         patch.setattr("tasks.expired_approvals.now", lambda: now() + timedelta(days=31))
-        assert note_expired_approvals.fn(rules) == ()
-    assert len(note_expired_approvals.fn(rules)) == 1
+        assert noted(rules) == ()
+    assert len(noted(rules)) == 1
 
     asked = []
     monkeypatch.setattr(SyncPrefectClient, "read_flow_run_states", lambda _, run: asked.append(run))
-    assert note_expired_approvals.fn(rules) == ()
+    assert noted(rules) == ()
     assert asked == []

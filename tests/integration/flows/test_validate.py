@@ -10,8 +10,10 @@ from enginegate.errors import InputError
 from enginegate.evidence import Outcome
 from enginegate.policy import parse_policy
 from enginegate.policy.gates import Evaluation
-from tasks.validate import _workers, observe, validate
+from enginegate.workspace import Workspace
+from tasks.validate import EvaluationSamples, _workers, observe, validate
 from tests.fakes.lab import POLICY, make_lab
+from validation.output_spec import output_specs
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -38,9 +40,14 @@ def test_chunks_in_parallel_workers(lab, tmp_path, monkeypatch):
 
     @flow(persist_result=False, validate_parameters=False)
     def judged():
-        reference = observe(rules, lab.reference, None, ())
+        asked = output_specs(rules.task, rules.outputs, rules.metrics, rules.slices)
+        data, workspace = EvaluationSamples(rules.data.evaluation), Workspace.of(rules)
+        reference = observe(lab.reference, data, asked, rules.evaluation, workspace)
         engine = lab.engine(lab.graph, "onnxruntime-int8")
-        return validate(rules, engine, reference), validate(rules, engine, reference)
+        return tuple(
+            validate(engine, reference, rules.gates, rules.engine_tables, workspace)
+            for _ in range(2)
+        )
 
     first, second = judged()
 

@@ -54,6 +54,7 @@ from tasks.recover import recover_interrupted
 from tasks.watch import RolledBack, roll_back_failed, tell_ledger
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
+from validation.output_spec import output_specs
 from validation.watch import live_finding
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
@@ -65,6 +66,17 @@ p99_over_promise = 1000
 min_requests = 5
 window_s = 600
 """
+
+
+def compared(policy, release):
+    return compare_live.fn(
+        release,
+        policy.live_tables,
+        policy.traffic_tables,
+        policy.gates,
+        output_specs(policy.task, policy.outputs, policy.metrics, policy.slices),
+        Workspace.of(policy),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +92,9 @@ def policy(family, tmp_path_factory):
 def released(policy, family):
     """Two releases of the FP32 engine, of two registered versions, the second one live."""
     rules, serving_as = read_policy(policy), SERVING.model_copy(update={"max_batch_size": 4})
-    source = export.fn(rules)
-    engine = build.fn(FP32, rules, source)
+    workspace = Workspace.of(rules)
+    source = export.fn(rules.model, rules.data.evaluation, workspace)
+    engine = build.fn(FP32, rules.engine_tables, source, workspace)
     served = serving(engine.value, engine.folder)
     inputs = dict(samples(8, 6).inputs)
     with open_engine(engine.value, engine.folder) as runner:
@@ -420,7 +433,7 @@ def test_a_sample_that_cannot_be_compared_is_errored(released, tmp_path, monkeyp
         data.chmod(0o600)
         data.write_bytes(b"something else")
 
-    (found,) = compare_live.fn(read_policy(released), release).findings
+    (found,) = compared(read_policy(released), release).findings
 
     assert (found.outcome, found.advisory) == (Outcome.ERRORED, False)
 
@@ -432,7 +445,7 @@ def test_without_anything_to_compare_it_is_advisory(released, tmp_path, monkeypa
     mock = (f'traffic = "{root}/traffic.npz"\nrate_per_s = 200\n', "")
     rules = read_policy(edited(released, tmp_path / "p.toml", mock))
 
-    (found,) = compare_live.fn(rules, release_of(released)).findings
+    (found,) = compared(rules, release_of(released)).findings
 
     assert (found.outcome, found.advisory) == (Outcome.INCONCLUSIVE, True)
 
@@ -462,7 +475,7 @@ def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, al
     monkeypatch.setattr("flows.watch.roll_back_failed", lambda *_: RolledBack(live, "It is live."))
     monkeypatch.setattr("flows.watch.follow_with_champion", killed)
     with pytest.raises(InterruptedError):
-        _acted(rules, live, slow_look(live))
+        _acted(rules.live_tables, live, slow_look(live), Workspace.of(rules))
 
     assert [alert["action"] for alert in alerts()] == ["rollback"]
 
@@ -470,7 +483,7 @@ def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, al
 def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, alerts):
     """Somebody promotes while the watch decides: theirs stays, which is said and no alert."""
     rules, failed = read_policy(released), release_of(released)
-    real = open_repository(rules, Workspace.here())
+    real = open_repository(rules.live_tables, Workspace.here())
     asked = []
 
     class Faster:
@@ -484,7 +497,7 @@ def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, aler
     monkeypatch.setattr("tasks.watch.open_repository", lambda *_, **__: Faster())
     monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
     try:
-        acted = _acted(rules, failed, slow_look(failed))
+        acted = _acted(rules.live_tables, failed, slow_look(failed), Workspace.of(rules))
         assert release_of(released).version == 1
     finally:
         real.rollback("tiny", failed.version, reason="as it was")
@@ -503,11 +516,11 @@ def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
     monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
     looks = WatchLog.at(Workspace.here(), failed)
     try:
-        acted = _acted(rules, failed, slow_look(failed))
+        acted = _acted(rules.live_tables, failed, slow_look(failed), Workspace.of(rules))
         assert (release_of(released).version, looks.rolled_back) == (1, True)
     finally:
         looks.return_claim()
-        alone = open_repository(read_policy(released), Workspace.here())
+        alone = open_repository(read_policy(released).live_tables, Workspace.here())
         alone.rollback("tiny", failed.version, reason="as it was")
 
     assert acted.action == "rollback"
@@ -548,7 +561,9 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
     assert [waiting.count(f"release {number} broke") for number in (1, 2)] == [1, 2]
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert any("champion" in sentence for sentence in tell_ledger.fn(read_policy(released)))
+    assert any(
+        "champion" in sentence for sentence in tell_ledger.fn(Workspace.of(read_policy(released)))
+    )
     assert (first.version, first.outcome, first.action) == (1, Outcome.FAILED, "alert")
     assert (again.version, again.outcome, again.action) == (2, Outcome.FAILED, "alert")
     assert release_of(released).version == 2
@@ -583,17 +598,17 @@ def test_what_a_killed_change_left_is_picked_up(policy, tmp_path, monkeypatch):
     target = rules.target.model_copy(update={"repository": root})
     rules = rules.model_copy(update={"target": target})
 
-    assert recover_interrupted.fn(rules) == ()
+    assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
     assert not root.exists()
     root.mkdir()
     Journal(root / JOURNAL).open("publish", "tiny", 7)
     monkeypatch.setattr("enginegate.repository.promotion._LOCK_TIMEOUT_S", 0.0)
     with locked(root, timeout_s=0.0):
-        assert recover_interrupted.fn(rules) == ()
-    (said,) = recover_interrupted.fn(rules)
+        assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
+    (said,) = recover_interrupted.fn(rules.live_tables, Workspace.of(rules))
 
     assert "publish of tiny release 7 was cut short" in said
-    assert recover_interrupted.fn(rules) == ()
+    assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
 
 
 @pytest.mark.parametrize("flow", [qualify, watch, scan], ids=lambda flow: flow.name)

@@ -12,6 +12,7 @@ from enginegate.errors import InputError, ServerError
 from enginegate.loadgen.background_load import SteadyTraffic
 from enginegate.loadgen.traffic import EarlyEnd, Traffic, Transport, run_load
 from enginegate.measurement import ClosedLoad, Load
+from enginegate.measuring.p99 import nearest_rank
 from enginegate.serving import ServingConfig, ServingOptions
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
@@ -326,9 +327,10 @@ def test_steady_traffic_sees_a_reload_and_loses_nothing(server, scale_model, sam
     assert report.versions == {"1": report.sent}
     assert report.sent > 20
     assert during.sent <= report.sent
-    assert 0 < report.p99_ms < 1000
     assert report.longest_gap_ms < 1000
-    assert len(steady.result().latency_s) == report.sent
+    latencies_s = steady.result().latency_s
+    assert len(latencies_s) == report.sent
+    assert 0 < nearest_rank(latencies_s) < 1.0
 
 
 def test_steady_traffic_notices_an_outage(server, client, scale_model, samples):

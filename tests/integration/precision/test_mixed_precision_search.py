@@ -9,6 +9,7 @@ from enginegate.engines import build_engine, open_engine, open_reference, plan_e
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy import CalibrationTable
 from enginegate.precision import emulated, judge_range, sensitivities
+from enginegate.workspace import Workspace
 from tasks.repair import repair
 from tests.integration.precision.conftest import LAYERS
 
@@ -57,12 +58,15 @@ def workbench(hostile, policy, store):
     def start(name="onnxruntime-int8", **limits):
         rules = policy(data=data, calibration={"method": "max"}, repair=limits)
         plan = plan_engine(
-            hostile.source, Candidate.parse(name), policy=rules, calibration=hostile.calibration
+            hostile.source,
+            Candidate.parse(name),
+            tables=rules.engine_tables,
+            calibration=hostile.calibration,
         )
         built = build_engine(plan, store / "store" / "engines")
         verdict = judge(built)
         judged.clear()
-        return rules, hostile.source, built, verdict, judge
+        return built, verdict, judge, rules.engine_tables, hostile.source, Workspace.of(rules)
 
     start.judged = judged
     return start
@@ -70,9 +74,9 @@ def workbench(hostile, policy, store):
 
 def test_from_failed_to_passed_with_most_layers_int8(workbench):
     """The two layers on either side of the outliers stay FP32; seven of nine stay INT8."""
-    rules, source, broken, verdict, judge = workbench()
+    broken, verdict, judge, *rest = workbench()
 
-    found = repair.fn(rules, source, broken, verdict, judge)
+    found = repair.fn(broken, verdict, judge, *rest)
 
     assert verdict.outcome is Outcome.FAILED
     engine = found.attempt.value
@@ -95,7 +99,7 @@ def test_the_curve_records_every_build(workbench):
     assert found.curve.repaired.divergence <= LIMIT
     assert all(trial.size_bytes > 0 and trial.latency_ms > 0 for trial in trials)
     assert {each.node for each in found.curve.ranked[:2]} == {"conv3", "conv4"}
-    assert len(trials) <= 1 + given[0].repair.max_builds
+    assert len(trials) <= 1 + given[3].repair.max_builds
 
 
 def test_a_second_repair_builds_and_judges_nothing(workbench):
@@ -147,13 +151,13 @@ def test_nothing_to_repair(workbench, name, limits):
 
 def test_what_keeping_nodes_cannot_mend_is_left_alone(workbench):
     """An engine that is not what its name says is not repaired."""
-    rules, source, broken, verdict, judge = workbench()
+    broken, verdict, judge, *rest = workbench()
     proof = Finding(
         gate="precision_proof", scope="engine", outcome=Outcome.FAILED, reason="fp32 inside"
     )
     refuted = verdict.model_copy(update={"findings": (*verdict.findings, proof)})
 
-    assert repair.fn(rules, source, broken, refuted, judge) is None
+    assert repair.fn(broken, refuted, judge, *rest) is None
 
 
 @pytest.mark.rtx
@@ -184,10 +188,12 @@ def test_overflow_is_repaired_without_a_gpu(squaring, large, policy, store):
         return Verdict(candidate=engine.candidate, engine_sha256=sha256, findings=(ranged, unseen))
 
     name = Candidate.parse("tensorrt-fp16")
-    plan = plan_engine(squaring, name, policy=rules, calibration=large)
+    plan = plan_engine(squaring, name, tables=rules.engine_tables, calibration=large)
     broken = build_engine(plan, store / "store" / "engines")
 
-    found = repair.fn(rules, squaring, broken, judge(broken), judge)
+    found = repair.fn(
+        broken, judge(broken), judge, rules.engine_tables, squaring, Workspace.of(rules)
+    )
 
     assert judge(broken).outcome is Outcome.FAILED
     assert found.attempt.value.candidate.name == "tensorrt-fp16+keep3"

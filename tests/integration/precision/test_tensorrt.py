@@ -21,7 +21,7 @@ def test_kept_nodes_compile(hostile, policy, candidate, tmp_path, name, expected
     plan = plan_engine(
         hostile.source,
         candidate(name),
-        policy=policy(calibration={"method": "max"}),
+        tables=policy(calibration={"method": "max"}).engine_tables,
         calibration=hostile.calibration,
         keep=("conv3", "conv4"),
     )
@@ -41,7 +41,7 @@ def test_plans_differ_by_the_nodes_they_keep(hostile, policy, candidate):
         return plan_engine(
             hostile.source,
             candidate("tensorrt-fp16+keep2"),
-            policy=policy(),
+            tables=policy().engine_tables,
             calibration=None,
             keep=keep,
         ).key

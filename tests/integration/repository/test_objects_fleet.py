@@ -25,18 +25,18 @@ from functools import partial
 from enginegate.policy.operating import Watch
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetMember
+from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.store.object_repository import ObjectRepository
-from enginegate.repository.rollout.rollout_state import Rollouts
+from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
 
 with open(sys.argv[1], "rb") as file:
     (root, address), (own_root, own_address), url, package, window_s = pickle.load(file)
 lead = LiveRepository(root, TritonClient(address))
-own = FleetMember("own", LiveRepository(own_root, TritonClient(own_address)), lead)
-goes_on = partial(Rollouts(root).check_goes_on, "digits")
+own = FleetServer("own", LiveRepository(own_root, TritonClient(own_address)), lead)
+goes_on = partial(RolloutState(root).check_goes_on, "digits")
 hold = Canary(lead, "digits", Watch(), goes_on=goes_on).hold
 fleet = Fleet(lead, (own,), canary_s=window_s, hold=hold)
 ObjectRepository(ObjectStore(url), "digits", fleet).publish(package, expected=2)

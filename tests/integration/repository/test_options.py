@@ -7,7 +7,7 @@ import pytest
 from enginegate.errors import PublishError
 from enginegate.repository import verify
 from enginegate.serving import ServingConfig, ServingOptions
-from enginegate.triton.backends import offers
+from enginegate.triton.backends import server_has_backend
 
 pytestmark = pytest.mark.triton
 OPTIONS = ServingOptions(
@@ -53,7 +53,7 @@ def test_every_option_a_cpu_can_have_is_in_force(repository, package, ask):
 
 def test_a_server_is_asked_for_a_backend_and_left_as_it_was(repository, package):
     """This one has the Python backend only; the same words undo a release that needs another."""
-    assert not offers(repository.client, "onnxruntime")
+    assert not server_has_backend(repository.client, "onnxruntime")
     assert repository.client.index() == ()
     assert list(repository.root.iterdir()) == []
 

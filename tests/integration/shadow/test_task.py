@@ -19,6 +19,7 @@ from enginegate.evidence import Outcome
 from enginegate.policy import parse_policy
 from enginegate.policy.recording import Shadow
 from enginegate.shadow import import_sample, read_sample
+from enginegate.workspace import Workspace
 from tasks.shadow import record_shadow
 from tests.fakes.family import CLASSES, FEATURES, classifier, samples
 
@@ -29,6 +30,11 @@ _DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
 def workspace(tmp_path, monkeypatch):
     monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+def shadow_traffic(policy, source):
+    workspace = Workspace.of(policy)
+    return record_shadow.fn(policy.traffic_tables, policy.engine_tables, source, workspace)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +109,7 @@ def test_without_a_sample_there_is_none(rules, source, workspace):
     """A policy that asks for no shadow traffic gets none."""
     del workspace
 
-    assert record_shadow.fn(rules(), source).data is None
+    assert shadow_traffic(rules(), source).data is None
 
 
 @pytest.mark.triton
@@ -120,8 +126,8 @@ def test_traffic_is_recorded_once(rules, source, workspace, tmp_path):
         }
     )
 
-    first = record_shadow.fn(policy, source)
-    second = record_shadow.fn(policy, source)
+    first = shadow_traffic(policy, source)
+    second = shadow_traffic(policy, source)
 
     assert _told(first) == {
         "shadow_integrity": (Outcome.PASSED, False),
@@ -202,7 +208,7 @@ def test_what_a_trace_cannot_hold_is_recorded_by_the_sender(rules, source, works
     }
     policy = rules(shadow=wanted)
 
-    traffic = record_shadow.fn(
+    traffic = shadow_traffic(
         policy.model_copy(update={"data": policy.data.model_copy(update={"calibration": None})}),
         ContentFolder(value, tmp_path, reused=False),
     )
@@ -233,11 +239,11 @@ def test_the_newest_live_sample_is_used(rules, source, workspace, recorded):
     """Without traffic to send, what was recorded live last is the sample; else it says how."""
     policy = rules(shadow={})
     with pytest.raises(DataError, match="enginegate shadow record"):
-        record_shadow.fn(policy, source)
+        shadow_traffic(policy, source)
     recorded(samples(60, 4), workspace / "shadow")
     newest = recorded(samples(80, 5), workspace / "shadow", off=1.0)
 
-    traffic = record_shadow.fn(policy, source)
+    traffic = shadow_traffic(policy, source)
 
     assert traffic.data.sha256 == read_sample(newest).data.sha256
     assert _told(traffic) == {
@@ -253,7 +259,7 @@ def test_drift_counts_when_the_policy_limits_it(rules, source, workspace, record
     scaled = replace(plain, inputs={"x": plain.inputs["x"] * 255})
     path = recorded(scaled, workspace / "elsewhere")
 
-    traffic = record_shadow.fn(rules(shadow={"max_psi": 0.25}, sample=path), source)
+    traffic = shadow_traffic(rules(shadow={"max_psi": 0.25}, sample=path), source)
 
     assert _told(traffic)["input_drift"] == (Outcome.INCONCLUSIVE, False)
 
@@ -262,7 +268,7 @@ def test_a_sample_of_another_model_is_no_evidence(rules, source, workspace, reco
     """Requests to another model make the verdict inconclusive, whatever they hold."""
     path = recorded(samples(60, 7), workspace / "elsewhere", model="other")
 
-    traffic = record_shadow.fn(rules(sample=path), source)
+    traffic = shadow_traffic(rules(sample=path), source)
 
     assert _told(traffic)["shadow_version"] == (Outcome.INCONCLUSIVE, False)
 
@@ -271,7 +277,7 @@ def test_a_redacted_sample_cannot_be_replayed(rules, source, workspace, recorded
     """Without its inputs there is nothing to judge candidates on, and the verdict says so."""
     path = recorded(samples(60, 8), workspace / "elsewhere", wanted=Shadow(drop=("x",)))
 
-    traffic = record_shadow.fn(rules(sample=path), source)
+    traffic = shadow_traffic(rules(sample=path), source)
 
     assert traffic.data is None
     assert _told(traffic) == {"shadow_integrity": (Outcome.INCONCLUSIVE, False)}
@@ -282,7 +288,7 @@ def test_arrays_are_a_sample_too(rules, source, workspace, tmp_path):
     del workspace
     write_data(samples(60, 9, labelled=False), tmp_path / "shadow.npz")
 
-    traffic = record_shadow.fn(rules(sample=tmp_path / "shadow.npz"), source)
+    traffic = shadow_traffic(rules(sample=tmp_path / "shadow.npz"), source)
 
     assert len(traffic.data) == 60
     assert _told(traffic) == {"input_drift": (Outcome.PASSED, True)}

@@ -62,7 +62,7 @@ def test_engine_keeps_them_beside_it(export, beside, samples, tmp_path):
     large = export(f"file:{beside}", tmp_path / "onnx", one_file_bytes=500)
     policy = read_policy(ROOT / "policies" / "digits.toml")
     plans = [
-        plan_engine(large, Candidate.parse(name), policy=policy, calibration=samples)
+        plan_engine(large, Candidate.parse(name), tables=policy.engine_tables, calibration=samples)
         for name in ("onnxruntime-fp32", "onnxruntime-int8")
     ]
 

@@ -30,7 +30,7 @@ def failed(ledger):
     """What a qualification filed, and how its file was edited: everything passed, and it won."""
     judged = (verdict(finding(Outcome.FAILED)),)
     card = scorecard(model="forged", verdicts=judged, winner=None, reason="nothing passed")
-    run = ledger.record(card, {}, slo_p99_ms=25.0)
+    run = ledger.record(card, {})
     filed = card.model_copy(update={"ledger_run": run})
     won = scorecard(model="forged", ledger_run=run)
     return filed, won

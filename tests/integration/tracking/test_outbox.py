@@ -234,8 +234,13 @@ def test_a_promotion_that_is_taken_back_is_corrected(outbox, ledger, registered,
         go_live(root, 1, f"models:/taken-back/{first}")
         return "release 1 is live again"
 
-    rules = SimpleNamespace(target=SimpleNamespace(repository=root), name="digits", root=None)
-    publication = SimpleNamespace(rules=rules, repository=SimpleNamespace(withdraw=withdraw))
+    tables = SimpleNamespace(target=SimpleNamespace(repository=root), model="digits")
+    publication = SimpleNamespace(
+        tables=tables,
+        workspace=Workspace.here(),
+        layout=Layout(root, "digits"),
+        repository=SimpleNamespace(withdraw=withdraw),
+    )
     take_back(SimpleNamespace(get={UNDO: publication, PUBLISHED: release}.get))
     outbox.deliver()
 
@@ -299,7 +304,7 @@ def test_a_withdrawal_told_late_takes_no_alias_from_a_newer_release(
 
 def test_a_run_is_told_who_decided(outbox, ledger):
     """Name, answer, reason and origin as tags."""
-    run = ledger.record(scorecard(), {}, slo_p99_ms=25.0)
+    run = ledger.record(scorecard(), {})
 
     outbox.tell(decision_message(decision(scorecard(), origin="ada@host, command"), run))
 

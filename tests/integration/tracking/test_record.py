@@ -40,11 +40,15 @@ def exhibits(tmp_path):
         ),
     )
     config = 'platform: "onnxruntime_onnx"\n'
-    return {INT8: CandidateArtifacts((engine, tmp_path), config, '{"success": true}')}
+    return {
+        INT8: CandidateArtifacts(
+            (engine, tmp_path), config, '{"success": true}', plots={"tradeoff": b"<svg/>"}
+        )
+    }
 
 
 def record(ledger, card, exhibits=None, report="# Report"):
-    return ledger.record(card, exhibits or {}, slo_p99_ms=25.0, report=report)
+    return ledger.record(card, exhibits or {}, report=report)
 
 
 def children(ledger, run):
@@ -97,8 +101,7 @@ def test_artifacts(ledger, exhibits):
         "evidence/benchmark.json",
         "evidence/expectations.json",
         "serving/config.pbtxt",
-        "plots/latency_throughput.png",
-        "plots/delay_load.png",
+        "plots/tradeoff.svg",
         "engine/manifest.json",
     }
     verdict = json.loads(artifact(ledger, child.info.run_id, "evidence/verdict.json"))

@@ -58,7 +58,7 @@ def test_record_and_register(address, tmp_path):
         (tmp_path / "model.txt").write_text("weights")
         ledger.client.log_model_artifact(model.model_id, str(tmp_path / "model.txt"))
         ledger.client.finalize_logged_model(model.model_id, "READY")
-    recorded = ledger.record(qualification(), {}, slo_p99_ms=25.0, report="# Report")
+    recorded = ledger.record(qualification(), {}, report="# Report")
 
     version = ledger.register("digits", model.model_id, run_id=run, tags={})
     ledger.move_alias("digits", "champion", version)

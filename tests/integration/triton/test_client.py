@@ -39,12 +39,12 @@ def test_index_and_readiness_tell_what_serves(client):
 @pytest.mark.usefixtures("scale")
 def test_statistics_count_requests_samples_and_stages(client):
     """The difference of two readings counts what was sent between them."""
-    before = client.counted("scale", Statistics(), answers=1)
+    before = client.statistics_since("scale", Statistics(), answers=1)
 
     for _ in range(5):
         client.infer("scale", {"x": np.zeros((2, 4), np.float32)})
 
-    counted = client.counted("scale", before, answers=5)
+    counted = client.statistics_since("scale", before, answers=5)
     assert (counted.requests, counted.inferences, counted.failures) == (5, 10, 0)
     assert counted.batches == {2: 5}
     assert counted.compute_infer_ns > 0
@@ -107,9 +107,7 @@ def test_nobody_there():
     """A dead address is not live, and asking it is an error that says what to check."""
     with TritonClient("127.0.0.1:1", timeout_s=2.0) as nobody:
         assert not nobody.live()
-        with pytest.raises(
-            ServerError, match=r"(?s)127.0.0.1:1 could not say who it is.*Check that"
-        ):
+        with pytest.raises(ServerError, match=r"(?s)127.0.0.1:1 could not name itself.*Check that"):
             nobody.metadata()
 
 

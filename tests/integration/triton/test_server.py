@@ -15,10 +15,9 @@ from enginegate.benchmark.deployed import DeployedBenchmark, deployed
 from enginegate.errors import ServerError
 from enginegate.loadgen.traffic import Traffic, Transport, run_load
 from enginegate.measurement import Load
-from enginegate.measuring.sequential import Sequential
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.serving import ServingConfig
-from enginegate.triton.ports import Ports
-from enginegate.triton.server import ServerOptions, connect, start
+from enginegate.triton.server import Ports, ServerOptions, connect, start
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
@@ -175,7 +174,7 @@ def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, sa
         _crash_once_asked(doomed, "doomed", model.client)
 
         with pytest.raises(ServerError, match=r"(?s)does not answer.*Signal \(11\)"):
-            bench.measure(serving, longer, ends=Sequential(0.99))
+            bench.measure(serving, longer, ends=SequentialTest(0.99))
 
         assert _gone(doomed.pid)
     assert not list(SHARED_MEMORY.glob(f"{shared}*"))

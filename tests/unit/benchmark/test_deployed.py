@@ -7,7 +7,7 @@ import pytest
 from enginegate.benchmark.deployed import DeployedModel
 from enginegate.errors import ModelError, NotLoadedError, ServerError
 from enginegate.serving import ServingConfig
-from enginegate.triton.repository_files import check_files
+from enginegate.triton.repository_files import check_model_files
 
 CONFIG = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 MODEL = SimpleNamespace(name="m", config=lambda *_: None, probe=dict)
@@ -47,6 +47,6 @@ def test_what_the_backend_opens_must_be_there(tmp_path, backend, opened):
     path = tmp_path / "engine.bin"
     path.touch()
 
-    check_files("m", backend, {opened: path})
+    check_model_files("m", backend, {opened: path})
     with pytest.raises(ModelError, match=f"{backend} backend, but has no {opened}"):
-        check_files("m", backend, {"engine.bin": path})
+        check_model_files("m", backend, {"engine.bin": path})

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 
 from enginegate.benchmark.measurement_cache import CacheKey, MeasurementCache, measure_cached
-from enginegate.measurement import Load, Measurement
-from enginegate.measuring.measure import LatencySample, percentiles
+from enginegate.measurement import LatencySample, Load, Measurement
+from enginegate.measuring.p99 import SequentialTest, percentiles
 from enginegate.measuring.raw_requests import Requests, save_requests
-from enginegate.measuring.sequential import Sequential
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import search
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
@@ -15,7 +14,7 @@ from tests.fakes.evidence import sha
 
 CONFIG = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 LOAD = Load(rate_per_s=200.0, duration_s=10.0, seed=1)
-ENDS = Sequential(0.99)
+ENDS = SequentialTest(0.99)
 
 
 class Counting:

@@ -5,8 +5,8 @@ import pytest
 
 from enginegate.benchmark.stress_mixes import heavier, largest
 from enginegate.loadgen.traffic import Traffic
-from enginegate.measurement import Load, Measurement
-from enginegate.measuring.measure import LatencySample, percentiles
+from enginegate.measurement import LatencySample, Load, Measurement
+from enginegate.measuring.p99 import percentiles
 from enginegate.serving import ServingConfig
 from tests.fakes.evidence import sha
 

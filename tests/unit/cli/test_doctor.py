@@ -16,7 +16,7 @@ from tests.fakes.answering import ABSENT, DAMAGED, POLLING, AnsweringClient
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    backends._found.clear()
+    backends._known.clear()
 
 
 class RunningServer:

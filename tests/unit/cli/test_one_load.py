@@ -5,8 +5,8 @@ import pytest
 
 from enginegate.cli.benchmark import said_of
 from enginegate.errors import ExitCode
-from enginegate.measurement import ClosedLoad, Load, Measurement
-from enginegate.measuring.measure import LatencySample, percentiles
+from enginegate.measurement import ClosedLoad, LatencySample, Load, Measurement
+from enginegate.measuring.p99 import percentiles
 from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
 from tests.fakes.evidence import sha

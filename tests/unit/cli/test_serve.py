@@ -10,7 +10,7 @@ from rich.console import Console
 from enginegate.cli import live
 from enginegate.errors import ServerError
 from enginegate.policy import read_policy
-from enginegate.triton.ports import Ports
+from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
 ROOT = Path(__file__).parents[3]

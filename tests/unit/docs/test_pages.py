@@ -14,7 +14,7 @@ from enginegate.policy import read_policy
 from enginegate.policy.gates import STANDARD
 from validation.checks import RULES
 from validation.expectations import OURS
-from validation.speed import GATE
+from validation.speedup import GATE
 from validation.statistics import Pairs, Share, loss_interval, quantile_interval, share_interval
 
 ROOT = Path(__file__).parents[3]

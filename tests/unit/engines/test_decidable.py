@@ -39,7 +39,10 @@ def found(machine, *, calibration=True, onnxruntime=ALL, tensorrt=ALL, **tables)
     if not calibration:
         del raw["data"]["calibration"]
     rules = parse_policy(raw | tables, "a test")
-    return {candidate.name: each for candidate, each in undecidable(rules, machine).items()}
+    return {
+        candidate.name: each
+        for candidate, each in undecidable(rules.engine_tables, machine).items()
+    }
 
 
 def test_without_calibration_data_int8_and_fp8_are_open_everywhere():

@@ -3,7 +3,7 @@ import pytest
 
 from enginegate.measurement import Load, Measurement, StageSplit
 from enginegate.measuring.advice import buckets, explain_p99, largest_stage
-from enginegate.measuring.measure import percentiles
+from enginegate.measuring.p99 import percentiles
 from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
 

@@ -5,17 +5,9 @@ from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import ClosedLoad, Generator, Load
-from enginegate.measuring.measure import (
-    Beside,
-    measure,
-    order_statistics,
-    percentiles,
-    read_latencies,
-    sampled_of,
-    skipped_s,
-)
+from enginegate.measuring.measure import RunConditions, measure, read_sample, warmup_s
 from enginegate.measuring.p99 import decide
-from enginegate.measuring.validity import allowed_lateness_ms
+from enginegate.measuring.raw_requests import read_requests
 from enginegate.serving import ServingConfig
 from enginegate.triton.types import Statistics
 
@@ -42,14 +34,14 @@ def _result(latency_s, late_s=0.0, duration_s=10.0, **fields):
     )
 
 
-def _measure(result, folder, counted=None, *, slo_p99_ms=20.0, **beside):
+def _measure(result, folder, counted=None, *, slo_p99_ms=20.0, **conditions):
     return measure(
         result,
         CONFIG,
         counted=counted,
         folder=folder,
         slo_p99_ms=slo_p99_ms,
-        beside=Beside(**beside),
+        conditions=RunConditions(**conditions),
     )
 
 
@@ -110,7 +102,8 @@ def test_failures_of_the_warm_up_count(tmp_path):
     assert found.measurement.failed == found.over(20.0) == 100
     assert len(found.latencies_ms) == 1900
     np.testing.assert_array_equal(
-        read_latencies(tmp_path, found.measurement.latencies_sha256), found.latencies_ms
+        read_requests(tmp_path, found.measurement.latencies_sha256).latencies_ms,
+        found.latencies_ms,
     )
 
 
@@ -203,7 +196,7 @@ def test_a_run_that_was_decided_early_keeps_what_decided_it(tmp_path):
     ).measurement
 
     assert measurement.lasted_s == 2.5
-    assert measurement.warmup_s == skipped_s(load) == 2.0
+    assert measurement.warmup_s == warmup_s(load) == 2.0
     assert measurement.completed == 100
     assert measurement.throughput_per_s == pytest.approx(200.0, rel=0.03)
 
@@ -283,7 +276,7 @@ def test_a_generator_at_its_end(tmp_path, late_s, load, cpu_share, trusted, said
         fields["load"] = ClosedLoad(clients=load, duration_s=10.0, seed=0)
     known = Generator(null_p50_ms=0.5, null_p99_ms=1.5, trusted_per_s=trusted)
 
-    found = _measure(_result(np.full(1000, 0.01), late_s, **fields), tmp_path, calibration=known)
+    found = _measure(_result(np.full(1000, 0.01), late_s, **fields), tmp_path, baseline=known)
 
     measurement = found.measurement
     assert len(measurement.invalid) == bool(said)
@@ -322,8 +315,8 @@ def test_late_requests_are_counted(tmp_path):
     assert measurement.invalid == ()
 
 
-def test_what_was_noted_beside_is_kept(tmp_path):
-    """Kinds of failure, cold start, and cost come along."""
+def test_errors_cold_start_and_cost_are_recorded(tmp_path):
+    """With each measurement."""
     latency_s = np.full(1000, 0.010)
     latency_s[500:503] = np.inf
     result = _result(latency_s, errors={"UNAVAILABLE": 2, "DEADLINE_EXCEEDED": 1})
@@ -375,13 +368,13 @@ def test_raw_latencies_are_kept_by_digest(tmp_path):
     found = _measure(_result(latency_s), tmp_path)
     sha256 = found.measurement.latencies_sha256
 
-    np.testing.assert_array_equal(read_latencies(tmp_path, sha256), found.latencies_ms)
-    assert sampled_of(found.measurement, tmp_path).over(10.0) == found.over(10.0) > 0
+    np.testing.assert_array_equal(read_requests(tmp_path, sha256).latencies_ms, found.latencies_ms)
+    assert read_sample(found.measurement, tmp_path).over(10.0) == found.over(10.0) > 0
     with pytest.raises(InputError, match="measure again"):
-        read_latencies(tmp_path, "f" * 64)
+        read_requests(tmp_path, "f" * 64)
     (tmp_path / f"{sha256}.npz").write_bytes(b"changed")
     with pytest.raises(TamperedError, match="was changed"):
-        read_latencies(tmp_path, sha256)
+        read_requests(tmp_path, sha256)
 
 
 def test_the_same_run_has_the_same_digest(tmp_path):
@@ -389,35 +382,3 @@ def test_the_same_run_has_the_same_digest(tmp_path):
     first, second = (_measure(_result(np.full(500, 0.01)), tmp_path) for _ in range(2))
 
     assert first.measurement == second.measurement
-
-
-@pytest.mark.parametrize(("count", "quantile"), [(200, 0.5), (1000, 0.9), (1000, 0.99)])
-def test_intervals_cover_the_true_percentile(count, quantile):
-    """Over 2,000 trials the interval holds the true percentile at least 95 % of the time."""
-    source = np.random.default_rng(3)
-    ranks = order_statistics(count, quantile, confidence=0.95)
-    true = -np.log(1 - quantile)
-
-    draws = np.sort(source.exponential(size=(2000, count)), axis=1)
-    covered = (draws[:, ranks.low - 1] <= true) & (true <= draws[:, ranks.high - 1])
-
-    assert covered.mean() >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / 2000)
-    assert covered.mean() < 0.985
-
-
-def test_few_samples_have_no_bound():
-    """Fifty samples cannot bound a 99th percentile from above, and say so."""
-    found = percentiles(np.arange(1.0, 51.0))
-
-    p99 = next(percentile for percentile in found if percentile.quantile == 0.99)
-    assert (p99.value_ms, p99.high_ms, p99.samples) == (50.0, None, 50)
-    assert p99.low_ms is not None
-    assert percentiles(np.array([])) == ()
-
-
-@pytest.mark.parametrize(
-    ("slo_ms", "expected"), [(0.01, 5.0), (2.0, 5.0), (20.0, 5.0), (100.0, 25.0)]
-)
-def test_late_limit(slo_ms, expected):
-    """A quarter of the SLO, and at least what timers of a busy machine do."""
-    assert allowed_lateness_ms(slo_ms) == expected

@@ -8,8 +8,8 @@ import pytest
 from enginegate.measurement import Resources
 from enginegate.measuring.resources import GpuReading, Usage, gpus_of, watched
 from enginegate.triton.metrics import Metrics
-from enginegate.triton.processes import cores, processor_s
 from enginegate.triton.server import Server
+from enginegate.triton.supervised_process import cores, processor_s
 
 TWO_GPUS = """
 nv_gpu_utilization{gpu_uuid="GPU-a"} 0.5

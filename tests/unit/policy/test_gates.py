@@ -8,7 +8,7 @@ import pytest
 
 from enginegate.candidate import Precision
 from enginegate.errors import PolicyError
-from enginegate.policy import parse_policy
+from enginegate.policy import gates_for, parse_policy
 from enginegate.policy.gates import STANDARD
 
 DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
@@ -33,7 +33,7 @@ class TestStandardTolerances:
         rules = policy(gates={"default": {**BASICS, "tolerances": "standard"}})
 
         for precision in Precision:
-            gates = rules.gates_for(precision)
+            gates = gates_for(rules.gates, precision)
             assert {key: getattr(gates, key) for key in STANDARD[precision]} == STANDARD[precision]
             assert gates.max_abs_error is None
 
@@ -42,10 +42,10 @@ class TestStandardTolerances:
         stated = {**BASICS, "tolerances": "standard", "max_accuracy_loss": 0.002}
         rules = policy(gates={"default": stated, "int8": {"min_sqnr_db": 30.0}})
 
-        int8 = rules.gates_for(Precision.INT8)
+        int8 = gates_for(rules.gates, Precision.INT8)
         assert (int8.max_accuracy_loss, int8.min_sqnr_db) == (0.002, 30.0)
         assert int8.max_kl_p99_nats == STANDARD[Precision.INT8]["max_kl_p99_nats"]
-        assert rules.gates_for(Precision.FP16).min_sqnr_db == 50.0
+        assert gates_for(rules.gates, Precision.FP16).min_sqnr_db == 50.0
 
     def test_must_be_asked_for(self, policy):
         """Without the word, a limit that is missing is an error, as ever."""

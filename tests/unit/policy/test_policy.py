@@ -8,7 +8,7 @@ import pytest
 
 from enginegate.candidate import Candidate, Precision
 from enginegate.errors import PolicyError
-from enginegate.policy import read_policy
+from enginegate.policy import gates_for, read_policy
 from enginegate.policy.paths import project_of
 from enginegate.workspace import Workspace
 
@@ -112,7 +112,7 @@ def test_a_missing_policy_says_so(tmp_path):
 def test_a_precision_overrides_only_what_it_states():
     """The rest comes from [gates.default]."""
     policy = read_policy(DIGITS)
-    default, int8 = policy.gates["default"], policy.gates_for(Precision.INT8)
+    default, int8 = policy.gates["default"], gates_for(policy.gates, Precision.INT8)
 
     assert int8.min_samples == default.min_samples
     assert int8.max_abs_error != default.max_abs_error

@@ -3,6 +3,7 @@
 import json
 import re
 from html.parser import HTMLParser
+from types import MappingProxyType
 
 import pytest
 
@@ -14,6 +15,7 @@ from enginegate.report import (
     ServingReport,
     accuracies,
     explain,
+    serving_figures,
     serving_page,
     serving_report,
     serving_text,
@@ -184,6 +186,10 @@ def test_json_has_a_schema_version_and_reads_back():
     assert ServingReport.model_validate_json(text) == REPORT
 
 
+def page_of(report, accuracy=MappingProxyType({})):
+    return serving_page(report, serving_figures(report, accuracy))
+
+
 class Page(HTMLParser):
     """Collects what a browser would load or run, and whether tags close."""
 
@@ -212,7 +218,7 @@ class Page(HTMLParser):
 
 def test_page_is_one_file_that_loads_nothing():
     """No source, no link, one script; a policy forbids the network as well."""
-    text = serving_page(REPORT)
+    text = page_of(REPORT)
     page = Page(text)
 
     assert page.open == []
@@ -223,7 +229,7 @@ def test_page_is_one_file_that_loads_nothing():
 
 def test_every_measurement_is_drawn_and_listed():
     """Its points and its line in the table carry the same name, which links them."""
-    page = Page(serving_page(REPORT))
+    page = Page(page_of(REPORT))
 
     expected = {
         f"{b}-{m}"
@@ -231,12 +237,12 @@ def test_every_measurement_is_drawn_and_listed():
         for m in range(len(found.measurements))
     }
     assert set(page.marks) == expected
-    assert all(sorted(tags) == ["circle", "circle", "tr"] for tags in page.marks.values())
+    assert all(sorted(tags) == ["g", "g", "tr"] for tags in page.marks.values())
 
 
 def test_the_table_has_every_percentile_with_its_count():
     """From how many requests they are stands before them."""
-    text = serving_page(REPORT)
+    text = page_of(REPORT)
     (first,) = re.findall(r'<tr class="s0" data-m="0-0">(.*?)</tr>', text)
     columns = re.findall(r"<th>(.*?)</th>", text)
     cells = dict(zip(columns, re.findall(r"<td>(.*?)</td>", first), strict=True))
@@ -259,7 +265,7 @@ def test_page_keeps_hostile_text_as_text():
         }
     )
 
-    page = Page(serving_page(report, {INT8: hostile}))
+    page = Page(page_of(report, {INT8: hostile}))
 
     assert page.scripts == 1
 
@@ -269,15 +275,15 @@ def test_a_page_of_nothing_is_still_a_page():
     empty = REPORT.model_copy(update={"candidates": (), "winner": None})
     unmeasured = REPORT.model_copy(update={"candidates": (benchmark(),)})
 
-    assert Page(serving_page(empty)).marks == {}
-    assert Page(serving_page(unmeasured)).marks == {}
+    assert Page(page_of(empty)).marks == {}
+    assert Page(page_of(unmeasured)).marks == {}
 
 
 def test_accuracy_stands_beside_a_confirmed_point():
     """Cost and p99 are worth nothing without it; what was not judged is not claimed."""
     known = accuracies(CARD)
 
-    text = serving_page(REPORT.model_copy(update={"candidates": (rich(),)}), known)
+    text = page_of(REPORT.model_copy(update={"candidates": (rich(),)}), known)
 
     assert known[INT8] == "accuracy -0.22 (-0.72 to +0.18)"
     assert Candidate.parse("tensorrt-fp16") not in known

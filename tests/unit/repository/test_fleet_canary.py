@@ -247,7 +247,7 @@ def test_the_policy_says_where_a_release_goes(tmp_path, target, kind, local):
         {**POLICY, "target": {"repository": str(tmp_path / "live"), **target}}, "test"
     )
 
-    opened = open_repository(rules, Workspace(tmp_path / "workspace"))
+    opened = open_repository(rules.live_tables, Workspace(tmp_path / "workspace"))
 
     assert isinstance(opened, kind)
     assert local is None or isinstance(opened.local, local)

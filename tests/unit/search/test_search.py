@@ -4,7 +4,7 @@ import numpy as np
 
 from enginegate.evidence import Outcome
 from enginegate.measurement import Load
-from enginegate.measuring.sequential import Sequential
+from enginegate.measuring.p99 import SequentialTest
 from enginegate.search.search import search
 from tests.fakes.searches import finding_of, only_where, search_on
 from tests.fakes.simulated_triton import PROFILES, SimulatedServer
@@ -220,9 +220,9 @@ def test_looks_near_the_edge_end_early_only_on_a_no(make_server, bounds, slo):
     confirming = [ends for load, ends in asked if load.duration_s and ends is None]
     near = [ends for _, ends in asked if ends is not None]
     assert len(confirming) > slo.confirmations
-    assert all(isinstance(ends, Sequential) for ends in near)
-    assert near[-1].look(10_000, 0) is Outcome.INCONCLUSIVE
-    assert near[-1].look(1_000, 500) is Outcome.FAILED
+    assert all(isinstance(ends, SequentialTest) for ends in near)
+    assert near[-1].decide(10_000, 0) is Outcome.INCONCLUSIVE
+    assert near[-1].decide(1_000, 500) is Outcome.FAILED
 
 
 def test_confirmations_make_the_requests_the_policy_wants(simulated, bounds, slo):

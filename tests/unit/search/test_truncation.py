@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from enginegate.evidence import Rival
-from enginegate.measurement import Load, Measurement
-from enginegate.measuring.measure import LatencySample, percentiles
+from enginegate.measurement import LatencySample, Load, Measurement
+from enginegate.measuring.p99 import percentiles
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import SearchResult
 from enginegate.search.trial_history import TrialHistory

@@ -54,7 +54,7 @@ def test_a_recorded_sample_comes_with_its_sizes_and_times(rules, written, kept, 
     path = kept(block_of(2, at=5), block_of(1, at=9), block_of(2, at=13), one_in=10)
     data = {"evaluation": written("evaluation.npz", 1.0), "shadow": str(path)}
 
-    found = request_mix(rules(data=data), (X,), home)
+    found = request_mix(rules(data=data).traffic_tables, (X,), home)
 
     assert first(found) == 5.0
     assert found.batch_sizes == (1, 2, 2)
@@ -66,7 +66,7 @@ def test_inputs_named_under_shadow_have_no_times(rules, written, kept, block_of,
     kept(block_of(at=7))
     shadow = {"traffic": written("traffic.npz", 2.0), "rate_per_s": 100.0}
 
-    found = request_mix(rules(shadow=shadow), (X,), home)
+    found = request_mix(rules(shadow=shadow).traffic_tables, (X,), home)
 
     assert (first(found), found.arrivals_s, found.batch_sizes) == (2.0, None, (1,))
 
@@ -75,7 +75,7 @@ def test_the_newest_recording_is_next(rules, kept, block_of, home):
     """With [shadow] and no traffic: what was recorded from live requests."""
     kept(block_of(at=7))
 
-    found = request_mix(rules(shadow={}), (X,), home)
+    found = request_mix(rules(shadow={}).traffic_tables, (X,), home)
 
     assert first(found) == 7.0
     assert found.arrivals_s is None
@@ -84,14 +84,14 @@ def test_the_newest_recording_is_next(rules, kept, block_of, home):
 @pytest.mark.parametrize("shadow", [None, {}])
 def test_without_any_the_evaluation_data_is_sent(rules, home, shadow):
     """There is always something real to send."""
-    assert first(request_mix(rules(shadow=shadow), (X,), home)) == 1.0
+    assert first(request_mix(rules(shadow=shadow).traffic_tables, (X,), home)) == 1.0
 
 
 def test_a_withheld_input_falls_back_to_the_evaluation_data(rules, kept, block_of, home):
     """What was redacted cannot be sent again."""
     kept(block_of(at=7), preparation=Preparation.of(Shadow(drop=("x",))))
 
-    assert first(request_mix(rules(shadow={}), (X,), home)) == 1.0
+    assert first(request_mix(rules(shadow={}).traffic_tables, (X,), home)) == 1.0
 
 
 def test_data_of_another_model_is_refused(rules, written, home):
@@ -99,14 +99,16 @@ def test_data_of_another_model_is_refused(rules, written, home):
     data = {"evaluation": written("other.npz", 1.0, inputs="y")}
 
     with pytest.raises(DataError):
-        request_mix(rules(data=data), (X,), home)
+        request_mix(rules(data=data).traffic_tables, (X,), home)
 
 
 def test_the_digest_tells_mixes_apart(rules, kept, block_of, home):
     """The same numbers in other requests, or at other times, are other traffic."""
-    alone = request_mix(rules(shadow={}), (X,), home / "none").sha256
+    alone = request_mix(rules(shadow={}).traffic_tables, (X,), home / "none").sha256
     kept(block_of(2, at=5), block_of(1, at=9), name="m-1")
-    together = request_mix(rules(shadow={}), (X,), home).sha256
+    together = request_mix(rules(shadow={}).traffic_tables, (X,), home).sha256
     kept(block_of(2, at=5), block_of(1, at=11), name="m-2", when=LATER)
 
-    assert len({alone, together, request_mix(rules(shadow={}), (X,), home).sha256}) == 3
+    assert (
+        len({alone, together, request_mix(rules(shadow={}).traffic_tables, (X,), home).sha256}) == 3
+    )

@@ -30,7 +30,7 @@ from enginegate.triton.config import config_text, read_config
 from enginegate.triton.install import TritonInstall
 from tasks import benchmark as tried
 from tasks.benchmark_report import report_benchmarks
-from tasks.record import _exhibit
+from tasks.record import _artifacts
 from tests.fakes.evidence import FP32, benchmark, finding, release, scorecard, sha, verdict
 
 ROOT = Path(__file__).parents[3]
@@ -80,7 +80,11 @@ def stage(rules, tmp_path):
     binary.write_bytes(b"")
     install = TritonInstall(binary, tmp_path / "backends", (), "test")
     return BenchmarkSession(
-        rules, install, BenchmarkPaths(tmp_path, tmp_path, tmp_path), None, sha("7")
+        rules.benchmark_tables,
+        install,
+        BenchmarkPaths(tmp_path, tmp_path, tmp_path),
+        None,
+        sha("7"),
     )
 
 
@@ -125,7 +129,9 @@ def test_fp32_is_measured_only_where_somebody_is_compared_with_it(
     monkeypatch.setattr(tried.Layout, "current", lambda _: live)
     judged = [verdict(finding(Outcome.FAILED), candidate=FP32), verdict()]
 
-    skipped = tried.losers.fn(rules.model_copy(update={"slo": slo}), judged)
+    skipped = tried.skip_hopeless.fn(
+        judged, rules.benchmark, rules.approval, slo, rules.live_tables
+    )
 
     assert (FP32 in skipped) is skips
 
@@ -134,12 +140,12 @@ def test_only_who_insists_gets_an_engine_for_a_gpu_in_onnx_runtimes_own_backend(
     stage, attempt, rules
 ):
     """It takes no buckets: auto takes the Python backend there, and "native" is a choice."""
-    insisting = rules.model_copy(update={"serving": ServingOptions(backend="native")})
+    native = replace(rules.benchmark_tables, serving=ServingOptions(backend="native"))
+    insisting, target = replace(stage, tables=native), rules.target
 
-    assert tried._backend(stage, attempt.value) == "onnxruntime"
-    assert tried._backend(stage, on_gpu(attempt.value)) == "python"
-    native = tried._backend(replace(stage, rules=insisting), on_gpu(attempt.value))
-    assert native == "onnxruntime"
+    assert tried._backend(stage, attempt.value, target) == "onnxruntime"
+    assert tried._backend(stage, on_gpu(attempt.value), target) == "python"
+    assert tried._backend(insisting, on_gpu(attempt.value), target) == "onnxruntime"
 
 
 KINDS_OF_DEVICE = [
@@ -158,12 +164,12 @@ def test_every_kind_of_engine_is_placed_where_it_runs(attempt, candidate, target
     changes = {"candidate": Candidate.parse(candidate), "target": target, "builder": "tensorrt 10"}
     engine = attempt.value.model_copy(update=changes)
 
-    report_benchmarks = serving(engine, attempt.folder, backend=backend)
-    config = ServedModel.of("digits", engine, report_benchmarks).config(PLAIN)
+    served = serving(engine, attempt.folder, backend=backend)
+    config = ServedModel.of("digits", engine, served).config(PLAIN)
 
     (group,) = config.message.instance_group
     assert group.Kind.Name(group.kind) == kind
-    assert report_benchmarks.gpu is (kind == "KIND_GPU")
+    assert served.gpu is (kind == "KIND_GPU")
 
 
 def test_there_is_no_kind_of_engine_whose_device_is_not_tried():
@@ -190,8 +196,8 @@ def test_native_configurations_are_golden(attempt, name, candidate, changes):
     engine = attempt.value.model_copy(update={"candidate": Candidate.parse(candidate), **changes})
     native, _ = NATIVE[engine.candidate.kind]
 
-    report_benchmarks = serving(engine, attempt.folder, backend=native)
-    config = ServedModel.of("digits", engine, report_benchmarks).config(PLAIN)
+    served = serving(engine, attempt.folder, backend=native)
+    config = ServedModel.of("digits", engine, served).config(PLAIN)
 
     golden = ROOT / "tests" / "golden" / f"config_{name}.pbtxt"
     assert config_text(config) == golden.read_text()
@@ -225,12 +231,10 @@ def test_the_graph_is_optimised_as_it_was_validated(attempt, level, number):
     """Triton numbers ONNX Runtime's levels in its own way; all is its default."""
     engine = attempt.value.model_copy(update={"flags": {"optimisation": level}})
 
-    report_benchmarks = serving(engine, attempt.folder, backend="onnxruntime")
-    config = ServedModel.of("digits", engine, report_benchmarks).config(PLAIN)
+    served = serving(engine, attempt.folder, backend="onnxruntime")
+    config = ServedModel.of("digits", engine, served).config(PLAIN)
 
-    assert (
-        report_benchmarks.settings.graph_level == config.message.optimization.graph.level == number
-    )
+    assert served.settings.graph_level == config.message.optimization.graph.level == number
 
 
 def test_an_unknown_level_is_not_served_natively(attempt):
@@ -251,7 +255,7 @@ def test_benchmark_release_and_mlflow_tell_triton_the_same(rules, attempt, backe
     model = ServedModel.of(rules.name, engine, told)
     deployed = model.config(measured.chosen, measured.options)
 
-    filed = _exhibit(rules, card, attempt, {}).config_pbtxt
+    filed = _artifacts(card, attempt, {}).config_pbtxt
     made = release(
         model=rules.name,
         backend=told.backend,
@@ -283,7 +287,14 @@ def test_one_candidate_alone_wins_and_gets_the_configuration_it_was_measured_in(
     """Although the policy asks for a speedup over FP32, which is not part of the run."""
     measured = benchmark(candidate=attempt.value.candidate).model_copy(update={"backend": backend})
 
-    found = report_benchmarks.fn(rules, [attempt], [measured])
+    found = report_benchmarks.fn(
+        [attempt],
+        [measured],
+        rules.benchmark_tables,
+        rules.live_tables,
+        model_uri=rules.model.uri,
+        left_out=set(rules.candidates.all()) - {attempt.value.candidate},
+    )
 
     assert rules.slo.min_speedup is not None
     assert found.report.candidates[0].outcome is Outcome.PASSED

@@ -8,6 +8,7 @@ import pytest
 from enginegate.candidate import Candidate
 from enginegate.evidence import Outcome
 from enginegate.policy import parse_policy
+from enginegate.workspace import Workspace
 from tasks.build import build
 from tasks.validate import validate
 
@@ -27,8 +28,8 @@ def test_what_cannot_be_decided_here_is_neither_built_nor_failed(name, why):
     del raw["data"]["calibration"]
     rules = parse_policy(raw | {"onnxruntime": {"device": "cpu"}}, "a test")
 
-    attempt = build.fn(Candidate.parse(name), rules, None)
-    verdict = validate.fn(rules, attempt, None).verdict
+    attempt = build.fn(Candidate.parse(name), rules.engine_tables, None, Workspace.of(rules))
+    verdict = validate.fn(attempt, None, rules.gates, rules.engine_tables, None).verdict
 
     assert verdict.outcome is Outcome.INCONCLUSIVE
     assert why in verdict.findings[0].reason

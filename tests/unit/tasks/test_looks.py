@@ -16,7 +16,7 @@ from tests.fakes.evidence import release, sha
 
 RELEASE = release()
 NOWHERE = SimpleNamespace(repository=Path("/nonexistent"))
-RULES = SimpleNamespace(watch=Watch(), name=RELEASE.model, target=NOWHERE, root=None)
+TABLES = SimpleNamespace(watch=Watch(), model=RELEASE.model, target=NOWHERE)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def looks(tmp_path, monkeypatch):
 
 
 def taken():
-    return take_look.fn(RULES, RELEASE, SampledTraffic())
+    return take_look.fn(TABLES, RELEASE, SampledTraffic(), Workspace.here())
 
 
 def test_what_is_alerted_is_the_look_that_is_kept(looks, monkeypatch):
@@ -51,7 +51,9 @@ def test_what_is_alerted_is_the_look_that_is_kept(looks, monkeypatch):
     monkeypatch.setattr("tasks.watch._views", views)
 
     look = taken()
-    kept = keep_look.fn(RULES, RELEASE, look.model_copy(update={"action": "alert"}))
+    kept = keep_look.fn(
+        TABLES, RELEASE, look.model_copy(update={"action": "alert"}), Workspace.here()
+    )
 
     assert (meanwhile[0].number, look.number, kept.number) == (1, 2, 2)
     assert looks.read() == (*meanwhile, kept)
@@ -67,9 +69,9 @@ def test_a_look_that_cannot_be_kept_is_acted_on_all_the_same(looks, monkeypatch)
     with file_lock(looks.folder / ".lock"):
         look = taken()
         with pytest.raises(EnginegateError, match=r"keeping a look in .* by pid"):
-            keep_look.fn(RULES, RELEASE, look)
+            keep_look.fn(TABLES, RELEASE, look, Workspace.here())
     assert looks.read() == ()
-    assert keep_look.fn(RULES, RELEASE, look) == look
+    assert keep_look.fn(TABLES, RELEASE, look, Workspace.here()) == look
 
     with pytest.raises(EnginegateError, match="cannot be kept"):
         WatchLog(looks.folder / ".lock").add(look)

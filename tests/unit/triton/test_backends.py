@@ -10,7 +10,7 @@ from tests.fakes.answering import ABSENT, DAMAGED, POLLING, AnsweringClient
 
 @pytest.fixture(autouse=True)
 def _nothing_known():
-    backends._found.clear()
+    backends._known.clear()
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,10 @@ def test_what_a_server_says_decides(says, has):
     """A backend that complains about the file is there; the probe is cleared away, and once."""
     client = AnsweringClient(says)
 
-    assert (backends.offers(client, "tensorrt"), backends.offers(client, "tensorrt")) == (has, has)
+    assert (
+        backends.server_has_backend(client, "tensorrt"),
+        backends.server_has_backend(client, "tensorrt"),
+    ) == (has, has)
 
     names = {model for model, _, _ in client.loaded}
     assert [(backend, files) for _, backend, files in client.loaded] == [
@@ -33,15 +36,15 @@ def test_what_a_server_says_decides(says, has):
 def test_a_server_that_takes_no_load_calls_cannot_be_asked():
     """The caller decides then; nothing is remembered as an answer."""
     with pytest.raises(ServerError, match="not allowed"):
-        backends.offers(AnsweringClient(POLLING), "onnxruntime")
+        backends.server_has_backend(AnsweringClient(POLLING), "onnxruntime")
 
-    assert backends.offers(AnsweringClient(DAMAGED), "onnxruntime")
+    assert backends.server_has_backend(AnsweringClient(DAMAGED), "onnxruntime")
 
 
 def test_only_backends_of_engines_are_asked_for():
     """A Python model without its file would hang the server's load for ever."""
     with pytest.raises(ModelError, match="none of Triton's own backends"):
-        backends.offers(AnsweringClient(), "python")
+        backends.server_has_backend(AnsweringClient(), "python")
 
 
 @pytest.mark.parametrize(
@@ -56,13 +59,13 @@ def test_only_backends_of_engines_are_asked_for():
 )
 def test_the_policy_and_the_server_choose(wanted, has, chosen):
     """Native where it is there and not ruled out."""
-    assert backends.choose(wanted, "tensorrt", has=has) == chosen
+    assert backends.choose_backend(wanted, "tensorrt", has=has) == chosen
 
 
 def test_a_policy_that_insists_is_refused():
     """It would otherwise be served in a way that it rules out."""
     with pytest.raises(ModelError, match="has no tensorrt backend"):
-        backends.choose("native", "tensorrt", has=False)
+        backends.choose_backend("native", "tensorrt", has=False)
 
 
 def test_an_installation_is_looked_into(tmp_path):
@@ -71,16 +74,16 @@ def test_an_installation_is_looked_into(tmp_path):
     (tmp_path / "onnxruntime").mkdir()
     install = TritonInstall(tmp_path / "tritonserver", tmp_path, (), "test")
 
-    assert backends.installed(install, "tensorrt")
-    assert not backends.installed(install, "onnxruntime")
-    assert not backends.installed(replace(install, backends=None), "tensorrt")
+    assert backends.install_has_backend(install, "tensorrt")
+    assert not backends.install_has_backend(install, "onnxruntime")
+    assert not backends.install_has_backend(replace(install, backends=None), "tensorrt")
 
 
 def test_a_running_server_tells_what_it_has():
     """Each of Triton's own backends for engines is asked for."""
-    assert backends.offered(AnsweringClient(DAMAGED)) == ("onnxruntime", "tensorrt")
-    backends._found.clear()
-    assert backends.offered(AnsweringClient(ABSENT)) == ()
+    assert backends.server_backends(AnsweringClient(DAMAGED)) == ("onnxruntime", "tensorrt")
+    backends._known.clear()
+    assert backends.server_backends(AnsweringClient(ABSENT)) == ()
 
 
 def _backend(folder, name):

@@ -31,7 +31,9 @@ def counted(monkeypatch):
     def make(server, answers=3):
         clock = SimpleNamespace(monotonic=lambda: server.now_s, sleep=server.sleep)
         monkeypatch.setattr("enginegate.triton.client.time", clock)
-        return TritonClient.counted(server, "m", SINCE, answers=answers).requests, server.now_s
+        return TritonClient.statistics_since(
+            server, "m", SINCE, answers=answers
+        ).requests, server.now_s
 
     return make
 

@@ -9,9 +9,7 @@ from enginegate.triton.config import (
     config_json,
     config_text,
     model_config,
-    numpy_type,
     read_config,
-    triton_type,
 )
 
 SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=500, instances=2)
@@ -62,7 +60,7 @@ def test_text_is_golden():
     assert config_text(_config()) == golden.read_text()
 
 
-def test_text_comes_back_as_it_was():
+def test_text_is_read_back_unchanged():
     """Parsing the text gives an equal configuration, with every field readable."""
     found = read_config(config_text(_config()), "file")
 
@@ -73,7 +71,7 @@ def test_text_comes_back_as_it_was():
     assert (found.inputs, found.outputs) == ((PIXELS,), (LABEL,))
 
 
-def test_the_order_of_parameters_does_not_matter():
+def test_order_of_parameters_does_not_change_the_text():
     """Equal content gives equal text: a file's digest means something."""
     other = _config(parameters={"a": 'quote " and\nline', "b": "2"}, versions=(3, 4))
 
@@ -89,7 +87,7 @@ def test_json_names_fields_as_triton_does():
     assert '"versions": ["3", "4"]' in text
 
 
-def test_options():
+def test_versions_warm_up_and_device_are_optional():
     """No version policy, no warm-up and GPU instances when told so."""
     plain = _config(versions=None, warmup=False, gpu=True)
 
@@ -107,33 +105,13 @@ def test_warm_up_of_one_size_is_not_repeated():
     assert config_text(single).count("model_warmup") == 1
 
 
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "float16", "float64"])
-def test_types_go_there_and_back(dtype):
-    """Every supported dtype has one Triton name and comes back from it."""
-    assert numpy_type(triton_type(dtype)) == dtype
-    assert numpy_type(f"TYPE_{triton_type(dtype)}") == dtype
-
-
-@pytest.mark.parametrize("dtype", ["object", "bfloat16", "complex64", "str"])
-def test_unknown_dtype(dtype):
-    """A dtype that cannot be carried is refused with the list of those that can."""
-    with pytest.raises(ModelError, match=rf"(?s){dtype}.*Supported: bool, uint8"):
-        triton_type(dtype)
-
-
-def test_unknown_triton_type():
-    """Text tensors cannot be read here, and the error says so."""
-    with pytest.raises(ModelError, match="TYPE_STRING cannot be read"):
-        numpy_type("TYPE_STRING")
-
-
-def test_a_tensor_without_batch_axis():
+def test_tensor_without_batch_axis_is_refused():
     """A tensor that has no first axis cannot be batched."""
     with pytest.raises(ModelError, match="has no batch axis"):
         _config(inputs=(TensorSpec(name="x", dtype="float32", shape=()),))
 
 
-def test_text_that_is_no_configuration():
+def test_damaged_text_is_refused():
     """A file that was cut or edited names itself and the place."""
     with pytest.raises(ServerError, match=r"(?s)live/config\.pbtxt is not.*Publish"):
         read_config(config_text(_config())[:-10] + "{", "live/config.pbtxt")
@@ -158,7 +136,7 @@ def test_text_with_every_option_is_golden():
     ],
     ids=["preferred", "gpus", "no-batching", "largest-is-preferred"],
 )
-def test_every_way_of_serving_comes_back(changes):
+def test_serving_configuration_is_read_back(changes):
     """What a search varies can be read from what a server says is in force."""
     serving = ServingConfig(**{**SERVING.model_dump(), **changes})
 
@@ -169,14 +147,14 @@ def test_every_way_of_serving_comes_back(changes):
     assert found == serving.model_copy(update=alike)
 
 
-def test_answers_in_order_are_asked_for():
+def test_ordering_can_be_preserved():
     """The one option that Triton refuses beside several priorities."""
     found = _config(options=ServingOptions(preserve_ordering=True))
 
     assert found.message.dynamic_batching.preserve_ordering
 
 
-def test_gpus_mean_nothing_on_a_cpu():
+def test_gpus_are_ignored_on_a_cpu():
     """A search over GPUs can measure an engine for the CPU beside the others."""
     serving = SERVING.model_copy(update={"gpus": (0, 1)})
 
@@ -187,7 +165,7 @@ def test_gpus_mean_nothing_on_a_cpu():
     ("backend", "filename"),
     [("onnxruntime", "model.onnx"), ("tensorrt", "model.plan"), ("python", "")],
 )
-def test_a_native_backend_is_told_its_file(backend, filename):
+def test_native_backend_names_its_file(backend, filename):
     """Triton's own backends open a named file; the Python backend finds its model.py."""
     found = _config(backend=backend)
 
@@ -208,7 +186,7 @@ UNBATCHED = {"dynamic_batching": False, "max_queue_delay_us": 0}
         ({}, {"warmup_batch_sizes": (1, 16)}, "warmup_batch_sizes has 16.*is 8"),
     ],
 )
-def test_settings_that_exclude_each_other(serving, options, message):
+def test_contradictory_settings_are_refused(serving, options, message):
     """Triton would refuse the load, or overlook one of them: said before anything is written."""
     with pytest.raises(ModelError, match=message):
         _config(
@@ -230,7 +208,7 @@ def test_settings_that_exclude_each_other(serving, options, message):
         ),
     ],
 )
-def test_options_that_cannot_be(options, message):
+def test_contradictory_options_are_refused(options, message):
     """A policy with such a table is refused when it is read."""
     with pytest.raises(ValueError, match=message):
         ServingOptions(**options)

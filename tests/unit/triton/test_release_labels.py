@@ -8,7 +8,7 @@ from enginegate.candidate import TensorSpec
 from enginegate.serving import ServingConfig
 from enginegate.triton.config import config_text, model_config, read_config
 from enginegate.triton.ensemble_config import ensemble_config
-from enginegate.triton.release_labels import mark, marks
+from enginegate.triton.release_labels import read_labels, write_labels
 
 X = TensorSpec(name="x", dtype="float32", shape=(-1, 2))
 DIGEST = "5c" * 32
@@ -36,16 +36,16 @@ def test_what_was_marked_is_read(make, told):
     if "ensemble" in make.__name__:
         config.message.ensemble_scheduling.SetInParent()
 
-    mark(config, told)
+    write_labels(config, told)
 
-    assert marks(read_config(config_text(config), "config.pbtxt")) == told
+    assert read_labels(read_config(config_text(config), "config.pbtxt")) == told
 
 
 def test_an_engine_is_marked_without_a_parameter():
     """A changed parameter would have Triton load every version again; a name does not."""
     config = engine()
 
-    mark(config, {3: DIGEST})
+    write_labels(config, {3: DIGEST})
 
     assert (config.parameters, config.serving.instances) == ({}, 2)
 
@@ -58,7 +58,7 @@ def test_an_engine_is_marked_without_a_parameter():
 def test_what_is_no_digest_is_refused(told):
     """Triton puts the name on a shell's command line."""
     with pytest.raises(ValueError, match="does not name releases"):
-        mark(engine(), told)
+        write_labels(engine(), told)
 
 
 @pytest.mark.parametrize("name", ["", "release", "gpu_0", f"release-1-{DIGEST}x", "release-1-5c"])
@@ -67,4 +67,4 @@ def test_other_names_carry_nothing(name):
     config = engine()
     config.message.instance_group[0].name = name
 
-    assert marks(config) == {}
+    assert read_labels(config) == {}

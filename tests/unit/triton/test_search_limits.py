@@ -7,8 +7,7 @@ import pytest
 
 from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome
-from enginegate.measurement import Generator
-from enginegate.measuring.measure import LatencySample
+from enginegate.measurement import Generator, LatencySample
 from enginegate.search.search import search
 from tests.fakes.searches import finding_of, only_where, search_on
 from tests.fakes.simulated_triton import SimulatedServer

@@ -4,8 +4,7 @@ import pytest
 
 from enginegate.errors import InputError, ServerError
 from enginegate.triton.install import TritonInstall
-from enginegate.triton.ports import Ports
-from enginegate.triton.server import connect, start
+from enginegate.triton.server import Ports, connect, start
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from enginegate.errors import ServerError
-from enginegate.triton.ports import Ports
+from enginegate.triton.server import Ports
 from enginegate.triton.supervised_process import supervise
 
 STUBBORN = (
@@ -113,15 +113,16 @@ def test_it_survives_the_thread_that_started_it(tmp_path):
 
 
 @pytest.mark.parametrize("victim", ["owner", "guard"])
-def test_sigkill_of_owner_or_guard_ends_it(tmp_path, victim):
+def test_sigkill_of_owner_or_watchdog_ends_it(tmp_path, victim):
     """Neither the death of the owner nor that of the guard leaves the command behind."""
     script = textwrap.dedent(f"""
         import sys, time
         from pathlib import Path
         from enginegate.triton.supervised_process import supervise
         sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
-        with supervise(sleep, log=Path({str(tmp_path / "log")!r}), environment={{}}, grace_s=1) as mine:
-            print(mine.pid, mine.guard.pid, flush=True)
+        log = Path({str(tmp_path / "log")!r})
+        with supervise(sleep, log=log, environment={{}}, grace_s=1) as mine:
+            print(mine.pid, mine.watchdog.pid, flush=True)
             time.sleep(60)
     """)
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
@@ -191,7 +192,7 @@ def test_sigterm_to_the_guard_ends_it_in_order(tmp_path):
 
     with _python(code, log, grace_s=5.0) as process:
         _wait_for_it(log)
-        process.guard.terminate()
-        process.guard.wait(10.0)
+        process.watchdog.terminate()
+        process.watchdog.wait(10.0)
 
     assert "bye" in log.read_text()

@@ -7,8 +7,8 @@ import pytest
 from enginegate.candidate import TensorSpec
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import model_config, read_config
-from enginegate.triton.release_labels import mark
-from enginegate.triton.version_sharing import cannot_share
+from enginegate.triton.release_labels import write_labels
+from enginegate.triton.version_sharing import sharing_obstacle
 
 X = TensorSpec(name="x", dtype="float32", shape=(-1, 4))
 SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=100, instances=2)
@@ -47,9 +47,9 @@ def _config(**changes):
 def test_how_much_is_served_may_differ(changes):
     """An int8 engine with another batching stands by as before, whatever digests are named."""
     new = _config(**changes)
-    mark(new, {1: "a" * 64, 2: "b" * 64})
+    write_labels(new, {1: "a" * 64, 2: "b" * 64})
 
-    assert cannot_share(_config(), new) == ""
+    assert sharing_obstacle(_config(), new) == ""
 
 
 THREADS = BackendSettings(parameters={"intra_op_thread_count": "1"})
@@ -80,7 +80,7 @@ PLAN = {"backend": "tensorrt", "gpu": True}
 )
 def test_how_files_are_opened_may_not(old, new, why):
     """The older version's files would be loaded with what does not fit them; the reason is told."""
-    found = cannot_share(_config(**old), _config(**new))
+    found = sharing_obstacle(_config(**old), _config(**new))
 
     assert found
     assert re.search(why, found), found
@@ -90,7 +90,7 @@ def test_a_smaller_largest_batch_is_no_obstacle_to_a_plan():
     """A plan takes every batch up to its own largest."""
     smaller = SERVING.model_copy(update={"max_batch_size": 4})
 
-    assert cannot_share(_config(**PLAN), _config(**PLAN, serving=smaller)) == ""
+    assert sharing_obstacle(_config(**PLAN), _config(**PLAN, serving=smaller)) == ""
 
 
 def test_platform_and_backend_are_both_compared():
@@ -98,5 +98,5 @@ def test_platform_and_backend_are_both_compared():
     old = read_config('name: "m" platform: "onnxruntime_onnx" max_batch_size: 4', "old")
     new = read_config('name: "m" platform: "tensorrt_plan" max_batch_size: 4', "new")
 
-    assert "onnxruntime_onnx" in cannot_share(old, new)
+    assert "onnxruntime_onnx" in sharing_obstacle(old, new)
     assert (old.opened_file, new.opened_file) == ("model.onnx", "model.plan")

@@ -4,9 +4,13 @@ import tomllib
 from pathlib import Path
 
 from enginegate.policy import parse_policy
-from validation.output_spec import questions
+from validation.output_spec import output_specs
 
 DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
+
+
+def questions_of(policy):
+    return output_specs(policy.task, policy.outputs, policy.metrics, policy.slices)
 
 
 def _policy(margins=None, **changes):
@@ -17,7 +21,7 @@ def _policy(margins=None, **changes):
 
 def test_one_output():
     """The example asks one question about the model's first output."""
-    (asked,) = questions(_policy(slices={"discover": ["confidence"], "max_values": 9}))
+    (asked,) = questions_of(_policy(slices={"discover": ["confidence"], "max_values": 9}))
 
     assert (asked.output, asked.task, asked.alone) == ("", "classification", False)
     assert (asked.traits, asked.max_values) == (("confidence",), 9)
@@ -26,7 +30,7 @@ def test_one_output():
 
 def test_several_outputs():
     """Each output has a question of its own, with its own metrics and traits."""
-    boxes, kinds = questions(
+    boxes, kinds = questions_of(
         _policy(
             margins={"error": 0.1, "top3": 0.01},
             task="multi-output",
@@ -45,8 +49,8 @@ def test_several_outputs():
 def test_digest_tells_questions_apart():
     """Another metric or part is another question, so nothing old is taken for it."""
     plain, cut = (
-        questions(_policy(slices={"discover": parts}))[0] for parts in ([], ["input_norm"])
+        questions_of(_policy(slices={"discover": parts}))[0] for parts in ([], ["input_norm"])
     )
 
     assert plain.digest != cut.digest
-    assert plain.digest == questions(_policy())[0].digest
+    assert plain.digest == questions_of(_policy())[0].digest

@@ -27,7 +27,7 @@ from enginegate.repository.ensemble.composing_models import owned_parts, part_co
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text
-from enginegate.triton.ensemble_config import served_form, with_largest_batch
+from enginegate.triton.ensemble_config import config_for_versions, with_largest_batch
 
 _NONE: Mapping[str, set[int]] = {}
 _log = logging.getLogger("enginegate.repository")
@@ -58,7 +58,7 @@ def part_configs(
         versions[name] |= also.get(name, set())
     digests = known_digests(layout, current)
     configs = {
-        name: served_form(_shared(layout, name, served), tuple(served), digests)
+        name: config_for_versions(_shared(layout, name, served), tuple(served), digests)
         for name, served in versions.items()
     }
     for name, config in configs.items():

@@ -15,8 +15,8 @@ from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text, model_config, read_config
-from enginegate.triton.ensemble_config import served_form
-from enginegate.triton.release_labels import marks
+from enginegate.triton.ensemble_config import config_for_versions
+from enginegate.triton.release_labels import read_labels
 from enginegate.triton.types import IndexRow, Reply
 
 ENSEMBLE_FILE = "ensemble.pbtxt"
@@ -86,8 +86,8 @@ def served_config(layout: Layout, current: Current) -> Config:
     if release.parts:
         path = layout.version_folder(current.version) / ENSEMBLE_FILE
         release.files[ENSEMBLE_FILE].check(path)
-        return served_form(read_config(path.read_text(), str(path)), versions, digests)
-    config = served_form(config_of(release), versions, digests)
+        return config_for_versions(read_config(path.read_text(), str(path)), versions, digests)
+    config = config_for_versions(config_of(release), versions, digests)
     check_loadable(layout, config)
     return config
 
@@ -145,7 +145,7 @@ class LiveModel:
             ServerError: the server does not answer.
         """
         self.prove_ready(served_versions(current, release), wait=wait)
-        found = marks(self.client.config(self.layout.model)).get(current.version)
+        found = read_labels(self.client.config(self.layout.model)).get(current.version)
         if found != release.digest:
             raise RepositoryError(
                 f"the server's configuration names release digest {found}, not {release.digest}"
@@ -236,11 +236,11 @@ class LiveModel:
     def _has(self, config: Config) -> bool:
         """Whether a configuration is in force; a version that stayed may show an older policy."""
         try:
-            found = marks(self.client.config(self.layout.model))
+            found = read_labels(self.client.config(self.layout.model))
         except ServerError:
             return False
         ready = tuple(sorted(self.ready()))
-        return marks(config) == found and config.versions == ready
+        return read_labels(config) == found and config.versions == ready
 
     def _rows(self) -> list[IndexRow]:
         return [row for row in self.client.index() if row.name == self.layout.model]

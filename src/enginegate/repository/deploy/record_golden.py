@@ -12,14 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from enginegate.atomic_io import write_file
-from enginegate.data import Tensors, read_data
+from enginegate.data import Tensors
 from enginegate.errors import DataError, ServerError
-from enginegate.policy import Policy
 from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.ensemble.composition import Composed
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text
-from enginegate.triton.ensemble_config import served_form
+from enginegate.triton.ensemble_config import config_for_versions
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, start
 from enginegate.workspace import Workspace
@@ -61,24 +60,22 @@ def rehearse(
                 shutil.rmtree(root / name, ignore_errors=True)
 
 
-def rehearsed(rules: Policy, workspace: Workspace, composed: Composed, *, samples: int) -> Golden:
-    """The same on a server that is started for it, with the policy's samples.
+def rehearsed(
+    composed: Composed, given: Tensors, workspace: Workspace, *, load_timeout_s: float
+) -> Golden:
+    """The same on a server that is started for it.
 
     Raises:
-        DataError: the policy's samples lack an input of the ensemble.
+        DataError: the samples lack an input of the ensemble.
         ServerError: there is no Triton here, a part does not load, or does not answer.
     """
-    source = rules.data.evaluation
-    if rules.ensemble is not None and rules.ensemble.samples is not None:
-        source = rules.ensemble.samples
-    given = dict(read_data(source).head(samples).inputs)
     workspace.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=workspace.scratch) as folder:
         repository = Path(folder) / "repository"
         repository.mkdir()
         install = find_triton(workspace.root / "triton")
         with start(install, repository, folder=Path(folder) / "server") as server:
-            return rehearse(server, composed, given, load_timeout_s=rules.target.load_timeout_s)
+            return rehearse(server, composed, given, load_timeout_s=load_timeout_s)
 
 
 def _inputs(composed: Composed, samples: Tensors) -> Tensors:
@@ -108,7 +105,7 @@ def _load(client: TritonClient, config: Config, timeout_s: float) -> None:
 
 
 def _pinned(config: Config) -> Config:
-    return served_form(config, (_VERSION,), {})
+    return config_for_versions(config, (_VERSION,), {})
 
 
 def _ask(client: TritonClient, model: str, inputs: Tensors) -> Tensors:

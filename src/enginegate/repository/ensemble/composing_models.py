@@ -22,8 +22,8 @@ from enginegate.errors import RepositoryError
 from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.store.layout import PART_OF, Current, Layout
 from enginegate.triton.config import Config, config_text, read_config
-from enginegate.triton.ensemble_config import served_form
-from enginegate.triton.version_sharing import cannot_share
+from enginegate.triton.ensemble_config import config_for_versions
+from enginegate.triton.version_sharing import sharing_obstacle
 
 Fill = Callable[[Mapping[str, Path], Path], dict[str, FileDigest]]
 
@@ -116,7 +116,7 @@ def move_parts_in(layout: Layout, release: Release, staging: Path, *, records: L
         first = Layout(source, "model")
         write_file(first.folder / PART_OF, layout.model.encode())
         (source / "bytes").rename(first.version_folder(version))
-        config = served_form(
+        config = config_for_versions(
             part_config(records, version, part), (version,), {version: release.digest}
         )
         write_file(first.config, config_text(config).encode())
@@ -167,7 +167,7 @@ def check_parts_fit(layout: Layout, parts: tuple[PartPackage, ...], before: Curr
     for part in parts:
         if live is None or part.name not in old:
             continue
-        why_not = cannot_share(part_config(layout, live.version, old[part.name]), part.config)
+        why_not = sharing_obstacle(part_config(layout, live.version, old[part.name]), part.config)
         if why_not:
             raise RepositoryError(
                 f"Part {part.name} of the live release {live.version} cannot be loaded beside the "

@@ -21,9 +21,9 @@ from enginegate.repository.store.staging import Package
 from enginegate.triton.config import Config, config_text, model_config, read_config
 from enginegate.triton.ensemble_config import (
     Wiring,
+    composing_config,
+    composing_obstacle,
     ensemble_config,
-    part_form,
-    unfit_for_a_part,
 )
 
 ENGINE = "engine"
@@ -148,7 +148,7 @@ def _read(model: str, step: EnsembleStep) -> PartPackage:
         inputs = config.inputs
     except (EnginegateError, OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} is not a Triton configuration of a part: {error}") from error
-    unfit = unfit_for_a_part(config)
+    unfit = composing_obstacle(config)
     if unfit or not inputs or not config.outputs:
         raise ModelError(
             f"{path} {unfit or 'lists no inputs or no outputs'}, so it cannot be a step of an "
@@ -160,7 +160,7 @@ def _read(model: str, step: EnsembleStep) -> PartPackage:
         raise ModelError(f"{step.folder} has no {opened}: Triton's load of it would never end.")
     return PartPackage(
         name=part_name(model, step.name),
-        config=part_form(config, part_name(model, step.name)),
+        config=composing_config(config, part_name(model, step.name)),
         files=files,
     )
 

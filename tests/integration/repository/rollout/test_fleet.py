@@ -225,7 +225,7 @@ def test_a_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, 
 _KILLED = """
 import os, pickle, signal, sys
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetMember
+from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.promotion import LiveRepository
 from enginegate.triton.client import TritonClient
 
@@ -236,10 +236,10 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 hold = die if sys.argv[2] == "on-the-canary" else None
-FleetMember.take = die
+FleetServer.take = die
 lead = LiveRepository(root, TritonClient(address))
 own = LiveRepository(own_root, TritonClient(own_address))
-Fleet(lead, (FleetMember("own", own, lead),), 1.0, hold).publish(package, expected=None)
+Fleet(lead, (FleetServer("own", own, lead),), 1.0, hold).publish(package, expected=None)
 """
 
 

@@ -53,7 +53,7 @@ class TestTurns:
         target = {"objects": "s3://bucket/live", "canary_s": 7200.0}
         rules = parse_policy({**POLICY, "target": {**target, "repository": str(tmp_path)}}, "test")
 
-        stored = open_storage(rules, LiveRepository(tmp_path, None))
+        stored = open_storage(rules.live_tables, LiveRepository(tmp_path, None))
 
         assert stored.journal.lease_s > 7200.0
 

@@ -25,7 +25,7 @@ from enginegate.workspace import now
 from tests.fakes.hosts import answer, problems
 
 ADA = Withdrawal("ada", "it answers nonsense")
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.triton

@@ -11,7 +11,7 @@ from enginegate.repository.ensemble.composing_models import PartPackage
 from enginegate.repository.ensemble.composition import compose, engine_step
 from enginegate.serving import BackendSettings, ServingConfig
 from enginegate.triton.config import config_text, model_config
-from enginegate.triton.ensemble_config import served_form
+from enginegate.triton.ensemble_config import config_for_versions
 from enginegate.triton.server import Server
 from tests.fakes.evidence import release
 
@@ -112,7 +112,7 @@ def test_the_ensemble_is_golden(step, engine):
     """Inputs, outputs and the largest batch follow from the parts; every step is pinned."""
     composed = compose("m", Ensemble(before=(step(),)), engine)
 
-    assert config_text(served_form(composed.config, (7,), {7: "d1" * 32})) == GOLDEN
+    assert config_text(config_for_versions(composed.config, (7,), {7: "d1" * 32})) == GOLDEN
     assert [part.name for part in composed.parts] == ["m.pre", "m.engine"]
     assert list(composed.parts[0].files) == ["model.py"]
 

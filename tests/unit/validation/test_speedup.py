@@ -8,8 +8,7 @@ from enginegate.evidence import Outcome, PointDecision, Rival, contradictions
 from enginegate.policy.benchmarking import Search, Slo
 from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, scorecard, sha
 from validation.decide import choose_served
-from validation.speed import SpeedReference, judge_speed, with_speed
-from validation.throughput import Throughput
+from validation.speedup import SpeedReference, Throughput, judge_speed, with_speed
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
 BOUNDS = Search(

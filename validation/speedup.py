@@ -1,9 +1,9 @@
 """Whether a candidate is faster by the policy's margin: throughput at the SLO against a reference.
 
 The reference is the FP32 engine of the same runtime, or what is live. A throughput is known as
-exactly as the search tells rates apart only where a rate just above it did not hold, and the search
-ended by itself. Else it is a lower bound, below a rate that is shown not to hold where there is
-one. Only what the bounds of the ratio settle is decided.
+exactly as the search tells rates apart only where a rate just above it is refuted by the rule of
+the gate p99_ms (`Benchmark.decisions`), and the search ended by itself. Else it is a lower bound,
+below a refuted rate where there is one. Only what the bounds of the ratio settle is decided.
 """
 
 import math
@@ -12,19 +12,61 @@ from dataclasses import dataclass
 
 from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.evidence import Benchmark, Finding, Outcome, Rival
+from enginegate.measuring.p99 import lowest_refuted
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.wording import per_second
-from validation.throughput import (
-    ROUNDING,
-    Throughput,
-    at_top,
-    between,
-    lowest_refuted,
-    reached,
-)
 
 GATE = "speedup"
-_SCOPE = "benchmark"
+# Rates of two searches are equal up to this factor: grids are rounded to six digits.
+_ROUNDING = 1.001
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """What is known of a throughput within the SLO, requests/s.
+
+    Attributes:
+        per_s: it is at least that.
+        most_per_s: it is at most that; infinite when nothing above was refuted.
+        why_open: why it may be more, and what to do about it.
+    """
+
+    per_s: float
+    most_per_s: float
+    why_open: str = ""
+
+    @classmethod
+    def exact(cls, per_s: float) -> "Throughput":
+        """As closely as the search tells rates apart."""
+        return cls(per_s, per_s)
+
+    @classmethod
+    def below(cls, per_s: float, refuted_per_s: float | None, bounds: Search) -> "Throughput":
+        """Exact where the refuted rate is within two of the search's resolutions, else a bound."""
+        near = per_s * (1.0 + bounds.resolution) ** 2 * _ROUNDING
+        if refuted_per_s is not None and refuted_per_s <= near:
+            return cls.exact(per_s)
+        why = (
+            "no rate just above it was refuted: raise [search] budget_s and measurement_s, so that "
+            "a rate just above it is decided"
+        )
+        return cls(per_s, max(per_s, math.inf if refuted_per_s is None else refuted_per_s), why)
+
+    @classmethod
+    def of(cls, found: Benchmark, bounds: Search) -> "Throughput":
+        """A benchmark's; bounded only by rates that are shown not to be sustained.
+
+        One that was only not *seen* to hold (`rejected_rate_per_s`) may hold on another day.
+        """
+        per_s = found.throughput_at_slo_per_s
+        if found.cut_short:
+            return cls(per_s, math.inf, found.cut_short)
+        refuted = lowest_refuted(found.decisions, found.chosen, above_per_s=per_s)
+        return cls.below(per_s, refuted, bounds)
+
+    def at_top(self, bounds: Search) -> bool:
+        """Whether it is the highest rate that is tried, as closely as rates are told apart."""
+        return self.per_s >= bounds.ceiling_per_s * (1.0 - bounds.resolution)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +77,7 @@ class SpeedReference:
         name: for people.
         throughput: within the SLO; None when none is shown.
         why: what is known when there is no throughput.
-        refuted_per_s: without a throughput, a rate that is shown not to hold.
+        refuted_per_s: without a throughput, a rate that is shown not to be sustained.
     """
 
     name: str
@@ -73,9 +115,13 @@ def with_speed(
             judged.append(found)
             continue
         if against.throughput is None and against.name in {each.name for each in left_out}:
-            finding = _left_out(margin, against.name)
+            finding = _undecided(
+                margin,
+                f"not judged: {against.name} is not part of this run",
+                f"Name {against.name} as well, or no candidate, to have it judged.",
+            ).model_copy(update={"advisory": True})
         else:
-            finding = judge_speed(reached(found, bounds), against, margin, bounds)
+            finding = judge_speed(Throughput.of(found, bounds), against, margin, bounds)
         judged.append(found.model_copy(update={"findings": (*found.findings, finding)}))
     return tuple(judged)
 
@@ -92,7 +138,7 @@ def judge_speed(
         bounds: of both searches.
     """
     if not ours.per_s:
-        return _unknown(
+        return _undecided(
             margin,
             "no rate of its own is shown to hold the SLO",
             "See the findings p99_ms and throughput of this candidate.",
@@ -101,8 +147,15 @@ def judge_speed(
         return _compared(ours, against.throughput, against.name, margin, bounds)
     refuted = against.refuted_per_s
     if refuted is not None and ours.per_s >= margin * refuted:
-        return _beyond(ours.per_s, against.name, refuted, margin)
-    return _unknown(
+        # The reference is slower than the lowest rate that is tried.
+        ratio = ours.per_s / refuted
+        reason = (
+            f"{per_second(ours.per_s)}, and {against.name} is shown not to hold the SLO at "
+            f"{per_second(refuted)}, nor at less as far as was tried: more than {ratio:.3g} >= "
+            f"{margin:g}"
+        )
+        return _finding(Outcome.PASSED, reason, margin, ratio=ratio)
+    return _undecided(
         margin,
         f"{against.name} has no throughput at the SLO to compare with"
         + (f": {against.why}" if against.why else ""),
@@ -110,25 +163,10 @@ def judge_speed(
     )
 
 
-def _beyond(ours: float, name: str, refuted: float, margin: float) -> Finding:
-    """The reference is shown not to hold the SLO at a rate, so it is slower than that."""
-    return Finding(
-        gate=GATE,
-        scope=_SCOPE,
-        outcome=Outcome.PASSED,
-        reason=f"{per_second(ours)}, and {name} is shown not to hold the SLO at "
-        f"{per_second(refuted)}, nor at "
-        f"less as far as was tried: more than {ours / refuted:.3g} >= {margin:g}",
-        value=ours / refuted,
-        limit=margin,
-        relation=">=",
-    )
-
-
 def _compared(
     ours: Throughput, theirs: Throughput, name: str, margin: float, bounds: Search
 ) -> Finding:
-    tops = [at_top(ours, bounds), at_top(theirs, bounds)]
+    tops = [ours.at_top(bounds), theirs.at_top(bounds)]
     # At the highest rate that is tried both are equal, as closely as a search tells rates apart.
     ratio = 1.0 if all(tops) else ours.per_s / theirs.per_s
     if tops[0]:
@@ -140,28 +178,22 @@ def _compared(
         f"{'≥ ' if top else ''}{per_second(known.per_s)}"
         for known, top in zip((ours, theirs), tops, strict=True)
     ]
-    said = f"{rates[0]} over {rates[1]} of {name} is {ratio:.3g}"
+    reason = f"{rates[0]} over {rates[1]} of {name} is {ratio:.3g}"
     if all(tops):
-        said += f"; both hold the highest rate that is tried ({per_second(bounds.ceiling_per_s)}), "
-        said += f"so neither is known to be faster; {margin:g} is asked for"
+        reason += (
+            f"; both hold the highest rate that is tried ({per_second(bounds.ceiling_per_s)}), "
+            f"so neither is known to be faster; {margin:g} is asked for"
+        )
     else:
-        said += f"; {ratio:.3g} {'>=' if ratio >= margin else '<'} {margin:g}"
-        said += "".join((*_bound("this candidate", ours), *_bound(name, theirs)))
-    return Finding(
-        gate=GATE,
-        scope=_SCOPE,
-        outcome=outcome,
-        reason=said,
-        value=ratio,
-        limit=margin,
-        relation=">=",
-        remedy=_remedy(outcome, ours, theirs, bounds),
-        would_pass=ratio if outcome is Outcome.FAILED else None,
+        reason += f"; {ratio:.3g} {'>=' if ratio >= margin else '<'} {margin:g}"
+        reason += "".join((*_bound("this candidate", ours), *_bound(name, theirs)))
+    return _finding(
+        outcome, reason, margin, ratio=ratio, remedy=_remedy(outcome, ours, theirs, bounds)
     )
 
 
 def _bound(name: str, known: Throughput) -> Iterator[str]:
-    if known.is_exact:
+    if known.most_per_s <= known.per_s:
         return
     yield f". A bound: {name} may hold more"
     if known.most_per_s < math.inf:
@@ -198,13 +230,25 @@ def _fp32(fp32: Candidate, made: Sequence[Benchmark], bounds: Search) -> SpeedRe
     if own is None:
         return SpeedReference(fp32.name, None, "it is no candidate, or was not measured")
     if own.chosen is not None:
-        return SpeedReference(fp32.name, reached(own, bounds))
-    return SpeedReference(
-        fp32.name,
-        None,
-        why=f"its own benchmark is {own.outcome.word}",
-        refuted_per_s=lowest_refuted(own, bounds),
-    )
+        return SpeedReference(fp32.name, Throughput.of(own, bounds))
+    why = f"its own benchmark is {own.outcome.word}"
+    return SpeedReference(fp32.name, None, why, refuted_per_s=_refuted_lowest_rate(own, bounds))
+
+
+def _refuted_lowest_rate(own: Benchmark, bounds: Search) -> float | None:
+    """The lowest rate that is tried, if every configuration measured there is refuted.
+
+    That nothing was confirmed is not enough: it may only be known of higher rates.
+    """
+    latency = bounds.objective == "latency"
+    lowest = bounds.ceiling_per_s if latency else bounds.min_rate_per_s
+    failed = any(f.gate == "p99_ms" and f.outcome is Outcome.FAILED for f in own.findings)
+    there = [
+        point.outcome is Outcome.FAILED
+        for point in own.decisions
+        if point.rate_per_s <= lowest * _ROUNDING
+    ]
+    return lowest if failed and there and all(there) else None
 
 
 def _champion(rival: Rival, bounds: Search) -> SpeedReference:
@@ -213,11 +257,10 @@ def _champion(rival: Rival, bounds: Search) -> SpeedReference:
     refuted = rival.champion_rejected_per_s
     if not per_s:
         return SpeedReference(name, None, "it held at no rate that was tried", refuted)
-    if refuted is None and per_s >= rival.rate_per_s / ROUNDING:
+    if refuted is None and per_s >= rival.rate_per_s / _ROUNDING:
         why = f"{name} holds this candidate's rate: benchmark it alone to know how much more"
         return SpeedReference(name, Throughput(per_s, math.inf, why))
-    most = math.inf if refuted is None else refuted
-    return SpeedReference(name, between(per_s, refuted, bounds, most_per_s=most))
+    return SpeedReference(name, Throughput.below(per_s, refuted, bounds))
 
 
 def _raise_top(bounds: Search) -> str:
@@ -238,25 +281,25 @@ def _remedy(outcome: Outcome, ours: Throughput, theirs: Throughput, bounds: Sear
             "The objective latency compares at one rate: use throughput, or leave out [slo] "
             "min_speedup."
         )
-    said = dict.fromkeys(known.why_open for known in (theirs, ours) if known.why_open)
-    return "; ".join(said) + "."
+    reasons = dict.fromkeys(known.why_open for known in (theirs, ours) if known.why_open)
+    return "; ".join(reasons) + "."
 
 
-def _left_out(margin: float, name: str) -> Finding:
-    return _unknown(
-        margin,
-        f"not judged: {name} is not part of this run",
-        f"Name {name} as well, or no candidate, to have it judged.",
-    ).model_copy(update={"advisory": True})
+def _undecided(margin: float, reason: str, remedy: str) -> Finding:
+    return _finding(Outcome.INCONCLUSIVE, reason, margin, remedy=remedy)
 
 
-def _unknown(margin: float, reason: str, remedy: str) -> Finding:
+def _finding(
+    outcome: Outcome, reason: str, margin: float, *, ratio: float | None = None, remedy: str = ""
+) -> Finding:
     return Finding(
         gate=GATE,
-        scope=_SCOPE,
-        outcome=Outcome.INCONCLUSIVE,
+        scope="benchmark",
+        outcome=outcome,
         reason=reason,
+        value=ratio,
         limit=margin,
         relation=">=",
         remedy=remedy,
+        would_pass=ratio if outcome is Outcome.FAILED else None,
     )

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from enginegate.measuring.warmup import slow_until_s
+from enginegate.measuring.validity import allowed_lateness_ms, slow_until_s
 
 COUNT, LASTED_S = 2000, 10.0
 DUE_S = np.arange(COUNT) * LASTED_S / COUNT
@@ -68,3 +68,11 @@ def test_what_is_no_warm_up(shape):
 def test_few_requests_are_not_judged(count):
     """With too few requests for medians nothing is found."""
     assert slow_until_s(DUE_S[:count], np.linspace(1.0, 0.1, count)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("slo_ms", "expected"), [(0.01, 5.0), (2.0, 5.0), (20.0, 5.0), (100.0, 25.0)]
+)
+def test_late_limit(slo_ms, expected):
+    """A quarter of the SLO, and at least what timers of a busy machine do."""
+    assert allowed_lateness_ms(slo_ms) == expected

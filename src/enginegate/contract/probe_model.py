@@ -21,7 +21,7 @@ from enginegate.errors import ServerError
 from enginegate.serving import ServingConfig
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text, model_config
-from enginegate.triton.release_labels import RECORDS, mark, marks
+from enginegate.triton.release_labels import RECORDS, read_labels, write_labels
 
 SOURCE = Path(__file__).with_name("probe_model_server.py")
 BROKEN = b"raise RuntimeError('broken on purpose, to see that it stays outside')\n"
@@ -34,7 +34,7 @@ _GONE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ProbeAnswer:
     """One answer: which version Triton says it is from, and what the model itself says.
 
     Attributes:
@@ -47,7 +47,7 @@ class Said:
 
 
 @dataclass(slots=True)
-class Scratch:
+class ProbeModel:
     """The model and its two versions.
 
     Attributes:
@@ -93,11 +93,11 @@ class Scratch:
         self.client.load(self.name, config, files=carried, timeout_s=self.load_timeout_s)
         return time.perf_counter() - began_s
 
-    def ask(self, version: str = "") -> Said:
+    def ask(self, version: str = "") -> ProbeAnswer:
         """One request; without a version Triton chooses."""
         reply = self.client.infer(self.name, {"x": np.zeros((1, 1), np.float32)}, version=version)
         _, told, load = reply.outputs["y"][0].tolist()
-        return Said(reply.model_version, int(told), int(load))
+        return ProbeAnswer(reply.model_version, int(told), int(load))
 
     def ready(self) -> set[int]:
         """Versions that answer; where there is a folder, the index must say the same.
@@ -113,7 +113,7 @@ class Scratch:
 
     def named(self) -> dict[int, str]:
         """The releases that the configuration in force names."""
-        return marks(self.client.config(self.name))
+        return read_labels(self.client.config(self.name))
 
     def digest(self) -> str | None:
         """What the configuration in force says."""
@@ -144,7 +144,7 @@ class Scratch:
             parameters={DIGEST: digest},
             versions=versions,
         )
-        mark(config, self.releases)
+        write_labels(config, self.releases)
         return config
 
     def _write(self, config: Config) -> Mapping[str, bytes]:
