@@ -66,7 +66,8 @@ _SCHEMA: Schema = Policy.model_json_schema()
 _DEFINITIONS: Schema = _SCHEMA["$defs"]
 _LARGEST_VALUES = """## Largest values
 
-No number may be infinite or "not a number". A larger number cannot be meant, and is refused with the key and its value:
+No number may be infinite or "not a number". A number above the largest one listed here cannot be
+meant, and is refused with the key and its value:
 
 | key | largest | because |
 |---|---|---|"""
