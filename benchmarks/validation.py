@@ -38,7 +38,7 @@ from enginegate.candidate import (  # noqa: E402
 from enginegate.data import DataSet  # noqa: E402
 from enginegate.policy.gates import Gates, Metric  # noqa: E402
 from validation.agreement import OutputComparison  # noqa: E402
-from validation.output_spec import OutputSpec  # noqa: E402
+from validation.outputs import OutputSpec  # noqa: E402
 from validation.score import BITS  # noqa: E402
 
 SIZES = (10_000, 100_000, 1_000_000)

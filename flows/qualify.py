@@ -20,7 +20,7 @@ from tasks.recover import recover_interrupted
 from tasks.repair import repair
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate
-from validation.output_spec import output_specs
+from validation.outputs import output_specs
 
 _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 

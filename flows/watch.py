@@ -41,7 +41,7 @@ from tasks.watch import (
     unacknowledged,
     verify_live,
 )
-from validation.output_spec import output_specs
+from validation.outputs import output_specs
 
 # One run goes on for at most this long, so that the next one of a schedule of ten minutes starts.
 RUN_S = 540.0

@@ -42,7 +42,7 @@ from enginegate.triton.endpoint import live_client
 from enginegate.triton.install import find_triton
 from enginegate.wording import per_second, short_number
 from enginegate.workspace import Workspace, remembered
-from validation.benchmarked import not_benchmarked
+from validation.choice import not_benchmarked
 
 _log = logging.getLogger("enginegate.benchmark")
 _WAIT_FOR_MACHINE_S = 3600.0

@@ -15,7 +15,7 @@ from enginegate.policy.benchmarking import BenchmarkTables
 from enginegate.policy.operating import LiveTables
 from enginegate.report import ServingReport
 from enginegate.repository import Layout
-from validation.decide import choose_served
+from validation.choice import choose_served
 from validation.speedup import with_speed
 
 

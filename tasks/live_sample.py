@@ -37,9 +37,15 @@ from enginegate.watch.log import SampledTraffic, WatchCheck, WatchLog
 from enginegate.workspace import Workspace, now
 from validation.agreement import compare
 from validation.drift import measure_drift
-from validation.live_answers import agreeing, count_agreement, judge_agreement, judge_live_drift
-from validation.output_spec import OutputSpec
-from validation.watch import live_finding, not_measured
+from validation.live import (
+    agreeing,
+    count_agreement,
+    judge_agreement,
+    judge_live_drift,
+    live_finding,
+    not_measured,
+)
+from validation.outputs import OutputSpec
 
 _log = logging.getLogger("enginegate.watch")
 _ROWS = 1000

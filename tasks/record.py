@@ -34,7 +34,7 @@ from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import ContentFolder
 from enginegate.tracking import CandidateArtifacts, Ledger
 from enginegate.workspace import Workspace, now, remembered
-from validation.decide import choose
+from validation.choice import choose
 from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")

@@ -9,7 +9,7 @@ from enginegate.errors import EnginegateError
 from enginegate.policy.operating import LiveTables
 from enginegate.repository import open_repository
 from enginegate.workspace import Workspace
-from validation.watch import judge_reading
+from validation.live import judge_reading
 
 _log = logging.getLogger("enginegate.repository")
 

@@ -36,7 +36,7 @@ from enginegate.serving import ServingOptions
 from enginegate.tracking import Ledger, Outbox, engine_of, live_message, withdrawn_message
 from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
-from validation.watch import judge_reading
+from validation.live import judge_reading
 
 UNDO = "publication"
 PUBLISHED = "release"

@@ -38,7 +38,7 @@ from enginegate.workspace import Workspace, remembered
 from validation.agreement import OutputComparison, compare
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
 from validation.expectations import judge
-from validation.output_spec import OutputSpec
+from validation.outputs import OutputSpec
 from validation.shadow import judge_noise
 from validation.verdict import for_errored, for_unbuilt, for_undecidable, for_unrunnable, verdict_on
 

@@ -45,7 +45,7 @@ from enginegate.triton.endpoint import LiveAddresses, live_addresses
 from enginegate.watch.log import Action, Count, SampledTraffic, WatchCheck, WatchLog
 from enginegate.watch.probe import LiveProber, LiveReading, take_reading
 from enginegate.workspace import Workspace, now
-from validation.watch import action_for, judge_reading, live_finding, not_measured
+from validation.live import action_for, judge_reading, live_finding, not_measured
 
 FAILED_EVENT = "enginegate.watch.failed"
 _WAY = "watch"

@@ -9,7 +9,7 @@ import numpy as np
 
 from enginegate.policy.gates import Gates
 from validation.agreement import OutputComparison
-from validation.output_spec import CLASSIFY, OutputSpec
+from validation.outputs import CLASSIFY, OutputSpec
 from validation.score import paired_form
 
 

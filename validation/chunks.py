@@ -23,7 +23,7 @@ from enginegate.content_store import ContentFolder
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.engines import open_engine, open_reference
 from validation.agreement import OutputComparison, compare, concatenate
-from validation.output_spec import OutputSpec
+from validation.outputs import OutputSpec
 from validation.score import GALLERY, labels_by_measure
 
 T = TypeVar("T")

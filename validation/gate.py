@@ -16,12 +16,138 @@ A slice that is bad, but not bad enough to be sure among so many, is inconclusiv
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from enginegate.evidence import Finding, Outcome
-from validation.checks import GateCheck
-from validation.reading import CheckReading, Counts, finite, p_value
-from validation.statistics import NO_ESTIMATE, Estimate, holm
+from enginegate.policy.gates import Gates
+from validation.agreement import OutputComparison
+from validation.checks import MAXIMA, RULES, GateCheck, slice_sizes, unlimited
+from validation.outputs import OutputSpec
+from validation.resampling import Resampled, resampled_f1, resampled_numbers
+from validation.score import paired_form
+from validation.statistics import (
+    NO_ESTIMATE,
+    Estimate,
+    Pairs,
+    Share,
+    holm,
+    loss_interval,
+    loss_p_value,
+    quantile_interval,
+    samples_to_decide_loss,
+    samples_to_decide_share,
+    share_interval,
+    share_p_value,
+)
+
+_NAMED_SLICES = 8
+_OPEN_LIMIT = {"<=": float("inf"), ">=": float("-inf")}
+TAIL = 0.99  # of the samples are within a percentile's limit
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The 99th percentile of N values (the 1st, if limited from below), and how many are beyond."""
+
+    estimate: Estimate
+    beyond: int
+
+    @classmethod
+    def of(cls, check: GateCheck, values: NDArray[np.float64]) -> "Tail":
+        """Percentile of values of shape ``(N,)``; NaN counts as the worst there is."""
+        above = check.rule.relation == "<="
+        known = np.where(np.isnan(values), np.inf if above else -np.inf, values)
+        quantile = TAIL if above else 1.0 - TAIL
+        estimate = quantile_interval(known, quantile, check.confidence)
+        within = known <= check.limit if above else known >= check.limit
+        return cls(estimate, int((~within).sum()))
+
+
+Counts: TypeAlias = Pairs | Share | Tail | Resampled
+
+
+def counts_of(check: GateCheck, values: NDArray[Any]) -> Counts:
+    """What a check's column holds, shape ``(N,)``, as its rule counts it."""
+    column = check.rule.column
+    if column == "accuracy_delta" or (check.kind and paired_form(check.kind) == "binary"):
+        return Pairs.of(values)
+    if check.kind:
+        return _resampled(check, values)
+    if column == "top1_match":
+        return Share.of(values)
+    if column == "power":
+        return resampled_numbers(values, "sqnr", check.confidence)
+    return Tail.of(check, values)
+
+
+def _resampled(check: GateCheck, values: NDArray[Any]) -> Resampled:
+    if paired_form(check.kind) == "classes":
+        return resampled_f1(values, check.confidence)
+    kind = check.kind if check.kind in {"mae", "rmse"} else "mean"
+    return resampled_numbers(values, kind, check.confidence)
+
+
+def p_value(check: GateCheck, counts: Counts) -> float:
+    """Chance of counts at least this bad if the truth were exactly the limit."""
+    if isinstance(counts, Pairs):
+        return loss_p_value(counts, check.limit)
+    if isinstance(counts, Share):
+        return share_p_value(counts, check.limit)
+    if isinstance(counts, Resampled):
+        return counts.p_value(check.limit)
+    raise TypeError("percentiles are not judged as a family")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReading:
+    """What the samples say about a check."""
+
+    estimate: Estimate
+    deciding_samples: int | None
+    detail: str
+
+    @classmethod
+    def of(cls, check: GateCheck, counts: Counts) -> "CheckReading":
+        """Estimate, interval, and the sample size that would decide."""
+        limit, confidence = check.limit, check.confidence
+        if isinstance(counts, Pairs):
+            return cls(
+                loss_interval(counts, confidence),
+                samples_to_decide_loss(counts, limit, confidence),
+                f"{counts.lost} lost, {counts.gained} gained",
+            )
+        if isinstance(counts, Share):
+            return cls(
+                share_interval(counts, confidence),
+                samples_to_decide_share(counts, limit, confidence),
+                f"{counts.samples - counts.having} differ",
+            )
+        if isinstance(counts, Resampled):
+            deciding = counts.samples_to_decide(limit, confidence)
+            return cls(counts.estimate, deciding, counts.detail)
+        samples = counts.estimate.samples
+        within = Share(samples - counts.beyond, samples)
+        side = "above" if check.rule.relation == "<=" else "below"
+        return cls(
+            counts.estimate,
+            samples_to_decide_share(within, TAIL, confidence),
+            f"{counts.beyond} {side} the limit",
+        )
+
+    @property
+    def would_pass(self) -> tuple[float, float]:
+        """The limits that would just have passed: from above, and from below."""
+        return self.estimate.high, self.estimate.low
+
+
+def finite(value: float) -> float | None:
+    """A number for a record, which holds no NaN or infinity."""
+    return value if math.isfinite(value) else None
 
 
 def judge_number(check: GateCheck, value: float, samples: int) -> Finding:
@@ -180,4 +306,150 @@ def finding_of(
         advisory=check.advisory,
         remedy="" if outcome is Outcome.PASSED else remedy or check.rule.remedy,
         would_pass=finite(limits[0] if check.rule.relation == "<=" else limits[1]),
+    )
+
+
+def notes_on(comparison: OutputComparison, gates: Gates, asked: OutputSpec) -> tuple[Finding, ...]:
+    """Every note on one comparison."""
+    scope, sizes = comparison.scope, slice_sizes(comparison, asked.max_values)
+    found = [judge_slice_sizes(scope, sizes, gates), _constant_reference(comparison, gates)]
+    found += [
+        _too_many_values(comparison, column, gates, most=asked.max_values)
+        for column in comparison.slices
+    ]
+    if scope.partition(":")[0] == "evaluation":
+        if comparison.top1_reference is not None and comparison.correct_reference is None:
+            found.append(unlabelled(scope, gates))
+        found += [
+            _unscored(name, asked, scope, gates)
+            for name in asked.metrics
+            if name not in comparison.scores
+        ]
+    if len(comparison):
+        found += [_measured(gate, comparison, gates) for gate in unlimited(comparison, gates)]
+    return tuple(note for note in found if note is not None)
+
+
+def judge_slice_sizes(
+    scope: str, sizes: Mapping[tuple[str, str], int], gates: Gates
+) -> Finding | None:
+    """Name the slices that are too small to judge; None without slices.
+
+    Advisory: a note on what was not judged, so that nothing is dropped in silence.
+    """
+    if not sizes:
+        return None
+    need = gates.min_slice_samples
+    small = [f"{column}={value} ({n})" for (column, value), n in sizes.items() if n < need]
+    more = f" and {len(small) - _NAMED_SLICES} more" if len(small) > _NAMED_SLICES else ""
+    reason = f"all {len(sizes)} slices have >= {need} samples"
+    if small:
+        named = ", ".join(small[:_NAMED_SLICES])
+        reason = f"{len(small)} of {len(sizes)} slices have < {need} samples, so were not judged: "
+        reason += named + more
+    return Finding(
+        gate="slice_samples",
+        scope=scope,
+        outcome=Outcome.INCONCLUSIVE if small else Outcome.PASSED,
+        reason=reason,
+        value=min(sizes.values()),
+        limit=need,
+        relation=">=",
+        unit="samples",
+        samples=sum(n for n in sizes.values() if n < need),
+        advisory=True,
+        remedy="Add samples of these slices, or merge them into larger ones." if small else "",
+    )
+
+
+def unlabelled(scope: str, gates: Gates) -> Finding:
+    """Accuracy cannot be judged without labels: inconclusive, never passed."""
+    return finding_of(
+        GateCheck.of("accuracy_loss", scope, gates),
+        Outcome.INCONCLUSIVE,
+        f"the {scope} data has no labels, so accuracy was not measured",
+        NO_ESTIMATE,
+        remedy="Add an array named label to the data: one integer class a sample.",
+    )
+
+
+def _unscored(name: str, asked: OutputSpec, scope: str, gates: Gates) -> Finding:
+    metric = asked.metrics[name]
+    output = metric.output or asked.output or "OUTPUT"
+    return finding_of(
+        GateCheck.of_metric(name, metric.kind, scope, gates),
+        Outcome.INCONCLUSIVE,
+        f"the {scope} data has no labels for it, so {name} was not measured",
+        NO_ESTIMATE,
+        remedy=f"Add an array named label.{output} to the data: what the output should be.",
+    )
+
+
+def _too_many_values(
+    comparison: OutputComparison, column: str, gates: Gates, *, most: int
+) -> Finding | None:
+    """A column such as a user's name cuts the data into crumbs: it is not judged."""
+    values = len(np.unique(comparison.slices[column]))
+    if values <= most:
+        return None
+    return Finding(
+        gate="slice_values",
+        scope=comparison.scope,
+        outcome=Outcome.INCONCLUSIVE,
+        reason=f"slice column {column} has {values} values > {most}, so it was not judged",
+        value=values,
+        limit=most,
+        relation="<=",
+        unit="values",
+        samples=len(comparison),
+        advisory="slice_values" in gates.advisory,
+        remedy="Group its values, take the column out of the data, or raise slices.max_values.",
+    )
+
+
+def _constant_reference(comparison: OutputComparison, gates: Gates) -> Finding | None:
+    """FP32 that answers the same to everything shows nothing about a candidate."""
+    power = comparison.power
+    if power is None or len(power) < 2 or np.ptp(power.real) > 0.0:  # noqa: PLR2004 - one sample cannot vary
+        return None
+    return Finding(
+        gate="constant_reference",
+        scope=comparison.scope,
+        outcome=Outcome.INCONCLUSIVE,
+        reason=f"FP32's output has the same size on all {len(power)} samples",
+        samples=len(power),
+        advisory="constant_reference" in gates.advisory,
+        remedy="Look at the inputs: preprocessing, or one sample repeated. Give data that varies.",
+    )
+
+
+def _measured(gate: str, comparison: OutputComparison, gates: Gates) -> Finding:
+    """A number that the policy sets no limit for: shown, and never decides."""
+    rule = RULES[gate]
+    check = GateCheck(
+        gate, comparison.scope, _OPEN_LIMIT[rule.relation], gates.confidence, advisory=True
+    )
+    values = comparison.columns()[rule.column]
+    if gate in MAXIMA:
+        value = float(values.max())
+        ends = (value, value)
+        low, high = None, None
+    else:
+        estimate = CheckReading.of(check, counts_of(check, values)).estimate
+        value, ends = estimate.value, (estimate.high, estimate.low)
+        low, high = finite(estimate.low), finite(estimate.high)
+    return Finding(
+        gate=gate,
+        scope=comparison.scope,
+        outcome=Outcome.INCONCLUSIVE,
+        reason=f"{rule.noun} {value:.4g}; the policy sets no limit; {len(comparison)} samples",
+        value=finite(value),
+        relation=rule.relation,
+        unit=rule.unit,
+        low=low,
+        high=high,
+        samples=len(comparison),
+        advisory=True,
+        remedy="Shown only. Limit it under [gates] in the policy, and it decides.",
+        would_pass=finite(ends[0] if rule.relation == "<=" else ends[1]),
     )

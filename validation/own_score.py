@@ -27,11 +27,10 @@ from enginegate.evidence import Finding, Outcome, loss_gate
 from enginegate.policy.gates import Gates
 from validation.agreement import OutputComparison
 from validation.checks import slice_sizes
-from validation.output_spec import OutputSpec
-from validation.reading import finite
+from validation.gate import finite
+from validation.outputs import OutputSpec, flat
 from validation.resampling import Floats, own_f1, own_mean, resampled_numbers
 from validation.score import ACCURACY, GALLERY, paired_form
-from validation.shape_checks import flat
 from validation.statistics import Estimate, Share, share_interval
 
 _ERRORS = frozenset({"mae", "rmse"})  # lower is better

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from enginegate.data import Array, DataSet
 from enginegate.errors import DataError, PolicyError
 from enginegate.policy.gates import Metric
-from validation.output_spec import OutputSpec
-from validation.shape_checks import flat
+from validation.outputs import OutputSpec, flat
 
 GALLERY = 1024  # samples that one is ranked among; blocks of them start at multiples of it
 BITS = 21

@@ -20,7 +20,7 @@ from enginegate.policy import Policy, parse_policy
 from enginegate.policy.gates import Gates
 from validation.chunks import Chunk, chunks_of, compare_chunk, gather, observe_chunk
 from validation.expectations import judge
-from validation.output_spec import CLASSIFY, OutputSpec
+from validation.outputs import CLASSIFY, OutputSpec
 from validation.verdict import verdict_on
 
 SAMPLES = 10_000

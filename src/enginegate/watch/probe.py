@@ -2,7 +2,7 @@
 
 Triton's counters give means, never percentiles, and miss some failures (a full queue, a version
 that is gone), so a few requests are sent as users send them and timed at the client. Not in scope:
-what the numbers mean (validation/watch.py).
+what the numbers mean (validation/live.py).
 """
 
 import time

@@ -15,7 +15,7 @@ from enginegate.workspace import Workspace
 from tasks.build import build
 from tasks.validate import EvaluationSamples, observe, validate
 from tests.integration.engines.conftest import POLICY
-from validation.output_spec import CLASSIFY
+from validation.outputs import CLASSIFY
 
 pytestmark = pytest.mark.xdist_group("engines")
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.fakes.lab import Lab, make_lab
-from validation.output_spec import OutputSpec
+from validation.outputs import OutputSpec
 
 
 @pytest.fixture(scope="session")

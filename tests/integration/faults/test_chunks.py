@@ -14,7 +14,7 @@ import pytest
 from enginegate.data import DataSet
 from enginegate.errors import DataError
 from validation.chunks import compare_chunk, followed, gather, observe_chunk
-from validation.output_spec import OutputSpec
+from validation.outputs import OutputSpec
 
 ROOT = Path(__file__).parents[3]
 

@@ -13,7 +13,7 @@ from enginegate.policy.gates import Evaluation
 from enginegate.workspace import Workspace
 from tasks.validate import EvaluationSamples, _workers, observe, validate
 from tests.fakes.lab import POLICY, make_lab
-from validation.output_spec import output_specs
+from validation.outputs import output_specs
 
 pytestmark = pytest.mark.xdist_group("flows")
 

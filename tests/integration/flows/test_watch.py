@@ -54,8 +54,8 @@ from tasks.recover import recover_interrupted
 from tasks.watch import RolledBack, roll_back_failed, tell_ledger
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
-from validation.output_spec import output_specs
-from validation.watch import live_finding
+from validation.live import live_finding
+from validation.outputs import output_specs
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 

@@ -16,8 +16,7 @@ import pytest
 from enginegate.evidence import Outcome, worst
 from tests.fakes.judged import find, results_of
 from validation.checks import checks_for
-from validation.expectation_mapping import findings_from
-from validation.expectations import judge, run_suite
+from validation.expectations import findings_from, judge, run_suite
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
 

@@ -14,9 +14,8 @@ from validation import gate
 from validation.agreement import compare
 from validation.checks import checks_for
 from validation.expectations import judge
-from validation.gate import worst_slice
-from validation.output_spec import OutputSpec
-from validation.reading import Tail
+from validation.gate import Tail, worst_slice
+from validation.outputs import OutputSpec
 from validation.statistics import Pairs, Share
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED

@@ -43,7 +43,7 @@ def test_the_first_screen_of_the_readme_is_short():
 
 @pytest.mark.parametrize("name", PICTURES)
 def test_pictures_are_current_and_described(name):
-    """Each is what docs/draw_pictures.py draws now, with words for those who cannot see it."""
+    """Each is what docs/draw_pictures.py draws (run it when this fails), and described."""
     drawn = (ROOT / "docs" / "images" / f"{name}.svg").read_text()
 
     assert drawn == PICTURES[name]().svg()

@@ -29,7 +29,7 @@ from enginegate.watch.log import WatchLog
 from enginegate.watch.probe import LiveReading, ProbeResult
 from enginegate.workspace import Workspace
 from tests.fakes.lab import POLICY
-from validation.watch import judge_reading
+from validation.live import judge_reading
 
 RULES = Watch(max_error_share=0.01, min_requests=100)
 

@@ -11,7 +11,7 @@ from scipy.stats import entropy
 
 from enginegate.errors import DataError
 from validation.agreement import NO_CLASS, OutputComparison, compare, concatenate, kl_divergence
-from validation.output_spec import OutputSpec
+from validation.outputs import OutputSpec
 
 SHAPE = array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=5)
 LOGITS = arrays(np.float32, SHAPE, elements=st.floats(-(2.0**99), 2.0**99, width=32))

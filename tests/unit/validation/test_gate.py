@@ -7,9 +7,16 @@ import pytest
 
 from enginegate.evidence import Outcome, worst
 from validation.checks import GateCheck
-from validation.gap_findings import judge_slice_sizes, unlabelled
-from validation.gate import errored, judge, judge_family, judge_number, worst_slice
-from validation.reading import Tail
+from validation.gate import (
+    Tail,
+    errored,
+    judge,
+    judge_family,
+    judge_number,
+    judge_slice_sizes,
+    unlabelled,
+    worst_slice,
+)
 from validation.statistics import Pairs, Share
 
 TRIALS = 2000

@@ -12,7 +12,7 @@ from tests.fakes.evidence import scorecard, verdict
 from tests.fakes.judged import find
 from validation.agreement import compare
 from validation.expectations import judge
-from validation.output_spec import OutputSpec
+from validation.outputs import OutputSpec
 from validation.own_score import held_back, own_scores
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED

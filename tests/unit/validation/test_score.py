@@ -11,7 +11,7 @@ from enginegate.data import DataSet
 from enginegate.errors import DataError, PolicyError
 from enginegate.policy.gates import Metric
 from validation.agreement import compare
-from validation.output_spec import OutputSpec
+from validation.outputs import OutputSpec
 from validation.score import BITS, GALLERY, NONE, score
 
 FINE = np.zeros(3, dtype=bool)

@@ -7,7 +7,7 @@ import pytest
 from enginegate.evidence import Outcome, PointDecision, Rival, contradictions
 from enginegate.policy.benchmarking import Search, Slo
 from tests.fakes.evidence import FP32, INT8, SERVING, benchmark, finding, scorecard, sha
-from validation.decide import choose_served
+from validation.choice import choose_served
 from validation.speedup import SpeedReference, Throughput, judge_speed, with_speed
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from enginegate.evidence import Finding, Outcome
 from enginegate.watch.log import WatchLog
 from tests.fakes.looks import look
-from validation.watch import live_finding
+from validation.live import live_finding
 
 
 def test_looks_are_kept_in_number_and_their_numbers_never_come_back(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 """The window in which the first server of a fleet is watched, before the others are told.
 
-With a judge (validation/watch.py) it is held to the looks that the watch holds every live release
+With a judge (validation/live.py) it is held to the looks that the watch holds every live release
 to. A library caller without one gets less: the share of requests that failed. In both cases it must
 prove at the end once more what it serves.
 """

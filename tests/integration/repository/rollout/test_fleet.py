@@ -29,7 +29,7 @@ from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.server import start
 from enginegate.watch.log import WatchLog
 from enginegate.workspace import Workspace
-from validation.watch import judge_reading
+from validation.live import judge_reading
 
 pytestmark = pytest.mark.triton
 

@@ -6,7 +6,7 @@ import pytest
 
 from enginegate.evidence import Outcome
 from validation.checks import GateCheck
-from validation.expectation_mapping import evidence_of, findings_from
+from validation.expectations import evidence_of, findings_from
 
 QUIET = {"raised_exception": False, "exception_message": None, "exception_traceback": None}
 

@@ -8,7 +8,7 @@ from enginegate.policy.operating import Watch
 from tests.fakes.evidence import sha
 from tests.fakes.looks import look
 from validation.drift import Drift
-from validation.live_answers import count_agreement, judge_agreement, judge_live_drift
+from validation.live import count_agreement, judge_agreement, judge_live_drift
 
 RULES = Watch(min_requests=100, max_pending=50)
 PASSED, INCONCLUSIVE, FAILED, _ = Outcome

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from validation.anytime_tests import Seen, log_evidence, surely
+from validation.statistics import Seen, log_evidence, surely
 
 
 def looks(*counts, samples=20):

@@ -4,7 +4,7 @@ import tomllib
 from pathlib import Path
 
 from enginegate.policy import parse_policy
-from validation.output_spec import output_specs
+from validation.outputs import output_specs
 
 DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
 

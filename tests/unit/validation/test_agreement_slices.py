@@ -5,7 +5,7 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.errors import DataError, PolicyError
-from validation.derived_slices import parts_of, traits_of
+from validation.agreement import parts_of, traits_of
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from enginegate.evidence import Outcome
 from enginegate.measurement import Percentile
 from enginegate.policy.benchmarking import Search
 from tests.fakes.evidence import FP32, INT8, benchmark, finding, verdict
-from validation.decide import choose, choose_served
+from validation.choice import choose, choose_served
 
 THROUGHPUT = Search(
     max_batch_sizes=(8,),

@@ -4,7 +4,7 @@ import pytest
 
 from enginegate.evidence import Outcome
 from tests.fakes.evidence import FP32, INT8, finding, verdict
-from validation.benchmarked import not_benchmarked
+from validation.choice import not_benchmarked
 
 
 def skipped(fp32, int8, *, also_inconclusive=False, baselines=False, **changes):

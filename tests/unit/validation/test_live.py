@@ -9,7 +9,7 @@ from enginegate.watch.log import Count
 from enginegate.watch.probe import LiveReading, ProbeResult
 from tests.fakes.evidence import release
 from tests.fakes.looks import look
-from validation.watch import action_for, judge_reading, live_finding, not_measured, seen
+from validation.live import action_for, judge_reading, live_finding, not_measured, seen
 
 RULES = Watch(min_requests=100, max_pending=50)
 PASSED, INCONCLUSIVE, FAILED, ERRORED = Outcome
