@@ -148,11 +148,11 @@ def data_flow() -> Picture:
 _STEPS = (
     ("1 check", "lock held; journal, audit log and commit point agree;\nrelease 2 is live, as expected"),
     ("2 number", "3, which was never used before; journal: intent"),
-    ("3 stage", "bytes in a hidden folder, digests checked, flushed,\nthen one rename: MODEL/3/ and its manifest"),
+    ("3 stage", "bytes in a hidden folder, digests checked, flushed,\nmoved in by rename: MODEL/3/ and its records"),
     ("4 sign", "MODEL/00/releases/3.sig.json"),
     ("5 journal", "journal: placed, with the manifest's digest"),
-    ("6 load beside", "config.pbtxt names 2 and 3; journal: configured;\nTriton loads 3 while 2 answers"),
-    ("7 switch", "3 is ready and takes the requests; 2 stays loaded;\njournal: loaded"),
+    ("6 load beside", "of an ensemble: composing models serve 2 and 3;\njournal: prepared"),
+    ("7 switch", "config.pbtxt names 2 and 3; Triton loads 3 while 2\nanswers, then 3 answers; journal: configured, loaded"),
     ("8 prove", "index, digest and golden answers, asked of Triton"),
     ("9 commit", ".enginegate-current.MODEL.json replaced by one rename"),
     ("10 record, retain", "audit log: published; journal: done;\nbytes beyond retention.releases removed"),
@@ -182,7 +182,7 @@ def promotion_steps() -> Picture:
     for first, last, kind, words in (
         (0, 1, "plain", "finds nothing to repair"),
         (1, 5, "old", "removes what was staged.\nRelease 2 served all the time:\nno server had loaded 3."),
-        (5, 8, "old", "writes config.pbtxt for 2,\nloads and proves 2,\nthen removes what was staged."),
+        (5, 8, "old", "writes config.pbtxt for 2 again,\nloads and proves 2,\nthen removes what was staged."),
         (8, 9, "new", "before the rename: as above;\nafter it: 3 stands"),
         (9, 10, "new", "completes journal, audit log\nand deletions. 3 stands."),
     ):  # fmt: skip
