@@ -35,7 +35,8 @@ from enginegate.measuring.advice import largest_stage
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
-from enginegate.search.search import SearchProgress, SearchResult, search
+from enginegate.search.search import SearchResult, search
+from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import ServingConfig
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, start

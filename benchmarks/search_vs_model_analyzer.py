@@ -45,7 +45,8 @@ from enginegate.loadgen.traffic import Traffic, Transport  # noqa: E402
 from enginegate.machine import processor  # noqa: E402
 from enginegate.measurement import ClosedLoad, Load  # noqa: E402
 from enginegate.policy.benchmarking import Search, Slo  # noqa: E402
-from enginegate.search.search import SearchProgress, SearchResult, search  # noqa: E402
+from enginegate.search.search import SearchResult, search  # noqa: E402
+from enginegate.search.trial_runner import SearchProgress  # noqa: E402
 from enginegate.serving import ServingConfig  # noqa: E402
 from enginegate.triton.install import TritonInstall, find_triton  # noqa: E402
 from enginegate.triton.server import start  # noqa: E402

@@ -282,7 +282,7 @@ def progress_words(at: SearchProgress) -> str:
         f"{per_second(measured.rate_per_s)}, {measured.config}: p99 "
         f"{f'{short_number(p99.value_ms)} ms' if p99 else 'unknown'}"
     )
-    if at.before:
+    if at.cached:
         return f"measured before: {shown}"
     invalid = f", not valid: {measured.invalid[0]}" if measured.invalid else ""
     left = f"; about {at.left} more, {at.left_s:.0f} s" if at.left else ""

@@ -23,7 +23,7 @@ from enginegate.measuring.p99 import SequentialTest
 from enginegate.measuring.raw_requests import read_requests
 from enginegate.measuring.validity import allowed_lateness_ms, lateness_decides
 from enginegate.records import Record, canonical_json, sha256_bytes
-from enginegate.search.search import Measure
+from enginegate.search.trial_runner import Measure
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 
 _WHOLE = 0.95

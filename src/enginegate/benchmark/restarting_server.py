@@ -13,7 +13,7 @@ from typing import Self
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.measurement import LatencySample, Load
 from enginegate.measuring.p99 import SequentialTest
-from enginegate.search.search import Measure
+from enginegate.search.trial_runner import Measure
 from enginegate.serving import ServingConfig
 
 _RESTARTS = 3

@@ -25,10 +25,8 @@ from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.machine import gpus, processor
 from enginegate.measurement import Generator, Load, Measurement
 from enginegate.policy.benchmarking import BenchmarkTables
-from enginegate.search.search import Champion, Measure, SearchProgress, SearchResult, search
-from enginegate.search.trial_history import TrialHistory
-from enginegate.search.truncation import Noting, SearchTruncation, bounded
-from enginegate.search.upper_bound import confirm_upper_bound
+from enginegate.search.search import SearchResult, confirm_upper_bound, search
+from enginegate.search.trial_runner import Champion, Measure, SearchProgress
 from enginegate.serving import ServingOptions
 from enginegate.triton.install import TritonInstall
 from enginegate.triton.server import start
@@ -98,7 +96,6 @@ def benchmarked(
         ServerError: servers died again and again, or the model does not load.
     """
     tables = stage.tables
-    ending = SearchTruncation(tables.search, tables.slo, in_a_turn=2 if live else 1, then=progress)
     generators: list[Generator] = []
     up = partial(_up, stage, subject, live, generators.append)
     with RestartingServer(up, said=stage.said) as stand:
@@ -111,17 +108,16 @@ def benchmarked(
             champion=rival,
             price_per_hour=tables.cost.price_per_hour,
             arrivals=tables.load.arrivals,
-            progress=ending.saw,
+            progress=progress,
         )
-        cut_short = ending.cut_short(found)
-        found = found if cut_short else _past(stage, measure, found)
+        found = found if found.cut_short else _past(stage, measure, found)
         patterns = _advisory(stage, lambda: _patterns(stage, stand, subject, found))
     made = _benchmark(stage, engine, subject.options, found)
     known: dict[str, object] = {
-        "cut_short": cut_short,
+        "cut_short": found.cut_short,
         "generator_per_s": generators[-1].trusted_per_s if generators else None,
         "patterns": patterns or (),
-        "rival": bounded(found.rival, rival),
+        "rival": found.rival,
         "roofline": _advisory(stage, lambda: roofline(made)),
     }
     return made.model_copy(update=known)
@@ -151,7 +147,7 @@ def _rival(
     if live is None:
         return None
     measure = _kept(stage, stand.bench(_CHAMPION), live.subject)
-    return Champion(Noting(measure, TrialHistory(stage.tables.slo)), live.config, live.release)
+    return Champion(measure, live.config, live.release)
 
 
 def _patterns(

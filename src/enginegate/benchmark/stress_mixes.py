@@ -12,7 +12,7 @@ from types import MappingProxyType
 from enginegate.evidence import Pattern
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measurement import Arrivals, Load, Measurement
-from enginegate.search.search import Measure
+from enginegate.search.trial_runner import Measure
 from enginegate.serving import ServingConfig
 
 RECORDED, BURSTS, LARGE = "recorded", "bursts", "large together"

@@ -1,258 +1,268 @@
-"""What a search found, as findings: number, relation, limit, count, and what to do about it."""
+"""What a search found, as findings: number, relation, limit, count, and what to do about it.
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+The gates ``p99_ms`` and ``throughput``; advisory ones of what happens past the answer
+(``overload``) and of the comparison with what is live (``champion``).
+"""
 
-from enginegate.evidence import Finding, Outcome
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+from enginegate.evidence import Finding, Outcome, Rival
 from enginegate.measurement import TIMERS_MS, LatencySample, Percentile
 from enginegate.measuring.advice import largest_stage
 from enginegate.measuring.p99 import P99, SloDecision, decide, decide_on_server
-from enginegate.policy.benchmarking import Search, Slo
-from enginegate.search.confirmed_point import ConfirmedPoint
-from enginegate.search.service_time import ServiceTimeEstimate
+from enginegate.policy.benchmarking import Slo
+from enginegate.search.confirmation import Confirmation, ConfirmedPoint, Overload
+from enginegate.search.queueing import ServiceTimeEstimate
+from enginegate.search.strategy import SearchState
 from enginegate.serving import ServingConfig
 from enginegate.wording import per_second, short_number
 
-SCOPE = "benchmark"
+_SCOPE = "benchmark"
 _ROUNDING = 1.0 + 1e-6
+# Throughput past the answer that is left by a server that only queues; less is a collapse.
+_LEAST_LEFT = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class SearchOutcome:
-    """All that a search knows at its end.
+class _Evidence:
+    """What the gates are judged by.
 
     Attributes:
-        best: confirmed, undecided or refuted (its decision says which); None: nothing held once.
-        out_of_budget: some point was not tried for want of time.
-        unusable: some point could not be measured validly.
-        rejected_per_s: lowest rate at which the best configuration was not seen to hold.
+        best: confirmed, undecided or refuted (its decision says which); None: nothing sustained.
+        cut_short: a better answer may have been missed, for want of time or of valid measurements.
         untried: configurations that are not shown to fail at the lowest rate.
-        lowest_per_s: that rate.
-        alone: a request that runs alone is too slow, so nothing can hold; None: not seen.
-        refused: configurations that do not load, with what the server said.
+        alone: that of a request that runs alone, where it is too slow; None: not seen.
     """
 
+    state: SearchState
     best: ConfirmedPoint | None
-    measured: tuple[LatencySample, ...]
-    out_of_budget: bool
-    unusable: bool
-    rejected_per_s: float | None = None
-    untried: tuple[ServingConfig, ...] = ()
-    lowest_per_s: float = 0.0
-    alone: ServiceTimeEstimate | None = None
-    refused: Mapping[ServingConfig, str] = field(default_factory=dict)
+    cut_short: bool
+    untried: tuple[ServingConfig, ...]
+    alone: ServiceTimeEstimate | None
 
     @property
-    def cut_short(self) -> bool:
-        """Whether a better answer may have been missed."""
-        return self.out_of_budget or self.unusable
+    def samples(self) -> list[LatencySample]:
+        """All measurements of this engine."""
+        return self.state.runner.samples
 
     @property
-    def ruled_out(self) -> bool:
-        """Whether it is shown of every configuration that it does not hold even the lowest rate."""
-        return not self.cut_short and not self.untried
+    def slo(self) -> Slo:
+        """What must be met."""
+        return self.state.slo
 
 
-def slo_findings(found: SearchOutcome, bounds: Search, slo: Slo) -> tuple[Finding, ...]:
+def slo_findings(
+    state: SearchState, confirmation: Confirmation, best: ConfirmedPoint | None
+) -> tuple[Finding, Finding]:
     """The gates ``p99_ms`` and ``throughput``."""
-    latency = _latency(found, found.best, slo) if found.best else _nothing_held(found, bounds, slo)
-    return latency, _throughput(found, latency, bounds, slo)
+    runner = state.runner
+    evidence = _Evidence(
+        state=state,
+        best=best,
+        cut_short=runner.budget.exhausted
+        or runner.too_fast_per_s is not None
+        or confirmation.unusable,
+        untried=state.untried(),
+        alone=state.too_slow_alone(),
+    )
+    latency = _latency(evidence, best) if best else _nothing_sustained(evidence)
+    return latency, _throughput(evidence, latency)
 
 
-def _latency(found: SearchOutcome, best: ConfirmedPoint, slo: Slo) -> Finding:
-    outcome = best.decision.outcome
-    ruling = _Ruling(outcome, "")
+def _latency(evidence: _Evidence, best: ConfirmedPoint) -> Finding:
+    outcome, remedy, doubt = best.decision.outcome, "", ""
     if outcome is not Outcome.PASSED:
-        ruling = _Ruling(Outcome.INCONCLUSIVE, _remedy(found, best.decision, best.runs[-1]))
-    doubt = ""
-    if outcome is Outcome.FAILED and _is_ruled_out(found, slo):
-        doubt = _sender_decides(found, slo)
-        ruling = _ruled_out(largest_stage(best.runs[-1].measurement), found, doubt)
-    return _finding(
+        ruled_out = outcome is Outcome.FAILED and _is_ruled_out(evidence)
+        outcome, remedy, doubt = _ruling(
+            evidence, best.decision, best.runs[-1], ruled_out=ruled_out
+        )
+    clusters = ""
+    if best.clustering > 1.0:
+        independent = best.decision.requests / best.clustering
+        clusters = f"; neighbours are alike, so they count as {independent:.0f} independent ones"
+    return _p99_finding(
         best.p99,
-        ruling.outcome,
-        slo,
-        reason=f"{_number(best.p99, slo)} at {per_second(best.rate_per_s)} ({best.config}): "
-        f"{_decided(best.decision, slo)}{_clusters(best)}{doubt}",
-        remedy=ruling.remedy,
+        outcome,
+        evidence.slo,
+        reason=f"{_number(best.p99, evidence.slo)} at {per_second(best.rate_per_s)} "
+        f"({best.config}): {_decided(best.decision, evidence.slo)}{clusters}{doubt}",
+        remedy=remedy,
     )
 
 
-def _nothing_held(found: SearchOutcome, bounds: Search, slo: Slo) -> Finding:
-    valid = [sampled for sampled in found.measured if not sampled.measurement.invalid]
+def _nothing_sustained(evidence: _Evidence) -> Finding:
+    slo = evidence.slo
+    valid = [sample for sample in evidence.samples if not sample.measurement.invalid]
     if not valid:
-        return _nothing_measured(found, slo)
-    nearest = min(valid, key=lambda sampled: sampled.over(slo.p99_ms) / len(sampled.latencies_ms))
+        return _nothing_measured(evidence)
+    nearest = min(valid, key=lambda sample: sample.over(slo.p99_ms) / len(sample.latencies_ms))
     measurement = nearest.measurement
     decision = decide(
         len(nearest.latencies_ms), nearest.over(slo.p99_ms), confidence=slo.confidence
     )
     p99 = measurement.percentile(P99)
-    ruling, doubt = _Ruling(Outcome.INCONCLUSIVE, _remedy(found, decision, nearest)), ""
-    if _is_ruled_out(found, slo):
-        doubt = _sender_decides(found, slo)
-        ruling = _ruled_out(largest_stage(measurement), found, doubt)
-    return _finding(
+    outcome, remedy, doubt = _ruling(evidence, decision, nearest, ruled_out=_is_ruled_out(evidence))
+    return _p99_finding(
         p99,
-        ruling.outcome,
+        outcome,
         slo,
-        reason=f"no configuration held the SLO ({_tried(found, bounds)}); nearest: "
+        reason=f"no configuration held the SLO ({_tried(evidence)}); nearest: "
         f"{_number(p99, slo)} at {per_second(measurement.rate_per_s)} ({measurement.config}): "
         f"{_decided(decision, slo)}{doubt}",
-        remedy=ruling.remedy,
+        remedy=remedy,
     )
 
 
-def _is_ruled_out(found: SearchOutcome, slo: Slo) -> bool:
-    """Whether no configuration can hold: all are refuted, or one request alone is too slow.
-
-    What is too slow for the server alone is so whatever else could not be measured.
-    """
-    return found.ruled_out or (found.alone is not None and _fails_on_server(found, slo))
-
-
-def _ruled_out(remedy: str, found: SearchOutcome, doubt: str) -> "_Ruling":
-    if not doubt:
-        return _Ruling(Outcome.FAILED, remedy)
-    return _Ruling(
-        Outcome.INCONCLUSIVE,
-        f"raise [slo] p99_ms above {short_number(_sender_ms(found))} ms, or send from a machine "
-        "that needs less",
-    )
-
-
-def _sender_decides(found: SearchOutcome, slo: Slo) -> str:
-    """Why not even a refuted SLO is the engine's loss; empty where it is.
-
-    Below what the sender itself takes nothing could hold, so there the server's own time alone has
-    to be over the limit, in every configuration at the lowest rate.
-    """
-    sender_ms = _sender_ms(found)
-    if slo.p99_ms > sender_ms or _fails_on_server(found, slo):
-        return ""
-    return (
-        f"; but sending alone takes up to {short_number(sender_ms)} ms here, and the server's own "
-        f"time is not surely above {slo.p99_ms:g} ms, so this may be the sender"
-    )
-
-
-def _sender_ms(found: SearchOutcome) -> float:
-    """What a do-nothing model takes at p99; where that is not known, a busy machine's timers."""
-    known = (s.measurement.generator.null_p99_ms for s in found.measured)
-    return max((null_ms for null_ms in known if null_ms is not None), default=TIMERS_MS)
-
-
-def _fails_on_server(found: SearchOutcome, slo: Slo) -> bool:
-    groups: dict[ServingConfig, list[LatencySample]] = {}
-    for sampled in found.measured:
-        made = sampled.measurement
-        if not made.invalid and made.rate_per_s <= found.lowest_per_s * _ROUNDING:
-            groups.setdefault(made.config, []).append(sampled)
-    if found.alone is not None:
-        # No other configuration makes a request faster that has the server to itself.
-        groups = {config: runs for config, runs in groups.items() if config == found.alone.config}
-    return bool(groups) and all(
-        decide_on_server(runs, slo).outcome is Outcome.FAILED for runs in groups.values()
-    )
-
-
-def _tried(found: SearchOutcome, bounds: Search) -> str:
-    tried = len({sampled.measurement.config for sampled in found.measured})
-    said = [f"{tried} of {bounds.configurations} were measured"]
-    if tried >= bounds.configurations:
-        said = ["all were measured"]
-    if found.alone is not None:
-        said.append(
-            f"a request alone takes {short_number(found.alone.service_ms, 4)} ms on the server "
-            f"({found.alone.config}), so no other can hold"
-        )
-    if found.untried:
-        said.append(
-            f"{len(found.untried)} are not shown to fail at {per_second(found.lowest_per_s)}"
-        )
-    if found.refused:
-        said.append(_refused(found))
-    return "; ".join(said)
-
-
-def _refused(found: SearchOutcome) -> str:
-    config, message = next(iter(found.refused.items()))
-    return f"{len(found.refused)} do not load, such as {config}: {message.splitlines()[0]}"
-
-
-def _nothing_measured(found: SearchOutcome, slo: Slo) -> Finding:
-    if not found.measured:
+def _nothing_measured(evidence: _Evidence) -> Finding:
+    if not evidence.samples:
         reason = "the budget is shorter than one measurement and its confirmations"
         remedy = "raise [search] budget_s, or lower measurement_s or [slo] confirm_requests"
     else:
-        reason = f"none of {len(found.measured)} measurements is valid"
-        remedy = found.measured[-1].measurement.invalid[0]
-    return _finding(None, Outcome.INCONCLUSIVE, slo, reason=reason, remedy=remedy)
+        reason = f"none of {len(evidence.samples)} measurements is valid"
+        remedy = evidence.samples[-1].measurement.invalid[0]
+    return _p99_finding(None, Outcome.INCONCLUSIVE, evidence.slo, reason=reason, remedy=remedy)
 
 
-def _throughput(found: SearchOutcome, latency: Finding, bounds: Search, slo: Slo) -> Finding:
-    wanted = slo.min_throughput_per_s
-    best = found.best if latency.outcome is Outcome.PASSED else None
+def _is_ruled_out(evidence: _Evidence) -> bool:
+    """Whether no configuration can meet the SLO: all are refuted, or one request alone is too slow.
+
+    What is too slow for the server alone is so whatever else could not be measured.
+    """
+    all_refuted = not evidence.cut_short and not evidence.untried
+    return all_refuted or (evidence.alone is not None and _fails_on_server(evidence))
+
+
+def _ruling(
+    evidence: _Evidence, decision: SloDecision, nearest: LatencySample, *, ruled_out: bool
+) -> tuple[Outcome, str, str]:
+    """Outcome, remedy, and why not even a refuted SLO is the engine's loss (empty where it is).
+
+    Below what the sender itself takes nothing could meet the SLO, so there the server's own time
+    alone has to be over the limit, in every configuration at the lowest rate.
+    """
+    if not ruled_out:
+        return Outcome.INCONCLUSIVE, _remedy(evidence, decision, nearest), ""
+    known = (sample.measurement.generator.null_p99_ms for sample in evidence.samples)
+    sender_ms = max((null_ms for null_ms in known if null_ms is not None), default=TIMERS_MS)
+    if evidence.slo.p99_ms > sender_ms or _fails_on_server(evidence):
+        return Outcome.FAILED, largest_stage(nearest.measurement), ""
+    sender = f"{short_number(sender_ms)} ms"
+    remedy = f"raise [slo] p99_ms above {sender}, or send from a machine that needs less"
+    doubt = (
+        f"; but sending alone takes up to {sender} here, and the server's own time is not surely "
+        f"above {evidence.slo.p99_ms:g} ms, so this may be the sender"
+    )
+    return Outcome.INCONCLUSIVE, remedy, doubt
+
+
+def _fails_on_server(evidence: _Evidence) -> bool:
+    """Whether the server's own time is over the limit at the lowest rate, in each configuration."""
+    lowest_per_s = evidence.state.lowest_per_s * _ROUNDING
+    groups: dict[ServingConfig, list[LatencySample]] = {}
+    for sample in evidence.samples:
+        measurement = sample.measurement
+        # No other configuration makes a request faster that has the server to itself.
+        counts = evidence.alone is None or measurement.config == evidence.alone.config
+        if counts and not measurement.invalid and measurement.rate_per_s <= lowest_per_s:
+            groups.setdefault(measurement.config, []).append(sample)
+    return bool(groups) and all(
+        decide_on_server(runs, evidence.slo).outcome is Outcome.FAILED for runs in groups.values()
+    )
+
+
+def _tried(evidence: _Evidence) -> str:
+    bounds, errors = evidence.state.bounds, evidence.state.history.load_errors
+    tried = len({sample.measurement.config for sample in evidence.samples})
+    parts = [f"{tried} of {bounds.configurations} were measured"]
+    if tried >= bounds.configurations:
+        parts = ["all were measured"]
+    if evidence.alone is not None:
+        parts.append(
+            f"a request alone takes {short_number(evidence.alone.service_ms, 4)} ms on the server "
+            f"({evidence.alone.config}), so no other can hold"
+        )
+    if evidence.untried:
+        lowest = per_second(evidence.state.lowest_per_s)
+        parts.append(f"{len(evidence.untried)} are not shown to fail at {lowest}")
+    if errors:
+        config, message = next(iter(errors.items()))
+        parts.append(f"{len(errors)} do not load, such as {config}: {message.splitlines()[0]}")
+    return "; ".join(parts)
+
+
+def _throughput(evidence: _Evidence, latency: Finding) -> Finding:
+    wanted = evidence.slo.min_throughput_per_s
+    best = evidence.best if latency.outcome is Outcome.PASSED else None
     value = best.throughput_per_s if best else 0.0
     if best is None:
-        ruling = _Ruling(latency.outcome, latency.remedy)
+        outcome, remedy = latency.outcome, latency.remedy
         reason = "no rate is shown to hold the latency SLO"
     else:
         enough = value >= wanted
-        ruling = _Ruling(Outcome.PASSED, "") if enough else _too_slow(found, best, bounds, wanted)
+        outcome, remedy = (Outcome.PASSED, "") if enough else _too_slow(evidence, best)
         relation = ">=" if enough else "<"
         reason = (
             f"{per_second(value)} {relation} {per_second(wanted)} while p99 holds ({best.config})"
         )
-        if found.rejected_per_s:
-            reason += f"; {per_second(found.rejected_per_s)} was not seen to hold"
+        unsustained = evidence.state.history.unsustained(best.config)
+        if unsustained:
+            reason += f"; {per_second(unsustained)} was not seen to hold"
     return Finding(
         gate="throughput",
-        scope=SCOPE,
-        outcome=ruling.outcome,
+        scope=_SCOPE,
+        outcome=outcome,
         reason=reason,
         value=value,
         limit=wanted,
         relation=">=",
         unit="1/s",
         samples=best.decision.requests if best else 0,
-        remedy=ruling.remedy,
+        remedy=remedy,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ruling:
-    outcome: Outcome
-    remedy: str
+def _too_slow(evidence: _Evidence, best: ConfirmedPoint) -> tuple[Outcome, str]:
+    wanted = evidence.slo.min_throughput_per_s
+    if evidence.state.bounds.max_rate_per_s < wanted:
+        return Outcome.INCONCLUSIVE, f"raise [search] max_rate_per_s to {wanted:g} or more"
+    if evidence.cut_short:
+        return Outcome.INCONCLUSIVE, _why_cut_short(evidence)
+    above = (s.measurement for s in evidence.samples if s.measurement.rate_per_s > best.rate_per_s)
+    return Outcome.FAILED, next((largest_stage(measurement) for measurement in above), "")
 
 
-def _too_slow(found: SearchOutcome, best: ConfirmedPoint, bounds: Search, wanted: float) -> _Ruling:
-    if bounds.max_rate_per_s < wanted:
-        remedy = f"raise [search] max_rate_per_s to {wanted:g} or more"
-        return _Ruling(Outcome.INCONCLUSIVE, remedy)
-    if found.cut_short:
-        return _Ruling(Outcome.INCONCLUSIVE, _why_cut_short(found))
-    above = (
-        sampled.measurement
-        for sampled in found.measured
-        if sampled.measurement.rate_per_s > best.rate_per_s
-    )
-    return _Ruling(Outcome.FAILED, next((largest_stage(m) for m in above), ""))
-
-
-def _why_cut_short(found: SearchOutcome) -> str:
-    if found.out_of_budget:
+def _why_cut_short(evidence: _Evidence) -> str:
+    if evidence.state.runner.budget.exhausted:
         return "the budget ended the search: raise [search] budget_s"
-    void = (s.measurement.invalid[0] for s in found.measured if s.measurement.invalid)
-    return next(void, "")
+    reasons = (s.measurement.invalid[0] for s in evidence.samples if s.measurement.invalid)
+    return next(reasons, "")
 
 
-def _finding(
+def _remedy(evidence: _Evidence, decision: SloDecision, nearest: LatencySample) -> str:
+    if evidence.cut_short:
+        return _why_cut_short(evidence)
+    if decision.outcome is Outcome.FAILED and evidence.untried:
+        return (
+            f"what was not tried may hold, such as {evidence.untried[0]} at "
+            f"{per_second(evidence.state.lowest_per_s)}: lower [search] max_rate_per_s, shorten "
+            "its lists, or raise budget_s and max_measurements"
+        )
+    if decision.outcome is Outcome.INCONCLUSIVE and decision.needed is not None:
+        return (
+            f"about {decision.needed} requests would decide: raise [slo] confirm_requests, and "
+            "[search] budget_s for it"
+        )
+    return largest_stage(nearest.measurement)
+
+
+def _p99_finding(
     p99: Percentile | None, outcome: Outcome, slo: Slo, *, reason: str, remedy: str
 ) -> Finding:
     return Finding(
         gate="p99_ms",
-        scope=SCOPE,
+        scope=_SCOPE,
         outcome=outcome,
         reason=reason,
         value=p99.value_ms if p99 else None,
@@ -285,26 +295,70 @@ def _decided(decision: SloDecision, slo: Slo) -> str:
     )
 
 
-def _clusters(best: ConfirmedPoint) -> str:
-    if best.clustering <= 1.0:
-        return ""
-    worth = best.decision.requests / best.clustering
-    return f"; neighbours are alike, so they count as {worth:.0f} independent ones"
+def overload_finding(confirmed: ConfirmedPoint, overload: Overload | None) -> Finding:
+    """Advisory: what becomes of throughput past the answer."""
+    if overload is None:
+        return _advisory(
+            "overload",
+            Outcome.INCONCLUSIVE,
+            "nothing past the answer was measured",
+            remedy="raise [search] max_rate_per_s and budget_s to half as much again as the answer",
+        )
+    left = overload.throughput_per_s / confirmed.throughput_per_s
+    collapsed = not left >= _LEAST_LEFT
+    reason = (
+        f"{per_second(overload.throughput_per_s)} served of {per_second(overload.rate_per_s)} "
+        f"offered, {left:.0%} of the answer's throughput {'<' if collapsed else '>='} "
+        f"{_LEAST_LEFT:.0%}; {overload.failed_share:.1%} failed"
+    )
+    remedy = "drop max_queue_size, or keep the load away from the edge: admit less"
+    return _advisory(
+        "overload",
+        Outcome.FAILED if collapsed else Outcome.PASSED,
+        reason,
+        remedy=remedy if collapsed else "",
+        value=left,
+        limit=_LEAST_LEFT,
+        relation=">=",
+    )
 
 
-def _remedy(found: SearchOutcome, decision: SloDecision, nearest: LatencySample) -> str:
-    if found.cut_short:
-        return _why_cut_short(found)
-    if decision.outcome is Outcome.FAILED and found.untried:
-        return (
-            f"what was not tried may hold, such as {found.untried[0]} at "
-            f"{per_second(found.lowest_per_s)}: "
-            "lower [search] max_rate_per_s, shorten its lists, or raise budget_s and "
-            "max_measurements"
-        )
-    if decision.outcome is Outcome.INCONCLUSIVE and decision.needed is not None:
-        return (
-            f"about {decision.needed} requests would decide: raise [slo] confirm_requests, and "
-            "[search] budget_s for it"
-        )
-    return largest_stage(nearest.measurement)
+def champion_finding(rival: Rival) -> Finding:
+    """Advisory: how the answer's p99 compares with that of what is live."""
+    ours, theirs = median(rival.candidate_p99_ms), median(rival.champion_p99_ms)
+    outcome, word = Outcome.INCONCLUSIVE, "within the noise of"
+    if ours < theirs - rival.noise_ms:
+        outcome, word = Outcome.PASSED, "below"
+    elif ours > theirs + rival.noise_ms:
+        outcome, word = Outcome.FAILED, "above"
+    reason = (
+        f"p99 {short_number(ours, 4)} ms is {word} that of release {rival.release}, "
+        f"{short_number(theirs, 4)} ms, at {per_second(rival.rate_per_s)} in "
+        f"{len(rival.candidate_p99_ms)} turns (it differs from itself by "
+        f"{short_number(rival.noise_ms)} ms); the release held "
+        f"{per_second(rival.champion_throughput_per_s)}"
+    )
+    return _advisory("champion", outcome, reason, value=ours, limit=theirs, relation="<=")
+
+
+def _advisory(  # noqa: PLR0913 - a finding has many fields
+    gate: str,
+    outcome: Outcome,
+    reason: str,
+    *,
+    remedy: str = "",
+    value: float | None = None,
+    limit: float | None = None,
+    relation: Literal["<=", ">="] | None = None,
+) -> Finding:
+    return Finding(
+        gate=gate,
+        scope=_SCOPE,
+        outcome=outcome,
+        reason=reason,
+        value=value,
+        limit=limit,
+        relation=relation,
+        advisory=True,
+        remedy=remedy,
+    )

@@ -27,25 +27,127 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-from enginegate.search.service_time import ServiceTimeEstimate, instances_of, largest_batch
+from enginegate.measurement import LatencySample, Measurement, StageSplit
+from enginegate.measuring.p99 import P99
+from enginegate.search.space import instances_of, largest_batch
 from enginegate.serving import ServingConfig
 
 Floats = NDArray[np.float64]
 
+# Service times of one batch size vary by a few percent on a machine with nothing else to do.
 _SERVICE_CV = 0.05
+# Standard deviations to the 99th percentile of a normal distribution.
 _SPREAD = 2.33
+# Two batch sizes closer than this fit no line: its slope would be noise.
 _TELLING_RATIO = 1.4
-_STEPS = 7
+# Where p99 crosses the limit is looked for at these shares of the capacity, then bisected: seven
+# halvings of the widest gap leave less than the finest resolution of a policy.
 _SHARES = (1e-3, 0.05, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.995)
+_STEPS = 7
+# At capacity the formula for waiting is infinite.
 _MOST_RHO = 0.995
+# Above this load a run's p99 depends on its length; it is left out of the learned factor.
 _PLAIN_RHO = 0.85
+# The learned factor is between a half and two (in the logarithm), so one odd run cannot mislead.
 _MOST_BIAS = 0.7
+# Batches of more than that are formed by waiting, not by chance.
 _GATHERED = 1.5
+# Batches at least this full show what full ones take; lower, the line is extrapolated further.
+_NEARLY_FULL = 0.6
+# Served less than this share of what was offered: the server, not chance, was the limit.
+_SATURATED = 0.92
+# The warm-up of measurements that do not say how long theirs was.
+_WARM_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceTimeEstimate:
+    """What one valid measurement says about service times.
+
+    Attributes:
+        instances: over all GPUs.
+        items: samples in a request, on average.
+        batch: size of the batch that a sample was in, on average.
+        service_ms: that such a batch took.
+        busy: share of the instances' time that was spent on batches.
+        saturated: whether more was offered than was served.
+    """
+
+    config: ServingConfig
+    rate_per_s: float
+    instances: int
+    items: float
+    batch: float
+    service_ms: float
+    busy: float
+    p99_ms: float
+    client_ms: float
+    saturated: bool
+
+    @classmethod
+    def of(cls, sample: LatencySample) -> "ServiceTimeEstimate | None":
+        """None when the server did not count, or nothing was answered."""
+        measurement, stages = sample.measurement, sample.measurement.stages
+        answered = sample.latencies_ms[np.isfinite(sample.latencies_ms)]
+        if stages is None or not len(answered) or stages.mean_batch_size <= 0.0:
+            return None
+        service_ms = stages.compute_input_ms + stages.compute_infer_ms + stages.compute_output_ms
+        if service_ms <= 0.0:
+            return None
+        items, batch = _batches(stages, measurement.sent)
+        p99 = measurement.percentile(P99)
+        client_ms = stages.client_ms
+        if client_ms is None:
+            client_ms = max(0.0, float(answered.mean()) - stages.queue_ms - service_ms)
+        instances = instances_of(measurement.config)
+        served_per_s = _served_per_s(measurement)
+        executed_per_s = served_per_s * items / stages.mean_batch_size
+        return cls(
+            config=measurement.config,
+            rate_per_s=measurement.rate_per_s,
+            instances=instances,
+            items=items,
+            batch=max(1.0, batch),
+            service_ms=service_ms,
+            busy=executed_per_s * service_ms / 1e3 / instances,
+            p99_ms=p99.value_ms if p99 else float("inf"),
+            client_ms=client_ms,
+            saturated=served_per_s < _SATURATED * measurement.rate_per_s,
+        )
+
+    def shows_saturation_of(self, config: ServingConfig) -> bool:
+        """Whether as many instances served batches nearly as large as it allows."""
+        return instances_of(
+            config
+        ) == self.instances and self.batch >= _NEARLY_FULL * largest_batch(config)
+
+
+def _batches(stages: StageSplit, sent: int) -> tuple[float, float]:
+    """Samples in a request, and size of the batch that a sample was in; both on average."""
+    counted = sum(size * count for size, count in stages.batches.items())
+    if not counted or not sent:
+        return 1.0, stages.mean_batch_size
+    squares = sum(size**2 * count for size, count in stages.batches.items())
+    return max(1.0, counted / sent), squares / counted
+
+
+def _served_per_s(measurement: Measurement) -> float:
+    """Answers a second from the first request to the last answer, the warm-up's among them.
+
+    Throughput leaves the warm-up's requests out, but not the time they took from the others, which
+    matters where a short run was overloaded.
+    """
+    answered, lasted_s = measurement.completed + measurement.failed, measurement.sent_for_s
+    warm_s = _WARM_SHARE * lasted_s if measurement.warmup_s is None else measurement.warmup_s
+    if measurement.throughput_per_s <= 0.0 or lasted_s <= warm_s:
+        return 0.0
+    sent = answered * lasted_s / (lasted_s - warm_s)
+    return sent / (answered / measurement.throughput_per_s + warm_s)
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityInterval:
-    """Rates (requests/s) up to which p99 is expected to hold, one for each configuration."""
+    """Rates (requests/s) up to which p99 is expected within a limit, one for each configuration."""
 
     low: Floats
     expected: Floats
@@ -107,7 +209,7 @@ class _Service:
 
 @dataclass(frozen=True, slots=True)
 class QueueingModel:
-    """Fitted to readings; predicts p99 and the rate at the SLO's edge."""
+    """Fitted to estimates; predicts p99 and the rate at the SLO's limit."""
 
     service: _Service
     items: float
@@ -117,38 +219,38 @@ class QueueingModel:
 
     @classmethod
     def fit(
-        cls, readings: Sequence[ServiceTimeEstimate], *, around: int | None = None
+        cls, estimates: Sequence[ServiceTimeEstimate], *, around: int | None = None
     ) -> "QueueingModel":
-        """Fit to at least one reading; best where as many instances serve as in ``around``."""
+        """Fit to at least one estimate; best where as many instances serve as in ``around``."""
         model = cls(
-            service=_services(readings, around),
-            items=float(np.median([reading.items for reading in readings])),
-            client_ms=float(np.median([reading.client_ms for reading in readings])),
-            efficiency=_efficiency(readings),
+            service=_services(estimates, around),
+            items=float(np.median([estimate.items for estimate in estimates])),
+            client_ms=float(np.median([estimate.client_ms for estimate in estimates])),
+            efficiency=_efficiency(estimates),
             bias=1.0,
         )
-        return replace(model, bias=_bias(model, readings))
+        return replace(model, bias=_bias(model, estimates))
 
-    def edges(self, configs: Sequence[ServingConfig], limit_ms: float) -> CapacityInterval:
+    def capacity(self, configs: Sequence[ServingConfig], limit_ms: float) -> CapacityInterval:
         """Where each configuration's p99 reaches the limit, over all that is still possible.
 
         With a queue delay p99 may first fall with the rate, as batches fill sooner: the highest
-        rate that holds counts.
+        rate within the limit counts.
         """
         case = self._case(configs)
         low, high = case.capacity * _SHARES[0], case.capacity * _SHARES[1]
         for share, following in pairwise((*_SHARES[1:], _SHARES[-1])):
-            holds = self._p99(case, case.capacity * share) <= limit_ms
-            low = np.where(holds, case.capacity * share, low)
-            high = np.where(holds, case.capacity * following, high)
+            within = self._p99(case, case.capacity * share) <= limit_ms
+            low = np.where(within, case.capacity * share, low)
+            high = np.where(within, case.capacity * following, high)
         for _ in range(_STEPS):
             middle = np.sqrt(low * high)
-            holds = self._p99(case, middle) <= limit_ms
-            low, high = np.where(holds, middle, low), np.where(holds, high, middle)
+            within = self._p99(case, middle) <= limit_ms
+            low, high = np.where(within, middle, low), np.where(within, high, middle)
         rate = low * 1e3 / self.items
         return CapacityInterval(rate.min(axis=0), np.median(rate, axis=0), rate.max(axis=0))
 
-    def capacity_per_s(self, config: ServingConfig) -> float:
+    def saturation_per_s(self, config: ServingConfig) -> float:
         """Requests a second with every batch full and no instance idle, as expected."""
         return float(np.median(self._case([config]).capacity)) * 1e3 / self.items
 
@@ -159,14 +261,14 @@ class QueueingModel:
         found = self._p99(case, np.minimum(rate, case.capacity * _MOST_RHO))
         return np.asarray(np.where(rate < case.capacity, found, np.inf).min(axis=0))
 
-    def bias_of(self, reading: ServiceTimeEstimate) -> float | None:
+    def bias_of(self, estimate: ServiceTimeEstimate) -> float | None:
         """Logarithm of measured over predicted p99; None where the server was nearly full."""
-        case = self._case([reading.config])
-        rate = np.full(case.capacity.shape, reading.rate_per_s * self.items / 1e3)
+        case = self._case([estimate.config])
+        rate = np.full(case.capacity.shape, estimate.rate_per_s * self.items / 1e3)
         full = float(np.median(rate / case.capacity)) > _PLAIN_RHO
-        if full or not math.isfinite(reading.p99_ms):
+        if full or not math.isfinite(estimate.p99_ms):
             return None
-        return math.log(max(reading.p99_ms, 1e-6) / float(np.median(self._p99(case, rate))))
+        return math.log(max(estimate.p99_ms, 1e-6) / float(np.median(self._p99(case, rate))))
 
     def _case(self, configs: Sequence[ServingConfig]) -> _Case:
         counts = [instances_of(config) for config in configs]
@@ -211,11 +313,11 @@ def _queued(case: _Case, rate: Floats) -> Floats:
     return np.asarray(mean * np.maximum(0.0, np.log(100.0 * waits)))
 
 
-def _services(readings: Sequence[ServiceTimeEstimate], around: int | None) -> _Service:
+def _services(estimates: Sequence[ServiceTimeEstimate], around: int | None) -> _Service:
     """Every service that is still possible: the fit where it is one, else its extremes."""
     groups: dict[int, list[ServiceTimeEstimate]] = {}
-    for reading in sorted(readings, key=lambda reading: reading.instances):
-        groups.setdefault(reading.instances, []).append(reading)
+    for estimate in sorted(estimates, key=lambda estimate: estimate.instances):
+        groups.setdefault(estimate.instances, []).append(estimate)
     reference = max(groups, key=lambda count: _spread(groups[count]))
     if around in groups and _spread(groups[around]) >= _TELLING_RATIO:
         reference = around
@@ -228,26 +330,26 @@ def _services(readings: Sequence[ServiceTimeEstimate], around: int | None) -> _S
     )
 
 
-def _spread(readings: Sequence[ServiceTimeEstimate]) -> float:
+def _spread(estimates: Sequence[ServiceTimeEstimate]) -> float:
     """Largest over smallest batch: how well a line can be fitted."""
-    sizes = [reading.batch for reading in readings]
+    sizes = [estimate.batch for estimate in estimates]
     return max(sizes) / min(sizes)
 
 
-def _slowdown(readings: Sequence[ServiceTimeEstimate], split: tuple[float, float]) -> float:
+def _slowdown(estimates: Sequence[ServiceTimeEstimate], split: tuple[float, float]) -> float:
     """Measured over fitted service; a busy server says more about it than an idle one."""
-    ratios = [r.service_ms / max(split[0] + split[1] * r.batch, 1e-9) for r in readings]
-    return float(np.average(ratios, weights=[max(r.busy, 0.05) ** 2 for r in readings]))
+    ratios = [r.service_ms / max(split[0] + split[1] * r.batch, 1e-9) for r in estimates]
+    return float(np.average(ratios, weights=[max(r.busy, 0.05) ** 2 for r in estimates]))
 
 
-def _affine(readings: Sequence[ServiceTimeEstimate]) -> tuple[tuple[float, float], ...]:
+def _affine(estimates: Sequence[ServiceTimeEstimate]) -> tuple[tuple[float, float], ...]:
     """``(a, c)`` by least squares, both >= 0; with one batch size only, every split of it."""
-    batch = np.array([reading.batch for reading in readings])
-    service = np.array([reading.service_ms for reading in readings])
+    batch = np.array([estimate.batch for estimate in estimates])
+    service = np.array([estimate.service_ms for estimate in estimates])
     if batch.max() < _TELLING_RATIO * batch.min():
         mean, at = float(service.mean()), float(batch.mean())
         return (mean, 0.0), (mean / 2.0, mean / 2.0 / at), (0.0, mean / at)
-    weight = np.array([max(reading.busy, 0.05) for reading in readings]) / service
+    weight = np.array([max(estimate.busy, 0.05) for estimate in estimates]) / service
     design = np.stack([np.ones_like(batch), batch], axis=1) * weight[:, None]
     (fixed, item), *_ = np.linalg.lstsq(design, service * weight, rcond=None)
     if item < 0.0:
@@ -257,17 +359,17 @@ def _affine(readings: Sequence[ServiceTimeEstimate]) -> tuple[tuple[float, float
     return ((float(fixed), float(item)),)
 
 
-def _efficiency(readings: Sequence[ServiceTimeEstimate]) -> float:
+def _efficiency(estimates: Sequence[ServiceTimeEstimate]) -> float:
     """Share of its time that an instance can be busy: as seen where more was offered than served.
 
     The rest is handing over, which no counter shows.
     """
-    if not any(reading.saturated for reading in readings):
+    if not any(estimate.saturated for estimate in estimates):
         return 1.0
-    return float(np.clip(max(reading.busy for reading in readings), 0.5, 1.0))
+    return float(np.clip(max(estimate.busy for estimate in estimates), 0.5, 1.0))
 
 
-def _bias(model: QueueingModel, readings: Sequence[ServiceTimeEstimate]) -> float:
+def _bias(model: QueueingModel, estimates: Sequence[ServiceTimeEstimate]) -> float:
     """Median of measured over predicted p99, where the server was not nearly full."""
-    logs = [log for reading in readings if (log := model.bias_of(reading)) is not None]
+    logs = [log for estimate in estimates if (log := model.bias_of(estimate)) is not None]
     return math.exp(min(_MOST_BIAS, max(-_MOST_BIAS, median(logs)))) if logs else 1.0

@@ -1,35 +1,28 @@
-"""Finds the configuration that holds the SLO at the highest rate, in few measurements; proves it.
+"""Finds the configuration that meets the SLO at the highest rate, in few measurements; confirms it.
 
-The next question is chosen (hunt.py) by a queueing model fitted to the answers so far
-(queueing.py); rates are bisected to the SLO's edge (edge.py). First the configuration with the
-largest batches and the most instances is followed to its edge. Then those whose optimistic
-prediction lies above it are asked to hold slightly more than it does: one that does becomes the
-best. Three in a row that do not end this, as no prediction above does; while nothing held at all,
-every configuration is asked at the lowest rate, the smallest first. Then the best is measured again
-with fresh seeds (confirm.py, proof.py); a refuted point is stepped down from. One measurement
-decides nothing, it only says what to try next. The same policy and the same answers ask the same
-questions.
+How a search goes: `SearchStrategy` chooses trials by a queueing model fitted to the answers so far
+(strategy.py, queueing.py); `TrialRunner` makes them within the budget; `Confirmation` measures the
+best point again with fresh seeds. Equal policies and equal answers ask for equal trials, so that
+measurements can be cached.
 
-Not in scope: how a measurement is made (this file sends nothing), and the words for people
-(findings.py, account.py).
+Not in scope: how a measurement is made. This room does no I/O.
 """
 
+import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from enginegate.errors import ServerError
 from enginegate.evidence import Finding, Outcome, Point, PointDecision, Rival
-from enginegate.measurement import Arrivals, Measurement, Percentile
-from enginegate.measuring.p99 import decide_points
+from enginegate.measurement import Arrivals, Load, Measurement, Percentile
+from enginegate.measuring.p99 import decide_points, lowest_refuted
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.search.confirmation import Confirmation
-from enginegate.search.confirmed_point import ConfirmedPoint, Confirmer
-from enginegate.search.explain import pareto, reasons
-from enginegate.search.findings import SearchOutcome, slo_findings
-from enginegate.search.further_findings import further_findings
-from enginegate.search.state import SearchState
-from enginegate.search.strategy import SearchStrategy
+from enginegate.search.confirmation import Confirmation, ConfirmedPoint
+from enginegate.search.explain import pareto_points, reasons
+from enginegate.search.findings import champion_finding, overload_finding, slo_findings
+from enginegate.search.space import seed_of
+from enginegate.search.strategy import SearchState, SearchStrategy
 from enginegate.search.trial_history import TrialHistory
 from enginegate.search.trial_runner import (
     Budget,
@@ -38,11 +31,13 @@ from enginegate.search.trial_runner import (
     SearchProgress,
     SearchSettings,
     TrialRunner,
-    quiet,
 )
 from enginegate.serving import ServingConfig
+from enginegate.wording import per_second
 
-__all__ = ["Champion", "Measure", "SearchProgress", "SearchResult", "search"]
+# Resolutions above the answer at which it is bounded: as exact as the search is, and, where that
+# much more may be sustained, a bound.
+_UPPER_BOUND_STEPS = (2, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +51,13 @@ class SearchResult:
         p99: over all its confirming measurements together.
         findings: of the gates ``p99_ms`` and ``throughput``; advisory ones of ``overload`` and,
             with a champion, ``champion``.
-        pareto: what no other held point beats in rate, p99 and cost together.
+        pareto: what no other sustained point beats in rate, p99 and cost together.
         rival: the confirmed point in turns with the champion.
-        rejected_rate_per_s: the lowest rate at which the chosen configuration was not seen to hold.
+        rejected_rate_per_s: the lowest rate above that was tried and not seen to be sustained.
         reasons: field of the configuration -> the measurements that chose its value.
         confirmed_rate_per_s: rate that was offered when it was confirmed; None if none was.
         decisions: whether the SLO is shown at each point, by the rule of the gate ``p99_ms``.
+        cut_short: why a higher rate may have been missed, with what to do; empty if none was.
     """
 
     measurements: tuple[Measurement, ...]
@@ -75,10 +71,11 @@ class SearchResult:
     reasons: dict[str, str] = field(default_factory=dict)
     confirmed_rate_per_s: float | None = None
     decisions: tuple[PointDecision, ...] = ()
+    cut_short: str = ""
 
     @property
     def confirmed(self) -> bool:
-        """Whether a configuration was shown to hold the SLO."""
+        """Whether a configuration was shown to meet the SLO."""
         return self.chosen is not None
 
 
@@ -92,7 +89,7 @@ def search(  # noqa: PLR0913 - the room's one entrance, and all but three are op
     price_per_hour: float | None = None,
     arrivals: Arrivals = "poisson",
     clock: Callable[[], float] = time.monotonic,
-    progress: Callable[[SearchProgress], None] = quiet,
+    progress: Callable[[SearchProgress], None] = lambda _: None,
 ) -> SearchResult:
     """Find and confirm the best configuration within the budget.
 
@@ -100,9 +97,9 @@ def search(  # noqa: PLR0913 - the room's one entrance, and all but three are op
         measure: serves a configuration under a load; its errors end the search, but for a
             configuration that does not load.
         bounds: what to try, and how much may be spent.
-        slo: what must hold.
+        slo: what must be met.
         champion: what is live; confirmations then alternate with it.
-        floor_per_s: a candidate that cannot reach this is not searched to its edge.
+        floor_per_s: a candidate that cannot reach this is not searched to its capacity.
         price_per_hour: of the machine, or of each GPU.
         arrivals: how requests are spaced.
         clock: seconds, monotonic.
@@ -111,66 +108,125 @@ def search(  # noqa: PLR0913 - the room's one entrance, and all but three are op
     Raises:
         ServerError: from ``measure``: the server died; or no configuration loads.
     """
-    terms = SearchSettings(bounds, slo, arrivals, clock, progress)
-    prober = TrialRunner(measure, terms, Budget(terms), TrialHistory(slo))
-    view, confirmer = SearchState(prober), Confirmer(prober, champion)
-    hunt = SearchStrategy(view, confirmer, floor_per_s)
-    hunt.explore()
-    _check_some_loaded(prober)
-    best = Confirmation(view, confirmer, hunt).prove()
-    return _result(view, confirmer, best, price_per_hour)
-
-
-def _check_some_loaded(prober: TrialRunner) -> None:
-    refused = prober.known.refused
-    if refused and not prober.sampled:
-        config, said = next(iter(refused.items()))
+    settings = SearchSettings(bounds, slo, arrivals, clock, progress)
+    runner = TrialRunner(measure, settings, Budget(settings), TrialHistory(slo))
+    state = SearchState(runner)
+    confirmation = Confirmation(state, champion)
+    strategy = SearchStrategy(state, confirmation.durations_s, floor_per_s)
+    strategy.explore()
+    errors = runner.history.load_errors
+    if errors and not runner.samples:
+        config, message = next(iter(errors.items()))
         raise ServerError(
-            f"None of the {len(refused)} configurations that were tried loads.\nThe first "
-            f"({config}): {said}"
+            f"None of the {len(errors)} configurations that were tried loads.\nThe first "
+            f"({config}): {message}"
         )
+    best = confirmation.confirm_best(strategy.follow_leader)
+    if best is None or best.decision.outcome is not Outcome.PASSED:
+        return SearchResult(
+            measurements=_measurements(runner),
+            chosen=None,
+            throughput_at_slo_per_s=0.0,
+            p99=None,
+            findings=slo_findings(state, confirmation, best),
+            pareto=pareto_points(runner.history, None, price_per_hour),
+            decisions=decide_points(runner.samples, slo),
+        )
+    return _confirmed_result(state, confirmation, best, price_per_hour)
 
 
-def _result(
-    view: SearchState,
-    confirmer: Confirmer,
-    best: ConfirmedPoint | None,
+def _measurements(runner: TrialRunner) -> tuple[Measurement, ...]:
+    return tuple(sample.measurement for sample in runner.samples)
+
+
+def _confirmed_result(
+    state: SearchState,
+    confirmation: Confirmation,
+    best: ConfirmedPoint,
     price_per_hour: float | None,
 ) -> SearchResult:
     """Look past what was confirmed, and put everything together."""
-    prober, bounds, slo = view.prober, view.bounds, view.slo
-    confirmed = best if best and best.decision.outcome is Outcome.PASSED else None
-    overload = confirmer.overload(confirmed) if confirmed else None
-    rival = confirmer.rival(confirmed) if confirmed else None
-    found = _found(view, confirmer, best)
+    runner, history = state.runner, state.history
+    overload, rival = confirmation.overload(best), confirmation.rival(best)
+    durations_s = confirmation.durations_s(best.throughput_per_s)
+    cut_short = _unmeasurable_above(runner, best)
+    if not runner.budget.left_room_for(state.bounds.measurement_s, *durations_s):
+        cut_short = "the budget ended the search: raise [search] budget_s"
     return SearchResult(
-        measurements=tuple(sampled.measurement for sampled in prober.sampled),
-        chosen=confirmed.config if confirmed else None,
-        throughput_at_slo_per_s=confirmed.throughput_per_s if confirmed else 0.0,
-        p99=confirmed.p99 if confirmed else None,
+        measurements=_measurements(runner),
+        chosen=best.config,
+        throughput_at_slo_per_s=best.throughput_per_s,
+        p99=best.p99,
         findings=(
-            *slo_findings(found, bounds, slo),
-            *(further_findings(confirmed, overload, rival) if confirmed else ()),
+            *slo_findings(state, confirmation, best),
+            overload_finding(best, overload),
+            *([champion_finding(rival)] if rival else []),
         ),
-        pareto=pareto(prober.known, confirmed, price_per_hour),
+        pareto=pareto_points(history, best, price_per_hour),
         rival=rival,
-        rejected_rate_per_s=found.rejected_per_s if confirmed else None,
-        reasons=reasons(prober.known, view.predicted(), confirmed) if confirmed else {},
-        confirmed_rate_per_s=confirmed.rate_per_s if confirmed else None,
-        decisions=decide_points(prober.sampled, slo),
+        rejected_rate_per_s=history.unsustained(best.config),
+        reasons=reasons(history, state.predicted(), best),
+        confirmed_rate_per_s=best.rate_per_s,
+        decisions=decide_points(runner.samples, state.slo),
+        cut_short=cut_short,
     )
 
 
-def _found(view: SearchState, confirmer: Confirmer, best: ConfirmedPoint | None) -> SearchOutcome:
-    prober = view.prober
-    return SearchOutcome(
-        best=best,
-        measured=tuple(prober.sampled),
-        out_of_budget=prober.budget.out,
-        unusable=prober.cap_per_s is not None or confirmer.unusable,
-        rejected_per_s=prober.known.rejected(best.config) if best else None,
-        untried=view.untried(),
-        lowest_per_s=view.lowest_per_s,
-        alone=view.too_slow_alone(),
-        refused=prober.known.refused,
-    )
+def _unmeasurable_above(runner: TrialRunner, best: ConfirmedPoint) -> str:
+    """Which point above the answer could not be measured: every attempt was invalid.
+
+    Past a rate that the chosen configuration does not sustain, nothing of it is missed.
+    """
+    unsustained = runner.history.unsustained(best.config) or math.inf
+    for (config, rate_per_s), invalid in runner.reasons_invalid.items():
+        beyond = config == best.config and rate_per_s > unsustained
+        if rate_per_s > best.throughput_per_s and not beyond and all(invalid):
+            return f"no measurement at {per_second(rate_per_s)} is valid: {invalid[-1]}"
+    return ""
+
+
+def confirm_upper_bound(
+    found: SearchResult, measure: Measure, bounds: Search, slo: Slo, *, arrivals: Arrivals
+) -> SearchResult:
+    """Try one or two rates slightly above the answer, where none that close is refuted.
+
+    The search stops below a configuration's capacity, because a queue does not settle near it. A
+    comparison of throughputs needs to know that little more than the answer is not sustained.
+
+    Args:
+        found: what a search ended in.
+        measure: of the same engine.
+        bounds: of that search; nothing above its highest rate is offered.
+        slo: what must be met.
+        arrivals: how requests are spaced.
+
+    Raises:
+        ServerError: from ``measure``.
+    """
+    if found.chosen is None or bounds.objective == "latency":
+        return found
+    answer_per_s = found.throughput_at_slo_per_s
+    for steps in _UPPER_BOUND_STEPS:
+        rate_per_s = answer_per_s * (1.0 + bounds.resolution) ** steps
+        refuted = lowest_refuted(found.decisions, found.chosen, above_per_s=answer_per_s)
+        if rate_per_s > bounds.max_rate_per_s or (refuted is not None and refuted <= rate_per_s):
+            break
+        load = Load(
+            rate_per_s=rate_per_s,
+            duration_s=bounds.measurement_s,
+            seed=seed_of(bounds.seed, found.chosen, rate_per_s, "just past"),
+            arrivals=arrivals,
+            order_seed=seed_of(bounds.seed, found.chosen, rate_per_s, "just past order"),
+        )
+        sample = measure(found.chosen, load)
+        decisions = decide_points([sample], slo)
+        rejected = found.rejected_rate_per_s
+        if any(decision.outcome is Outcome.FAILED for decision in decisions):
+            rejected = rate_per_s if rejected is None else min(rate_per_s, rejected)
+        found = replace(
+            found,
+            measurements=(*found.measurements, sample.measurement),
+            decisions=(*found.decisions, *decisions),
+            rejected_rate_per_s=rejected,
+        )
+    return found

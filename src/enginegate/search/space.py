@@ -1,6 +1,6 @@
 """What a search may choose from: configurations, rates on a fixed grid, and seeds.
 
-All three follow from the policy alone, so that the same policy asks the same questions: what was
+All three follow from the policy alone, so that the same policy asks for the same trials: what was
 measured before is found again, also after a kill and under another SLO.
 """
 
@@ -12,6 +12,7 @@ from enginegate.policy.benchmarking import Search
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.serving import ServingConfig
 
+# A seed fits a signed 32-bit integer, which every generator takes.
 _SEEDS = 1 << 31
 
 
@@ -20,12 +21,15 @@ def configurations(bounds: Search) -> tuple[ServingConfig, ...]:
 
     With the objective ``cost`` and several GPUs, fewer of them are tried too.
     """
+    placements = [bounds.gpus]
+    if bounds.objective == "cost" and bounds.gpus:
+        placements = [bounds.gpus[:count] for count in range(len(bounds.gpus), 0, -1)]
     axes = itertools.product(
         sorted(set(bounds.max_batch_sizes), reverse=True),
         sorted(set(bounds.instances), reverse=True),
         sorted(set(bounds.queue_delays_us)),
         dict.fromkeys(bounds.preferred_batch_sizes),
-        _placements(bounds),
+        placements,
     )
     return tuple(
         ServingConfig(
@@ -40,10 +44,16 @@ def configurations(bounds: Search) -> tuple[ServingConfig, ...]:
     )
 
 
-def _placements(bounds: Search) -> tuple[tuple[int, ...], ...]:
-    if bounds.objective != "cost" or not bounds.gpus:
-        return (bounds.gpus,)
-    return tuple(bounds.gpus[:count] for count in range(len(bounds.gpus), 0, -1))
+def instances_of(config: ServingConfig) -> int:
+    """Over all GPUs it names."""
+    return config.instances * max(1, len(config.gpus))
+
+
+def largest_batch(config: ServingConfig) -> int:
+    """The largest batch that Triton forms: the largest preferred one where some are preferred."""
+    if not config.dynamic_batching:
+        return 1
+    return max(config.preferred_batch_sizes or (config.max_batch_size,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +77,11 @@ class Grid:
             return self.high
         places = math.floor(math.log(max(rate_per_s, self.low) / self.low) / self.step + 1e-6)
         return self._at(places)
+
+    def at_least(self, rate_per_s: float) -> float:
+        """The lowest rate that is not below; the highest of all when every one is."""
+        below = self.at_most(rate_per_s)
+        return below if below >= rate_per_s * (1.0 - 1e-6) else self.beside(below, 1)
 
     def beside(self, rate_per_s: float, steps: int) -> float:
         """So many steps above a rate (below, when negative)."""

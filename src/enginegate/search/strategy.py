@@ -1,238 +1,401 @@
-"""Chooses what to measure next, until no configuration promises more than the best one holds."""
+"""Chooses which configuration to try next, and at which rate.
+
+First the configuration with the largest batches and the most instances is followed to its capacity.
+Then those that the queueing model expects above it are tried at a rate slightly above what it
+sustains; one that sustains it becomes the best. Three in a row that do not end this, as no
+prediction above does; while nothing was sustained at all, every configuration is tried at the
+lowest rate, the smallest first.
+"""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from enginegate.measuring.p99 import SequentialTest
-from enginegate.search.confirmed_point import Confirmer
-from enginegate.search.state import SearchState
+from enginegate.policy.benchmarking import Search, Slo
+from enginegate.search.queueing import CapacityInterval, QueueingModel, ServiceTimeEstimate
+from enginegate.search.space import Grid, configurations, instances_of
 from enginegate.search.trial_history import (
     AIM,
     CapacityEstimate,
     OperatingPoint,
     PointStatus,
+    TrialHistory,
     next_rate,
 )
+from enginegate.search.trial_runner import TrialRunner
 from enginegate.serving import ServingConfig
 
+# Within a few percent of saturation a queue does not settle in the time of a measurement, so
+# nothing seen there would last; a lower share gives away throughput.
+_STEADY = 0.96
+# Steps of the golden ratio spread any number of choices evenly.
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
+# A batch of at most that many requests is a request that runs alone, but for chance.
+_ALONE = 1.25
+
+# How far above its prediction a configuration may be: more tries more of them in vain.
 _OPTIMISM = 1.15
+# Trials below this share of the expected capacity may end early on a yes as well.
 _FAR = 0.7
+# A configuration this close to its expected capacity is left for a better question.
 _NEAR = 1.06
+# A predicted interval wider than that is halved (in the logarithm) rather than believed.
 _WIDE = 2.0
+# Another configuration that may be this much better is a better question at once.
 _BETTER = 1.5
+# Challengers that fail in a row before the best is taken for it: more cost more than they find.
 _MOST_FAILURES = 3
+# Service times known before the model may say that nothing reaches the floor.
 _TELLING = 3
+# A challenger that failed at more than this multiple of what it must sustain gets a second trial.
 _AMBITIOUS = 1.5
+# Of a usual search; for people only.
+_USUAL_TRIALS, _FEWEST_LEFT = 10, 2
+
+
+@dataclass(slots=True)
+class SearchState:
+    """What is known and expected halfway through a search: measurements, and the model over them.
+
+    Value is what the objective maximises: a rate, or a rate for each GPU that is paid for.
+    """
+
+    runner: TrialRunner
+    space: tuple[ServingConfig, ...] = field(init=False)
+    _fitted: tuple[tuple[int, int | None], QueueingModel] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.space = configurations(self.bounds)
+
+    @property
+    def bounds(self) -> Search:
+        """What to try."""
+        return self.runner.settings.bounds
+
+    @property
+    def slo(self) -> Slo:
+        """What must be met."""
+        return self.runner.settings.slo
+
+    @property
+    def history(self) -> TrialHistory:
+        """What was measured."""
+        return self.runner.history
+
+    @property
+    def configs(self) -> tuple[ServingConfig, ...]:
+        """What may be chosen: the search space without what does not load."""
+        errors = self.history.load_errors
+        return tuple(c for c in self.space if c not in errors) if errors else self.space
+
+    @property
+    def lowest_per_s(self) -> float:
+        """The rate at which a configuration must fail before it is ruled out."""
+        at = self.bounds.at_rate_per_s if self.bounds.objective == "latency" else None
+        return at or self.bounds.min_rate_per_s
+
+    def model(self) -> QueueingModel:
+        """Fitted to everything measured so far."""
+        leader, estimates = self.leader(), self.runner.service_times
+        around = instances_of(leader.config) if leader else None
+        key = (len(estimates), around)
+        if self._fitted is None or self._fitted[0] != key:
+            self._fitted = key, QueueingModel.fit(estimates, around=around)
+        return self._fitted[1]
+
+    def capacities(self) -> CapacityInterval | None:
+        """Of every configuration, in their order; None while no service time is known."""
+        if not self.runner.service_times or not self.configs:
+            return None
+        return self.model().capacity(self.configs, self.slo.p99_ms)
+
+    def predicted(self) -> dict[ServingConfig, float]:
+        """The rate up to which the model expects each configuration to meet the SLO."""
+        capacities = self.capacities()
+        if capacities is None:
+            return {}
+        return dict(zip(self.configs, map(float, capacities.expected), strict=True))
+
+    def estimate(self, config: ServingConfig) -> CapacityEstimate:
+        """The model's, or everything between the lowest and the highest rate."""
+        grid, sustained = self.runner.grid, self.history.sustained(config)
+        if not self.runner.service_times:
+            # Not one answer at a rate that was rejected: only the lowest can tell more.
+            failed = self.history.unsustained(config) is not None
+            high = grid.low if failed else grid.high
+            return CapacityEstimate(grid.low, math.sqrt(grid.low * high), high)
+        model, limit_ms = self.model(), self.slo.p99_ms
+        if sustained is not None:
+            seen_ms = self.history.points[config, sustained].p99_ms
+            limit_ms *= model.p99_ms([config], sustained)[0] / seen_ms
+        return CapacityEstimate.of(model.capacity([config], limit_ms), 0)
+
+    def grid(self, config: ServingConfig) -> Grid:
+        """Rates worth offering to a configuration: a steady tail needs a little idle time.
+
+        Where nearly full batches were measured, its saturation is known.
+        """
+        grid = self.runner.grid
+        if not any(estimate.shows_saturation_of(config) for estimate in self.runner.service_times):
+            return grid
+        steady = grid.at_most(_STEADY * self.model().saturation_per_s(config))
+        return Grid(grid.low, max(grid.low, min(grid.high, steady)), grid.step)
+
+    def slack(self, config: ServingConfig) -> float:
+        """The limit over p99 at the highest sustained rate; 1 when there is none."""
+        sustained = self.history.sustained(config)
+        if sustained is None:
+            return 1.0
+        return max(1.0, self.slo.p99_ms / self.history.points[config, sustained].p99_ms)
+
+    def untried(self) -> tuple[ServingConfig, ...]:
+        """What is not shown to fail at the lowest rate: the smallest first, the rest spread out."""
+        if self.too_slow_alone() is not None:
+            return ()
+        smallest = min(self.space, key=lambda c: (instances_of(c), c.max_batch_size))
+        places = {config: (place * _GOLDEN) % 1.0 for place, config in enumerate(self.space)}
+        ordered = sorted(self.configs, key=lambda c: (c != smallest, places[c]))
+        return tuple(c for c in ordered if not self.history.fails(c, self.lowest_per_s))
+
+    def too_slow_alone(self) -> ServiceTimeEstimate | None:
+        """A request that runs alone takes longer than the SLO; None: not seen.
+
+        It was measured with the fewest instances at the lowest rate, and failed there. Larger
+        batches and more instances make no request faster that has the server to itself.
+        """
+        fewest = min(instances_of(config) for config in self.space)
+        for estimate in self.runner.service_times:
+            alone = estimate.instances == fewest and estimate.batch <= _ALONE * estimate.items
+            if (
+                alone
+                and estimate.service_ms > self.slo.p99_ms
+                and estimate.rate_per_s <= self.lowest_per_s
+                and self.history.fails(estimate.config, self.lowest_per_s)
+            ):
+                return estimate
+        return None
+
+    def leader(self) -> OperatingPoint | None:
+        """The best sustained point; among equals the one with the lowest p99."""
+        return max(
+            self.history.best_points(),
+            key=lambda point: (self.value(point.config, point.rate_per_s), -point.p99_ms),
+            default=None,
+        )
+
+    def value(self, config: ServingConfig, rate_per_s: float) -> float:
+        """What the objective maximises: with ``cost``, the rate for each GPU that is paid for."""
+        return rate_per_s / self._gpus_paid(config)
+
+    def rate_to_beat(self, leader: OperatingPoint, config: ServingConfig) -> float:
+        """What a configuration must sustain to be better than the best."""
+        value = self.value(leader.config, leader.rate_per_s) * (1.0 + self.bounds.resolution)
+        return self.runner.grid.at_least(value * self._gpus_paid(config))
+
+    def _gpus_paid(self, config: ServingConfig) -> int:
+        return max(1, len(config.gpus)) if self.bounds.objective == "cost" else 1
 
 
 @dataclass(slots=True)
 class SearchStrategy:
-    """The measurements before the confirmations; what these cost is kept in reserve."""
+    """The trials before the confirmations; what these cost is kept in reserve.
 
-    view: SearchState
-    confirmer: Confirmer
+    Attributes:
+        confirmation_s: durations of everything that one more confirmed answer at a rate takes.
+        floor_per_s: a candidate that cannot reach this is not searched to its capacity.
+    """
+
+    state: SearchState
+    confirmation_s: Callable[[float], list[float]]
     floor_per_s: float = 0.0
 
     def explore(self) -> None:
-        """Measure until no configuration promises more than the best one holds."""
-        if self.view.bounds.objective == "latency":
+        """Try configurations until none promises more than the best one sustains."""
+        if self.state.bounds.objective == "latency":
             self._compare_latencies()
             return
-        self._follow(self.view.configs[0], roughly=True)
-        failures, again = 0, None
-        while failures < _MOST_FAILURES or self._short():
-            challenge = again or self._challenge(failures)
+        self._follow(self.state.configs[0], roughly=True)
+        failures, second_trial = 0, None
+        while failures < _MOST_FAILURES or self._below_wanted():
+            challenge = second_trial or self._challenge(failures)
             if challenge is None:
                 break
             config, rate_per_s = challenge
-            leader = self.view.leader()
-            probe = self._probe(config, rate_per_s)
-            if probe is None and self._over():
+            leader = self.state.leader()
+            point = self._trial(config, rate_per_s)
+            if point is None and self._exhausted():
                 return
-            again = None
-            capped = leader is not None and leader.rate_per_s >= self.view.grid(config).high
-            if probe is not None and probe.standing(self.view.slo) is PointStatus.HELD:
+            second_trial = None
+            capped = leader is not None and leader.rate_per_s >= self.state.grid(config).high
+            if point is not None and point.status(self.state.slo) is PointStatus.SUSTAINED:
                 self._follow(config, roughly=True)
                 # Where no higher rate is asked, others can only be faster: a few are tried.
                 failures = failures + 1 if capped else 0
-            elif config not in self.view.known.refused:
-                again = self._less(config, rate_per_s)
-                failures += again is None
-        self.close()
+            elif config not in self.state.history.load_errors:
+                second_trial = self._second_trial(config, rate_per_s)
+                failures += second_trial is None
+        self.follow_leader()
 
-    def _short(self) -> bool:
-        """Whether what is wanted is not reached yet, so that failures are no reason to stop."""
-        leader = self.view.leader()
-        return leader is None or leader.rate_per_s < self.view.slo.min_throughput_per_s
-
-    def _less(self, config: ServingConfig, rate_per_s: float) -> tuple[ServingConfig, float] | None:
-        """What a challenger that did not hold far more than it must is asked next."""
-        leader = self.view.leader()
-        if leader is None:
-            return None
-        needed = self._needed(leader, config)
-        return (config, needed) if rate_per_s > _AMBITIOUS * needed else None
-
-    def _needed(self, leader: OperatingPoint, config: ServingConfig) -> float:
-        """What a configuration must hold to be better than the best."""
-        better = self.view.value(leader) * (1.0 + self.view.bounds.resolution)
-        return self.view.at_least(better * self.view.weight(config))
-
-    def close(self) -> None:
-        """Bisect the best configuration to its edge; with one rate only there is none."""
-        leader = self.view.leader()
-        if leader is not None and self.view.bounds.objective != "latency":
+    def follow_leader(self) -> None:
+        """Find the capacity of the best configuration; with one rate only there is none."""
+        leader = self.state.leader()
+        if leader is not None and self.state.bounds.objective != "latency":
             self._follow(leader.config, roughly=False)
 
+    def _below_wanted(self) -> bool:
+        """Whether what is wanted is not reached yet, so that failures are no reason to stop."""
+        leader = self.state.leader()
+        return leader is None or leader.rate_per_s < self.state.slo.min_throughput_per_s
+
+    def _second_trial(
+        self, config: ServingConfig, rate_per_s: float
+    ) -> tuple[ServingConfig, float] | None:
+        """The next rate to try for a challenger whose first rate was too ambitious."""
+        leader = self.state.leader()
+        if leader is None:
+            return None
+        needed = self.state.rate_to_beat(leader, config)
+        return (config, needed) if rate_per_s > _AMBITIOUS * needed else None
+
     def _follow(self, config: ServingConfig, *, roughly: bool) -> None:
-        """Bisect one configuration to its edge; roughly: until another is the better question."""
-        while config not in self.view.known.refused:
-            known, grid = self.view.known, self.view.grid(config)
-            held, rejected = known.held(config), known.rejected(config)
-            if roughly and held is not None and self._near(config, held, rejected):
-                return
+        """Try rates up to a configuration's capacity; roughly: until another is more promising."""
+        state, history = self.state, self.state.history
+        while config not in history.load_errors:
+            sustained, unsustained = history.sustained(config), history.unsustained(config)
+            estimate = state.estimate(config)
+            if roughly and sustained is not None:
+                near = sustained * _NEAR >= min(estimate.expected, unsustained or math.inf)
+                if near or self._another_is_better(max(estimate.high, sustained)):
+                    return
             if self._hopeless():
                 return
-            following = next_rate(
-                grid, held, rejected, self.view.guess(config), slack=self.view.slack(config)
+            rate_per_s = next_rate(
+                state.grid(config), sustained, unsustained, estimate, slack=state.slack(config)
             )
-            # Asked before and no wiser: measurements contradict one another.
-            asked = (config, following) in known.points
-            if following is None or asked:
+            # Tried before and no wiser: measurements contradict one another.
+            if rate_per_s is None or (config, rate_per_s) in history.points:
                 return
-            if self._probe(config, following) is None and self._over():
+            if self._trial(config, rate_per_s) is None and self._exhausted():
                 return
 
-    def _near(self, config: ServingConfig, held: float, rejected: float | None) -> bool:
-        """Whether its edge is close, or another one's is expected far above."""
-        guess, edges = self.view.guess(config), self.view.edges()
-        if edges is not None and float(edges.high.max()) > _BETTER * max(guess.high, held):
-            return True
-        return held * _NEAR >= min(guess.expected, rejected or math.inf)
+    def _another_is_better(self, rate_per_s: float) -> bool:
+        """Whether the capacity of another configuration may be far above a rate."""
+        capacities = self.state.capacities()
+        return capacities is not None and float(capacities.high.max()) > _BETTER * rate_per_s
 
-    def _probe(self, config: ServingConfig, rate_per_s: float) -> OperatingPoint | None:
-        """One look, if it and the confirmations after it fit.
+    def _trial(self, config: ServingConfig, rate_per_s: float) -> OperatingPoint | None:
+        """One trial, if it and the confirmations after it fit.
 
-        None: they do not, which ends the search; or the configuration does not load; or the
-        generator cannot make that rate, and the grid ends below it now. While nothing holds,
-        nothing is kept for confirmations at the lowest rate: to refute it needs none.
+        While nothing is sustained, nothing is kept for confirmations at the lowest rate: to refute
+        it needs none.
+
+        Returns:
+            None: they do not fit, which ends the search; or the configuration does not load; or the
+            generator cannot make that rate, and the grid ends below it now.
         """
-        terms, budget = self.view.prober.terms, self.view.prober.budget
-        leader = self.view.leader()
-        after = self.confirmer.cost_s(leader.rate_per_s if leader else rate_per_s)
-        if leader is None and rate_per_s <= self.view.lowest_per_s and self.view.prober.sampled:
-            after = []
-        if not budget.fits(terms.bounds.measurement_s, *after):
-            budget.out = True
+        runner, leader = self.state.runner, self.state.leader()
+        reserve_s = self.confirmation_s(leader.rate_per_s if leader else rate_per_s)
+        if leader is None and rate_per_s <= self.state.lowest_per_s and runner.samples:
+            reserve_s = []
+        if not runner.budget.fits(self.state.bounds.measurement_s, *reserve_s):
+            runner.budget.exhausted = True
             return None
-        budget.expected = len(after) + self._outlook()
-        return self.view.prober.probe(config, rate_per_s, ends=self._ends(config, rate_per_s))
+        trials_left = max(_FEWEST_LEFT, _USUAL_TRIALS - len(runner.samples))
+        runner.budget.expected = len(reserve_s) + trials_left
+        return runner.trial(config, rate_per_s, ends=self._early_end(config, rate_per_s))
 
-    def _over(self) -> bool:
+    def _exhausted(self) -> bool:
         """Whether the budget is spent, or no rate is left that the generator can make."""
-        prober = self.view.prober
-        cap = prober.cap_per_s
-        return prober.budget.out or (cap is not None and cap <= prober.grid.low)
+        runner = self.state.runner
+        limit = runner.too_fast_per_s
+        return runner.budget.exhausted or (limit is not None and limit <= runner.grid.low)
 
-    def _ends(self, config: ServingConfig, rate_per_s: float) -> SequentialTest | None:
-        """When a look may end early: far below the edge on any answer, near it only on a no."""
-        slo = self.view.slo
-        if self.view.bounds.objective == "latency":
+    def _early_end(self, config: ServingConfig, rate_per_s: float) -> SequentialTest | None:
+        """When a trial may end early: far below capacity on any answer, near it when refuted."""
+        if self.state.bounds.objective == "latency":
             return None
-        near = rate_per_s >= _FAR * self.view.guess(config).low
-        return SequentialTest(slo.confidence, refute_only=near)
-
-    def _outlook(self) -> int:
-        """About how many looks are still to come, for people."""
-        return max(2, 10 - len(self.view.prober.sampled))
+        near = rate_per_s >= _FAR * self.state.estimate(config).low
+        return SequentialTest(self.state.slo.confidence, refute_only=near)
 
     def _challenge(self, failures: int) -> tuple[ServingConfig, float] | None:
-        """The most promising configuration that may beat the best, and what it must hold."""
-        edges, leader = self.view.edges(), self.view.leader()
+        """The most promising configuration that may beat the best, and the rate to try it at."""
+        state, capacities, leader = self.state, self.state.capacities(), self.state.leader()
         if leader is None:
-            return self._any_other(failures)
-        if edges is None or self._hopeless():
+            return self._first_sustained(failures)
+        if capacities is None or self._hopeless():
             return None
-        at = self.view.configs.index(leader.config)
-        optimism = _OPTIMISM * max(1.0, leader.rate_per_s / float(edges.expected[at]))
-        found: list[tuple[float, ServingConfig, float]] = []
-        for place, config in enumerate(self.view.configs):
-            rate = self._needed(leader, config)
-            rejected = self.view.known.rejected(config)
-            beaten = rejected is not None and rejected <= rate
-            highest = min(float(edges.high[place]) * optimism, self.view.grid(config).high)
-            if config == leader.config or highest < rate or beaten:
+        expected_per_s = float(capacities.expected[state.configs.index(leader.config)])
+        optimism = _OPTIMISM * max(1.0, leader.rate_per_s / expected_per_s)
+        challengers: list[tuple[float, ServingConfig, float]] = []
+        for place, config in enumerate(state.configs):
+            needed = state.rate_to_beat(leader, config)
+            unsustained = state.history.unsustained(config)
+            beaten = unsustained is not None and unsustained <= needed
+            highest = min(float(capacities.high[place]) * optimism, state.grid(config).high)
+            if config == leader.config or highest < needed or beaten:
                 continue
-            offered = self._offer(CapacityEstimate.of(edges, place), rate, rejected)
-            if (config, offered) not in self.view.known.points:
-                found.append((highest / self.view.weight(config), config, offered))
-        if not found:
+            estimate = CapacityEstimate.of(capacities, place)
+            rate_per_s = needed if unsustained is not None else self._bold_rate(estimate, needed)
+            if (config, rate_per_s) not in state.history.points:
+                challengers.append((state.value(config, highest), config, rate_per_s))
+        if not challengers:
             return None
-        _, config, rate = max(found, key=lambda option: option[0])
-        return config, rate
+        _, config, rate_per_s = max(challengers, key=lambda challenger: challenger[0])
+        return config, rate_per_s
 
-    def _offer(self, guess: CapacityEstimate, needed: float, rejected: float | None) -> float:
-        """What a challenger is asked to hold: its expected edge, and never less than needed.
+    def _bold_rate(self, estimate: CapacityEstimate, needed: float) -> float:
+        """The first rate for a challenger: its expected capacity, never less than it needs."""
+        wide = estimate.high > _WIDE * max(estimate.low, needed)
+        aim = math.sqrt(needed * estimate.high) if wide else estimate.expected * AIM
+        return max(needed, self.state.runner.grid.at_most(max(aim, needed)))
 
-        One that did not hold more is asked for what is needed, which decides about it.
-        """
-        if rejected is not None:
-            return needed
-        wide = guess.high > _WIDE * max(guess.low, needed)
-        aim = math.sqrt(needed * guess.high) if wide else guess.expected * AIM
-        return max(needed, self.view.prober.grid.at_most(max(aim, needed)))
+    def _first_sustained(self, failures: int) -> tuple[ServingConfig, float] | None:
+        """While nothing is: a few of the highest predictions, then each at the lowest rate."""
+        untried = {c: r for c, r in self.state.predicted().items() if not self.state.history.of(c)}
+        if untried and failures < _MOST_FAILURES:
+            config = max(untried, key=untried.__getitem__)
+            return config, self.state.runner.grid.at_most(untried[config] * AIM)
+        return self._at_lowest_rate()
 
-    def _any_other(self, failures: int) -> tuple[ServingConfig, float] | None:
-        """Nothing held yet: a few of the highest predictions, then each at the lowest rate."""
-        edges = self.view.edges()
-        if edges is not None and failures < _MOST_FAILURES:
-            unmeasured = [
-                (float(edges.expected[place]), config)
-                for place, config in enumerate(self.view.configs)
-                if not self.view.known.of(config)
-            ]
-            if unmeasured:
-                expected, config = max(unmeasured, key=lambda option: option[0])
-                return config, self.view.prober.grid.at_most(expected * AIM)
-        return self._lowest()
-
-    def _lowest(self) -> tuple[ServingConfig, float] | None:
-        """The next configuration that was not asked at the lowest rate; None when all were."""
-        rate = self.view.lowest_per_s
-        asked = self.view.known.points
-        return next(((c, rate) for c in self.view.untried() if (c, rate) not in asked), None)
+    def _at_lowest_rate(self) -> tuple[ServingConfig, float] | None:
+        """The next configuration that was not tried at the lowest rate; None when all were."""
+        rate, points = self.state.lowest_per_s, self.state.history.points
+        return next(((c, rate) for c in self.state.untried() if (c, rate) not in points), None)
 
     def _compare_latencies(self) -> None:
-        """The objective ``latency``: every configuration that may have the lowest p99, at one rate.
+        """The objective ``latency``: try every configuration that may have the lowest p99.
 
-        The lowest prediction first; three in a row that are no better end it, once one has held.
+        At one rate, the lowest prediction first; three in a row that are no better end it, once one
+        has met the SLO.
         """
-        rate = self.view.lowest_per_s
+        state, rate = self.state, self.state.lowest_per_s
         failures, lowest_ms = 0, math.inf
-        while failures < _MOST_FAILURES or self.view.leader() is None:
+        while failures < _MOST_FAILURES or state.leader() is None:
             config = self._quickest(rate, lowest_ms)
-            if config is None and self.view.leader() is None:
-                config, _ = self._lowest() or (None, rate)
-            probe = self._probe(config, rate) if config else None
-            if config in self.view.known.refused:
+            if config is None and state.leader() is None:
+                config, _ = self._at_lowest_rate() or (None, rate)
+            point = self._trial(config, rate) if config else None
+            if config in state.history.load_errors:
                 continue
-            if probe is None:
+            if point is None:
                 return
-            better = probe.p99_ms < lowest_ms * (1.0 - self.view.bounds.resolution)
+            better = point.p99_ms < lowest_ms * (1.0 - state.bounds.resolution)
             failures = 0 if better else failures + 1
-            lowest_ms = min(lowest_ms, probe.p99_ms)
+            lowest_ms = min(lowest_ms, point.p99_ms)
 
     def _quickest(self, rate_per_s: float, lowest_ms: float) -> ServingConfig | None:
-        untried = [config for config in self.view.configs if not self.view.known.of(config)]
-        if not untried or not self.view.prober.readings:
+        """The untried configuration of the lowest predicted p99, if it may be below the best."""
+        untried = [config for config in self.state.configs if not self.state.history.of(config)]
+        if not untried or not self.state.runner.service_times:
             return untried[0] if untried else None
-        found_ms = self.view.model().p99_ms(untried, rate_per_s)
-        place = int(found_ms.argmin())
-        return untried[place] if found_ms[place] <= lowest_ms * _OPTIMISM else None
+        predicted_ms = self.state.model().p99_ms(untried, rate_per_s)
+        place = int(predicted_ms.argmin())
+        return untried[place] if predicted_ms[place] <= lowest_ms * _OPTIMISM else None
 
     def _hopeless(self) -> bool:
         """Whether no configuration can reach what the candidate must reach to matter."""
-        edges = self.view.edges()
-        if edges is None or len(self.view.prober.readings) < _TELLING:
+        capacities = self.state.capacities()
+        if capacities is None or len(self.state.runner.service_times) < _TELLING:
             return False
-        return float(edges.high.max()) * _OPTIMISM < self.floor_per_s
+        return float(capacities.high.max()) * _OPTIMISM < self.floor_per_s

@@ -1,7 +1,8 @@
-"""What is known of each configuration at each rate, and where to look for its edge next.
+"""What is known of each configuration at each rate, and which rate to try next.
 
-The edge is the highest rate at which p99 holds the SLO. It is taken for granted that p99 rises with
-the rate: what held above a rate that did not is not believed. What was measured beats the model.
+A configuration's capacity is the highest rate at which p99 is within the limit. It is taken for
+granted that p99 rises with the rate: what was sustained above a rate that was not is not believed.
+What was measured beats the model.
 """
 
 import math
@@ -19,19 +20,25 @@ from enginegate.search.queueing import CapacityInterval
 from enginegate.search.space import Grid
 from enginegate.serving import ServingConfig
 
+# Of the requests that may be over, how many may be so that a trial goes on above: with more, a
+# confirmation of many more requests seldom passes.
 _LIKELY = 0.8
+# A point at the very capacity is neither shown nor refuted, so trials stay this much below it.
 AIM = 0.985
+# One step up at most: a model fitted far below says little of a rate more than three times higher.
 _MOST_GROWTH = 3.0
+# An interval wider than this is halved in the logarithm; a narrower one is believed.
 _WIDE = 2.0
-_SLOPE = 1.0 / 3.0
+# p99 rises steeply near capacity, so slack in p99 is worth only its cube root in rate.
+_SLACK_EXPONENT = 1.0 / 3.0
 
 
 class PointStatus(Enum):
     """What a measured point is good for: to go on above it, to stay below it, or neither."""
 
-    HELD = "held"
+    SUSTAINED = "sustained"
     UNDECIDED = "undecided"
-    REJECTED = "did not hold"
+    REJECTED = "rejected"
 
 
 @dataclass(slots=True)
@@ -39,39 +46,39 @@ class OperatingPoint:
     """One configuration at one rate, with every valid measurement there.
 
     Attributes:
-        refuted: a confirmation did not hold, or decided nothing.
-        shown: a confirmation showed that it does not hold.
+        unconfirmed: a confirmation did not pass, whether it was refuted or decided nothing.
+        refuted: a confirmation showed that the SLO is not met.
     """
 
     config: ServingConfig
     rate_per_s: float
     runs: list[LatencySample] = field(default_factory=list)
+    unconfirmed: bool = False
     refuted: bool = False
-    shown: bool = False
-    _judged: tuple[int, SloDecision] | None = field(default=None, repr=False)
+    _decision: tuple[int, SloDecision] | None = field(default=None, repr=False)
     _p99_ms: tuple[int, float] | None = field(default=None, repr=False)
 
-    def judged(self, slo: Slo) -> SloDecision:
-        """All measurements together."""
-        if self._judged is None or self._judged[0] != len(self.runs):
+    def decision(self, slo: Slo) -> SloDecision:
+        """On all measurements together."""
+        if self._decision is None or self._decision[0] != len(self.runs):
             requests = sum(len(run.latencies_ms) for run in self.runs)
             over = sum(run.over(slo.p99_ms) for run in self.runs)
-            self._judged = len(self.runs), decide(requests, over, confidence=slo.confidence)
-        return self._judged[1]
+            self._decision = len(self.runs), decide(requests, over, confidence=slo.confidence)
+        return self._decision[1]
 
-    def standing(self, slo: Slo) -> PointStatus:
-        """Held when no more than four fifths are over of what may be: more is seldom confirmed."""
-        if self.refuted:
+    def status(self, slo: Slo) -> PointStatus:
+        """Sustained when few enough requests are over that a confirmation is likely to pass."""
+        if self.unconfirmed:
             return PointStatus.REJECTED
-        decision = self.judged(slo)
+        decision = self.decision(slo)
         if decision.outcome is Outcome.FAILED:
             return PointStatus.REJECTED
         likely = decision.over <= _LIKELY * (1.0 - P99) * decision.requests
-        return PointStatus.HELD if likely else PointStatus.UNDECIDED
+        return PointStatus.SUSTAINED if likely else PointStatus.UNDECIDED
 
     def fails(self, slo: Slo) -> bool:
-        """Whether it is shown that the SLO does not hold here."""
-        return self.shown or bool(self.runs and self.judged(slo).outcome is Outcome.FAILED)
+        """Whether it is shown that the SLO is not met here."""
+        return self.refuted or bool(self.runs and self.decision(slo).outcome is Outcome.FAILED)
 
     @property
     def p99_ms(self) -> float:
@@ -87,121 +94,119 @@ class TrialHistory:
     """Every point that was measured.
 
     Attributes:
-        refused: configurations that did not load, with what the server said.
+        load_errors: configurations that did not load, with what the server said.
     """
 
     slo: Slo
     points: dict[tuple[ServingConfig, float], OperatingPoint] = field(default_factory=dict)
     configs: dict[ServingConfig, list[OperatingPoint]] = field(default_factory=dict)
-    refused: dict[ServingConfig, str] = field(default_factory=dict)
+    load_errors: dict[ServingConfig, str] = field(default_factory=dict)
 
-    def add(self, sampled: LatencySample) -> OperatingPoint:
+    def add(self, sample: LatencySample) -> OperatingPoint:
         """Pool a valid measurement with what was measured at the same point."""
-        probe = self._at(sampled.measurement.config, sampled.measurement.rate_per_s)
-        probe.runs.append(sampled)
-        return probe
+        point = self._at(sample.measurement.config, sample.measurement.rate_per_s)
+        point.runs.append(sample)
+        return point
 
-    def refute(self, config: ServingConfig, rate_per_s: float, *, shown: bool) -> None:
-        """A confirmation did not hold there, whatever the search saw; shown: it was decided."""
-        probe = self._at(config, rate_per_s)
-        probe.refuted, probe.shown = True, probe.shown or shown
-
-    def refuse(self, config: ServingConfig, said: str) -> None:
-        """It does not load, so it is no choice any more."""
-        self.refused.setdefault(config, said)
+    def reject(self, config: ServingConfig, rate_per_s: float, *, refuted: bool) -> None:
+        """Note that a confirmation did not pass there, whatever the trials saw."""
+        point = self._at(config, rate_per_s)
+        point.unconfirmed, point.refuted = True, point.refuted or refuted
 
     def fails(self, config: ServingConfig, rate_per_s: float) -> bool:
-        """Whether it does not load, or is shown not to hold at that rate or a lower one."""
-        return config in self.refused or any(
-            probe.fails(self.slo) for probe in self.of(config) if probe.rate_per_s <= rate_per_s
+        """Whether it does not load, or is shown not to meet the SLO at that rate or a lower one."""
+        return config in self.load_errors or any(
+            point.fails(self.slo) for point in self.of(config) if point.rate_per_s <= rate_per_s
         )
 
     def of(self, config: ServingConfig) -> list[OperatingPoint]:
         """The points of one configuration, in the order they were first measured."""
         return self.configs.get(config, [])
 
-    def held(self, config: ServingConfig) -> float | None:
-        """The highest rate that held below every one that did not."""
-        standings = [(probe.rate_per_s, probe.standing(self.slo)) for probe in self.of(config)]
-        failed = (rate for rate, standing in standings if standing is PointStatus.REJECTED)
-        ceiling = min(failed, default=math.inf)
-        held = (rate for rate, standing in standings if standing is PointStatus.HELD)
-        return max((rate for rate in held if rate < ceiling), default=None)
+    def sustained(self, config: ServingConfig) -> float | None:
+        """The highest sustained rate below every rejected one."""
+        statuses = [(point.rate_per_s, point.status(self.slo)) for point in self.of(config)]
+        rejected = (rate for rate, status in statuses if status is PointStatus.REJECTED)
+        ceiling = min(rejected, default=math.inf)
+        sustained = (rate for rate, status in statuses if status is PointStatus.SUSTAINED)
+        return max((rate for rate in sustained if rate < ceiling), default=None)
 
-    def rejected(self, config: ServingConfig) -> float | None:
-        """The lowest rate above the highest held one that was not seen to hold."""
-        held = self.held(config) or 0.0
-        others = (probe for probe in self.of(config) if probe.rate_per_s > held)
+    def unsustained(self, config: ServingConfig) -> float | None:
+        """The lowest rate above the sustained one that was tried and not seen to be sustained."""
+        sustained = self.sustained(config) or 0.0
+        above = (point for point in self.of(config) if point.rate_per_s > sustained)
         return min(
-            (p.rate_per_s for p in others if p.standing(self.slo) is not PointStatus.HELD),
+            (p.rate_per_s for p in above if p.status(self.slo) is not PointStatus.SUSTAINED),
             default=None,
         )
 
-    def holding(self) -> Iterator[OperatingPoint]:
-        """The best held point of each configuration that has one."""
+    def best_points(self) -> Iterator[OperatingPoint]:
+        """The highest sustained point of each configuration that has one."""
         for config in self.configs:
-            held = self.held(config)
-            if held is not None and config not in self.refused:
-                yield self.points[config, held]
+            sustained = self.sustained(config)
+            if sustained is not None and config not in self.load_errors:
+                yield self.points[config, sustained]
 
     def _at(self, config: ServingConfig, rate_per_s: float) -> OperatingPoint:
-        found = self.points.get((config, rate_per_s))
-        if found is None:
-            found = self.points[config, rate_per_s] = OperatingPoint(config, rate_per_s)
-            self.configs.setdefault(config, []).append(found)
-        return found
+        point = self.points.get((config, rate_per_s))
+        if point is None:
+            point = self.points[config, rate_per_s] = OperatingPoint(config, rate_per_s)
+            self.configs.setdefault(config, []).append(point)
+        return point
 
 
 @dataclass(frozen=True, slots=True)
 class CapacityEstimate:
-    """Where the model expects an edge; equal numbers where nothing is left open."""
+    """Where the model expects one configuration's capacity; equal numbers: nothing is open."""
 
     low: float
     expected: float
     high: float
 
     @classmethod
-    def of(cls, edges: CapacityInterval, place: int) -> "CapacityEstimate":
+    def of(cls, interval: CapacityInterval, place: int) -> "CapacityEstimate":
         """That of one configuration."""
-        return cls(float(edges.low[place]), float(edges.expected[place]), float(edges.high[place]))
+        ends = (interval.low, interval.expected, interval.high)
+        return cls(*(float(rates[place]) for rates in ends))
 
 
 def next_rate(
     grid: Grid,
-    held: float | None,
-    rejected: float | None,
-    guess: CapacityEstimate,
+    sustained: float | None,
+    unsustained: float | None,
+    estimate: CapacityEstimate,
     *,
     slack: float = 1.0,
 ) -> float | None:
-    """The rate to offer next on the way to one configuration's edge; None once it is close enough.
+    """The next rate to try on the way to one configuration's capacity; None once close enough.
 
-    Close enough is two steps of the grid, which is the policy's resolution. A wide guess is halved
-    in the logarithm; a narrow one is taken, slightly below, because a point at the very edge is
-    neither shown to hold nor refuted. Where the model expects the edge below what held, the slack
-    there says how far to go on.
+    Close enough is two steps of the grid, which is the policy's resolution. A wide estimate is
+    halved in the logarithm; a narrow one is taken, slightly below. Where the model expects the
+    capacity below what was sustained, the slack there says how far to go on.
 
     Args:
         grid: rates that may be offered.
-        held: highest rate that held, if any did.
-        rejected: lowest rate above it that did not, if any.
-        guess: what the model expects.
-        slack: the limit over p99 where it held, >= 1.
+        sustained: highest rate that was sustained, if any.
+        unsustained: lowest rate above it that was not, if any.
+        estimate: what the model expects.
+        slack: the limit over p99 at the sustained rate, >= 1.
     """
-    closing = math.exp(2.0 * grid.step) * (1.0 + 1e-4)
-    if held is not None and (held >= grid.high or (rejected and rejected <= held * closing)):
+    close = math.exp(2.0 * grid.step) * (1.0 + 1e-4)
+    if sustained is not None and (
+        sustained >= grid.high or (unsustained and unsustained <= sustained * close)
+    ):
         return None
-    if rejected is not None and rejected <= grid.low:
+    if unsustained is not None and unsustained <= grid.low:
         return None
-    wide = guess.high > _WIDE * guess.low
-    target = math.sqrt(guess.low * guess.high) if wide else guess.expected * AIM
-    lowest = grid.beside(held, 2) if held is not None else grid.low
-    highest = grid.beside(rejected, -2) if rejected is not None else grid.high
-    if held is not None:
-        highest = min(highest, held * _MOST_GROWTH)
-        target = max(target, held * slack**_SLOPE)
-    if held is not None and rejected is not None and not lowest <= target <= highest:
-        target = math.sqrt(held * rejected)
-        lowest, highest = grid.beside(held, 1), grid.beside(rejected, -1)
+    wide = estimate.high > _WIDE * estimate.low
+    target = math.sqrt(estimate.low * estimate.high) if wide else estimate.expected * AIM
+    lowest = grid.beside(sustained, 2) if sustained is not None else grid.low
+    highest = grid.beside(unsustained, -2) if unsustained is not None else grid.high
+    if sustained is not None:
+        highest = min(highest, sustained * _MOST_GROWTH)
+        target = max(target, sustained * slack**_SLACK_EXPONENT)
+    if sustained is not None and unsustained is not None and not lowest <= target <= highest:
+        target = math.sqrt(sustained * unsustained)
+        lowest, highest = grid.beside(sustained, 1), grid.beside(unsustained, -1)
     rate = grid.at_most(min(max(target, lowest), highest))
-    return max(rate, grid.beside(held, 1)) if held is not None else rate
+    return max(rate, grid.beside(sustained, 1)) if sustained is not None else rate

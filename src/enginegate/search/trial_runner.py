@@ -10,18 +10,23 @@ from enginegate.errors import NotLoadedError
 from enginegate.measurement import Arrivals, LatencySample, Load, Measurement
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.search.service_time import ServiceTimeEstimate
+from enginegate.search.queueing import ServiceTimeEstimate
 from enginegate.search.space import Grid, seed_of
 from enginegate.search.trial_history import OperatingPoint, PointStatus, TrialHistory
 from enginegate.serving import ServingConfig
 
 Step = Literal["search", "overload", "confirm", "champion"]
 
+# A busy moment seldom spoils two measurements in a row; a third would buy little for its time.
 _ATTEMPTS = 2
 # Without the lowest rate there is no answer at all, so a busy moment is waited out.
 _ATTEMPTS_AT_THE_LOWEST = 4
-_CUT_SHORT = 0.9
-_MARGIN_S = 0.5
+# A run that lasted less than this share of its load was ended early by its test.
+_ENDED_EARLY = 0.9
+# Guess of a measurement's overhead while none is known; too much would leave no room for the first.
+_FIRST_OVERHEAD_S = 0.5
+# Part of the budget that must have been left after the last trial, for rounding and timers.
+_BUDGET_MARGIN = 0.02
 
 
 class Measure(Protocol):
@@ -41,7 +46,7 @@ class Measure(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Champion:
-    """What is live, on the same bench.
+    """What is live, on the same server.
 
     Attributes:
         measure: serves it.
@@ -61,7 +66,7 @@ class SearchProgress:
     Attributes:
         left: about how many measurements are still to come.
         left_s: about how long they will take.
-        before: whether it was made earlier, and took no time now.
+        cached: whether it was made earlier, and took no time now.
     """
 
     step: Step
@@ -71,16 +76,12 @@ class SearchProgress:
     measurement: Measurement
     left: int = 0
     left_s: float = 0.0
-    before: bool = False
-
-
-def quiet(_: SearchProgress) -> None:
-    """Say nothing."""
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """How a search measures: the same for every measurement.
+    """How every measurement of a search is made.
 
     Attributes:
         clock: seconds, monotonic.
@@ -91,101 +92,104 @@ class SearchSettings:
     slo: Slo
     arrivals: Arrivals = "poisson"
     clock: Callable[[], float] = time.monotonic
-    progress: Callable[[SearchProgress], None] = quiet
-
-
-@dataclass(slots=True)
-class OverheadEstimate:
-    """What measurements cost besides their load: loading, warming up, the last answers.
-
-    The first one also waits for the server to start, so it says nothing about the others.
-
-    Attributes:
-        done: measurements so far.
-    """
-
-    done: int = 0
-    _until_s: float = 0.0
-    _offered_s: float = 0.0
-    _first_s: float = 0.0
-
-    def took(self, until_s: float, offered_s: float, *, count: int = 1) -> None:
-        """Count one that ended at ``until_s`` of the search, with a load of ``offered_s``.
-
-        Or several that ended by then, all but one of which did not load.
-        """
-        if not self.done:
-            self._first_s = until_s - offered_s
-        self.done += count
-        self._until_s = until_s
-        self._offered_s += offered_s
-
-    @property
-    def each_s(self) -> float:
-        """Mean of those after the first; until there are any, a guess."""
-        others = self.done - 1
-        if others < 1:
-            return _MARGIN_S
-        return max(0.0, (self._until_s - self._first_s - self._offered_s) / others)
+    progress: Callable[[SearchProgress], None] = lambda _: None
 
 
 @dataclass(slots=True)
 class Budget:
-    """What may still be measured.
+    """What may still be measured, in time and in number.
+
+    A measurement costs its load and an overhead: loading, warming up, the last answers. The first
+    one also waits for the server to start, so it says nothing about the others' overhead.
 
     Attributes:
-        out: something that mattered was left out because it did not fit.
+        exhausted: something that mattered was left out because it did not fit.
         expected: about how many measurements are still to come, for people.
     """
 
-    terms: SearchSettings
+    settings: SearchSettings
     done: int = 0
     expected: int = 0
-    out: bool = False
+    exhausted: bool = False
     started_s: float = field(init=False)
-    _pace: OverheadEstimate = field(default_factory=OverheadEstimate)
+    _offered_s: float = 0.0
+    _first_overhead_s: float = 0.0
+    _last_s: float = 0.0
+    _after_trial: tuple[int, float, float] | None = None
 
     def __post_init__(self) -> None:
-        self.started_s = self.terms.clock()
+        self.started_s = self.settings.clock()
 
     @property
     def spent_s(self) -> float:
         """Since the search began."""
-        return self.terms.clock() - self.started_s
+        return self.settings.clock() - self.started_s
+
+    @property
+    def overhead_s(self) -> float:
+        """Mean of the measurements after the first; until there are any, a guess."""
+        others = self.done - 1
+        if others < 1:
+            return _FIRST_OVERHEAD_S
+        return max(0.0, (self._last_s - self._first_overhead_s - self._offered_s) / others)
 
     def fits(self, *durations_s: float) -> bool:
-        """Whether measurements of these durations still fit, in time and in number."""
-        bounds = self.terms.bounds
-        needed_s = sum(durations_s) + len(durations_s) * self._pace.each_s
-        return (
-            self.spent_s + needed_s <= bounds.budget_s
-            and self.done + len(durations_s) <= bounds.max_measurements
+        """Whether measurements of these durations still fit."""
+        bounds = self.settings.bounds
+        return self.done + len(durations_s) <= bounds.max_measurements and (
+            self._end_s(self.spent_s, self.overhead_s, durations_s) <= bounds.budget_s
         )
 
-    def refused(self) -> None:
-        """Count a configuration that did not load."""
-        self.done += 1
-        self._pace.took(self.spent_s, 0.0)
+    def left_room_for(self, *durations_s: float) -> bool:
+        """Whether measurements of these durations would have fitted after the last trial.
 
-    def took(self, step: Step, sampled: LatencySample, offered_s: float) -> None:
+        Where they would not, the search may have wanted them: it may have ended for the budget even
+        if it ended by itself with its last seconds.
+        """
+        if self._after_trial is None:
+            return True
+        done, spent_s, overhead_s = self._after_trial
+        bounds = self.settings.bounds
+        end_s = self._end_s(spent_s, overhead_s, durations_s)
+        return (
+            end_s <= (1.0 - _BUDGET_MARGIN) * bounds.budget_s
+            and done + len(durations_s) <= bounds.max_measurements
+        )
+
+    def _end_s(self, spent_s: float, overhead_s: float, durations_s: tuple[float, ...]) -> float:
+        return spent_s + sum(durations_s) + len(durations_s) * overhead_s
+
+    def count_failed_load(self) -> None:
+        """Count a configuration that did not load."""
+        self._count(0.0)
+
+    def count(self, step: Step, sample: LatencySample) -> None:
         """Count one measurement and tell of it."""
-        bounds = self.terms.bounds
-        self.done += 1
-        self._pace.took(self.spent_s, offered_s)
+        bounds = self.settings.bounds
+        self._count(sample.measurement.sent_for_s)
+        if step == "search":
+            self._after_trial = self.done, self._last_s, self.overhead_s
         self.expected = max(0, min(self.expected - 1, bounds.max_measurements - self.done))
         left_s = self.expected * (self.spent_s / self.done)
-        self.terms.progress(
+        self.settings.progress(
             SearchProgress(
                 step=step,
                 done=self.done,
                 spent_s=self.spent_s,
                 budget_s=bounds.budget_s,
-                measurement=sampled.measurement,
+                measurement=sample.measurement,
                 left=self.expected,
                 left_s=min(left_s, max(0.0, bounds.budget_s - self.spent_s)),
-                before=sampled.cached,
+                cached=sample.cached,
             )
         )
+
+    def _count(self, offered_s: float) -> None:
+        self._last_s = self.spent_s
+        if not self.done:
+            self._first_overhead_s = self._last_s - offered_s
+        self.done += 1
+        self._offered_s += offered_s
 
 
 @dataclass(slots=True)
@@ -193,110 +197,104 @@ class TrialRunner:
     """Measures one engine, and keeps what it measured.
 
     Attributes:
-        cap_per_s: the lowest rate at which no measurement was valid, e.g. for a slow generator.
-        readings: what each valid measurement says about service times.
+        service_times: what each valid measurement says about them.
+        reasons_invalid: of every measurement at a point that a trial or a confirmation wanted; ""
+            if it was valid.
+        too_fast_per_s: the lowest rate at which no measurement was valid: too fast to generate.
     """
 
     measure: Measure
-    terms: SearchSettings
+    settings: SearchSettings
     budget: Budget
-    known: TrialHistory
-    sampled: list[LatencySample] = field(default_factory=list)
-    readings: list[ServiceTimeEstimate] = field(default_factory=list)
-    cap_per_s: float | None = None
+    history: TrialHistory
+    samples: list[LatencySample] = field(default_factory=list)
+    service_times: list[ServiceTimeEstimate] = field(default_factory=list)
+    reasons_invalid: dict[tuple[ServingConfig, float], list[str]] = field(default_factory=dict)
+    too_fast_per_s: float | None = None
 
     @property
     def grid(self) -> Grid:
-        """The rates that may be offered, up to half way (in the logarithm) to one that is void.
+        """The rates that may be offered, up to half way (in the logarithm) to an invalid one.
 
         Half way from the highest rate that was measured validly, so it rises as more are.
         """
-        grid, cap_per_s = Grid.of(self.terms.bounds), self.cap_per_s
-        if cap_per_s is None:
+        grid, too_fast_per_s = Grid.of(self.settings.bounds), self.too_fast_per_s
+        if too_fast_per_s is None:
             return grid
-        rates = (s.measurement.rate_per_s for s in self.sampled if not s.measurement.invalid)
-        valid_per_s = max((rate for rate in rates if rate < cap_per_s), default=grid.low)
-        highest = grid.at_most(math.sqrt(valid_per_s * cap_per_s))
+        rates = (s.measurement.rate_per_s for s in self.samples if not s.measurement.invalid)
+        valid_per_s = max((rate for rate in rates if rate < too_fast_per_s), default=grid.low)
+        highest = grid.at_most(math.sqrt(valid_per_s * too_fast_per_s))
         return Grid(grid.low, max(grid.low, valid_per_s, highest), grid.step)
 
-    def take(
-        self,
-        step: Step,
-        config: ServingConfig,
-        load: Load,
-        *,
-        ends: SequentialTest | None = None,
+    def run(
+        self, step: Step, config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
     ) -> LatencySample:
-        """One measurement, whatever it says.
+        """One measurement, whatever it shows.
 
         Raises:
             NotLoadedError: the configuration does not load; that is noted.
             ServerError: from the measurement.
         """
         try:
-            sampled = self.measure(config, load, ends=ends)
+            sample = self.measure(config, load, ends=ends)
         except NotLoadedError as error:
-            self.known.refuse(config, str(error))
-            self.budget.refused()
+            self.history.load_errors.setdefault(config, str(error))
+            self.budget.count_failed_load()
             raise
-        self.sampled.append(sampled)
-        reading = None if sampled.measurement.invalid else ServiceTimeEstimate.of(sampled)
-        if reading is not None:
-            self.readings.append(reading)
-        lasted_s = sampled.measurement.lasted_s
-        self.budget.took(step, sampled, load.duration_s if lasted_s is None else lasted_s)
-        return sampled
+        self.samples.append(sample)
+        invalid = sample.measurement.invalid
+        if step != "overload":
+            reasons = self.reasons_invalid.setdefault((config, load.rate_per_s), [])
+            reasons.append(invalid[0] if invalid else "")
+        estimate = None if invalid else ServiceTimeEstimate.of(sample)
+        if estimate is not None:
+            self.service_times.append(estimate)
+        self.budget.count(step, sample)
+        return sample
 
     def load(
         self, config: ServingConfig, rate_per_s: float, attempt: str, duration_s: float
     ) -> Load:
-        """The load of that attempt: the same one in every search."""
-        base = self.terms.bounds.seed
+        """The load of that attempt: identical in every search with this seed."""
+        base = self.settings.bounds.seed
         return Load(
             rate_per_s=rate_per_s,
             duration_s=duration_s,
             seed=seed_of(base, config, rate_per_s, attempt),
-            arrivals=self.terms.arrivals,
+            arrivals=self.settings.arrivals,
             order_seed=seed_of(base, config, rate_per_s, f"{attempt} order"),
         )
 
-    def probe(
+    def trial(
         self, config: ServingConfig, rate_per_s: float, *, ends: SequentialTest | None
     ) -> OperatingPoint | None:
-        """Look once; again when it was void, or cut short undecided.
-
-        None: the rate cannot be made, or the configuration does not load.
+        """Measure once; again when that was invalid, or ended early and undecided.
 
         A measurement that was ended early for another SLO may decide nothing about this one.
+
+        Returns:
+            None: the rate cannot be made, or the configuration does not load.
         """
-        bounds, slo = self.terms.bounds, self.terms.slo
-        probe, void = None, 0
+        bounds, slo = self.settings.bounds, self.settings.slo
+        point, invalid = None, 0
         attempts = _ATTEMPTS if rate_per_s > self.grid.low else _ATTEMPTS_AT_THE_LOWEST
         for attempt in range(2 * attempts):
             if attempt and not self.budget.fits(bounds.measurement_s):
                 break
             load = self.load(config, rate_per_s, f"search {attempt}", bounds.measurement_s)
             try:
-                sampled = self.take("search", config, load, ends=ends)
+                sample = self.run("search", config, load, ends=ends)
             except NotLoadedError:
                 return None
-            if sampled.measurement.invalid:
-                void += 1
-                if void == attempts:
+            if sample.measurement.invalid:
+                invalid += 1
+                if invalid == attempts:
                     break
                 continue
-            probe = self.known.add(sampled)
-            if probe.standing(slo) is not PointStatus.UNDECIDED or not _cut_short(sampled):
-                return probe
-        if probe is None:
-            self.cap_per_s = min(rate_per_s, self.cap_per_s or rate_per_s)
-        return probe
-
-
-def _cut_short(sampled: LatencySample) -> bool:
-    measured = sampled.measurement
-    return (
-        isinstance(measured.load, Load)
-        and measured.lasted_s is not None
-        and measured.lasted_s < _CUT_SHORT * measured.load.duration_s
-    )
+            point = self.history.add(sample)
+            ended_early = sample.measurement.sent_for_s < _ENDED_EARLY * load.duration_s
+            if point.status(slo) is not PointStatus.UNDECIDED or not ended_early:
+                return point
+        if point is None:
+            self.too_fast_per_s = min(rate_per_s, self.too_fast_per_s or rate_per_s)
+        return point

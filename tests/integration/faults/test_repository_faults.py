@@ -170,7 +170,7 @@ def test_a_clock_that_goes_back_changes_no_order(repository, package, monkeypatc
         def now(cls, tz=None):
             return datetime(2001, 1, 1, tzinfo=tz or UTC)
 
-    for module in ("repository.journal", "repository.audit"):
+    for module in ("repository.history.journal", "repository.history.audit"):
         monkeypatch.setattr(f"enginegate.{module}.datetime", Earlier)
     monkeypatch.setattr("enginegate.repository.transitions.now", Earlier.now)
     monkeypatch.setattr("enginegate.repository.store.staging.now", Earlier.now)

@@ -616,10 +616,10 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
     """Before anything else: here it gets no further."""
     del prefect_server  # it only has to run
 
-    def begun(_rules):
+    def begun(*_tables):
         raise InterruptedError(flow.name)
 
-    monkeypatch.setattr(f"flows.{flow.name}.pick_up", begun)
+    monkeypatch.setattr(f"flows.{flow.name}.recover_interrupted", begun)
     with pytest.raises(InterruptedError, match=flow.name):
         flow(policy)
 

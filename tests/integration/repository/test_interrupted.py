@@ -41,7 +41,7 @@ def test_a_dead_server_leaves_the_folder_right(install, package, tmp_path):
 
 _KILLED = """
 import os, pickle, signal, sys
-from enginegate.repository import live
+from enginegate.repository import promotion as live
 from enginegate.repository.history.journal import Journal
 
 with open(sys.argv[1], "rb") as file:

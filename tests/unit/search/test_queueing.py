@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 
 from enginegate.measurement import Load
-from enginegate.search.queueing import QueueingModel
-from enginegate.search.service_time import ServiceTimeEstimate
+from enginegate.search.queueing import QueueingModel, ServiceTimeEstimate
 from enginegate.serving import ServingConfig
 from tests.fakes.simulated_triton import PROFILES, SimulatedServer
 
@@ -44,7 +43,7 @@ def test_service_times_are_recovered():
     # One call in a hundred takes 20 ms more, which is 0.2 ms on average.
     assert model.service.fixed == pytest.approx(20.2, abs=0.5)
     assert model.service.item == pytest.approx(1.0, abs=0.05)
-    assert model.capacity_per_s(LARGE) == pytest.approx(4 * 32 / 0.0522, rel=0.02)
+    assert model.saturation_per_s(LARGE) == pytest.approx(4 * 32 / 0.0522, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["slow", "fast"])
@@ -63,7 +62,7 @@ def test_edges_are_predicted_closely(name, size, instances, delay_us):
     alone = ServingConfig(max_batch_size=32, max_queue_delay_us=0, instances=1)
     readings.append(_reading(server, alone, 0.1 * full))
 
-    edges = QueueingModel.fit(readings).edges([config], profile.p99_ms)
+    edges = QueueingModel.fit(readings).capacity([config], profile.p99_ms)
 
     truth = SIMULATED_EDGES[name, size, instances, delay_us]
     assert edges.expected[0] == pytest.approx(truth, rel=0.21)
@@ -75,7 +74,7 @@ def test_what_was_not_measured_is_an_interval():
     one = QueueingModel.fit([_reading(server, LARGE, 400)])
     two = QueueingModel.fit([_reading(server, LARGE, rate) for rate in (400, 1500)])
 
-    wide, narrow = one.edges([LARGE], 120.0), two.edges([LARGE], 120.0)
+    wide, narrow = one.capacity([LARGE], 120.0), two.capacity([LARGE], 120.0)
 
     assert wide.low[0] < narrow.expected[0] < wide.high[0]
     assert narrow.low[0] == narrow.high[0]
@@ -87,8 +86,8 @@ def test_instances_that_share_a_processor_are_learned():
     alone = LARGE.model_copy(update={"instances": 1})
     before = [_reading(server, LARGE, rate) for rate in (300, 500)]
 
-    unknown = QueueingModel.fit(before).edges([alone], 300.0)
-    known = QueueingModel.fit([*before, _reading(server, alone, 450)]).edges([alone], 300.0)
+    unknown = QueueingModel.fit(before).capacity([alone], 300.0)
+    known = QueueingModel.fit([*before, _reading(server, alone, 450)]).capacity([alone], 300.0)
 
     assert unknown.high[0] > 2.0 * unknown.low[0]
     assert known.high[0] == pytest.approx(known.low[0], rel=0.01)

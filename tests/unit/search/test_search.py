@@ -1,12 +1,14 @@
 """What a search finds, and which questions it asks on the way."""
 
-import numpy as np
+from dataclasses import replace
 
-from enginegate.evidence import Outcome
-from enginegate.measurement import Load
-from enginegate.measuring.p99 import SequentialTest
-from enginegate.search.search import search
-from tests.fakes.searches import finding_of, only_where, search_on
+import pytest
+
+from enginegate.errors import NotLoadedError, ServerError
+from enginegate.evidence import Outcome, PointDecision
+from enginegate.search.search import SearchResult, confirm_upper_bound, search
+from enginegate.serving import ServingConfig
+from tests.fakes.searches import finding_of, search_on
 from tests.fakes.simulated_triton import PROFILES, SimulatedServer
 
 
@@ -73,22 +75,6 @@ def test_a_confirmed_result_carries_its_evidence(simulated, bounds, slo):
     assert result.rejected_rate_per_s > result.throughput_at_slo_per_s
 
 
-def test_every_chosen_value_has_its_reason(simulated, bounds, slo):
-    """Each field says what its other values did: measured where they were, else expected."""
-    result = search_on(simulated, bounds, slo)
-
-    assert set(result.reasons) == {
-        "max_batch_size",
-        "max_queue_delay_us",
-        "instances",
-        "preferred_batch_sizes",
-        "gpus",
-    }
-    assert result.reasons["max_batch_size"].startswith("16 was confirmed at ")
-    assert "1 not measured: at most" in result.reasons["max_batch_size"]
-    assert result.reasons["gpus"] == "none is the only value in the search space"
-
-
 def test_the_same_answers_ask_the_same_questions(make_server, bounds, slo):
     """A second search repeats every load of the first, seeds included, so a cache answers it."""
     first, second = make_server(), make_server()
@@ -114,132 +100,151 @@ def test_a_moved_slo_asks_old_questions_again(make_server, bounds, slo):
     assert second.calls[0] == first.calls[0]
 
 
-def test_a_cached_answer_that_decides_nothing_is_asked_for_again(make_server, bounds, slo):
-    """A measurement cut short under another SLO is pooled with one of a fresh seed."""
-    server = make_server()
-
-    def cached(config, load, *, ends=None):
-        found = server.measure(config, load, ends=ends)
-        if load.rate_per_s == server.calls[0][1].rate_per_s and len(server.calls) == 1:
-            brief = np.r_[np.full(99, 1.0), 50.0]
-            stub = found.measurement.model_copy(update={"lasted_s": 0.2, "stages": None})
-            return found.__class__(stub, brief)
-        return found
-
-    search(cached, bounds, slo, clock=server.clock)
-
-    (config, first), (same_config, second) = server.calls[:2]
-    assert (config, first.rate_per_s) == (same_config, second.rate_per_s)
-    assert first.seed != second.seed
-
-
-def test_a_lucky_point_is_refuted_and_a_lower_one_wins(make_server, bounds, slo):
-    """A point that held in the search but fails its confirmations is stepped down from."""
-    server = make_server()
-    narrow = bounds.model_copy(
-        update={"max_batch_sizes": (16,), "queue_delays_us": (0,), "instances": (1,)}
-    )
-    honest = search_on(make_server(), narrow, slo).throughput_at_slo_per_s
-
-    def lucky(config, load, *, ends=None):
-        found = server.measure(config, load, ends=ends)
-        if ends is not None and load.rate_per_s < 1.2 * honest:
-            return found.__class__(found.measurement, np.full(900, 1.0))
-        return found
-
-    result = search(lucky, narrow, slo, clock=server.clock)
-
-    refuted = [load.rate_per_s for _, load in server.calls if load.rate_per_s > honest]
-    assert refuted
-    assert result.confirmed
-    assert result.throughput_at_slo_per_s <= honest * 1.05
-
-
-def test_the_one_configuration_that_holds_is_found(simulated, bounds, slo, make_sampled):
-    """Where all others fail every request, each is asked in the end."""
-    only = bounds.model_copy(update={"max_batch_sizes": (1, 2, 8, 32), "instances": (1, 2, 4)})
-    measure = only_where(
-        simulated, lambda config: config.instances == 1 and config.max_batch_size <= 2, make_sampled
-    )
-
-    result = search(measure, only, slo, clock=simulated.clock)
-
-    assert result.confirmed
-    assert (result.chosen.instances, result.chosen.max_batch_size) == (1, 2)
-
-
-def test_a_model_that_expects_little_ends_nothing(simulated, bounds, slo):
-    """Where only the smallest are fast enough, slow answers of the others do not end the search."""
-    slow = SimulatedServer(base_ms=60.0)
-    wide = bounds.model_copy(update={"max_batch_sizes": (1, 2, 8, 32), "instances": (1, 2, 4)})
+def test_nothing_loads(simulated, bounds, slo):
+    """If no configuration loads, the search ends with the first message, after asking each once."""
+    asked = []
 
     def measure(config, load, *, ends=None):
-        small = config.instances == 1 and config.max_batch_size <= 2
-        server = simulated if small else slow
-        found = server.measure(config, load, ends=ends)
-        simulated.now_s = slow.now_s = server.now_s
-        return found
+        del load, ends
+        asked.append(config)
+        raise NotLoadedError(f"refused {len(asked)}")
 
-    result = search(measure, wide, slo, clock=simulated.clock)
+    with pytest.raises(ServerError, match=r"None of the 8 configurations .*\n.*refused 1$"):
+        search(measure, bounds, slo, clock=simulated.clock)
 
-    assert result.confirmed
-    assert result.chosen.instances == 1
+    assert len(asked) == len(set(asked)) == 8
 
 
-def test_progress_is_told(simulated, bounds, slo):
-    """Each measurement is announced, in order, with the time spent and what is still to come."""
-    told = []
+def test_a_dead_server_is_an_error(simulated, bounds, slo):
+    """When the server dies the search ends with that error instead of a finding."""
+    simulated.dies_after = 3
 
-    result = search_on(simulated, bounds, slo, progress=told.append)
-
-    assert [step.done for step in told] == list(range(1, len(result.measurements) + 1))
-    assert [step.step for step in told[-4:]] == ["confirm", "confirm", "confirm", "overload"]
-    assert told[-1].spent_s == simulated.now_s
-    assert told[0].measurement == result.measurements[0]
-    assert told[0].left > 0
-    assert 0 < told[0].left_s <= bounds.budget_s
+    with pytest.raises(ServerError, match="died"):
+        search_on(simulated, bounds, slo)
 
 
-def test_arrivals_come_from_the_policy(simulated, bounds, slo):
-    """Every load is spaced as the policy says."""
-    search_on(simulated, bounds, slo, arrivals="constant")
-
-    assert {load.arrivals for _, load in simulated.calls} == {"constant"}
-
-
-def test_looks_near_the_edge_end_early_only_on_a_no(make_server, bounds, slo):
-    """A queue takes time to fill, so a short run that holds proves nothing near capacity."""
-    server, asked = make_server(), []
-
-    def listening(config, load, *, ends=None):
-        asked.append((load, ends))
-        return server.measure(config, load, ends=ends)
-
-    search(listening, bounds, slo, clock=server.clock)
-
-    confirming = [ends for load, ends in asked if load.duration_s and ends is None]
-    near = [ends for _, ends in asked if ends is not None]
-    assert len(confirming) > slo.confirmations
-    assert all(isinstance(ends, SequentialTest) for ends in near)
-    assert near[-1].decide(10_000, 0) is Outcome.INCONCLUSIVE
-    assert near[-1].decide(1_000, 500) is Outcome.FAILED
-
-
-def test_confirmations_make_the_requests_the_policy_wants(simulated, bounds, slo):
-    """A slow rate is confirmed for as long as its share of the requests takes."""
-    slow = bounds.model_copy(update={"max_rate_per_s": 120.0, "min_rate_per_s": 60.0})
-
-    result = search_on(simulated, slow, slo)
+@pytest.mark.parametrize(
+    ("budget_s", "expected"),
+    [(600.0, ""), (30.0, "the budget ended the search: raise [search] budget_s")],
+)
+def test_budget_without_room_for_another_trial_cut_it_short(
+    simulated, bounds, slo, budget_s, expected
+):
+    """A higher rate may have been wanted where it and its confirmations did not fit any more."""
+    result = search_on(simulated, bounds.model_copy(update={"budget_s": budget_s}), slo)
 
     assert result.confirmed
-    assert finding_of(result, "p99_ms").samples >= slo.confirm_requests
+    assert result.cut_short == expected
 
 
-def test_a_load_is_its_own_record():
-    """The seeds of arrivals and of inputs differ, so each source of randomness moves alone."""
-    server, profile = SimulatedServer(), PROFILES["fast"]
+@pytest.mark.parametrize(
+    ("invalid", "cut_short"),
+    [
+        pytest.param(lambda load: load.rate_per_s >= 700, True, id="every-attempt-above"),
+        pytest.param(lambda load: load.seed % 3 == 0, False, id="valid-when-repeated"),
+        pytest.param(lambda load: load.rate_per_s < 200, False, id="below-the-answer"),
+    ],
+)
+def test_rate_that_could_not_be_made_cut_it_short(simulated, bounds, slo, invalid, cut_short):
+    """It may have met the SLO; the reason says at which rate, and why it is invalid."""
+    simulated.void = lambda _config, load: invalid(load)
 
-    search_on(server, profile.bounds(0), profile.slo())
+    result = search_on(simulated, bounds, slo)
 
-    loads = [load for _, load in server.calls]
-    assert all(isinstance(load, Load) and load.order_seed != load.seed for load in loads)
+    assert result.confirmed
+    assert result.cut_short.startswith("no measurement at ") is cut_short
+    assert result.cut_short.endswith("/s is valid: the generator was late") is cut_short
+
+
+ANSWER_PER_S = 1000.0
+
+
+@pytest.fixture
+def slow_config():
+    return ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1)
+
+
+@pytest.fixture
+def quick_config():
+    return ServingConfig(max_batch_size=16, max_queue_delay_us=0, instances=2)
+
+
+@pytest.fixture
+def looked(simulated, bounds, slo):
+    """What comes of a look past an answer, and at which rates was looked.
+
+    Two instances of batches up to sixteen make 4,000 requests/s, one without batches about 235.
+    """
+
+    def look(config, *, rejected=None, outcome=None, **changes):
+        found = SearchResult((), config, ANSWER_PER_S, None, (), rejected_rate_per_s=rejected)
+        if outcome is not None:
+            known = PointDecision(
+                config=config, rate_per_s=rejected, outcome=outcome, requests=900, over=12
+            )
+            found = replace(found, decisions=(known,))
+        within = bounds.model_copy(update=changes)
+        after = confirm_upper_bound(found, simulated.measure, within, slo, arrivals="poisson")
+        rates = [load.rate_per_s / ANSWER_PER_S for _, load in simulated.calls]
+        assert [m.load for m in after.measurements] == [load for _, load in simulated.calls]
+        return after, rates
+
+    return look
+
+
+def test_what_does_not_hold_there_is_the_rate_that_did_not(looked, slow_config):
+    """Two resolutions above, which is as exact as the search is; then no more is asked."""
+    after, rates = looked(slow_config)
+
+    assert rates == [pytest.approx(1.05**2)]
+    assert after.rejected_rate_per_s == pytest.approx(ANSWER_PER_S * 1.05**2)
+
+
+def test_what_holds_there_leaves_it_open(looked, quick_config):
+    """And one more look, which would bound it."""
+    after, rates = looked(quick_config, rejected=1350.0)
+
+    assert rates == [pytest.approx(1.05**2), pytest.approx(1.05**4)]
+    assert after.rejected_rate_per_s == 1350.0
+
+
+def test_a_void_look_shows_nothing(looked, simulated, slow_config):
+    """What the sender could not make is no rate that did not hold."""
+    simulated.void = lambda _config, _load: True
+
+    after, _ = looked(slow_config, rejected=1350.0)
+
+    assert after.rejected_rate_per_s == 1350.0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(
+            {"rejected": 1100.0, "outcome": Outcome.FAILED}, id="one-that-close-is-refuted"
+        ),
+        pytest.param({"max_rate_per_s": 1050.0}, id="above-the-highest-rate"),
+        pytest.param({"objective": "latency", "at_rate_per_s": 1000.0}, id="one-rate-only"),
+    ],
+)
+def test_nothing_is_measured_where_it_would_say_nothing_more(looked, slow_config, changes):
+    """The result is what it was."""
+    after, rates = looked(slow_config, **changes)
+
+    assert (rates, after.rejected_rate_per_s) == ([], changes.get("rejected"))
+
+
+def test_what_was_only_not_seen_to_hold_is_looked_at(looked, slow_config):
+    """An undecided rate just above the answer makes no throughput exact."""
+    after, rates = looked(slow_config, rejected=1050.0, outcome=Outcome.INCONCLUSIVE)
+
+    assert rates == [pytest.approx(1.05**2)]
+    assert after.rejected_rate_per_s == 1050.0
+    assert after.decisions[-1].outcome is Outcome.FAILED
+
+
+def test_without_an_answer_there_is_nothing_to_look_past(simulated, bounds, slo, slow_config):
+    """Nothing was confirmed."""
+    found = replace(SearchResult((), slow_config, 0.0, None, ()), chosen=None)
+
+    assert confirm_upper_bound(found, simulated.measure, bounds, slo, arrivals="poisson") is found

@@ -325,6 +325,6 @@ def test_what_was_measured_before_is_not_shown_as_tried(before, said):
         stages=None,
         latencies_sha256=sha("f"),
     )
-    at = SearchProgress("search", 1, 7.0, 120.0, measurement, before=before)
+    at = SearchProgress("search", 1, 7.0, 120.0, measurement, cached=before)
 
     assert tried.progress_words(at) == said

@@ -1,11 +1,9 @@
 """What a search says when something ends it, stands in its way, or nothing holds."""
 
-from collections import Counter
-
 import numpy as np
 import pytest
 
-from enginegate.errors import NotLoadedError, ServerError
+from enginegate.errors import NotLoadedError
 from enginegate.evidence import Outcome
 from enginegate.measurement import Generator, LatencySample
 from enginegate.search.search import search
@@ -24,51 +22,6 @@ def test_the_budget_ends_it(simulated, bounds, slo, budget_s):
     assert simulated.now_s <= budget_s
     assert finding_of(result, "throughput").outcome is Outcome.INCONCLUSIVE
     assert "budget_s" in finding_of(result, "throughput").remedy
-
-
-def test_a_slow_start_is_paid_once(simulated, bounds, slo):
-    """The seconds that the server takes to start are not expected of every measurement."""
-    small = bounds.model_copy(
-        update={"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
-    )
-    short = small.model_copy(
-        update={"budget_s": 100.0, "min_rate_per_s": 50.0, "max_rate_per_s": 100.0}
-    )
-    easy = slo.model_copy(
-        update={"min_throughput_per_s": 60.0, "confidence": 0.95, "confirm_requests": 1200}
-    )
-
-    def measure(config, load, *, ends=None):
-        simulated.now_s += 0.0 if simulated.calls else 60.0
-        return simulated.measure(config, load, ends=ends)
-
-    result = search(measure, short, easy, clock=simulated.clock)
-
-    assert result.confirmed
-    assert finding_of(result, "throughput").outcome is Outcome.PASSED
-
-
-@pytest.mark.parametrize(("busy", "confirmed"), [(5, True), (100, False)])
-def test_a_busy_moment_at_the_lowest_rate_is_waited_out(simulated, bounds, slo, busy, confirmed):
-    """Below it there is nothing to fall back to, so it is tried again and again, not for ever."""
-    simulated.void = lambda _config, _load: len(simulated.calls) <= busy
-    only = {"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
-    low = bounds.model_copy(update=only | {"min_rate_per_s": 100.0, "max_rate_per_s": 100.0})
-    easy = slo.model_copy(update={"confidence": 0.95, "confirm_requests": 1200})
-
-    result = search_on(simulated, low, easy)
-
-    assert result.confirmed is confirmed
-    assert confirmed or len(simulated.calls) == 8
-
-
-@pytest.mark.parametrize("most", [1, 4, 7, 11])
-def test_the_number_of_measurements_ends_it(simulated, bounds, slo, most):
-    """A search never makes more measurements than the policy allows, confirmations included."""
-    result = search_on(simulated, bounds.model_copy(update={"max_measurements": most}), slo)
-
-    assert len(simulated.calls) <= most
-    assert result.confirmed or finding_of(result, "p99_ms").outcome is Outcome.INCONCLUSIVE
 
 
 def test_no_configuration_holds(make_server, bounds, slo):
@@ -126,20 +79,6 @@ def test_too_few_requests_are_inconclusive(simulated, bounds, slo):
     assert latency.outcome is Outcome.INCONCLUSIVE
     assert "about 459 requests would decide" in latency.remedy
     assert not result.confirmed
-
-
-def test_rates_the_generator_cannot_make_bound_the_search(simulated, bounds, slo):
-    """A void load is repeated once, then the search goes on below it and says so: inconclusive."""
-    simulated.void = lambda _config, load: load.rate_per_s >= 700
-
-    result = search_on(simulated, bounds, slo)
-
-    throughput = finding_of(result, "throughput")
-    void = Counter(load.rate_per_s for _, load in simulated.calls if load.rate_per_s >= 700)
-    assert 600 < result.throughput_at_slo_per_s < 700
-    assert throughput.outcome is Outcome.INCONCLUSIVE
-    assert throughput.remedy == "the generator was late"
-    assert set(void.values()) == {2}
 
 
 def test_nothing_valid(simulated, bounds, slo):
@@ -249,17 +188,6 @@ def test_refuted_points_leave_lower_ones_open(simulated, bounds, slo):
     assert "what was not tried may hold" in latency.remedy
 
 
-def test_rates_that_cannot_be_made_are_halved(simulated, bounds, slo):
-    """Where most rates are void the search gets below them in a few steps, and up to them again."""
-    simulated.void = lambda _config, load: load.rate_per_s >= 800
-
-    result = search_on(simulated, bounds, slo)
-
-    void = {load.rate_per_s for _, load in simulated.calls if load.rate_per_s >= 800}
-    assert 0 < len(void) <= 5
-    assert 750 < result.throughput_at_slo_per_s < 800
-
-
 def test_a_configuration_that_does_not_load_is_left_out(simulated, bounds, slo):
     """One that does not fit in memory is no choice; the others are searched, and it is said."""
 
@@ -289,53 +217,3 @@ def test_what_does_not_load_is_said_when_nothing_holds(simulated, bounds, slo, m
     assert latency.outcome is Outcome.FAILED
     assert "4 do not load, such as batch <= 16" in latency.reason
     assert "failed to allocate memory" in latency.reason
-
-
-def test_nothing_loads(simulated, bounds, slo):
-    """If no configuration loads, the search ends with the first message, after asking each once."""
-    asked = []
-
-    def measure(config, load, *, ends=None):
-        del load, ends
-        asked.append(config)
-        raise NotLoadedError(f"refused {len(asked)}")
-
-    with pytest.raises(ServerError, match=r"None of the 8 configurations .*\n.*refused 1$"):
-        search(measure, bounds, slo, clock=simulated.clock)
-
-    assert len(asked) == len(set(asked)) == 8
-
-
-def test_a_dead_server_is_an_error(simulated, bounds, slo):
-    """When the server dies the search ends with that error instead of a finding."""
-    simulated.dies_after = 3
-
-    with pytest.raises(ServerError, match="died"):
-        search_on(simulated, bounds, slo)
-
-
-@pytest.mark.parametrize("seed", [14, 44, 45])
-def test_a_restless_machine_still_gets_an_answer(make_server, bounds, slo, seed):
-    """Where the same load is half as fast at times, a rate is stepped down to that is confirmed."""
-    server = make_server(20.0, 1.0, limit_ms=120.0)
-    server.noise = 0.5
-    wide = bounds.model_copy(
-        update={
-            "max_batch_sizes": (8, 32),
-            "queue_delays_us": (0, 1000),
-            "instances": (1, 4),
-            "min_rate_per_s": 40,
-            "measurement_s": 2.0,
-            "budget_s": 900.0,
-        }
-    )
-    lenient = slo.model_copy(update={"p99_ms": 120.0, "min_throughput_per_s": 40.0})
-
-    def measure(config, load, *, ends=None):
-        other = load.model_copy(update={"seed": 1000 * load.seed + seed})
-        return server.measure(config, other, ends=ends)
-
-    result = search(measure, wide, lenient, clock=server.clock)
-
-    assert result.confirmed
-    assert finding_of(result, "p99_ms").outcome is Outcome.PASSED

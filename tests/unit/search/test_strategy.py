@@ -1,0 +1,128 @@
+"""What the answers of a search are compared by: objectives, cost, overload, floor and champion."""
+
+from enginegate.evidence import Outcome
+from enginegate.measuring.p99 import SequentialTest
+from enginegate.search.search import search
+from tests.fakes.searches import only_where, search_on
+from tests.fakes.simulated_triton import SimulatedServer
+
+
+def test_a_candidate_below_the_floor_is_not_searched_to_its_edge(make_server, bounds, slo):
+    """Once no configuration can reach what matters, no further look is spent on it."""
+    whole, floored = make_server(), make_server()
+
+    search_on(whole, bounds, slo)
+    result = search_on(floored, bounds, slo, floor_per_s=50_000.0)
+
+    assert len(floored.calls) < len(whole.calls)
+    assert result.confirmed
+
+
+def test_the_objective_latency_compares_at_one_rate(simulated, bounds, slo):
+    """The lowest p99 at the rate that is asked for wins, and every load is at that rate."""
+    asked = bounds.model_copy(update={"objective": "latency", "at_rate_per_s": 300.0})
+
+    result = search_on(simulated, asked, slo)
+
+    assert {load.rate_per_s for _, load in simulated.calls[:-1]} == {300.0}
+    assert result.throughput_at_slo_per_s == 300.0
+    assert (result.chosen.instances, result.chosen.max_queue_delay_us) == (2, 2000)
+
+
+def test_the_objective_latency_is_confirmed_at_its_rate(simulated, bounds, slo):
+    """The rate that was asked for is confirmed, also where a queue is not steady for long."""
+    asked = bounds.model_copy(
+        update={
+            "objective": "latency",
+            "at_rate_per_s": 1950.0,
+            "max_batch_sizes": (16,),
+            "instances": (1,),
+            "measurement_s": 2.0,
+        }
+    )
+    patient = slo.model_copy(update={"p99_ms": 200.0})
+    simulated.limit_ms = 200.0
+
+    result = search_on(simulated, asked, patient)
+
+    assert result.confirmed
+    assert {load.rate_per_s for _, load in simulated.calls[:-1]} == {1950.0}
+
+
+def test_the_objective_latency_asks_all_before_it_fails(simulated, bounds, slo, make_sampled):
+    """Three slow ones do not end it while nothing has held."""
+    asked = bounds.model_copy(update={"objective": "latency", "at_rate_per_s": 100.0})
+    measure = only_where(
+        simulated, lambda config: config.instances == 1 and config.max_batch_size == 1, make_sampled
+    )
+
+    result = search(measure, asked, slo, clock=simulated.clock)
+
+    assert result.confirmed
+    assert result.chosen.max_batch_size == 1
+
+
+def test_the_objective_cost_pays_for_fewer_gpus(make_server, bounds, slo):
+    """Where a second GPU adds nothing, the cheapest answer is on one."""
+    server = make_server()
+
+    def shared(config, load, *, ends=None):
+        alone = config.model_copy(update={"gpus": ()})
+        found = server.measure(alone, load, ends=ends)
+        measured = found.measurement.model_copy(update={"config": config})
+        return found.__class__(measured, found.latencies_ms)
+
+    cheap = bounds.model_copy(update={"objective": "cost", "gpus": (0, 1), "instances": (1,)})
+
+    result = search(shared, cheap, slo, clock=server.clock, price_per_hour=1.0)
+
+    assert result.chosen.gpus == (0,)
+
+
+def test_looks_near_the_edge_end_early_only_on_a_no(make_server, bounds, slo):
+    """A queue takes time to fill, so a short run that holds proves nothing near capacity."""
+    server, asked = make_server(), []
+
+    def listening(config, load, *, ends=None):
+        asked.append((load, ends))
+        return server.measure(config, load, ends=ends)
+
+    search(listening, bounds, slo, clock=server.clock)
+
+    confirming = [ends for load, ends in asked if load.duration_s and ends is None]
+    near = [ends for _, ends in asked if ends is not None]
+    assert len(confirming) > slo.confirmations
+    assert all(isinstance(ends, SequentialTest) for ends in near)
+    assert near[-1].decide(10_000, 0) is Outcome.INCONCLUSIVE
+    assert near[-1].decide(1_000, 500) is Outcome.FAILED
+
+
+def test_the_one_configuration_that_holds_is_found(simulated, bounds, slo, make_sampled):
+    """Where all others fail every request, each is asked in the end."""
+    only = bounds.model_copy(update={"max_batch_sizes": (1, 2, 8, 32), "instances": (1, 2, 4)})
+    measure = only_where(
+        simulated, lambda config: config.instances == 1 and config.max_batch_size <= 2, make_sampled
+    )
+
+    result = search(measure, only, slo, clock=simulated.clock)
+
+    assert result.confirmed
+    assert (result.chosen.instances, result.chosen.max_batch_size) == (1, 2)
+
+
+def test_a_model_that_expects_little_ends_nothing(simulated, bounds, slo):
+    """Where only the smallest are fast enough, slow answers of the others do not end the search."""
+    slow = SimulatedServer(base_ms=60.0)
+    wide = bounds.model_copy(update={"max_batch_sizes": (1, 2, 8, 32), "instances": (1, 2, 4)})
+
+    def measure(config, load, *, ends=None):
+        small = config.instances == 1 and config.max_batch_size <= 2
+        server = simulated if small else slow
+        found = server.measure(config, load, ends=ends)
+        simulated.now_s = slow.now_s = server.now_s
+        return found
+
+    result = search(measure, wide, slo, clock=simulated.clock)
+
+    assert result.confirmed
+    assert result.chosen.instances == 1
