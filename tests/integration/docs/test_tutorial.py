@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ PORT = "8000"
 # The machine decides which of two candidates wins, and how wide a table is.
 _NOT_COMPARED = re.compile(r"tied|winner|│|┃|^\.\.\.$|^ *─+$")
 _PREPARED_ALREADY = ("make install", ". .venv/bin/activate")
-# One candidate takes the same steps as two, in less time.
-_FEWER = ('["fp32", "int8"]', '["int8"]')
+# One candidate takes the same steps as two, in less time; a machine that runs other tests is late.
+_CHANGED = {'["fp32", "int8"]': '["int8"]', "p99_ms = 100": "p99_ms = 2000"}
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def test_every_command_works_and_prints_what_the_page_shows(checkout):
             text = body.replace(shown_digest, digest).replace(PORT, port)
             if "/" in place:
                 (checkout / place).parent.mkdir(exist_ok=True)
-                (checkout / place).write_text(body.replace(*_FEWER))
+                (checkout / place).write_text(reduce(changed, _CHANGED.items(), body))
             elif place == "second terminal":
                 second_terminal(text, checkout, port)
             elif language == "sh" and place != "later":
@@ -58,6 +59,10 @@ def test_every_command_works_and_prints_what_the_page_shows(checkout):
 
     assert digest != shown_digest
     assert sorted(path.name for path in (checkout / ".enginegate" / "live").iterdir()) == []
+
+
+def changed(text, change):
+    return text.replace(*change)
 
 
 def environment(checkout, digest=""):
