@@ -23,13 +23,12 @@ from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
     Engine,
-    EngineKind,
     OnnxModel,
     Sha256,
     Unbuilt,
 )
 from enginegate.content_store import ContentFolder
-from enginegate.engines import NATIVE, native_drawback, runnable_here, serving
+from enginegate.engines import engine_kind, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.machine import gpus
@@ -39,6 +38,7 @@ from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.repository import Layout
+from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings
 from enginegate.shadow.request_mix import request_mix
@@ -180,15 +180,14 @@ def _backend(session: BenchmarkSession, engine: Engine, target: PromotionTarget)
     Raises:
         ModelError: the policy insists on a backend that is not there.
     """
-    wanted = session.tables.serving.backend
-    if wanted != "native" and native_drawback(engine) is not None:
+    wanted, kind = session.tables.serving.backend, engine_kind(engine.candidate.kind)
+    if wanted != "native" and kind.native_drawback(engine) is not None:
         wanted = "python"
     with ExitStack() as stack:
         live = live_client(target)
         if live is not None:
             stack.enter_context(live)
-        native, _ = NATIVE[engine.candidate.kind]
-        return backend_for(wanted, native, install=session.install, live=live)
+        return backend_for(wanted, kind.native_name, install=session.install, live=live)
 
 
 def _roofline(
@@ -214,8 +213,9 @@ def _roofline(
 
 def _graph(built: ContentFolder[Engine], workspace: Workspace) -> Path | None:
     """The engine's own graph, or that of the model it was compiled from."""
-    if built.value.candidate.kind is EngineKind.ONNXRUNTIME:
-        return built.folder / built.value.filename
+    own = engine_kind(built.value.candidate.kind).onnx_graph(built.value, built.folder)
+    if own is not None:
+        return own
     for manifest in workspace.onnx.glob("[!.]*/manifest.json"):
         if OnnxModel.read(manifest).file.sha256 == built.value.onnx_sha256:
             return manifest.with_name(ONNX_FILE)
@@ -235,7 +235,7 @@ def _live(tables: BenchmarkTables, live_tables: LiveTables, engine: Engine) -> L
         return None
     folder = layout.version_folder(release.version)
     try:
-        layout.check_files(release)
+        ReleaseFiles(layout, release).check()
         if release.parts or (release.gpu and not gpus()):
             raise ServerError("it is an ensemble, or needs a GPU that is not here")
     except EnginegateError as error:

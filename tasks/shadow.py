@@ -9,10 +9,10 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.benchmark.deployment import ServedModel, deploy
-from enginegate.candidate import Candidate, EngineKind, OnnxModel, Precision
+from enginegate.candidate import OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
-from enginegate.engines import build_engine, open_reference, plan_engine, serving
+from enginegate.engines import REFERENCE, build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
 from enginegate.loadgen.sent_sample import record_sent
@@ -37,7 +37,6 @@ from validation.drift import judge_drift, measure_drift
 from validation.shadow import judge_recording, judge_version, not_replayable
 
 _log = logging.getLogger("enginegate.shadow")
-_REFERENCE = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32)
 _SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 # Of the one version that is deployed to be recorded.
 _VERSION = 1
@@ -150,7 +149,7 @@ def _recorded_here(
     try:
         sample = read_sample(path)
     except InputError:
-        plan = plan_engine(source, _REFERENCE, tables=tables, calibration=None)
+        plan = plan_engine(source, REFERENCE, tables=tables, calibration=None)
         reference = build_engine(plan, workspace.engines)
         served = serving(reference.value, reference.folder)
         deployment = ServedModel.of(model, reference.value, served)

@@ -12,11 +12,11 @@ from prefect.events import emit_event
 from enginegate.decision import Release
 from enginegate.errors import (
     EnginegateError,
-    LedgerError,
     NotEverywhereError,
     RepositoryBusyError,
     ServerError,
     TamperedError,
+    TrackingError,
 )
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy.operating import LiveTables, Retention
@@ -40,7 +40,7 @@ from enginegate.repository.history.broken_promises import (
 )
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.shadow import expire, recover
-from enginegate.tracking import Ledger, Outbox, state_tag
+from enginegate.tracking import Tracker, deliver, state_tag
 from enginegate.triton.endpoint import LiveAddresses, live_addresses
 from enginegate.watch.log import Action, Count, SampledTraffic, WatchCheck, WatchLog
 from enginegate.watch.probe import LiveProber, LiveReading, take_reading
@@ -64,13 +64,13 @@ def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]
     return tuple(done)
 
 
-@task(task_run_name="tell-ledger", cache_policy=NO_CACHE)
-def tell_ledger(workspace: Workspace) -> tuple[str, ...]:
-    """Tell MLflow what it could not be told when it happened; what it refuses waits longer."""
+@task(task_run_name="deliver-to-mlflow", cache_policy=NO_CACHE)
+def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]:
+    """Give MLflow what it could not be given when it happened; what it refuses waits longer."""
     try:
-        return Outbox(workspace).deliver()
-    except LedgerError as error:
-        _log.warning("MLflow was not told what waits for it: %s", error)
+        return deliver(workspace, repository)
+    except EnginegateError as error:
+        _log.warning("MLflow does not have all of the audit log yet: %s", error)
         return ()
 
 
@@ -193,8 +193,7 @@ def roll_back_failed(
     repository = open_repository(tables, workspace, way=_WAY)
     try:
         # Whoever changes what is live after the look is right: only what failed it is left.
-        with Outbox(workspace).expecting(tables.target.repository, name):
-            back = repository.rollback(name, before, reason=str(look), expected=release.version)
+        back = repository.rollback(name, before, reason=str(look), expected=release.version)
         return RolledBack(back, f"Release {back.version} is live again.")
     except NotEverywhereError as error:
         return RolledBack(Layout(tables.target.repository, name).release(before), str(error))
@@ -230,13 +229,13 @@ def keep_look(
     """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
     look = WatchLog.at(workspace, release).add(look)
     state = state_of(tables, release, workspace)
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
-        ledger.log_look(look, release, state, held_to(tables, release).promise)
+        tracker.log_look(look, release, state, held_to(tables, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
-            ledger.tag_version(name, int(version), state_tag(state, release))
-    except LedgerError as error:
+            tracker.tag_version(name, int(version), state_tag(state, release))
+    except TrackingError as error:
         _log.warning("look %d counts, but is not in MLflow: %s", look.number, error)
     return look
 

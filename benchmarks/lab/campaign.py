@@ -18,8 +18,8 @@ from benchmarks.lab.tagged import Order, made, samples, tag_in
 from enginegate.loadgen.callers import Callers
 from enginegate.loadgen.traffic import Traffic
 from enginegate.repository import Layout
-from enginegate.repository.history.live_record import LiveRecord
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutState
+from enginegate.repository.store.live_record import LiveRecord
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import Server
 from enginegate.triton.types import Reply

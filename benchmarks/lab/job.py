@@ -15,7 +15,6 @@ from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutState
-from enginegate.repository.store.layout import JOURNAL
 from enginegate.triton.client import TritonClient
 
 What = Literal["publish", "publish-wrong", "publish-unfit", "rollback", "recover"]
@@ -141,5 +140,5 @@ def _recovered(repository: LiveRepository | Fleet, job: Job, *, acts: Callable[[
         said=said,
         problems=tuple(f"{c.subject}: {c.problem}" for c in checks if c.problem),
         live=current.version if current else None,
-        unfinished=sum(len(Journal(root / JOURNAL).unfinished()) for root in job.roots),
+        unfinished=sum(len(Journal(root).unfinished()) for root in job.roots),
     )

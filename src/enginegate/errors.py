@@ -18,7 +18,7 @@
     │   ├── NotEverywhereError    a release is live, but not on every server of the fleet
     │   ├── TamperedError         bytes on disk differ from the digest that was approved
     │   └── PublishError          a release was published, did not prove itself, and was undone
-    ├── LedgerError               MLflow cannot be reached or refuses
+    ├── TrackingError             MLflow cannot be reached or refuses
     ├── PromiseBrokenError        exit code 3: a live release fell short (watching.py)
     └── ApprovalError             exit code 7: no valid approval binds to this scorecard
 
@@ -112,7 +112,7 @@ class PublishError(RepositoryError):
     """A release did not prove itself after loading; the previous release was restored."""
 
 
-class LedgerError(EnginegateError):
+class TrackingError(EnginegateError):
     """MLflow cannot be reached, or refuses what was asked."""
 
 

@@ -7,6 +7,7 @@ from rich.table import Table
 from enginegate.errors import TamperedError
 from enginegate.policy import Policy
 from enginegate.repository import AuditLog, Layout
+from enginegate.repository.store.live_record import check_audit
 from enginegate.wording import counted
 
 
@@ -16,9 +17,10 @@ def print_audit(policy: Policy, out: Console, *, as_json: bool) -> bool:
     Raises:
         RepositoryError: the policy's repository is no folder.
     """
-    log = AuditLog(Layout(policy.target.repository, policy.name).root)
+    layout = Layout(policy.target.repository, policy.name)
+    log = AuditLog(layout.root)
     try:
-        log.check(policy.name)
+        check_audit(layout, log)
     except TamperedError as error:
         out.print(f"problem  {error}", markup=False)
         return False

@@ -29,7 +29,7 @@ from enginegate.repository import (
     open_storage,
     verify,
 )
-from enginegate.repository.history.changes import last_change
+from enginegate.repository.history.changes import last_live_event
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
 from enginegate.triton.server import LOOPBACK, Ports, Server, ServerOptions
 from enginegate.workspace import Workspace
@@ -83,7 +83,7 @@ def _promise_words(layout: Layout, live: Release) -> str:
 def _nothing_words(layout: Layout) -> str:
     """That nothing is live; where a release was withdrawn, by whom and why."""
     try:
-        last = last_change(AuditLog(layout.root).read(), layout.model)
+        last = last_live_event(AuditLog(layout.root).read(), layout.model)
     except TamperedError:
         last = None  # `verify` and `audit` say what is wrong with the log
     if last is None or last.event != "withdrawn":

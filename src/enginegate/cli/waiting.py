@@ -16,8 +16,8 @@ from enginegate.evidence import Scorecard
 from enginegate.policy import Policy
 from enginegate.policy.operating import Approval
 from enginegate.repository import Layout
-from enginegate.repository.history.live_record import LiveRecord
-from enginegate.repository.history.recorded_decisions import answers_to
+from enginegate.repository.history.audit import answers_to
+from enginegate.repository.store.live_record import LiveRecord
 from enginegate.workspace import Workspace, now
 
 _WHEN = "%Y-%m-%d %H:%M:%S %Z"

@@ -1,7 +1,6 @@
 """The live Triton repository: stage, publish, verify, history, restore."""
 
-from enginegate.repository.deploy.golden import Golden
-from enginegate.repository.factory import LiveTarget, open_repository, open_storage
+from enginegate.repository.factory import LiveTarget, open_lead, open_repository, open_storage
 from enginegate.repository.history.audit import (
     AuditLog,
     AuditRecord,
@@ -10,14 +9,13 @@ from enginegate.repository.history.audit import (
     record_decision,
 )
 from enginegate.repository.history.signing import ReleaseSigning
-from enginegate.repository.opening import open_lead
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.object_repository import ObjectRepository
+from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Current, Layout, models
-from enginegate.repository.store.object_repository import ObjectRepository
-from enginegate.repository.store.staging import Package
-from enginegate.repository.verify import VerifyCheck
-from enginegate.repository.verify_target import verify
+from enginegate.repository.store.package import Package
+from enginegate.repository.verify import VerifyCheck, verify
 
 __all__ = [
     "AuditLog",

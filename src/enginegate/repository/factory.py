@@ -5,22 +5,42 @@ from dataclasses import replace
 from functools import partial
 
 from enginegate.policy.operating import LiveTables, ServerEntry
-from enginegate.repository.opening import open_lead
+from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.object_repository import LEASE_S, ObjectRepository
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.repository.store.object_client import ObjectStore
-from enginegate.repository.store.object_repository import LEASE_S, ObjectRepository
 from enginegate.triton.client import TritonClient
-from enginegate.triton.endpoint import live_addresses
+from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.workspace import Workspace
 
 # A port that is closed says so at once; a server that is busy takes its time.
 _ANSWER_S = 10.0
 
 LiveTarget = LiveRepository | Fleet | ObjectRepository
+
+
+def open_lead(
+    tables: LiveTables,
+    workspace: Workspace,
+    *,
+    way: str = "Python",
+    pinned: frozenset[int] | None = frozenset(),
+) -> LiveRepository:
+    """The policy's own live repository, with its server if one answers; not the rest of a fleet."""
+    target = tables.target
+    return LiveRepository(
+        root=target.repository,
+        client=live_client(target),
+        load_timeout_s=target.load_timeout_s,
+        keep=tables.retention.releases,
+        signing=ReleaseSigning.of(tables.signing, workspace),
+        way=way,
+        pinned=pinned,
+    )
 
 
 def open_repository(

@@ -1,14 +1,36 @@
-"""The live repository: publish, roll back, recover. Nothing else in the program changes it.
+"""The live repository: publish, roll back, withdraw, recover. Nothing else changes it.
 
-A change is committed by one rename, of the model's commit point (layout.py). Killed before it, the
-next start restores the old release; killed after it, the new one stands. Every operation begins by
-recovering.
+A promotion is ten steps, each a method of `Change` below. It is committed by one rename, of the
+live pointer; every operation begins by recovering what was cut short before it (recovery.py), which
+goes by the pointer: before the rename the old release is restored, after it the new one stands.
+
+==================  =====================================  =======================================
+step                what a kill leaves in or after it      what the next start does
+==================  =====================================  =======================================
+1  check            nothing                                nothing
+2  number           an intent in the journal               closes it as undone; the number is spent
+3  stage            a staging folder, or bytes, records    removes them
+                    and parts that nothing serves
+4  sign             also a signature, whole or not there   removes it with them
+5  journal          also the digest in the journal         removes them
+6  load beside      parts that serve old and new           parts serve the old release, proved;
+                                                           then the new one is removed
+7  switch           the new config.pbtxt, loaded or not    writes the old one, loads and proves it
+8  prove            the new release serves, unproved       the same
+9  commit           the pointer: the new release is live   parts let go of old versions; closes it
+                                                           as done
+10 record, retain   audit log without journal, or old      closes it; the next promotion removes
+                    bytes to be removed                    old bytes
+==================  =====================================  =======================================
+
+A rollback is steps 1, 2 and 6 to 10. A new promise for the live release is 1, 2, 4, 9 and 10, and
+no server is told. A withdrawal is 1 and 2: what is cut short after its intent is finished.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginegate.atomic_io import write_file
@@ -20,41 +42,35 @@ from enginegate.errors import (
     ServerError,
     TamperedError,
 )
-from enginegate.repository.deploy.deployment import Deployment, wrong_files
-from enginegate.repository.deploy.desired_config import right_config
-from enginegate.repository.ensemble.composing_models import check_room
+from enginegate.repository.deploy.deployment import Deployment
+from enginegate.repository.deploy.desired_config import right_config, wrong_files
 from enginegate.repository.history.audit import AuditLog
-from enginegate.repository.history.journal import Entry, Journal
-from enginegate.repository.history.live_record import LiveRecord, check_live_recorded
-from enginegate.repository.history.manifest_facts import manifest_facts
-from enginegate.repository.history.signing import ReleaseSigning, admit, sign, sign_promise
+from enginegate.repository.history.journal import Entry, Journal, Kind, Step
+from enginegate.repository.history.signing import ReleaseSigning, SignedFiles
+from enginegate.repository.lock import locked
 from enginegate.repository.recovery import UNDONE, OperationRecovery, Withdrawal
-from enginegate.repository.store.imported_release import (
-    ImportedRelease,
-    check_same,
-    issued_number,
-    origin_of,
-    part_names,
-)
-from enginegate.repository.store.layout import JOURNAL, Current, Layout, locked, models
-from enginegate.repository.store.removal import forget_quietly
-from enginegate.repository.store.staging import Package, place
-from enginegate.repository.transitions import (
+from enginegate.repository.store.layout import Current, Layout, models
+from enginegate.repository.store.live_record import LiveRecord, placed_facts
+from enginegate.repository.store.package import ImportedRelease, Package
+from enginegate.repository.store.pointer import (
     after_promise,
     after_publish,
     after_rollback,
     check_expected,
     check_still_live,
     check_withdrawable,
+    commit,
     live_release,
     live_words,
     rollback_target,
-    why_not_beside,
 )
+from enginegate.repository.store.published_config import why_not_beside
+from enginegate.repository.store.release_files import ReleaseFiles, check_same, signed_promise
+from enginegate.repository.store.removal import forget_quietly
+from enginegate.repository.store.staging import check_room, place
 from enginegate.triton.client import TritonClient
 
 _log = logging.getLogger("enginegate.repository")
-_LOCK_TIMEOUT_S = 30.0
 _MEND = "Free space or fix permissions; `enginegate verify --repair` then finishes or undoes it."
 
 
@@ -103,29 +119,23 @@ class LiveRepository:
             PublishError: something went wrong on the way and was undone; the message names the
             step.
         """
-        with self._changing() as journal:
-            layout = Layout(self.root, package.model)
-            before = layout.current()
-            record = LiveRecord.of(layout)
-            record.check_commit_point(before)
-            check_expected(layout, before, expected)
-            self._live(layout)
-            version = issued_number(layout, package, version, last=record.last_number)
-            check_room(layout, part_names(package), version)
-            entry = journal.open("publish", package.model, version, way=self.way)
-            with self._undone_on_failure(layout, journal, entry):
-                release = place(layout, package, version, before)
-                sign(layout, release, self.signing, new=not isinstance(package, ImportedRelease))
-                told = manifest_facts(layout, release)
-                journal.add(entry, "placed", **told, **origin_of(package))
+        new = isinstance(package, Package)
+        with self._change(package.model) as change:
+            before = change.check(expected)
+            number = change.number(package, version)
+            with change.ended_on_failure():
+                release = change.stage(package, number, before)
+                change.sign(ReleaseFiles(change.layout, release).signed(), new=new)
+                change.note("placed", **placed_facts(change.layout, release, package))
                 if placed is not None:
                     placed(release)
-                after = after_publish(before, version, stays=_stays(layout, before, release))
-                self._switch(layout, journal, entry, after)
-            why = f"{release.decision.approver}: {release.decision.reason}"
-            self._audit.close(journal, entry, done=True, why=why)
-            release = layout.release(version)
-            forget_quietly(layout, self.keep, self.pinned)
+                after = after_publish(before, number, stays=change.stays(before, release))
+                change.load_beside(after)
+                change.switch(after)
+                change.prove(after)
+                change.commit(after)
+            change.record(f"{release.decision.approver}: {release.decision.reason}")
+            change.retain(self.keep, self.pinned)
             return release
 
     def rollback(
@@ -145,25 +155,16 @@ class LiveRepository:
             TamperedError: its bytes changed since it was published, or its signature does not hold.
             PublishError: it did not prove itself; the release that was live is live again.
         """
-        with self._changing() as journal:
-            layout = Layout(self.root, model)
-            before = layout.current()
-            check_still_live(layout, before, expected)
-            recorded = LiveRecord.of(layout)
-            lost = recorded.lost_commit_point(to)
-            version = rollback_target(layout, lost or before, to, lost=lost is not None)
-            if version != recorded.version:  # else the way back to what was live before an edit
-                recorded.check_commit_point(before)
-            with self._audit.refusing(model, version):
-                admit(layout, layout.release(version), self.signing)
-            after = after_rollback(before, version) if before is not None else lost
-            if after is None:
-                raise RepositoryError(f"Nothing of {model} is live.")
-            entry = journal.open("rollback", model, version, way=self.way)
-            with self._undone_on_failure(layout, journal, entry):
-                self._switch(layout, journal, entry, after)
-            self._audit.close(journal, entry, done=True, why=reason)
-            return layout.release(version)
+        with self._change(model) as change:
+            after = change.check_rollback(to, expected)
+            change.begin("rollback", after.version)
+            with change.ended_on_failure():
+                change.load_beside(after)
+                change.switch(after)
+                change.prove(after)
+                change.commit(after)
+            change.record(reason)
+            return change.layout.release(after.version)
 
     def withdraw(self, model: str, version: int) -> str:
         """Take back a release whose promotion failed after it was published.
@@ -190,14 +191,12 @@ class LiveRepository:
         Raises:
             RepositoryError: another release is live by now.
         """
-        with self._changing() as journal:
-            layout = Layout(self.root, model)
-            check_still_live(layout, layout.current(), version)
-            check_live_recorded(self.root, model)
-            scorecard = layout.release(version).scorecard_sha256
-            noted = {"who": by.who, "why": by.why, "scorecard": scorecard}
-            entry = journal.open("withdraw", model, version, way=self.way, **noted)
-            return self._undoing(journal).undo(layout, entry, reason=by.why)
+        with self._change(model) as change:
+            check_still_live(change.layout, change.layout.current(), version)
+            change.live_record.check_commit_point(change.layout.current())
+            scorecard = change.layout.release(version).scorecard_sha256
+            entry = change.begin("withdraw", version, who=by.who, why=by.why, scorecard=scorecard)
+            return change.recovery.end(change.layout, entry, reason=by.why)
 
     def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
         """Unload the live release that nothing was before, and leave nothing live.
@@ -219,11 +218,11 @@ class LiveRepository:
         """
         self.recover()
         layout = Layout(self.root, model)
-        release, live = live_release(layout), self._live(layout)
+        release, live = live_release(layout), self.deployment(layout)
         if not checked:
             check_withdrawable(layout, release)
         words = self.take_away(model, release.version, by=by)
-        if any(entry.model == model for entry in Journal(self.root / JOURNAL).unfinished()):
+        if any(entry.model == model for entry in Journal(self.root).unfinished()):
             raise RepositoryError(
                 f"The withdrawal of {model} release {release.version} is not finished: {words}"
             )
@@ -246,49 +245,47 @@ class LiveRepository:
                 hold.
             PublishError: it could not be written, and the release is held to what it was.
         """
-        with self._changing() as journal:
-            layout, version = Layout(self.root, renewed.model), renewed.version
-            before = layout.current()
-            LiveRecord.of(layout).check_commit_point(before)
+        version, digest = renewed.version, renewed.digest
+        with self._change(renewed.model) as change:
+            layout, before = change.layout, change.layout.current()
+            change.live_record.check_commit_point(before)
             check_still_live(layout, before, version)
             given = layout.renewed(version)
             if given is not None and (given == renewed or (new and _is_same(given, renewed))):
                 return given
             check_same(self.root, layout.release(version), renewed.release_sha256)
-            noted = {"promise": renewed.digest, "scorecard": renewed.scorecard_sha256}
-            entry = journal.open("promise", renewed.model, version, way=self.way, **noted)
-            with self._undone_on_failure(layout, journal, entry):
-                write_file(layout.promise_file(version, renewed.digest), renewed.pretty_json())
-                sign_promise(layout, renewed, self.signing, new=new)
-                write_file(layout.current_file, after_promise(layout, renewed).pretty_json())
-            why = f"{renewed.decision.approver}: {renewed.decision.reason}"
-            self._audit.close(journal, entry, done=True, why=why)
+            change.begin("promise", version, promise=digest, scorecard=renewed.scorecard_sha256)
+            with change.ended_on_failure():
+                write_file(layout.promise_file(version, digest), renewed.pretty_json())
+                change.sign(signed_promise(layout, renewed), new=new)
+                commit(layout, after_promise(layout, renewed))
+            change.record(f"{renewed.decision.approver}: {renewed.decision.reason}")
             return renewed
 
     def prepare_promise(self, renewed: RenewedPromise) -> None:
         """Write and sign a promise that nothing is held to yet; raises as `renew`."""
-        with self._changing():
-            layout = Layout(self.root, renewed.model)
-            check_still_live(layout, layout.current(), renewed.version)
-            check_same(self.root, layout.release(renewed.version), renewed.release_sha256)
-            write_file(layout.promise_file(renewed.version, renewed.digest), renewed.pretty_json())
-            sign_promise(layout, renewed, self.signing, new=True)
+        with self._change(renewed.model) as change:
+            layout, version = change.layout, renewed.version
+            check_still_live(layout, layout.current(), version)
+            check_same(self.root, layout.release(version), renewed.release_sha256)
+            write_file(layout.promise_file(version, renewed.digest), renewed.pretty_json())
+            change.sign(signed_promise(layout, renewed), new=True)
 
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a killed process left; one sentence for each operation found."""
-        with self._changing(recover=False) as journal:
-            return self._undoing(journal).recover()
+        with self._opened() as recovery:
+            return recovery.recover()
 
     def repair(self) -> tuple[str, ...]:
         """Recover, put back every configuration that is not right, and load what does not serve."""
-        with self._changing(recover=False) as journal:
-            said = list(self._undoing(journal).recover())
+        with self._opened() as recovery:
+            said = list(recovery.recover())
             changed: list[TamperedError] = []
             for name in models(self.root):
                 layout = Layout(self.root, name)
                 current = layout.current()
                 try:
-                    LiveRecord.of(layout).check_commit_point(current)
+                    self._record(layout, recovery).check_commit_point(current)
                 except TamperedError as error:
                     changed.append(error)
                     continue
@@ -297,11 +294,11 @@ class LiveRepository:
                 for path, content in wrong_files(layout, current).items():
                     write_file(path, content)
                     said.append(f"{path} was put back: {live_words(current)}.")
-                    self._audit.tell("repaired", name, why=said[-1], release=current.version)
+                    recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
                 if self.client is not None and not self.serves(name):
-                    self._bring_up(name)
+                    self._bring_up(self._record(layout, recovery))
                     said.append(f"Release {current.version} of {name} was loaded and proved.")
-                    self._audit.tell("repaired", name, why=said[-1], release=current.version)
+                    recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
             for refusal in changed:  # one model's never keeps another from being repaired
                 raise refusal
             return tuple(said)
@@ -313,7 +310,7 @@ class LiveRepository:
         if current is None:
             return False
         try:
-            self._live(layout).prove_all(current)
+            self.deployment(layout).prove_all(current)
         except (ServerError, RepositoryError):
             return False
         return True
@@ -326,61 +323,203 @@ class LiveRepository:
             RepositoryError: nothing is live, or it does not prove itself.
             TamperedError: it is not what was published.
         """
-        with locked(self.root, timeout_s=_LOCK_TIMEOUT_S):
-            return self._bring_up(model)
+        with locked(self.root):
+            return self._bring_up(LiveRecord.of(Layout(self.root, model)))
 
-    def _bring_up(self, model: str) -> Release:
-        layout = Layout(self.root, model)
-        current = layout.current()
+    def deployment(self, layout: Layout) -> Deployment:
+        """The model on the live server.
+
+        Raises:
+            RepositoryError: there is no server.
+        """
+        if self.client is None:
+            raise RepositoryError(
+                f"No live Triton answers for {self.root}, so nothing can be proved to serve. Start "
+                "one (`enginegate serve POLICY`), or set target.endpoint in the policy."
+            )
+        return Deployment(self.client, layout, self.load_timeout_s)
+
+    def _bring_up(self, record: LiveRecord) -> Release:
+        current = record.layout.current()
         if current is None:
-            raise RepositoryError(f"{self.root} has no live release of {model}.")
-        LiveRecord.of(layout).check_commit_point(current)
-        release = layout.release(current.version)
-        admit(layout, release, self.signing)
-        self._live(layout).restore(current)
+            raise RepositoryError(f"{self.root} has no live release of {record.layout.model}.")
+        record.check_commit_point(current)
+        release = record.layout.release(current.version)
+        record.admit(release, self.signing)
+        self.deployment(record.layout).restore(current)
         return release
 
+    @staticmethod
+    def _record(layout: Layout, recovery: OperationRecovery) -> LiveRecord:
+        return LiveRecord.of(layout, recovery.journal, recovery.audit)
+
     @contextmanager
-    def _changing(self, *, recover: bool = True) -> Iterator[Journal]:
-        with locked(self.root, timeout_s=_LOCK_TIMEOUT_S):
-            journal = Journal(self.root / JOURNAL)
-            self._audit.read()
+    def _opened(self) -> Iterator[OperationRecovery]:
+        """Journal and audit log, read and checked once for all that is done under the lock."""
+        with locked(self.root):
+            journal, audit = Journal(self.root), AuditLog(self.root, self.way)
+            audit.read()
             try:
-                if recover:
-                    self._undoing(journal).recover()
-                yield journal
+                yield OperationRecovery(self.client, self.load_timeout_s, audit, journal)
             except OSError as error:
                 raise RepositoryError(f"{self.root} cannot be changed: {error}. {_MEND}") from error
 
-    def _undoing(self, journal: Journal) -> OperationRecovery:
-        return OperationRecovery(self.client, self.load_timeout_s, self._audit, journal)
+    @contextmanager
+    def _change(self, model: str) -> Iterator["Change"]:
+        with self._opened() as recovery:
+            recovery.recover()
+            yield Change(self, Layout(self.root, model), recovery)
+
+
+@dataclass(slots=True)
+class Change:
+    """One change of what is live, under the repository's lock: the ten steps.
+
+    Attributes:
+        recovery: how it is ended if it fails, with the opened journal and audit log.
+    """
+
+    repository: LiveRepository
+    layout: Layout
+    recovery: OperationRecovery
+    _entry: Entry | None = field(default=None, init=False)
 
     @property
-    def _audit(self) -> AuditLog:
-        return AuditLog(self.root, self.way)
+    def live_record(self) -> LiveRecord:
+        """What journal and audit log say of the model by now."""
+        return LiveRecord.of(self.layout, self.recovery.journal, self.recovery.audit)
 
-    def _switch(self, layout: Layout, journal: Journal, entry: Entry, after: Current) -> None:
-        """The one function that changes what is live: configure, load, prove, commit."""
-        live = self._live(layout)
-        if live.ready_parts(after):
-            journal.add(entry, "prepared")
-        write_file(layout.config, right_config(layout, after))
-        journal.add(entry, "configured")
-        live.flip(after)
-        journal.add(entry, "loaded")
-        live.prove(after)
-        write_file(layout.current_file, after.pretty_json())
-        live.trim_after_commit(after)
+    @property
+    def entry(self) -> Entry:
+        """The operation's intent."""
+        if self._entry is None:
+            raise ValueError("The operation has not begun.")
+        return self._entry
+
+    def check(self, expected: int | None) -> Current | None:
+        """1. Is live what this was prepared for, by the records too, and is there a server?"""
+        before = self.layout.current()
+        self.live_record.check_commit_point(before)
+        check_expected(self.layout, before, expected)
+        self.repository.deployment(self.layout)
+        return before
+
+    def check_rollback(self, to: int | None, expected: int | None) -> Current:
+        """1. The same of a way back, and that its release is as it was published."""
+        layout, record, before = self.layout, self.live_record, self.layout.current()
+        check_still_live(layout, before, expected)
+        lost = record.lost_commit_point(to)
+        version = rollback_target(layout, lost or before, to, lost=lost is not None)
+        if version != record.version:  # else the way back to what was live before an edit
+            record.check_commit_point(before)
+        with self.recovery.audit.refusing(layout.model, version):
+            record.admit(layout.release(version), self.repository.signing)
+        after = after_rollback(before, version) if before is not None else lost
+        if after is None:
+            raise RepositoryError(f"Nothing of {layout.model} is live.")
+        return after
+
+    def number(self, package: Package | ImportedRelease, asked: int | None) -> int:
+        """2. The number it goes by: an import's own, the one asked for, or the next; it is spent.
+
+        Raises:
+            RepositoryError: the number was issued before, or its place is taken.
+            TamperedError: an import's number stands for another release here.
+        """
+        layout, last = self.layout, self.live_record.last_number
+        if isinstance(package, ImportedRelease):
+            number = package.release.version
+            _check_import(layout, package.release)
+        elif asked is not None and asked <= last:
+            raise RepositoryError(
+                f"Number {asked} cannot be issued for {layout.model}: {layout.root} has known "
+                f"{last}. A number is never used twice."
+            )
+        else:
+            number = last + 1 if asked is None else asked
+        check_room(layout, package.part_names, number)
+        self.begin("publish", number)
+        return number
+
+    def begin(self, kind: Kind, version: int, **noted: str) -> Entry:
+        """2. The intent: from here on the next start ends what is cut short."""
+        journal, way = self.recovery.journal, self.repository.way
+        self._entry = journal.open(kind, self.layout.model, version, way=way, **noted)
+        return self._entry
+
+    def stage(
+        self, package: Package | ImportedRelease, number: int, before: Current | None
+    ) -> Release:
+        """3. The bytes come in, and their digests are checked; nothing serves them."""
+        head = self.recovery.audit.head()
+        return place(self.layout, package, number, before, audit=head)
+
+    def sign(self, signed: SignedFiles, *, new: bool) -> None:
+        """4. Sign what is new, and check the signature that an import came with."""
+        if self.repository.signing is not None and new:
+            self.repository.signing.sign(signed)
+        elif self.repository.signing is not None:
+            self.repository.signing.check(signed)
+
+    def note(self, step: Step, **detail: str) -> None:
+        """5. The journal has a step: of a release in place also its digest, and if it is signed."""
+        self.recovery.journal.add(self.entry, step, **detail)
+
+    def load_beside(self, after: Current) -> None:
+        """6. The parts of an ensemble serve the new version beside the old."""
+        if self.repository.deployment(self.layout).ready_parts(after):
+            self.note("prepared")
+
+    def switch(self, after: Current) -> None:
+        """7. The configuration of what is to be live is written, and loaded: traffic goes over."""
+        write_file(self.layout.config, right_config(self.layout, after))
+        self.note("configured")
+        self.repository.deployment(self.layout).flip(after)
+        self.note("loaded")
+
+    def prove(self, after: Current) -> None:
+        """8. The server serves exactly that, with the validated answers."""
+        self.repository.deployment(self.layout).prove(after)
+
+    def commit(self, after: Current) -> None:
+        """9. One rename makes it live; parts let go of what nothing needs any more."""
+        commit(self.layout, after)
+        self.repository.deployment(self.layout).trim_after_commit(after)
+
+    def record(self, why: str) -> None:
+        """10. The audit log has it, then the journal closes it."""
+        release = self.layout.release(self.entry.version)
+        self.recovery.audit.close(self.recovery.journal, self.entry, release, done=True, why=why)
+
+    def retain(self, keep: int, pinned: frozenset[int] | None) -> None:
+        """10. Bytes of old releases go; that fails no promotion."""
+        forget_quietly(self.layout, keep, pinned)
+
+    def stays(self, before: Current | None, release: Release) -> bool:
+        """Whether what is live stays loaded, ready to come back; said where it cannot."""
+        if before is None:
+            return True
+        why_not = why_not_beside(self.layout.release(before.version), release)
+        if why_not:
+            _log.info(
+                "release %d of %s leaves the server while release %d comes, because one "
+                "configuration cannot load both: %s. Going back to it will load it again.",
+                before.version,
+                self.layout.model,
+                release.version,
+                why_not,
+            )
+        return not why_not
 
     @contextmanager
-    def _undone_on_failure(self, layout: Layout, journal: Journal, entry: Entry) -> Iterator[None]:
-        """Whatever ends the block early (Ctrl-C too), the release that was live is restored."""
+    def ended_on_failure(self) -> Iterator[None]:
+        """Whatever ends the block early (Ctrl-C too), recovery ends the operation at once."""
         try:
             yield
         except BaseException as error:
-            step = journal.last_step(entry)
+            entry, step = self.entry, self.recovery.journal.last_step(self.entry)
             try:
-                note = self._undoing(journal).undo(layout, entry, reason=str(error))
+                note = self.recovery.end(self.layout, entry, reason=str(error))
             except OSError as refusal:
                 note = f"It could not be undone: {refusal}. {_MEND}"
             if not isinstance(error, EnginegateError | OSError):
@@ -390,28 +529,16 @@ class LiveRepository:
                 f"'{step}': {error}\n{note}"
             ) from error
 
-    def _live(self, layout: Layout) -> Deployment:
-        if self.client is None:
-            raise RepositoryError(
-                f"No live Triton answers for {self.root}, so nothing can be proved to serve. Start "
-                "one (`enginegate serve POLICY`), or set target.endpoint in the policy."
-            )
-        return Deployment(self.client, layout, self.load_timeout_s)
 
-
-def _stays(layout: Layout, before: Current | None, release: Release) -> bool:
-    """Whether what is live stays loaded, ready to come back; said where it cannot."""
-    why_not = why_not_beside(layout.release(before.version), release) if before else ""
-    if before is not None and why_not:
-        _log.info(
-            "release %d of %s leaves the server while release %d comes, because one configuration "
-            "cannot load both: %s. Going back to it will load it again.",
-            before.version,
-            layout.model,
-            release.version,
-            why_not,
+def _check_import(layout: Layout, release: Release) -> None:
+    """A manifest whose bytes retention removed may get them back; nothing else is written over."""
+    path = layout.release_file(release.version)
+    if path.is_file() and layout.release(release.version).digest != release.digest:
+        raise TamperedError(f"{path} is another release than the one to copy.")
+    if layout.version_folder(release.version).exists():
+        raise RepositoryError(
+            f"{layout.version_folder(release.version)} is here already; roll back to it instead."
         )
-    return not why_not
 
 
 def _is_same(given: RenewedPromise, renewed: RenewedPromise) -> bool:

@@ -1,20 +1,36 @@
-"""Finishing or undoing an operation that came to no end, by what the commit point says."""
+"""Ending an operation that came to no end: one pure decision, and the one executor of it.
 
+A publish, rollback or withdrawal that fails uses it at once; one that was killed is ended by the
+next start. The live pointer decides: what it says is finished, anything else is undone. Nothing but
+a withdrawal is ended by changing the pointer.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 from enginegate.atomic_io import write_file
+from enginegate.decision import Release
 from enginegate.errors import RepositoryError, ServerError
-from enginegate.repository.deploy.deployment import finish, go_to
-from enginegate.repository.deploy.desired_config import right_config
+from enginegate.repository.deploy.deployment import Deployment
+from enginegate.repository.deploy.desired_config import right_config, right_files
 from enginegate.repository.history.audit import AuditLog
-from enginegate.repository.history.journal import Entry, Journal, Step, last_change
-from enginegate.repository.history.live_record import check_live_recorded
-from enginegate.repository.store.layout import JOURNAL, Current, Layout, models
+from enginegate.repository.history.journal import (
+    Entry,
+    Journal,
+    intent_detail,
+    last_change,
+    unfinished,
+    was_published,
+)
+from enginegate.repository.store.layout import Current, Layout, models
+from enginegate.repository.store.live_record import LiveRecord
+from enginegate.repository.store.pointer import commit, live_words
 from enginegate.repository.store.removal import remove, remove_all, sweep
-from enginegate.repository.transitions import live_words
 from enginegate.triton.client import TritonClient
 
-_TOLD: tuple[Step, ...] = ("prepared", "configured", "loaded")
+# After these steps a server may have loaded something of the operation.
+_TOLD = frozenset({"prepared", "configured", "loaded"})
 _UNKNOWN = (
     "what a server serves is not known, because none answers: what was cut short stays noted, and "
     "whoever starts next with one ends it"
@@ -36,16 +52,192 @@ class Withdrawal:
 UNDONE = Withdrawal()
 
 
-def was_withdrawn(layout: Layout) -> bool:
-    """Whether the last change of what is live left nothing, by the journal."""
-    entries = Journal(layout.root / JOURNAL).read()
-    change = last_change(e for e in entries if e.model == layout.model)
-    return change is not None and change.kind == "withdraw"
+@dataclass(frozen=True, slots=True)
+class RemovePointer:
+    """Nothing is live: the commit of a withdrawal."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServePointer:
+    """Bring folder and server to what the pointer says, and prove it; until then stop here.
+
+    Attributes:
+        pointer: None: nothing of the model is to serve.
+        told: a server may serve something else, so without one this cannot be proved.
+    """
+
+    pointer: Current | None
+    told: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseOldParts:
+    """After a commit: composing models let go of versions that nothing needs."""
+
+    pointer: Current
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveRelease:
+    """Remove the bytes of a release that did not go live, and what staging left of it.
+
+    Attributes:
+        keep_history: it was live before, and its bytes were to come back: its records stay.
+    """
+
+    keep_history: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveModel:
+    """Remove the model's folder, where this release was its only one.
+
+    Attributes:
+        with_history: also where other releases were before it.
+    """
+
+    with_history: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RemovePromise:
+    """Remove a promise that the release was not given."""
+
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the operation in the audit log, then in the journal.
+
+    Attributes:
+        words: what is live now, for people.
+    """
+
+    done: bool
+    why: str
+    words: str
+
+
+Action: TypeAlias = (
+    RemovePointer
+    | ServePointer
+    | ReleaseOldParts
+    | RemoveRelease
+    | RemoveModel
+    | RemovePromise
+    | Close
+)
+
+
+class Rollout(Protocol):
+    """How far a roll-out to several servers had come."""
+
+    @property
+    def canary(self) -> int | None:
+        """The release that the first server was given."""
+
+    @property
+    def held(self) -> bool:
+        """Whether its canary analysis had passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollBackServers:
+    """The canary had not passed: every server returns to what was live before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlignServers:
+    """Every server follows what the first one's pointer says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How one operation is ended: its actions in order, the last of which closes it."""
+
+    entry: Entry
+    actions: tuple[Action, ...]
+
+
+def decide(
+    journal: Sequence[Entry],
+    pointer: Current | None,
+    rollout: Rollout | None = None,
+    *,
+    failed: Entry | None = None,
+    reason: str = "",
+) -> tuple[Ending | RollBackServers | AlignServers, ...]:
+    """What ends everything of one model that came to no end; nothing is read or changed.
+
+    Args:
+        journal: every entry of the model.
+        pointer: what is live; None: nothing.
+        rollout: one that came to no end.
+        failed: end only this operation.
+        reason: why it failed; else operations were cut short.
+    """
+    endings: list[Ending | RollBackServers | AlignServers] = []
+    for entry in unfinished(journal):
+        if failed is not None and entry.operation != failed.operation:
+            continue
+        actions = _ending(entry, journal, pointer, reason or f"cut short after {entry.step}")
+        if RemovePointer() in actions:
+            pointer = None
+        endings.append(Ending(entry, actions))
+    if rollout is not None:
+        may_stand = rollout.held or pointer is None or pointer.version != rollout.canary
+        endings.append(AlignServers() if may_stand else RollBackServers())
+    return tuple(endings)
+
+
+def _ending(
+    entry: Entry, journal: Sequence[Entry], pointer: Current | None, reason: str
+) -> tuple[Action, ...]:
+    told = entry.step in _TOLD
+    committed = f"committed before it was interrupted: {reason}"
+    if entry.kind == "promise":
+        return _ending_promise(
+            intent_detail(journal, entry)["promise"], entry, pointer, reason, committed
+        )
+    if entry.kind == "withdraw":
+        if pointer is not None and pointer.version != entry.version:
+            words = f"{live_words(pointer)}."
+            return (Close(done=False, why="another release is live by now", words=words),)
+        return (
+            *((RemovePointer(),) if pointer is not None else ()),
+            ServePointer(None, told=True),
+            RemoveModel(with_history=True),
+            Close(done=True, why=reason, words="Nothing is live, as before."),
+        )
+    if pointer is not None and pointer.version == entry.version:
+        words = f"Release {entry.version} is live."
+        return ReleaseOldParts(pointer), Close(done=True, why=committed, words=words)
+    undone = Close(done=False, why=reason, words=f"{live_words(pointer)}, as before.")
+    if entry.kind == "rollback":  # without a pointer there is nothing to go by
+        return (ServePointer(pointer, told), undone) if pointer is not None else (undone,)
+    return (
+        ServePointer(pointer, told),
+        RemoveRelease(keep_history=was_published(journal, entry)),
+        *((RemoveModel(with_history=False),) if pointer is None else ()),
+        undone,
+    )
+
+
+def _ending_promise(
+    digest: str, entry: Entry, pointer: Current | None, reason: str, committed: str
+) -> tuple[Action, ...]:
+    """No server is told of a promise: the pointer has it, or what was written goes."""
+    if pointer is not None and pointer.promises.get(entry.version) == digest:
+        words = f"Release {entry.version} is held to its new promise."
+        return (Close(done=True, why=committed, words=words),)
+    words = f"Release {entry.version} is held to the promise that it had."
+    return RemovePromise(digest), Close(done=False, why=reason, words=words)
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRecovery:
-    """How operations of one repository are ended; whoever calls holds its lock.
+    """Carries out what was decided; whoever calls holds the repository's lock.
 
     Attributes:
         client: the live server; None: none answers.
@@ -66,81 +258,106 @@ class OperationRecovery:
         said = []
         for entry in self.journal.unfinished():
             layout = Layout(self.audit.root, entry.model)
-            check_live_recorded(self.audit.root, entry.model)
-            note = self.undo(layout, entry, reason=f"cut short after {entry.step}")
+            record = LiveRecord.of(layout, self.journal, self.audit)
+            record.check_commit_point(layout.current())
+            words = self.end(layout, entry)
             said.append(
                 f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
-                f"step '{entry.step}'. {note}"
+                f"step '{entry.step}'. {words}"
             )
         known = {*models(self.audit.root), *(entry.model for entry in self.journal.read())}
         for name in known:
             sweep(Layout(self.audit.root, name))
         return tuple(said)
 
-    def undo(self, layout: Layout, entry: Entry, *, reason: str) -> str:
-        """Restore what the commit point says, on disk first, then on the server.
+    def end(self, layout: Layout, entry: Entry, *, reason: str = "") -> str:
+        """End one operation by what the pointer says, on disk first, then on the server.
 
         If the server does not answer, or what is on disk is damaged, the operation stays open in
         the journal: whoever changes the repository next tries again.
 
+        Args:
+            layout: of its model.
+            entry: any of it.
+            reason: why it failed; empty: it was cut short.
+
         Returns:
             What is live now, in words.
         """
-        current = layout.current()
-        if entry.kind == "promise":
-            return self._undo_promise(layout, entry, current, reason)
-        if entry.kind == "withdraw" and current is not None:
-            if current.version != entry.version:
-                self._close(entry, done=False, why="another release is live by now")
-                return f"{live_words(current)}."
-            layout.current_file.unlink()
-            current = None
-        elif current is not None and current.version == entry.version:
-            finish(self.client, layout, current, self.load_timeout_s)
-            self._close(entry, done=True, why=f"committed before it was interrupted: {reason}")
-            return f"Release {entry.version} is live."
-        doubt = self._restore(layout, entry, current)
-        if doubt:
-            return f"{live_words(current)} on disk; {doubt}"
-        if entry.kind == "publish":
-            remove(layout, entry.version, known=self.journal.was_published(entry))
-        if current is None and entry.kind != "rollback":
-            remove_all(layout, entry.version, history=entry.kind == "withdraw")
-        self._close(entry, done=entry.kind == "withdraw", why=reason)
-        return f"{live_words(current)}, as before."
+        own = [each for each in self.journal.read() if each.model == layout.model]
+        decided = decide(own, layout.current(), failed=entry, reason=reason)
+        said = [self._carry_out(layout, each) for each in decided if isinstance(each, Ending)]
+        return " ".join(said)
 
-    def _undo_promise(
-        self, layout: Layout, entry: Entry, current: Current | None, reason: str
-    ) -> str:
-        """No server is told of a promise: the commit point has it, or what was written goes."""
-        digest = self.journal.begun(entry)["promise"]
-        if current is not None and current.promises.get(entry.version) == digest:
-            self._close(entry, done=True, why=f"committed before it was interrupted: {reason}")
-            return f"Release {entry.version} is held to its new promise."
-        layout.promise_file(entry.version, digest).unlink(missing_ok=True)
-        layout.promise_signature(entry.version, digest).unlink(missing_ok=True)
-        self._close(entry, done=False, why=reason)
-        return f"Release {entry.version} is held to the promise that it had."
+    def _carry_out(self, layout: Layout, ending: Ending) -> str:
+        words = ""
+        for action in ending.actions:
+            match action:
+                case RemovePointer():
+                    commit(layout, None)
+                case ServePointer(pointer, told):
+                    told = told or _has_parts(layout, ending.entry)
+                    doubt = self._serve(layout, pointer, told=told)
+                    if doubt:
+                        return f"{live_words(pointer)} on disk; {doubt}"
+                case ReleaseOldParts(pointer):
+                    self._release_old_parts(layout, pointer)
+                case RemoveRelease(keep_history):
+                    remove(layout, ending.entry.version, known=keep_history)
+                case RemoveModel(with_history):
+                    remove_all(layout, ending.entry.version, history=with_history)
+                case RemovePromise(digest):
+                    version = ending.entry.version
+                    layout.promise_file(version, digest).unlink(missing_ok=True)
+                    layout.promise_signature(version, digest).unlink(missing_ok=True)
+                case Close(done, why, words):
+                    release = release_of(layout, ending.entry)
+                    self.audit.close(self.journal, ending.entry, release, done=done, why=why)
+        return words
 
-    def _restore(self, layout: Layout, entry: Entry, current: Current | None) -> str:
-        """Folder and server as the commit point says; why that is in doubt, if it is."""
-        if current is None and entry.kind == "rollback":
-            return ""  # somebody removed the commit point: nothing to go by
+    def _serve(self, layout: Layout, pointer: Current | None, *, told: bool) -> str:
+        """Folder and server as the pointer says; why that is in doubt, if it is."""
         try:
-            if current is not None:
-                write_file(layout.config, right_config(layout, current))
-            go_to(self.client, layout, current, self.load_timeout_s)
+            if pointer is not None:
+                write_file(layout.config, right_config(layout, pointer))
+            if self.client is None:
+                _write_right(layout, pointer)
+                return _UNKNOWN if told else ""
+            live = Deployment(self.client, layout, self.load_timeout_s)
+            if pointer is not None:
+                live.restore(pointer)
+            else:
+                live.take_away()
         except (ServerError, RepositoryError) as error:
             return f"that it serves could not be proved: {error}"
-        return _UNKNOWN if self.client is None and self._was_told(entry, layout) else ""
+        return ""
 
-    def _was_told(self, entry: Entry, layout: Layout) -> bool:
-        """Whether a server may serve something of this operation; parts go before any note."""
-        last = self.journal.last_step(entry)
-        if last in _TOLD or entry.kind == "withdraw":
-            return True
-        placed = layout.release_file(entry.version).is_file()
-        return placed and bool(layout.release(entry.version).parts)
+    def _release_old_parts(self, layout: Layout, pointer: Current) -> None:
+        if self.client is None:
+            _write_right(layout, pointer)
+        else:
+            live = Deployment(self.client, layout, self.load_timeout_s)
+            live.trim_after_commit(pointer)
 
-    def _close(self, entry: Entry, *, done: bool, why: str) -> None:
-        self.audit.close(self.journal, entry, done=done, why=why)
+
+def release_of(layout: Layout, entry: Entry) -> Release | None:
+    """The release that an operation is about; None: its manifest is not here."""
+    there = layout.release_file(entry.version).exists()
+    return layout.release(entry.version) if there else None
+
+
+def was_withdrawn(layout: Layout) -> bool:
+    """Whether the last change of what is live left nothing, by the journal."""
+    change = last_change(e for e in Journal(layout.root).read() if e.model == layout.model)
+    return change is not None and change.kind == "withdraw"
+
+
+def _has_parts(layout: Layout, entry: Entry) -> bool:
+    """Whether its parts are here, which a server that polls may have loaded before any note."""
+    release = release_of(layout, entry)
+    return release is not None and bool(release.parts)
+
+
+def _write_right(layout: Layout, pointer: Current | None) -> None:
+    for path, content in (right_files(layout, pointer) if pointer else {}).items():
+        write_file(path, content)

@@ -1,4 +1,4 @@
-"""Is the live repository what was published? Digests, configuration, journal, and what serves."""
+"""Is everything a release went to as it was published? Digests, signatures, records, servers."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,25 +16,34 @@ from enginegate.errors import (
     TamperedError,
 )
 from enginegate.records import Record
-from enginegate.repository.deploy.deployment import Deployment, wrong_files
-from enginegate.repository.ensemble.composing_models import owned_parts
-from enginegate.repository.history.audit import AuditLog, Event
-from enginegate.repository.history.changes import last_change as last_event
+from enginegate.repository.deploy.deployment import Deployment
+from enginegate.repository.deploy.desired_config import wrong_files
+from enginegate.repository.history.audit import AUDIT, AuditLog, Event
+from enginegate.repository.history.changes import last_live_event
 from enginegate.repository.history.hash_chain import LogEntry
-from enginegate.repository.history.journal import Entry, Journal, last_change
-from enginegate.repository.history.live_record import LiveRecord
-from enginegate.repository.history.manifest_facts import check_as_published
-from enginegate.repository.history.signing import ReleaseSigning
-from enginegate.repository.promotion import LiveRepository
-from enginegate.repository.store.layout import (
-    AUDIT,
+from enginegate.repository.history.journal import (
     JOURNAL,
-    LOCK,
-    Layout,
-    earlier_models,
-    locked,
-    models,
+    Entry,
+    Journal,
+    intent_detail,
+    last_change,
+    last_promise,
+    unfinished,
 )
+from enginegate.repository.history.signing import ReleaseSigning
+from enginegate.repository.lock import LOCK, locked
+from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.recovery import was_withdrawn
+from enginegate.repository.rollout.fleet import Fleet
+from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.object_repository import ObjectRepository
+from enginegate.repository.rollout.replica_sync import promise_differs
+from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.store.layout import Layout, models
+from enginegate.repository.store.live_record import LiveRecord, check_audit
+from enginegate.repository.store.object_journal import is_abandoned, is_open
+from enginegate.repository.store.object_lease import check_recorded, cut_short
+from enginegate.repository.store.release_files import ReleaseFiles, signed_promise
 
 L = TypeVar("L", bound=LogEntry)
 _LOCK_TIMEOUT_S = 10.0
@@ -53,6 +62,25 @@ class VerifyCheck(Record):
     """Why it could not be found out whether it is as it should be."""
     note: str = ""
     """What could not be checked, and need not be."""
+
+
+def verify(
+    target: LiveRepository | Fleet | ObjectRepository, *, read_back: bool = True
+) -> tuple[VerifyCheck, ...]:
+    """Check folders, servers and objects; nothing is changed, no problem hides another.
+
+    Args:
+        target: what to check.
+        read_back: read every object in storage whole; else only what says which release is live.
+
+    Raises:
+        RepositoryBusyError: somebody is changing a repository: look again when they are done.
+    """
+    if isinstance(target, LiveRepository):
+        return verify_folder(target)
+    if isinstance(target, Fleet):
+        return tuple(_fleet(target))
+    return (*verify(target.local), *_objects(target, read_back=read_back))
 
 
 def verify_folder(repository: LiveRepository) -> tuple[VerifyCheck, ...]:
@@ -122,33 +150,30 @@ def _said_of_lock(unlocked: str) -> Iterator[VerifyCheck]:
 
 
 def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
-    journal = Journal(repository.root / JOURNAL)
+    journal, audit = Journal(repository.root), AuditLog(repository.root)
     yield checked("journal", partial(_check_journal, journal))
     read = _if_readable(journal.read)
     entries = read or ()
-    events = _if_readable(AuditLog(repository.root).read) or ()
-    for name in earlier_models(repository.root):
-        yield checked(f"{name} live release", partial(_read_current, Layout(repository.root, name)))
+    events = _if_readable(audit.read) or ()
     known = {*(entry.model for entry in entries), *(e.model for e in events if e.release)}
     for name in sorted({*models(repository.root), *known}):
         layout = Layout(repository.root, name)
-        audit = AuditLog(repository.root)
-        yield checked(f"{name} audit log", partial(_check_audit, audit, layout, entries))
         own = [entry for entry in entries if entry.model == name]
         record = LiveRecord(layout, entries, events)
+        yield checked(f"{name} audit log", partial(_check_audit, audit, record))
         if read is not None:  # else it was said already, and nothing is known to be missing
             yield checked(f"{name} journal against audit log", record.check_journal_whole)
         yield checked(f"{name} live release", partial(_check_current, layout, own, record))
         for version in layout.stored_versions():
-            check = partial(_check_release, layout, version, own, record)
+            check = partial(_check_release, version, record)
             yield checked(f"{name} release {version}", check)
             if repository.signing is not None:
                 signed = partial(_check_signature, repository.signing, layout, version)
                 yield checked(f"{name} release {version} signature", signed)
             if layout.release_file(version).is_file():
-                promised = partial(_check_promise, repository, layout, version)
+                promised = partial(_check_promise, repository.signing, layout, version, entries)
                 yield checked(f"{name} release {version} promise", promised)
-        if owned_parts(layout):
+        if layout.owned_parts():
             yield checked(f"{name} parts", partial(_check_parts, layout))
         yield checked(f"{name} config.pbtxt", partial(_check_config, layout))
         if repository.client is not None:
@@ -184,10 +209,6 @@ def _unread(subject: str, error: PermissionError) -> VerifyCheck:
     return VerifyCheck(subject=subject, unknown=unread)
 
 
-def _read_current(layout: Layout) -> None:
-    layout.current()
-
-
 def _check_journal(journal: Journal) -> None:
     unfinished = journal.unfinished()
     if unfinished:
@@ -212,27 +233,29 @@ def _check_current(layout: Layout, entries: list[Entry], record: LiveRecord) -> 
     record.check_commit_point(current)
 
 
-def _check_release(layout: Layout, version: int, entries: list[Entry], record: LiveRecord) -> None:
+def _check_release(version: int, record: LiveRecord) -> None:
+    layout = record.layout
     release = layout.release(version)
     record.check_release_known(version)
-    check_as_published(layout, release, entries, record.events)
-    layout.check_files(release)
+    record.check_as_published(release)
+    ReleaseFiles(layout, release).check()
 
 
 def _check_signature(signing: ReleaseSigning, layout: Layout, version: int) -> str:
-    return signing.check(layout, layout.release(version))
+    return signing.check(ReleaseFiles(layout, layout.release(version)).signed())
 
 
-def _check_promise(repository: LiveRepository, layout: Layout, version: int) -> str:
+def _check_promise(
+    signing: ReleaseSigning | None, layout: Layout, version: int, entries: Sequence[Entry]
+) -> str:
     """A promise that a release was given is the one that the journal has, and is signed."""
     current = layout.current()
     held = current.promises.get(version) if current is not None else None
-    journal = Journal(repository.root / JOURNAL)
-    given, own = journal.last_promise(layout.model, version), (layout.model, version)
+    given, own = last_promise(entries, layout.model, version), (layout.model, version)
     # One that was cut short may have been committed; that it was is a problem of its own.
     begun = {
-        journal.begun(entry)["promise"]
-        for entry in journal.unfinished()
+        intent_detail(entries, entry)["promise"]
+        for entry in unfinished(entries)
         if entry.kind == "promise" and (entry.model, entry.version) == own
     }
     if current is not None and held != given and held not in begun:
@@ -242,15 +265,15 @@ def _check_promise(repository: LiveRepository, layout: Layout, version: int) -> 
             "Somebody changed the folder: promote an approved scorecard of it again."
         )
     renewed = layout.renewed(version)
-    if renewed is None or repository.signing is None:
+    if renewed is None or signing is None:
         return ""
-    return repository.signing.check_promise(layout, renewed)
+    return signing.check(signed_promise(layout, renewed))
 
 
-def _check_audit(audit: AuditLog, layout: Layout, entries: tuple[Entry, ...]) -> None:
+def _check_audit(audit: AuditLog, record: LiveRecord) -> None:
     """The chain holds, nothing is missing from its end, and every operation is in it."""
-    audit.check(layout.model)
-    LiveRecord(layout, entries, audit.read()).check_log_whole()
+    check_audit(record.layout, audit)
+    record.check_log_whole()
 
 
 def _check_config(layout: Layout) -> None:
@@ -266,7 +289,7 @@ def _check_config(layout: Layout) -> None:
 def _check_parts(layout: Layout) -> None:
     """Every version of a part is some release's; its bytes are checked with that release."""
     known = {(part.name, part.version) for each in layout.releases() for part in each.parts}
-    for part in owned_parts(layout):
+    for part in layout.owned_parts():
         strangers = [v for v in part.stored_versions() if (part.model, v) not in known]
         if strangers:
             raise TamperedError(
@@ -281,6 +304,112 @@ def _check_served(live: Deployment, events: Sequence[Event]) -> None:
     if current is not None:
         live.prove_all(current)
         return
-    last = last_event(events, live.layout.model)
+    last = last_live_event(events, live.layout.model)
     if last is not None and last.event == "withdrawn":
         live.prove_gone(wait=False)
+
+
+def _fleet(fleet: Fleet) -> Iterator[VerifyCheck]:
+    yield from verify_folder(fleet.lead)
+    for member in fleet.members:
+        if not member.shares:
+            for check in verify_folder(member.repository):
+                yield check.model_copy(update={"subject": f"{member.name}: {check.subject}"})
+        for model in sorted({*models(fleet.root), *member.models()}):
+            subject = f"{member.name}: {model} as on the lead"
+            who = RolloutState(fleet.root).under_way_by(model)
+            if who is not None:
+                yield VerifyCheck(subject=subject, note=f"It is being rolled out by {who}.")
+            elif _is_silent(member, fleet, model):
+                yield VerifyCheck(
+                    subject=subject,
+                    unknown=f"Server {member.name!r} does not answer, so what it serves could not "
+                    "be found out. Start it, or take it out of target.fleet in the policy.",
+                )
+            else:
+                yield checked(subject, partial(_as_on_lead, member, fleet, model))
+
+
+def _is_silent(member: FleetServer, fleet: Fleet, model: str) -> bool:
+    """Whether nothing but its server could say that a member serves what is live."""
+    live = Layout(fleet.root, model).current()
+    here = Layout(member.repository.root, model).current()
+    if live is None or here is None or here.version != live.version:
+        return False
+    return not member.answers()
+
+
+def _as_on_lead(member: FleetServer, fleet: Fleet, model: str) -> None:
+    current = Layout(fleet.root, model).current()
+    live = current.version if current else None
+    here = Layout(member.repository.root, model).current()
+    if live is None and here is not None and was_withdrawn(Layout(fleet.root, model)):
+        raise RepositoryError(
+            f"{model} was withdrawn; server {member.name!r} has release {here.version} in "
+            f"{member.repository.root}. Take it out with `enginegate verify --repair`."
+        )
+    if live is not None and not member.serves(model, live):
+        state = "does not serve it" if member.answers() else "does not answer"
+        raise RepositoryError(
+            f"Release {live} of {model} is live; server {member.name!r} {state}. Bring it to the "
+            "lead's with `enginegate verify --repair`."
+        )
+
+
+def _objects(target: ObjectRepository, *, read_back: bool) -> Iterator[VerifyCheck]:
+    where = f"{target.model} in {target.store.url}"
+    yield checked(f"{where}: journal", partial(_check_object_journal, target))
+    yield checked(f"{where}: live release", partial(_check_pointer, target))
+    yield checked(f"{where}: what killed uploads left", partial(_check_stray_objects, target))
+    for version in target.releases.versions() if read_back else ():
+        if target.releases.has_bytes(version):
+            check = partial(target.releases.check, version)
+            yield checked(f"{where}: release {version}", check)
+
+
+def _check_object_journal(target: ObjectRepository) -> None:
+    entries = target.journal.read()
+    if entries and is_open(entries[-1]) and is_abandoned(entries[-1]):
+        raise RepositoryError(
+            f"{cut_short(entries[-1])} Finish or undo it with `enginegate verify --repair`."
+        )
+
+
+def _check_pointer(target: ObjectRepository) -> None:
+    """What is live must be what the journal says, with that manifest, and be so here too."""
+    check_recorded(target.journal, target.releases, AuditLog(target.root).read())
+    change = last_change(target.journal.read())
+    last = change.version if change is not None and change.kind != "withdraw" else None
+    pointer = target.current()
+    live = pointer.version if pointer else None
+    if live != last:
+        raise TamperedError(
+            f"current.json says that release {live or 'none'} is live; the journal's last change "
+            f"made it {last or 'none'}. Somebody changed the bucket."
+        )
+    if pointer is not None and live is not None:
+        target.releases.release_of(pointer)
+    current = Layout(target.root, target.model).current()
+    here = current.version if current else None
+    if here != live:
+        raise RepositoryError(
+            f"Release {live or 'none'} is live; {target.root} has {here or 'none'}. Follow it with "
+            "`enginegate pull`."
+        )
+    if pointer is not None and current is not None and live is not None:
+        wanted, held = pointer.promises.get(live), current.promises.get(live)
+        if promise_differs(pointer, current):
+            raise RepositoryError(
+                f"Release {live} is held to the promise {(wanted or 'its own')[:12]}, and in "
+                f"{target.root} to {(held or 'its own')[:12]}. Follow it with `enginegate pull`."
+            )
+
+
+def _check_stray_objects(target: ObjectRepository) -> None:
+    last = target.journal.last()
+    stray = target.releases.stray()
+    if stray and not (last is not None and is_open(last)):
+        raise RepositoryError(
+            f"There are objects of {', '.join(map(str, stray))}, which never became releases. "
+            "Remove them with `enginegate verify --repair`."
+        )

@@ -10,7 +10,7 @@ import re
 import time
 from urllib.parse import urlsplit
 
-from enginegate.errors import LedgerError
+from enginegate.errors import TrackingError
 from enginegate.redact import link_base, masked, masked_error
 from enginegate.slow import said_if_slow
 
@@ -43,7 +43,7 @@ def check_answers(tracking_uri: str) -> None:
     """Return if a tracking server answers, whatever it says; a database is not asked.
 
     Raises:
-        LedgerError: nothing accepts a connection there, or nothing answers in ``ANSWER_S``.
+        TrackingError: nothing accepts a connection there, or nothing answers in ``ANSWER_S``.
     """
     address = urlsplit(tracking_uri)
     if address.scheme not in {"http", "https"} or _is_fresh(tracking_uri):
@@ -71,7 +71,7 @@ def _ask(tracking_uri: str, shown: str) -> None:
             timeout=(_CONNECT_S, ANSWER_S),
         )
     except (MlflowException, OSError) as error:
-        raise LedgerError(_refusal(error, tracking_uri, shown)) from masked_error(error)
+        raise TrackingError(_refusal(error, tracking_uri, shown)) from masked_error(error)
 
 
 def _refusal(error: Exception, tracking_uri: str, shown: str) -> str:

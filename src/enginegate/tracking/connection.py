@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from enginegate.errors import LedgerError
+from enginegate.errors import TrackingError
 from enginegate.redact import link_base, masked, masked_error
 from enginegate.slow import said_if_slow
 from enginegate.sources.mlflow_server import check_answers, set_mlflow_up
@@ -74,12 +74,12 @@ class Connection:
         """The id of the experiment of that name, made if there is none.
 
         Raises:
-            LedgerError: MLflow cannot be reached, or the experiment was deleted.
+            TrackingError: MLflow cannot be reached, or the experiment was deleted.
         """
         with self.explained(f"open the experiment {name!r}"):
             found = self.client.get_experiment_by_name(name) or self._new_experiment(name)
         if found.lifecycle_stage != "active":
-            raise LedgerError(
+            raise TrackingError(
                 f"The MLflow experiment {name!r} at {self.shown_uri} was deleted. Bring it back:\n"
                 f"  mlflow experiments restore --experiment-id {found.experiment_id}"
             )
@@ -112,7 +112,7 @@ class Connection:
 
     @contextmanager
     def explained(self, doing: str) -> Iterator[None]:
-        """Turn what MLflow raises in the block into a LedgerError that says what to do.
+        """Turn what MLflow raises in the block into a TrackingError that says what to do.
 
         A server that does not answer is found out before the block, within seconds.
         """
@@ -123,7 +123,7 @@ class Connection:
                 yield
         except _refusals() as error:
             lines = str(error).splitlines() or [type(error).__name__]
-            raise LedgerError(
+            raise TrackingError(
                 f"MLflow at {self.shown_uri} could not {doing}: "
                 f"{masked(lines[0])[:_REASON_LENGTH]}\n"
                 f"{self._advice()}"

@@ -21,7 +21,7 @@ from benchmarks.lab.tagged import ENGINE, QUICK, Order, made, samples, tag_in
 from enginegate.errors import EnginegateError, PublishError, RepositoryError, ServerError
 from enginegate.repository import Layout, LiveRepository, verify
 from enginegate.repository.history.journal import Journal
-from enginegate.repository.store.layout import JOURNAL, locked
+from enginegate.repository.lock import locked
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import ServerOptions, start
 
@@ -172,7 +172,7 @@ def test_a_clock_that_goes_back_changes_no_order(repository, package, monkeypatc
 
     for module in ("repository.history.journal", "repository.history.audit"):
         monkeypatch.setattr(f"enginegate.{module}.datetime", Earlier)
-    monkeypatch.setattr("enginegate.repository.transitions.now", Earlier.now)
+    monkeypatch.setattr("enginegate.repository.store.pointer.now", Earlier.now)
     monkeypatch.setattr("enginegate.repository.store.staging.now", Earlier.now)
 
     repository.publish(package(2), expected=1)
@@ -180,7 +180,7 @@ def test_a_clock_that_goes_back_changes_no_order(repository, package, monkeypatc
     repository.rollback(ENGINE)
 
     assert answering(repository) == (1, 1.0)
-    entries = Journal(repository.root / JOURNAL).read()
+    entries = Journal(repository.root).read()
     assert [entry.sequence for entry in entries] == list(range(len(entries)))
     assert {entry.at.year for entry in entries} >= {2001}
     assert [(e.kind, e.version) for e in entries if e.step == "done"] == [

@@ -17,7 +17,6 @@ from enginegate.data import write_data
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.repository.history.journal import Journal
-from enginegate.repository.store.layout import JOURNAL
 from flows.qualify import qualify
 from flows.watch import watch
 from tests.fakes.family import _POLICY as POLICY
@@ -44,7 +43,7 @@ def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
     path.write_text(POLICY.format(root=tmp_path))
     root = read_policy(path).target.repository
     root.mkdir()
-    Journal(root / JOURNAL).open("publish", "tiny", 7)
+    Journal(root).open("publish", "tiny", 7)
     AuditLog(root).tell("published", "tiny", why="ada: margins are wide", release=1)
     AuditLog(root).tell("withdrawn", "tiny", why="ada: it was the wrong one", release=1)
 

@@ -41,8 +41,10 @@ def test_a_dead_server_leaves_the_folder_right(install, package, tmp_path):
 
 _KILLED = """
 import os, pickle, signal, sys
-from enginegate.repository import promotion as live
+from enginegate.repository import LiveRepository
 from enginegate.repository.history.journal import Journal
+from enginegate.repository.store import pointer
+from enginegate.triton.client import TritonClient
 
 with open(sys.argv[1], "rb") as file:
     root, address, package, expected = pickle.load(file)
@@ -57,13 +59,13 @@ def add_then_die(self, entry, now, **detail):
 
 Journal.add = add_then_die
 if step == "committed":
-    write = live.write_file
+    write = pointer.write_file
     def write_then_die(path, *rest, **more):
         write(path, *rest, **more)
         if path.name == ".enginegate-current.digits.json":
             os.kill(os.getpid(), signal.SIGKILL)
-    live.write_file = write_then_die
-repository = live.LiveRepository(root, live.TritonClient(address))
+    pointer.write_file = write_then_die
+repository = LiveRepository(root, TritonClient(address))
 repository.publish(package, expected=expected)
 """
 

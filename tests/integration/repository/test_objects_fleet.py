@@ -27,7 +27,7 @@ from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.promotion import LiveRepository
-from enginegate.repository.store.object_repository import ObjectRepository
+from enginegate.repository.rollout.object_repository import ObjectRepository
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient

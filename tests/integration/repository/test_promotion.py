@@ -216,7 +216,7 @@ def test_a_rollback_has_limits(repository, package):
 
 def test_two_promoters_do_not_interleave(root, package, repository, monkeypatch):
     """The second is refused with the holder named."""
-    monkeypatch.setattr("enginegate.repository.promotion._LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("enginegate.repository.lock.LOCK_TIMEOUT_S", 0.1)
     holder = f"pid {os.getpid()}"
     with file_lock(root / ".enginegate.lock"), pytest.raises(RepositoryBusyError, match=holder):
         repository.publish(package(1.0), expected=None)
@@ -258,7 +258,7 @@ def test_an_old_withdrawal_cannot_take_a_newer_release(repository, package, ask)
     """A withdrawal that was cut short is void once another release is live."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
-    journal = Journal(repository.root / ".enginegate-journal.jsonl")
+    journal = Journal(repository.root)
     journal.open("withdraw", "digits", 1)
 
     repository.recover()

@@ -10,7 +10,7 @@ import pytest
 
 from enginegate.errors import NotEverywhereError, PublishError
 from enginegate.repository import AuditLog, Fleet, Layout
-from enginegate.repository.history.changes import untold
+from enginegate.repository.history.changes import undelivered_changes
 from enginegate.repository.recovery import OperationRecovery
 from enginegate.repository.rollout import rollout_state
 from enginegate.repository.rollout.fleet_server import FleetServer
@@ -91,7 +91,9 @@ def lines(host):
 
 
 def told(host):
-    return [(c.kind, c.before, c.after) for c in untold(AuditLog(host.root).read(), None)]
+    return [
+        (c.kind, c.before, c.after) for c in undelivered_changes(AuditLog(host.root).read(), None)
+    ]
 
 
 def test_what_was_left_while_it_was_fetched_is_not_loaded(there, monkeypatch):
@@ -180,7 +182,7 @@ def test_a_killed_follower_tells_nothing_of_its_own(alone, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(AuditLog, "note", die)
-        patch.setattr(OperationRecovery, "undo", lambda *_, **__: "")
+        patch.setattr(OperationRecovery, "end", lambda *_, **__: "")
         with pytest.raises(_KilledError):
             alone.pull()
 

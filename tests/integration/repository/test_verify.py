@@ -82,7 +82,7 @@ def test_damaged_bytes_do_not_block_the_way_back(repository, package, ask):
     repository.publish(package(2.0), expected=1)
     golden = Layout(repository.root, "digits").golden_file(2)
     golden.write_bytes(b"not an archive")
-    journal = Journal(repository.root / ".enginegate-journal.jsonl")
+    journal = Journal(repository.root)
     journal.open("publish", "digits", 3)
 
     assert "cannot be read" in "".join(problems(repository))

@@ -8,6 +8,7 @@ import pytest
 
 from enginegate.errors import PublishError
 from enginegate.repository import Layout, LiveRepository, verify
+from enginegate.repository.promotion import Change
 from enginegate.serving import BackendSettings
 
 
@@ -97,7 +98,7 @@ def test_a_killed_change_of_backend_is_recovered(repository, server, package, na
     """Killed when the new one was loaded: the next start brings the old one back, or the new."""
     repository.publish(native(1.0), expected=None)
     with monkeypatch.context() as patch:
-        patch.setattr(LiveRepository, "_undone_on_failure", lambda *_: nullcontext())
+        patch.setattr(Change, "ended_on_failure", lambda *_: nullcontext())
         patch.setattr("enginegate.repository.promotion.Deployment.prove", _killed)
         with pytest.raises(_KilledError):
             repository.publish(package(2.0), expected=1)
@@ -120,8 +121,10 @@ def test_a_version_without_its_file_is_never_loaded(repository, server, package)
     assert (server.stuck, answer(server, package)) == ({}, (1, 1.0))
 
 
-def test_a_first_release_without_its_file_never_comes_in(repository, package):
+def test_a_first_release_without_its_file_never_comes_in(repository, package, monkeypatch):
     """A server that polls would begin to load whatever appears in the folder."""
+    noted = []
+    monkeypatch.setattr(Change, "note", lambda _, step, **__: noted.append(step))
     lacking = package(1.0)
     lacking = replace(lacking, files={"engine.bin": lacking.files["engine.bin"]})
 
@@ -129,6 +132,7 @@ def test_a_first_release_without_its_file_never_comes_in(repository, package):
         repository.publish(lacking, expected=None)
 
     assert not (repository.root / "digits").exists()
+    assert noted == []
 
 
 def test_a_file_that_was_removed_is_a_problem_and_not_a_load(repository, server, package):

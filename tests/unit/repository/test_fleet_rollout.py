@@ -13,9 +13,8 @@ from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
-from enginegate.repository.store.imported_release import ImportedRelease
-from enginegate.repository.store.layout import JOURNAL
-from enginegate.repository.verify_target import verify
+from enginegate.repository.store.package import ImportedRelease
+from enginegate.repository.verify import verify
 from tests.fakes.live_triton import FakeTriton
 
 
@@ -261,7 +260,7 @@ def test_the_release_to_leave_is_named(repository, own, package):
         fleet.withdraw("digits", 1)
 
     assert live(repository, own.repository) == [2, 2]
-    assert Journal(fleet.root / JOURNAL).unfinished() == ()
+    assert Journal(fleet.root).unfinished() == ()
 
 
 @pytest.mark.parametrize("dead", ["own", "the lead"])

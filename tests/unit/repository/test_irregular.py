@@ -7,7 +7,9 @@ import pytest
 
 from enginegate.errors import InputError, RepositoryError
 from enginegate.repository import Layout, ReleaseSigning, verify
-from enginegate.repository.store.layout import AUDIT, JOURNAL, LOCK
+from enginegate.repository.history.audit import AUDIT
+from enginegate.repository.history.journal import JOURNAL
+from enginegate.repository.lock import LOCK
 
 CURRENT = ".enginegate-current.digits.json"
 

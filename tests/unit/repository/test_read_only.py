@@ -9,8 +9,11 @@ import pytest
 
 from enginegate.atomic_io import file_lock, open_regular, read_file
 from enginegate.errors import RepositoryBusyError
-from enginegate.repository import AuditLog, Layout, verify
-from enginegate.repository.store.layout import AUDIT, JOURNAL, LOCK
+from enginegate.repository import AuditLog, verify
+from enginegate.repository.history.audit import AUDIT
+from enginegate.repository.history.journal import JOURNAL
+from enginegate.repository.lock import LOCK
+from enginegate.repository.store.release_files import ReleaseFiles
 
 
 def _refuse(path, flags=os.O_RDONLY, **options):
@@ -50,15 +53,15 @@ def test_a_change_under_way_is_waited_for(read_only, monkeypatch):
 
 def test_what_changed_meanwhile_is_read_again(read_only, monkeypatch):
     """Without the lock nobody is kept from changing it."""
-    check, looked = Layout.check_files, []
+    check, looked = ReleaseFiles.check, []
 
-    def change_meanwhile(self, release):
-        looked.append(release.version)
+    def change_meanwhile(self):
+        looked.append(self.release.version)
         if len(looked) == 1:
-            AuditLog(self.root).tell("watched", "digits", why="a look")
-        check(self, release)
+            AuditLog(self.layout.root).tell("watched", "digits", why="a look")
+        check(self)
 
-    monkeypatch.setattr(Layout, "check_files", change_meanwhile)
+    monkeypatch.setattr(ReleaseFiles, "check", change_meanwhile)
 
     assert [c.problem for c in verify(read_only) if c.problem] == []
     assert looked == [1, 1]

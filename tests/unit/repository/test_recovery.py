@@ -8,8 +8,9 @@ from enginegate.atomic_io import file_lock
 from enginegate.errors import PublishError, RepositoryBusyError, RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, LiveRepository, ReleaseSigning, verify
 from enginegate.repository.history.journal import Journal
-from enginegate.repository.store.imported_release import ImportedRelease
-from enginegate.repository.store.layout import JOURNAL, LOCK
+from enginegate.repository.lock import LOCK
+from enginegate.repository.store.package import ImportedRelease
+from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.repository.store.removal import forget_old
 from enginegate.repository.store.staging import place
 from enginegate.repository.verify import verify_folder
@@ -26,7 +27,7 @@ def answer(server, package):
 
 
 def journal_of(repository):
-    return Journal(repository.root / JOURNAL)
+    return Journal(repository.root)
 
 
 def killed_after(repository, step, package, monkeypatch):
@@ -41,7 +42,7 @@ def killed_after(repository, step, package, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "add", then_die)
-        patch.setattr("enginegate.repository.recovery.OperationRecovery.undo", lambda *_, **__: "")
+        patch.setattr("enginegate.repository.recovery.OperationRecovery.end", lambda *_, **__: "")
         with pytest.raises(_KilledError):
             repository.publish(package, expected=None)
 
@@ -159,7 +160,7 @@ def test_another_release_than_the_one_judged_is_not_left(repository, server, pac
 def test_bringing_up_waits_its_turn(repository, package, monkeypatch):
     """A server is not told of one release while another is being published."""
     repository.publish(package(1.0), expected=None)
-    monkeypatch.setattr("enginegate.repository.promotion._LOCK_TIMEOUT_S", 0.0)
+    monkeypatch.setattr("enginegate.repository.lock.LOCK_TIMEOUT_S", 0.0)
 
     with file_lock(repository.root / LOCK), pytest.raises(RepositoryBusyError):
         repository.bring_up("digits")
@@ -172,16 +173,16 @@ def test_bringing_up_waits_its_turn(repository, package, monkeypatch):
 def test_nobody_waits_for_a_verification(repository, package, monkeypatch):
     """Hashing takes no lock; what changed meanwhile is looked at again, or said."""
     repository.publish(package(1.0), expected=None)
-    check, looked = Layout.check_files, []
+    check, looked = ReleaseFiles.check, []
 
-    def change_meanwhile(self, release):
-        looked.append(release.version)
+    def change_meanwhile(self):
+        looked.append(self.release.version)
         if len(looked) in changes:
-            with file_lock(self.root / LOCK):
-                AuditLog(self.root).tell("watched", "digits", why="a look")
-        check(self, release)
+            with file_lock(self.layout.root / LOCK):
+                AuditLog(self.layout.root).tell("watched", "digits", why="a look")
+        check(self)
 
-    monkeypatch.setattr(Layout, "check_files", change_meanwhile)
+    monkeypatch.setattr(ReleaseFiles, "check", change_meanwhile)
     changes = {1}
     assert [c.problem for c in verify_folder(repository) if c.problem] == []
     assert looked == [1, 1]
@@ -232,7 +233,7 @@ def test_a_repository_without_a_server_is_still_recovered(tmp_path):
     root = tmp_path / "alone"
     root.mkdir()
     offline = LiveRepository(root, None)
-    Journal(root / JOURNAL).open("publish", "digits", 1)
+    Journal(root).open("publish", "digits", 1)
 
     assert len(offline.recover()) == 1
     assert offline.recover() == ()

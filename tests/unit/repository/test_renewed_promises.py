@@ -9,10 +9,9 @@ import pytest
 from enginegate.decision import Promise, RenewedPromise
 from enginegate.errors import InputError, PublishError, RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, ReleaseSigning, verify
-from enginegate.repository.history.journal import Journal
+from enginegate.repository.history.journal import JOURNAL, Journal
 from enginegate.repository.recovery import Withdrawal
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.store.layout import JOURNAL
 from enginegate.workspace import now
 from tests.fakes.evidence import sha
 
@@ -109,7 +108,7 @@ def test_only_the_live_release_is_given_one(repository, layout, release, change)
         repository.renew(renewal(release, **change))
 
     assert layout.renewed(1) is None
-    assert Journal(repository.root / JOURNAL).unfinished() == ()
+    assert Journal(repository.root).unfinished() == ()
     assert list(layout.release_file(1).parent.glob("*promise*")) == []
 
 
@@ -121,11 +120,11 @@ def test_killed_on_the_way_it_is_the_old_promise_or_the_new(
     def killed(*_, **__):
         raise _KilledError
 
-    for patched, committed in [("sign_promise", False), ("AuditLog.close", True)]:
+    for patched, committed in [("Change.sign", False), ("AuditLog.close", True)]:
         with monkeypatch.context() as patch:
             patch.setattr(f"enginegate.repository.promotion.{patched}", killed)
             patch.setattr(
-                "enginegate.repository.recovery.OperationRecovery.undo", lambda *_, **__: ""
+                "enginegate.repository.recovery.OperationRecovery.end", lambda *_, **__: ""
             )
             with pytest.raises(_KilledError):
                 repository.renew(renewal(release))
@@ -146,7 +145,7 @@ def test_what_cannot_be_written_is_undone(repository, layout, release, monkeypat
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("enginegate.repository.promotion.sign_promise", full)
+        patch.setattr("enginegate.repository.promotion.Change.sign", full)
         with pytest.raises(PublishError, match=r"(?s)No space.*the promise that it had"):
             repository.renew(renewal(release))
 

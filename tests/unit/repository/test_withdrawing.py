@@ -13,12 +13,11 @@ from enginegate.errors import (
     TamperedError,
 )
 from enginegate.repository import AuditLog, Layout, LiveRepository, verify
-from enginegate.repository.history.journal import Journal
+from enginegate.repository.history.journal import JOURNAL, Journal
 from enginegate.repository.recovery import OperationRecovery, Withdrawal
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
-from enginegate.repository.store.layout import JOURNAL
 from tests.fakes.live_triton import FakeTriton
 
 ADA = Withdrawal("ada", "it answers nonsense")
@@ -136,9 +135,9 @@ def test_killed_on_the_way_it_is_the_old_state_or_the_new(repository, server, pa
             repository.withdraw_first("digits", ADA)
     assert repository.recover() == ()
     assert (live(repository), server.model_ready("digits")) == (1, True)
-    for place in ("_restore", "_close"):
+    for kind, place in ((OperationRecovery, "_serve"), (AuditLog, "close")):
         with monkeypatch.context() as patch:
-            patch.setattr(OperationRecovery, place, killed)
+            patch.setattr(kind, place, killed)
             with pytest.raises(_KilledError):
                 repository.withdraw_first("digits", ADA)
         (said,) = repository.recover()
@@ -170,7 +169,7 @@ def test_what_cannot_be_is_refused_and_nothing_begun(repository, package, state,
     with pytest.raises(RepositoryError, match=said):
         repository.withdraw_first("digits", ADA)
 
-    assert Journal(repository.root / JOURNAL).unfinished() == ()
+    assert Journal(repository.root).unfinished() == ()
     assert live(repository) == (1 if state == "no server" else None)
 
 

@@ -1,29 +1,24 @@
-"""What Triton is told about a model's releases, and the proof that it does so.
+"""What Triton is told about a model's releases.
 
 The configuration is a pure function of the commit point and what was published, so that any state
 can be restored, and any file on disk checked, without remembering the text.
 """
 
-import time
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from pathlib import Path
 
-from enginegate.data import Tensors
-from enginegate.decision import Release
-from enginegate.errors import RepositoryError, ServerError
-from enginegate.repository.deploy.golden import Golden
+from enginegate.atomic_io import NotRegularFileError, read_file, write_file
+from enginegate.decision import ComposingModel, Release
 from enginegate.repository.store.layout import Current, Layout
-from enginegate.triton.client import TritonClient
-from enginegate.triton.config import Config, config_text, model_config, read_config
-from enginegate.triton.ensemble_config import config_for_versions
-from enginegate.triton.release_labels import read_labels
-from enginegate.triton.types import IndexRow, Reply
+from enginegate.repository.store.published_config import (
+    check_loadable,
+    part_config,
+    published_config,
+)
+from enginegate.triton.config import Config, config_text
+from enginegate.triton.ensemble_config import config_for_versions, with_largest_batch
 
-ENSEMBLE_FILE = "ensemble.pbtxt"
-_POLL_S = 0.02
-_MOVING = ("LOADING", "UNLOADING")
-# What Triton answers to a load or unload in its POLL mode, and in NONE.
-_POLLING = "explicit model load / unload is not allowed"
+_NONE: Mapping[str, set[int]] = {}
 
 
 def known_digests(layout: Layout, current: Current) -> dict[int, str]:
@@ -34,40 +29,6 @@ def known_digests(layout: Layout, current: Current) -> dict[int, str]:
 def served_versions(current: Current, release: Release) -> tuple[int, ...]:
     """Versions of the model itself that are ready; of an ensemble only its parts stay loaded."""
     return (current.version,) if release.parts else current.served
-
-
-def check_loadable(layout: Layout, config: Config) -> None:
-    """Refuse a configuration with a version whose folder lacks the file that its backend opens.
-
-    Triton 2.51 never ends the load of a Python model without its file, and from then on no other
-    load of that model either, until it is started again.
-
-    Raises:
-        RepositoryError: a file is not there; names it.
-    """
-    for version in config.versions or ():
-        path = layout.version_folder(version) / config.opened_file
-        if config.opened_file and not path.exists():
-            raise RepositoryError(
-                f"Version {version} of {layout.model} cannot be loaded in Triton's "
-                f"{config.backend or config.message.platform} backend: {path} is not there. Triton "
-                "was not asked, because such a load may never end."
-            )
-
-
-def config_of(release: Release) -> Config:
-    """The configuration that a release of one engine asks for, whatever else is live."""
-    return model_config(
-        name=release.model,
-        inputs=release.inputs,
-        outputs=release.outputs,
-        serving=release.serving,
-        backend=release.backend,
-        parameters={},
-        gpu=release.gpu,
-        options=release.options,
-        settings=release.settings,
-    )
 
 
 def served_config(layout: Layout, current: Current) -> Config:
@@ -81,13 +42,9 @@ def served_config(layout: Layout, current: Current) -> Config:
         RepositoryError: a version that it names could not be loaded with it.
     """
     release = layout.release(current.version)
-    digests = known_digests(layout, current)
     versions = served_versions(current, release)
-    if release.parts:
-        path = layout.version_folder(current.version) / ENSEMBLE_FILE
-        release.files[ENSEMBLE_FILE].check(path)
-        return config_for_versions(read_config(path.read_text(), str(path)), versions, digests)
-    config = config_for_versions(config_of(release), versions, digests)
+    published = published_config(layout, release)
+    config = config_for_versions(published, versions, known_digests(layout, current))
     check_loadable(layout, config)
     return config
 
@@ -97,157 +54,78 @@ def right_config(layout: Layout, current: Current) -> bytes:
     return config_text(served_config(layout, current)).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class LiveModel:
-    """One model on one live server."""
+def part_configs(
+    layout: Layout, current: Current, *, also: Mapping[str, set[int]] = _NONE
+) -> dict[str, Config]:
+    """What each part is told while ``current`` is live, in running order of the current release.
 
-    client: TritonClient
-    layout: Layout
-    load_timeout_s: float
+    A part takes the largest batch that any of its versions was published with: the ensemble that
+    is pinned to one of them must never allow more than it does.
 
-    def load(self, config: Config) -> None:
-        """Load what is on disk; the configuration travels too: Triton overlooks some changes.
+    Args:
+        layout: of the ensemble.
+        current: what is live.
+        also: further versions to serve, by part.
 
-        A server that polls its repository takes no such call: it is waited for.
+    Raises:
+        TamperedError: a part's published configuration is not what it was.
+        RepositoryError: a version could not be loaded with the configuration of its part.
+    """
+    versions: dict[str, set[int]] = {}
+    for version in reversed(current.served):
+        for part in layout.release(version).parts:
+            versions.setdefault(part.name, set()).add(version)
+    for name in versions:
+        versions[name] |= also.get(name, set())
+    digests = known_digests(layout, current)
+    configs = {
+        name: config_for_versions(_shared(layout, name, served), tuple(served), digests)
+        for name, served in versions.items()
+    }
+    for name, config in configs.items():
+        check_loadable(layout.part(name), config)
+    return configs
 
-        Raises:
-            RepositoryError: a polling server did not take it up in time.
-            ServerError: it did not load, or the server does not answer.
-        """
-        try:
-            self.client.load(self.layout.model, config=config, timeout_s=self.load_timeout_s)
-        except ServerError as error:
-            if _POLLING not in str(error):
-                raise
-            self._wait_for_poll(config)
 
-    def is_loaded(self) -> bool:
-        """Whether any version of the model is ready."""
-        return bool(self.ready())
+def right_files(layout: Layout, current: Current) -> dict[Path, bytes]:
+    """Every configuration file, the ensemble's last: what each must hold."""
+    files = {
+        layout.part(name).config: config_text(config).encode()
+        for name, config in part_configs(layout, current).items()
+    }
+    return {**files, layout.config: right_config(layout, current)}
 
-    def unload(self) -> None:
-        """Take the model away; a polling server does so when its folder is gone."""
-        try:
-            self.client.unload(self.layout.model)
-        except ServerError as error:
-            if _POLLING not in str(error):
-                raise
 
-    def prove(self, current: Current, release: Release, *, wait: bool = True) -> float:
-        """Prove what serves: index, digest, version and golden answers. A status code proves
-        nothing.
+def wrong_files(layout: Layout, current: Current) -> dict[Path, bytes]:
+    """Those that hold something else, with what they must hold."""
+    right = right_files(layout, current)
+    return {path: content for path, content in right.items() if not _holds(path, content)}
 
-        Returns:
-            The largest difference of a golden answer.
 
-        Raises:
-            RepositoryError: something else serves than ``current``.
-            ServerError: the server does not answer.
-        """
-        self.prove_ready(served_versions(current, release), wait=wait)
-        found = read_labels(self.client.config(self.layout.model)).get(current.version)
-        if found != release.digest:
-            raise RepositoryError(
-                f"the server's configuration names release digest {found}, not {release.digest}"
-            )
-        golden = Golden.read(self.layout.golden_file(current.version))
-        return golden.replay(
-            self._ask, version=current.version, max_abs_error=release.golden_max_abs_error
-        )
+def put(path: Path, content: bytes) -> None:
+    """A server that polls reloads what was touched; a repository may be read-only and right."""
+    if not _holds(path, content):
+        write_file(path, content)
 
-    def prove_answers(self, golden: Golden, *, version: int, max_abs_error: float) -> float:
-        """The same for one version that requests reach by its number only."""
-        ask = partial(self._ask, version=str(version))
-        return golden.replay(ask, version=version, max_abs_error=max_abs_error)
 
-    def prove_ready(self, versions: tuple[int, ...], *, wait: bool) -> None:
-        """Exactly these versions, no other: a higher one left over would take the traffic."""
-        deadline = time.monotonic() + (self.load_timeout_s if wait else 0.0)
-        while self.ready() != set(versions):
-            if time.monotonic() > deadline:
-                raise RepositoryError(
-                    f"{self.layout.model}: versions {sorted(versions)} should be ready; the index "
-                    f"says {self._states()}"
-                )
-            time.sleep(_POLL_S)
+def _holds(path: Path, content: bytes) -> bool:
+    """Whether it is a file, and no link to one, with this content."""
+    try:
+        return read_file(path) == content
+    except (FileNotFoundError, NotADirectoryError, NotRegularFileError):
+        return False
 
-    def check_settled(self, deadline_s: float, *, patience_s: float) -> None:
-        """Wait until no version is being loaded or unloaded.
 
-        Args:
-            deadline_s: until when, by the monotonic clock.
-            patience_s: how long that is, for the message.
+def _shared(layout: Layout, name: str, versions: set[int]) -> Config:
+    """The configuration of a part's newest published version, for all of the versions."""
+    published = [
+        part_config(layout, version, part)
+        for version in sorted(versions)
+        for part in _parts_named(layout, version, name)
+    ]
+    largest = max(config.serving.max_batch_size for config in published)
+    return with_largest_batch(published[-1], largest)
 
-        Raises:
-            RepositoryError: one still is.
-        """
-        while moving := [row for row in self._rows() if row.state in _MOVING]:
-            if time.monotonic() > deadline_s:
-                raise RepositoryError(
-                    f"Version {moving[0].version} of {self.layout.model} is {moving[0].state} on "
-                    f"the server at {self.client.address}, and was for the {patience_s:g} s that "
-                    "it was watched. Until that ends the server loads nothing else of this model, "
-                    "so no promotion or rollback can succeed. Check again; if nothing moves, its "
-                    "log says more, and only starting the server again ends it."
-                )
-            time.sleep(_POLL_S)
 
-    def prove_gone(self, *, wait: bool) -> None:
-        """Prove that no version answers any more; a server that polls takes a while.
-
-        Args:
-            wait: for as long as a load may take.
-
-        Raises:
-            RepositoryError: one does.
-            ServerError: the server does not answer.
-        """
-        ready = self.ready()
-        deadline_s = time.monotonic() + (self.load_timeout_s if wait else 0.0)
-        while ready:
-            if time.monotonic() > deadline_s:
-                raise RepositoryError(
-                    f"{self.layout.model} was withdrawn, and the server at {self.client.address} "
-                    f"still answers for it: {self._states()}. Unload it there, or start the server "
-                    "again."
-                )
-            time.sleep(_POLL_S)
-            ready = self.ready()
-
-    def ready(self) -> set[int]:
-        """Versions that answer requests."""
-        return {row.version for row in self._rows() if row.ready}
-
-    def _wait_for_poll(self, config: Config) -> None:
-        deadline = time.monotonic() + self.load_timeout_s
-        while not self._has(config):
-            broken = [row for row in self._rows() if row.version in (config.versions or ())]
-            broken = [row for row in broken if row.reason and row.reason != "unloaded"]
-            late = time.monotonic() > deadline
-            if late or any(row.state == "UNAVAILABLE" for row in broken):
-                why = "did not load it" if broken else f"has not by {self.load_timeout_s:g} s"
-                raise RepositoryError(
-                    f"Triton at {self.client.address} polls its repository and {why}: "
-                    f"{self._states()}. Its log says more. In its NONE mode it never does: start "
-                    "it with --model-control-mode=explicit."
-                )
-            time.sleep(_POLL_S)
-
-    def _has(self, config: Config) -> bool:
-        """Whether a configuration is in force; a version that stayed may show an older policy."""
-        try:
-            found = read_labels(self.client.config(self.layout.model))
-        except ServerError:
-            return False
-        ready = tuple(sorted(self.ready()))
-        return read_labels(config) == found and config.versions == ready
-
-    def _rows(self) -> list[IndexRow]:
-        return [row for row in self.client.index() if row.name == self.layout.model]
-
-    def _states(self) -> str:
-        rows = self._rows()
-        return "; ".join(f"version {r.version} {r.state} {r.reason}".strip() for r in rows)
-
-    def _ask(self, inputs: Tensors, *, version: str = "") -> Reply:
-        return self.client.infer(self.layout.model, inputs, version=version)
+def _parts_named(layout: Layout, version: int, name: str) -> list[ComposingModel]:
+    return [part for part in layout.release(version).parts if part.name == name]

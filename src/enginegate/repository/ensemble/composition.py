@@ -10,14 +10,14 @@ from pathlib import Path, PurePath
 
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.decision import ComposingModel, Release
+from enginegate.engine_kinds import is_fixed_batch
 from enginegate.errors import EnginegateError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.records import sha256_bytes
-from enginegate.repository.deploy.desired_config import ENSEMBLE_FILE
-from enginegate.repository.deploy.golden import Golden
-from enginegate.repository.ensemble.composing_models import PartPackage, part_config
+from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Layout
-from enginegate.repository.store.staging import Package
+from enginegate.repository.store.package import Package, PartPackage
+from enginegate.repository.store.published_config import ENSEMBLE_FILE, part_config
 from enginegate.triton.config import Config, config_text, model_config, read_config
 from enginegate.triton.ensemble_config import (
     Wiring,
@@ -120,7 +120,7 @@ def engine_step(made: Package | Release) -> str:
     words += [made.backend] if made.backend != "python" else []
     words += ["gpu"] if made.gpu else []
     words += ["tf32"] if made.settings.cuda_provider.get("use_tf32") == "1" else []
-    words += [f"b{made.serving.max_batch_size}"] if made.backend == "tensorrt" else []
+    words += [f"b{made.serving.max_batch_size}"] if is_fixed_batch(made.backend) else []
     return "-".join(words)
 
 

@@ -6,7 +6,7 @@ lines removed from the end cannot show in the file itself: that needs a `Head` k
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -34,9 +34,11 @@ class LogEntry(Record):
 L = TypeVar("L", bound=LogEntry)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class HashChain(Generic[L]):
     """One such file; whoever appends holds the repository's lock.
+
+    Its lines are parsed and hashed once, and again only after somebody else changed the file.
 
     Attributes:
         kind: what a line is.
@@ -46,6 +48,9 @@ class HashChain(Generic[L]):
     path: Path
     kind: type[L]
     noun: str
+    _links: tuple[L, ...] = field(default=(), init=False, repr=False)
+    _size: int = field(default=0, init=False, repr=False)
+    _seen: tuple[int, ...] | None = field(default=None, init=False, repr=False)
 
     def read(self) -> tuple[L, ...]:
         """Every line, oldest first.
@@ -54,21 +59,13 @@ class HashChain(Generic[L]):
             TamperedError: a line is damaged, or the chain does not hold; the message names it.
             RepositoryError: the file cannot be read, or is a link, a FIFO or the like.
         """
-        found: list[L] = []
-        previous = GENESIS
-        for number, line in enumerate(self._lines(), start=1):
-            try:
-                link = self.kind.model_validate_json(line)
-            except ValidationError as error:
-                raise TamperedError(f"{self.path}, line {number}: not {self.noun}.") from error
-            if link.previous != previous or link.sequence != len(found):
-                raise TamperedError(
-                    f"{self.path}, line {number}: the chain is broken; a line before it was "
-                    "changed, removed or added."
-                )
-            found.append(link)
-            previous = link.digest
-        return tuple(found)
+        seen = self._stamp()
+        if seen is None or seen != self._seen:
+            lines = self._lines()
+            self._links = self._checked(lines)
+            self._size = sum(len(line) + 1 for line in lines)
+            self._seen = seen
+        return self._links
 
     def append(self, link: L) -> L:
         """Write ``link`` in the next place; it is on disk when this returns.
@@ -80,13 +77,17 @@ class HashChain(Generic[L]):
         links = self.read()
         previous = links[-1].digest if links else GENESIS
         placed = link.model_copy(update={"sequence": len(links), "previous": previous})
+        line = placed.canonical_json() + b"\n"
         handle = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._seen = None
         with os.fdopen(handle, "ab") as file:
-            file.truncate(sum(len(line) + 1 for line in self._lines()))
-            file.write(placed.canonical_json() + b"\n")
+            file.truncate(self._size)
+            file.write(line)
             file.flush()
             os.fsync(file.fileno())
         sync_folder(self.path.parent)
+        self._links, self._size = (*links, placed), self._size + len(line)
+        self._seen = self._stamp()
         return placed
 
     def head(self) -> Head | None:
@@ -113,6 +114,31 @@ class HashChain(Generic[L]):
                 f"{self.path}, line {known.count}: its digest is {found[:12]}, {said_by} has "
                 f"{known.sha256[:12]}. The file was written anew: restore it from a backup."
             )
+
+    def _checked(self, lines: list[bytes]) -> tuple[L, ...]:
+        found: list[L] = []
+        previous = GENESIS
+        for number, line in enumerate(lines, start=1):
+            try:
+                link = self.kind.model_validate_json(line)
+            except ValidationError as error:
+                raise TamperedError(f"{self.path}, line {number}: not {self.noun}.") from error
+            if link.previous != previous or link.sequence != len(found):
+                raise TamperedError(
+                    f"{self.path}, line {number}: the chain is broken; a line before it was "
+                    "changed, removed or added."
+                )
+            found.append(link)
+            previous = link.digest
+        return tuple(found)
+
+    def _stamp(self) -> tuple[int, ...] | None:
+        """By which a change of the file by somebody else shows; None where it cannot be asked."""
+        try:
+            now = self.path.lstat()
+        except OSError:
+            return None
+        return now.st_ino, now.st_size, now.st_mtime_ns
 
     def _lines(self) -> list[bytes]:
         """Whole lines only: what follows the last newline was cut short by a crash."""

@@ -1,7 +1,7 @@
 """What was under way: an append-only, flushed, hash-chained list of steps."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from enginegate.repository.history.hash_chain import GENESIS, HashChain, LogEntry
 
+JOURNAL = ".enginegate-journal.jsonl"
 Step = Literal["intent", "placed", "prepared", "configured", "loaded", "done", "undone"]
 Kind = Literal["publish", "rollback", "withdraw", "promise"]
 
@@ -32,11 +33,43 @@ def last_change(entries: Iterable[Entry]) -> Entry | None:
     return done[-1] if done else None
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
-    """The journal file of one repository; whoever appends holds the repository's lock."""
+def unfinished(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """The latest entry of each operation that was neither done nor undone, oldest first."""
+    latest = {entry.operation: entry for entry in entries}
+    return tuple(entry for entry in latest.values() if entry.step not in CLOSING)
 
-    path: Path
+
+def intent_detail(entries: Iterable[Entry], entry: Entry) -> Mapping[str, str]:
+    """What was noted when an operation began, such as by which way, by whom and why."""
+    return next(each.detail for each in entries if each.operation == entry.operation)
+
+
+def was_published(entries: Iterable[Entry], entry: Entry) -> bool:
+    """Whether an earlier operation has made this very release live already."""
+    return any(
+        (e.kind, e.model, e.version, e.step) == ("publish", entry.model, entry.version, "done")
+        and e.operation != entry.operation
+        for e in entries
+    )
+
+
+def last_promise(entries: Iterable[Entry], model: str, version: int) -> str | None:
+    """Digest of the promise that a release was last given; None: it has its own."""
+    own = [e for e in entries if (e.kind, e.model, e.version) == ("promise", model, version)]
+    done = {e.operation for e in own if e.step == "done"}
+    given = [e.detail["promise"] for e in own if e.step == "intent" and e.operation in done]
+    return given[-1] if given else None
+
+
+@dataclass(slots=True)
+class Journal:
+    """The journal of the repository ``root``; whoever appends holds the repository's lock."""
+
+    root: Path
+    _chain: HashChain[Entry] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self._chain = HashChain(self.root / JOURNAL, Entry, "a journal entry")
 
     def open(self, kind: Kind, model: str, version: int, **detail: str) -> Entry:
         """Begin an operation: its intent is on disk before anything else happens."""
@@ -68,34 +101,8 @@ class Journal:
 
     def unfinished(self) -> tuple[Entry, ...]:
         """The latest entry of each operation that was neither done nor undone, oldest first."""
-        latest = {entry.operation: entry for entry in self.read()}
-        return tuple(entry for entry in latest.values() if entry.step not in CLOSING)
-
-    def begun(self, entry: Entry) -> Mapping[str, str]:
-        """What was noted when an operation began, such as by which way, by whom and why."""
-        return next(e.detail for e in self.read() if e.operation == entry.operation)
-
-    def last_promise(self, model: str, version: int) -> str | None:
-        """Digest of the promise that a release was last given; None: it has its own."""
-        entries = [
-            e for e in self.read() if (e.kind, e.model, e.version) == ("promise", model, version)
-        ]
-        done = {e.operation for e in entries if e.step == "done"}
-        given = [e.detail["promise"] for e in entries if e.step == "intent" and e.operation in done]
-        return given[-1] if given else None
+        return unfinished(self.read())
 
     def last_step(self, entry: Entry) -> Step:
         """How far an operation has come."""
         return next(e.step for e in reversed(self.read()) if e.operation == entry.operation)
-
-    def was_published(self, entry: Entry) -> bool:
-        """Whether an earlier operation has made this very release live already."""
-        return any(
-            (e.kind, e.model, e.version, e.step) == ("publish", entry.model, entry.version, "done")
-            and e.operation != entry.operation
-            for e in self.read()
-        )
-
-    @property
-    def _chain(self) -> HashChain[Entry]:
-        return HashChain(self.path, Entry, "a journal entry")

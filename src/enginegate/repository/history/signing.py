@@ -20,12 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginegate.atomic_io import file_lock, read_file, write_file
-from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import InputError, RepositoryError, TamperedError
 from enginegate.policy.operating import Signing
 from enginegate.records import Record
-from enginegate.repository.history.manifest_facts import check_as_published
-from enginegate.repository.store.layout import Layout
 from enginegate.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -34,6 +31,23 @@ if TYPE_CHECKING:
 _LOCK_TIMEOUT_S = 30.0
 _ANY_OTHER = stat.S_IRWXG | stat.S_IRWXO
 _INSTALL = "pip install 'enginegate[signing]'"
+
+
+@dataclass(frozen=True, slots=True)
+class SignedFiles:
+    """The files that one signature covers.
+
+    Attributes:
+        root: which the signature's names are relative to.
+        files: exactly these.
+        signature: where it is.
+        subject: what is signed, for messages.
+    """
+
+    root: Path
+    files: tuple[Path, ...]
+    signature: Path
+    subject: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +71,8 @@ class ReleaseSigning:
         """As a policy says, with the keys of a workspace."""
         return cls(rules.required, rules.private_key, rules.public_key, workspace.keys)
 
-    def sign(self, layout: Layout, release: Release) -> None:
-        """Sign a release that was just placed, and check the signature with the trusted key.
+    def sign(self, signed: SignedFiles) -> None:
+        """Sign files that were just written, and check the signature with the trusted key.
 
         Nothing is done where model-signing is missing and no signature is required.
 
@@ -67,23 +81,6 @@ class ReleaseSigning:
             InputError: a key cannot be read.
             TamperedError: the private key is not the one whose public half is trusted.
         """
-        files, signature = _files(layout, release), layout.signature_file(release.version)
-        self._sign(layout.root, files, signature)
-        if self._usable():
-            self.check(layout, release)
-
-    def sign_promise(self, layout: Layout, renewed: RenewedPromise) -> None:
-        """Sign a promise that a release is given, and check it; raises as `sign`."""
-        version, digest = renewed.version, renewed.digest
-        files, signature = (
-            _promise_files(layout, renewed),
-            layout.promise_signature(version, digest),
-        )
-        self._sign(layout.root, files, signature)
-        if self._usable():
-            self.check_promise(layout, renewed)
-
-    def _sign(self, root: Path, files: list[Path], signature: Path) -> None:
         if not self._usable():
             return
         from model_signing import signing  # noqa: PLC0415
@@ -92,14 +89,15 @@ class ReleaseSigning:
         config = signing.Config()  # type: ignore[no-untyped-call]
         with _key_errors(key):
             config.use_elliptic_key_signer(private_key=key)
-        config.set_hashing_config(_listed(files))
+        config.set_hashing_config(_listed(signed.files))
         with tempfile.TemporaryDirectory(prefix="enginegate-signing-") as folder:
             written = Path(folder, "signature.json")
-            config.sign(root, written)
-            write_file(signature, written.read_bytes())
+            config.sign(signed.root, written)
+            write_file(signed.signature, written.read_bytes())
+        self.check(signed)
 
-    def check(self, layout: Layout, release: Release) -> str:
-        """Check a release's signature, offline.
+    def check(self, signed: SignedFiles) -> str:
+        """Check a signature, offline.
 
         Returns:
             What could not be checked, where no signature is required; empty when it verifies.
@@ -109,19 +107,8 @@ class ReleaseSigning:
             TamperedError: a file is not what was signed, or another key than the trusted one
                 signed it.
         """
-        subject = f"release {release.version} of {layout.model}"
-        signature = layout.signature_file(release.version)
-        return self._check(layout.root, _files(layout, release), signature, subject)
-
-    def check_promise(self, layout: Layout, renewed: RenewedPromise) -> str:
-        """Check the signature on a promise that a release was given; as `check` does."""
-        subject = f"the promise of release {renewed.version} of {layout.model}"
-        signature = layout.promise_signature(renewed.version, renewed.digest)
-        return self._check(layout.root, _promise_files(layout, renewed), signature, subject)
-
-    def _check(self, root: Path, files: list[Path], signature: Path, subject: str) -> str:
-        if not signature.is_file():
-            return self._lenient(f"{subject} is not signed")
+        if not signed.signature.is_file():
+            return self._lenient(f"{signed.subject} is not signed")
         if not self._usable():
             return f"its signature was not checked: {_INSTALL}"
         with self._trusted() as public_key:
@@ -130,7 +117,7 @@ class ReleaseSigning:
                     "its signature cannot be checked here: this workspace has no key, and the "
                     "policy names none ([signing] public_key)"
                 )
-            return self._verified(root, files, signature, public_key)
+            return self._verified(signed, public_key)
 
     def sign_record(self, record: Record, path: Path) -> str:
         """Sign a scorecard or a decision that is kept at ``path``, beside it.
@@ -190,20 +177,20 @@ class ReleaseSigning:
             f"{path} says. Find out who changed it, then make it again."
         )
 
-    def _verified(self, root: Path, files: list[Path], signature: Path, public_key: Path) -> str:
+    def _verified(self, signed: SignedFiles, public_key: Path) -> str:
         from model_signing import verifying  # noqa: PLC0415
 
         config = verifying.Config()  # type: ignore[no-untyped-call]
         with _key_errors(self.public_key or public_key):
             config.use_elliptic_key_verifier(public_key=public_key)
-        config.set_hashing_config(_listed(files))
+        config.set_hashing_config(_listed(signed.files))
         # Damage shows as whatever its parser, its verifier or the file system raises.
         try:
-            config.verify(root, signature)
+            config.verify(signed.root, signed.signature)
         except Exception as error:
             if "Key mismatch" in str(error) and not self.required and self.public_key is None:
                 return "it was signed with another key than this workspace's"
-            raise TamperedError(_mismatch(signature, str(error), public_key)) from error
+            raise TamperedError(_mismatch(signed.signature, str(error), public_key)) from error
         return ""
 
     def _lenient(self, note: str) -> str:
@@ -288,41 +275,7 @@ def signature_beside(path: Path) -> Path:
     return path.with_suffix(".sig")
 
 
-def sign(layout: Layout, release: Release, signing: ReleaseSigning | None, *, new: bool) -> None:
-    """Sign a release that is new, and check the signature that a copy came with."""
-    if signing is not None and new:
-        signing.sign(layout, release)
-    elif signing is not None:
-        signing.check(layout, release)
-
-
-def sign_promise(
-    layout: Layout, renewed: RenewedPromise, signing: ReleaseSigning | None, *, new: bool
-) -> None:
-    """Sign a promise that is new, and check the signature that one from elsewhere came with."""
-    if signing is not None and new:
-        signing.sign_promise(layout, renewed)
-    elif signing is not None:
-        signing.check_promise(layout, renewed)
-
-
-def admit(layout: Layout, release: Release, signing: ReleaseSigning | None) -> None:
-    """Check every digest, the signature and the journal of a release that is to serve again.
-
-    Raises:
-        TamperedError: its bytes changed since it was published, or its signature does not hold.
-        RepositoryError: a signature is required, and there is none.
-    """
-    layout.check_files(release)
-    renewed = layout.renewed(release.version)
-    if signing is not None:
-        signing.check(layout, release)
-    if signing is not None and renewed is not None:
-        signing.check_promise(layout, renewed)
-    check_as_published(layout, release)
-
-
-def _listed(files: list[Path]) -> Any:
+def _listed(files: tuple[Path, ...]) -> Any:
     """model-signing's hashing, of exactly the files that belong to a release, or to a promise.
 
     The set is ours, never the signature's: else the signature of one release would do for another.
@@ -332,29 +285,10 @@ def _listed(files: list[Path]) -> Any:
     class Listed(hashing.Config):
         def hash(self, model_path: Any, *, files_to_hash: Any = None) -> Any:
             del files_to_hash
-            return super().hash(model_path, files_to_hash=files)
+            return super().hash(model_path, files_to_hash=list(files))
 
     listed = Listed()  # type: ignore[no-untyped-call]
     return listed.set_ignored_paths(paths=[], ignore_git_paths=False)
-
-
-def _files(layout: Layout, release: Release) -> list[Path]:
-    """Manifest, golden samples and served bytes, those of an ensemble's parts included."""
-    version = release.version
-    files = [layout.release_file(version), layout.golden_file(version)]
-    files += [layout.version_folder(version) / name for name in release.files]
-    for part in release.parts:
-        folder = layout.part(part.name).version_folder(part.version)
-        files += [folder / name for name in part.files]
-        files.append(layout.part_file(version, part.name, "pbtxt"))
-        if part.golden is not None:
-            files.append(layout.part_file(version, part.name, "golden.npz"))
-    return files
-
-
-def _promise_files(layout: Layout, renewed: RenewedPromise) -> list[Path]:
-    """A promise names the digest of its release's manifest, so it can be no other release's."""
-    return [layout.promise_file(renewed.version, renewed.digest)]
 
 
 def _mismatch(signature: Path, reason: str, public_key: Path) -> str:

@@ -18,8 +18,8 @@ from enginegate.decision import Release
 from enginegate.errors import RepositoryError, ServerError
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy.operating import Watch
-from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.promotion import LiveRepository
+from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Layout
 from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.types import Statistics

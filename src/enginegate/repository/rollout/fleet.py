@@ -18,16 +18,15 @@ from enginegate.errors import (
     PublishError,
     RepositoryError,
 )
-from enginegate.repository.history.live_record import LiveRecord, check_live_recorded
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, Withdrawal
 from enginegate.repository.rollout.fleet_recovery import LEAD, FleetRecovery
 from enginegate.repository.rollout.fleet_server import FleetServer, each_of, lines
 from enginegate.repository.rollout.rollout_state import RolloutProgress
-from enginegate.repository.store.imported_release import ImportedRelease
 from enginegate.repository.store.layout import Layout, models
-from enginegate.repository.store.staging import Package
-from enginegate.repository.transitions import (
+from enginegate.repository.store.live_record import LiveRecord, check_live_recorded
+from enginegate.repository.store.package import ImportedRelease, Package
+from enginegate.repository.store.pointer import (
     check_expected,
     check_still_live,
     check_withdrawable,

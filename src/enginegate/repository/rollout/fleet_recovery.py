@@ -9,7 +9,7 @@ from enginegate.repository.recovery import UNDONE, Withdrawal, was_withdrawn
 from enginegate.repository.rollout.fleet_server import FleetServer, each_of, lines
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
 from enginegate.repository.store.layout import Layout
-from enginegate.repository.transitions import after_rollback, live_words
+from enginegate.repository.store.pointer import after_rollback, live_words
 
 LEAD = "the lead"
 _NOT_HELD = "its roll-out did not hold"

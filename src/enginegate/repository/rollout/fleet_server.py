@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError
 from enginegate.repository.deploy.deployment import Deployment
+from enginegate.repository.lock import locked
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, Withdrawal
-from enginegate.repository.store.imported_release import ImportedRelease
-from enginegate.repository.store.layout import Current, Layout, locked, models
+from enginegate.repository.store.layout import Current, Layout, models
+from enginegate.repository.store.package import ImportedRelease
 
 _LOCK_TIMEOUT_S = 30.0
 

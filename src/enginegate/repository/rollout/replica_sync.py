@@ -21,14 +21,15 @@ from enginegate.errors import (
 from enginegate.machine import user_at_host
 from enginegate.repository.history.audit import FOLLOWING, AuditLog, AuditRecord, origin
 from enginegate.repository.history.journal import Entry
+from enginegate.repository.lock import locked
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import Withdrawal
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.store.imported_release import check_same
-from enginegate.repository.store.layout import Current, Layout, locked
+from enginegate.repository.store.layout import Current, Layout
 from enginegate.repository.store.object_journal import ObjectJournal, holder
 from enginegate.repository.store.object_lease import check_recorded, live_version, was_undone
 from enginegate.repository.store.object_release import ObjectReleases, Pointer
+from enginegate.repository.store.release_files import check_same
 
 _LOCK = ".enginegate-pull.lock"
 _LOCK_TIMEOUT_S = 30.0

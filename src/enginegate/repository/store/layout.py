@@ -6,6 +6,7 @@
     ├── .enginegate.lock              who is changing it
     ├── .enginegate-journal.jsonl     what was under way
     ├── .enginegate-audit.jsonl       who did what, when and why
+    ├── .enginegate-audit-head.json   how far that has come
     ├── .enginegate-current.MODEL.json    the commit point
     └── MODEL/
         ├── config.pbtxt              which versions serve, with each release's digest
@@ -21,42 +22,33 @@ everything: after a change the next load reloads every version that serves, unle
 version. Hence ``00``: what is written there costs the versions that serve nothing.
 """
 
-import errno
+import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Literal, TypeVar
 
 from pydantic import Field, PositiveInt
 
-from enginegate.atomic_io import NotRegularFileError, file_lock
-from enginegate.candidate import FileDigest, Sha256
-from enginegate.decision import Head, Release, RenewedPromise
-from enginegate.errors import (
-    NotWritableError,
-    RepositoryBusyError,
-    RepositoryError,
-    TamperedError,
-)
+from enginegate.atomic_io import read_file
+from enginegate.candidate import Sha256
+from enginegate.decision import Release, RenewedPromise
+from enginegate.errors import InputError, RepositoryError, TamperedError
 from enginegate.records import Record
 from enginegate.triton.release_labels import RECORDS
 
-LOCK = ".enginegate.lock"
-JOURNAL = ".enginegate-journal.jsonl"
-AUDIT = ".enginegate-audit.jsonl"
 CURRENT = ".enginegate-current"
-_READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
-_EARLIER = ".enginegate"
 PART_OF = f"{RECORDS}/part-of"
+R = TypeVar("R", bound=Record)
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 class Current(Record):
     """Which release is live: replaced in one rename, which is the moment a change happens."""
 
+    schema_version: Literal[2] = 2
     version: PositiveInt
     standby: PositiveInt | None = None
     """An older version that stays loaded, so that going back needs no load."""
@@ -65,8 +57,6 @@ class Current(Record):
     changed_at: datetime
     promises: dict[PositiveInt, Sha256] = Field(default_factory=dict)
     """Releases that are held to another promise than their manifest's -> that record's digest."""
-    audit: Head | None = None
-    """How far the audit log had come after the last event about this model."""
 
     @property
     def served(self) -> tuple[int, ...]:
@@ -139,8 +129,14 @@ class Layout:
         return self.folder / RECORDS / "releases" / f"{version}.promise-{digest[:16]}.sig.json"
 
     def part(self, name: str) -> "Layout":
-        """A part of this model: a model folder beside it (parts.py)."""
+        """A part of this model: a model folder beside it, whose pointer is the ensemble's."""
         return Layout(self.root, name)
+
+    def owned_parts(self) -> tuple["Layout", ...]:
+        """Every part of the model that is here, also of releases that are no longer served."""
+        found = self.root.glob(f"{self.model}.*/{PART_OF}")
+        mine = [path for path in found if read_file(path) == self.model.encode()]
+        return tuple(sorted((self.part(p.parents[1].name) for p in mine), key=lambda p: p.model))
 
     def part_file(self, version: int, part: str, suffix: str) -> Path:
         """What is kept of one release's part besides its bytes: its configuration, for example."""
@@ -150,21 +146,15 @@ class Layout:
         """The live release; None before the first.
 
         Raises:
-            RepositoryError: the folder was written before records lay in ``00``.
+            RepositoryError: an earlier enginegate wrote it.
         """
-        if (self.folder / _EARLIER).is_dir():
-            raise RepositoryError(
-                f"{self.folder} was written by an earlier enginegate, which kept its records in "
-                f"{_EARLIER}/. Move that folder out of {self.root} and promote the model again; "
-                "a running server keeps what it has loaded until then."
-            )
-        return Current.read(self.current_file) if os.path.lexists(self.current_file) else None
+        return _read(Current, self.current_file) if os.path.lexists(self.current_file) else None
 
     def release(self, version: int) -> Release:
         """A release's manifest.
 
         Raises:
-            RepositoryError: there is no such release.
+            RepositoryError: there is no such release, or an earlier enginegate wrote it.
         """
         path = self.release_file(version)
         if not path.is_file():
@@ -172,7 +162,7 @@ class Layout:
             raise RepositoryError(
                 f"{self.model} has no release {version} in {self.root} (releases: {known})."
             )
-        return Release.read(path)
+        return _read(Release, path)
 
     def renewed(self, version: int) -> RenewedPromise | None:
         """The promise that a release was given after it was published; None: it has its own.
@@ -218,69 +208,12 @@ class Layout:
     def releases(self) -> tuple[Release, ...]:
         """Every release that was ever published, oldest first, also when its bytes are gone."""
         files = (self.folder / RECORDS / "releases").glob("*.json")
-        found = [Release.read(path) for path in files if path.stem.isdigit()]
+        found = [_read(Release, path) for path in files if path.stem.isdigit()]
         return tuple(sorted(found, key=lambda release: release.version))
 
     def stored_versions(self) -> tuple[int, ...]:
         """Versions whose bytes are here, as Triton sees them, also where a manifest is missing."""
         return tuple(sorted(int(p.name) for p in self.folder.glob("[1-9]*") if p.name.isdigit()))
-
-    def check_files(self, release: Release) -> None:
-        """Recompute every digest of a release, those of its parts included.
-
-        Raises:
-            TamperedError: a file is missing, differs or was added.
-        """
-        _check_folder(self.version_folder(release.version), release.files)
-        release.golden.check(self.golden_file(release.version))
-        for part in release.parts:
-            _check_folder(self.part(part.name).version_folder(part.version), part.files)
-            part.config.check(self.part_file(release.version, part.name, "pbtxt"))
-            if part.golden is not None:
-                part.golden.check(self.part_file(release.version, part.name, "golden.npz"))
-
-
-def _check_folder(folder: Path, files: Mapping[str, FileDigest]) -> None:
-    links = [path for path in (folder, *folder.rglob("*")) if path.is_symlink()]
-    if links:
-        raise TamperedError(f"{links[0]} is a link; a release holds only its own files.")
-    for name, digest in files.items():
-        digest.check(folder / name)
-    expected = {folder / name for name in files}
-    added = sorted(p for p in folder.rglob("*") if not p.is_dir() and p not in expected)
-    if added:
-        raise TamperedError(
-            f"{folder} holds files that were not published: "
-            f"{', '.join(str(path.relative_to(folder)) for path in added)}."
-        )
-
-
-@contextmanager
-def locked(root: Path, *, timeout_s: float) -> Iterator[None]:
-    """Hold a repository's lock; the folder is made if it is not there.
-
-    Raises:
-        RepositoryBusyError: somebody else held it for all of ``timeout_s``.
-        NotWritableError: the folder may not be written to.
-        RepositoryError: the folder cannot be made, or its lock is no regular file.
-    """
-    with ExitStack() as stack:
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(file_lock(root / LOCK, timeout_s=timeout_s))
-        except TimeoutError as error:
-            raise RepositoryBusyError(
-                f"{root} is being changed by {error}. Try again when it has finished."
-            ) from error
-        except NotRegularFileError as error:
-            raise RepositoryError(f"{error.strerror}.") from error
-        except OSError as error:
-            kind = NotWritableError if error.errno in _READ_ONLY else RepositoryError
-            raise kind(
-                f"The live repository {root} cannot be changed: {error.strerror}. Make it a folder "
-                "that you may write to, or name another one under [target] in the policy."
-            ) from error
-        yield
 
 
 def models(root: Path) -> tuple[str, ...]:
@@ -289,6 +222,21 @@ def models(root: Path) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in found if not (path / PART_OF).exists()))
 
 
-def earlier_models(root: Path) -> tuple[str, ...]:
-    """Names of the models that an earlier program published, whose records nobody reads here."""
-    return tuple(sorted(path.parent.name for path in root.glob(f"*/{_EARLIER}") if path.is_dir()))
+def _read(kind: type[R], path: Path) -> R:
+    try:
+        return kind.read(path)
+    except InputError:
+        if _is_older(path):
+            raise RepositoryError(
+                f"{path} is of an earlier enginegate's format, which is not read: move the model's "
+                f"folder and its {CURRENT}.MODEL.json out of the repository, and promote it again."
+            ) from None
+        raise
+
+
+def _is_older(path: Path) -> bool:
+    try:
+        found = json.loads(read_file(path))
+    except (OSError, ValueError):
+        return False
+    return isinstance(found, dict) and found.get("schema_version", 1) == 1

@@ -26,10 +26,11 @@ from enginegate.candidate import FileDigest, Sha256
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.records import Record
-from enginegate.repository.store.imported_release import ImportedRelease, check_same, release_files
 from enginegate.repository.store.layout import Layout
 from enginegate.repository.store.object_client import ObjectStore
-from enginegate.repository.transitions import not_first
+from enginegate.repository.store.package import ImportedRelease
+from enginegate.repository.store.pointer import not_first
+from enginegate.repository.store.release_files import ReleaseFiles, check_same
 from enginegate.triton.release_labels import RECORDS
 from enginegate.workspace import now
 
@@ -136,7 +137,7 @@ class ObjectReleases:
             TamperedError: what came back is not what was sent.
             RepositoryError: the number is taken, or storage cannot be reached or refuses.
         """
-        names = release_files(Layout(root, self.model), release)
+        names = ReleaseFiles(Layout(root, self.model), release).names()
         files = {name: FileDigest.of(root / name) for name in names}
         *before, manifest = names
         # First of all, so that a killed upload can be removed whole, and by its own operation only.

@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 from enginegate.atomic_io import sync_folder
-from enginegate.repository.ensemble.composing_models import owned_parts, remove_part_bytes
+from enginegate.repository.history.audit import AUDIT_HEAD
 from enginegate.repository.store.layout import Layout
+from enginegate.repository.store.release_files import record_files
 from enginegate.triton.release_labels import RECORDS
 
 _FORGOTTEN = ".forgotten"
@@ -31,26 +32,24 @@ def remove(layout: Layout, version: int, *, known: bool = False) -> None:
     if layout.is_ours:
         shutil.rmtree(layout.version_folder(version), ignore_errors=True)
         if not known:
-            layout.release_file(version).unlink(missing_ok=True)
-            layout.golden_file(version).unlink(missing_ok=True)
-            layout.signature_file(version).unlink(missing_ok=True)
-            for left in layout.release_file(version).parent.glob(f"{version}.{layout.model}.*"):
-                left.unlink()
-    remove_part_bytes(layout, version)
+            for path in record_files(layout, version):
+                path.unlink()
+    _remove_part_bytes(layout, version)
 
 
 def sweep(layout: Layout) -> None:
     """Remove what a killed process was writing or deleting; whoever calls holds the lock."""
-    for left in layout.root.glob(f".{layout.current_file.name}.*.tmp"):
-        left.unlink(missing_ok=True)
+    for name in (layout.current_file.name, AUDIT_HEAD):
+        for left in layout.root.glob(f".{name}.*.tmp"):
+            left.unlink(missing_ok=True)
     own = (layout.folder,) if layout.is_ours else ()
-    for folder in (*own, *(part.folder for part in owned_parts(layout))):
+    for folder in (*own, *(part.folder for part in layout.owned_parts())):
         for place in (folder, folder / RECORDS, folder / RECORDS / "releases"):
             for left in place.glob(".*.tmp"):
                 left.unlink(missing_ok=True)
     for left in layout.folder.glob(f"*{_FORGOTTEN}") if own else ():
         version = left.name.removesuffix(_FORGOTTEN).rpartition("-")[2]
-        remove_part_bytes(layout, int(version))
+        _remove_part_bytes(layout, int(version))
         shutil.rmtree(left, ignore_errors=True)
 
 
@@ -67,7 +66,7 @@ def remove_all(layout: Layout, version: int, *, history: bool = False) -> None:
     if layout.is_ours and not others:
         _take_out(layout, layout, version)
     if not others:
-        for part in owned_parts(layout):
+        for part in layout.owned_parts():
             _take_out(part, layout, version)
 
 
@@ -81,6 +80,14 @@ def _take_out(model: Layout, layout: Layout, version: int) -> None:
         shutil.rmtree(gone, ignore_errors=True)
     except OSError:  # a mount point, or a folder above it that is somebody else's
         shutil.rmtree(model.folder, ignore_errors=True)
+
+
+def _remove_part_bytes(layout: Layout, version: int) -> None:
+    """Delete one version of every part, and parts that have no version left."""
+    for part in layout.owned_parts():
+        shutil.rmtree(part.version_folder(version), ignore_errors=True)
+        if not part.stored_versions():
+            shutil.rmtree(part.folder, ignore_errors=True)
 
 
 def forget_old(layout: Layout, keep: int, pinned: frozenset[int] = frozenset()) -> None:
@@ -101,7 +108,7 @@ def _forget(layout: Layout, version: int) -> None:
     hidden = layout.folder / f".{layout.model}-{version}{_FORGOTTEN}"
     layout.version_folder(version).rename(hidden)
     sync_folder(layout.folder)
-    remove_part_bytes(layout, version)
+    _remove_part_bytes(layout, version)
     shutil.rmtree(hidden)
 
 

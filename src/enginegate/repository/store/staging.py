@@ -2,29 +2,26 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginegate.atomic_io import sync_folder, sync_tree, write_file
-from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
-from enginegate.decision import Decision, Head, Promise, Release
-from enginegate.errors import RepositoryError
-from enginegate.repository.deploy.desired_config import ENSEMBLE_FILE, served_config
-from enginegate.repository.deploy.golden import Golden
-from enginegate.repository.ensemble.composing_models import (
-    PartPackage,
-    check_parts_fit,
-    move_parts_in,
-    stage_parts,
+from enginegate.candidate import FileDigest
+from enginegate.decision import ComposingModel, Head, Release
+from enginegate.errors import RepositoryError, TamperedError
+from enginegate.repository.store.layout import PART_OF, Current, Layout
+from enginegate.repository.store.package import ImportedRelease, Package, PartPackage
+from enginegate.repository.store.published_config import (
+    ENSEMBLE_FILE,
+    check_loadable,
+    part_config,
+    published_config,
 )
-from enginegate.repository.history.audit import AuditLog
-from enginegate.repository.store.imported_release import ImportedRelease, stage_copy
-from enginegate.repository.store.layout import Current, Layout
-from enginegate.repository.transitions import after_publish
-from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
+from enginegate.repository.store.release_files import ReleaseFiles, record_files
 from enginegate.triton.config import Config, config_text
+from enginegate.triton.ensemble_config import config_for_versions
+from enginegate.triton.version_sharing import sharing_obstacle
 from enginegate.workspace import now
 
 # Triton's Python backend would write bytecode beside the model it loads, and read it back later:
@@ -32,76 +29,77 @@ from enginegate.workspace import now
 _NO_BYTECODE = b"Keeps Python from writing bytecode beside a release.\n"
 
 
-@dataclass(frozen=True, slots=True)
-class Package:
-    """Everything a release is made of; the engine's digest is the one that was approved.
+def check_room(layout: Layout, parts: Iterable[str], version: int) -> None:
+    """Refuse to publish over anything that this program did not put there.
 
-    Attributes:
-        files: name in the version folder -> file to copy.
-        approved: digests that the engine's own files must have, by name in the version folder.
-        golden: samples with the validated engine's answers.
-        golden_max_abs_error: how far a live answer may be from them.
-        options: what Triton is told besides batching and instances.
-        settings: what the backend is told so that it runs the engine as it was validated.
-        ensemble: the model's configuration when it is made of several: then the engine is one of
-            the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
+    Whatever a failed publication undoes is then its own.
+
+    Raises:
+        RepositoryError: a folder is somebody else's, or already holds this version.
     """
-
-    model: str
-    model_uri: str
-    candidate: Candidate
-    engine_sha256: Sha256
-    approved: dict[str, FileDigest]
-    files: dict[str, Path]
-    backend: str
-    gpu: bool
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    serving: ServingConfig
-    golden: Golden
-    golden_max_abs_error: float
-    scorecard_sha256: Sha256
-    decision: Decision
-    promise: Promise
-    further_decisions: tuple[Decision, ...] = ()
-    options: ServingOptions = field(default_factory=ServingOptions)
-    settings: BackendSettings = field(default_factory=BackendSettings)
-    ensemble: Config | None = None
-    parts: tuple[PartPackage, ...] = ()
+    mine = {part.model for part in layout.owned_parts()}
+    for name in (layout.model, *parts):
+        there = layout.part(name)
+        ours = there.is_ours if name == layout.model else name in mine
+        if there.folder.exists() and not ours:
+            raise RepositoryError(
+                f"{there.folder} is another model's, not of this program's making. Rename the "
+                "step, or the model, in the policy."
+            )
+        if there.version_folder(version).exists():
+            raise RepositoryError(
+                f"{there.version_folder(version)} is here already, and is no release. Find out who "
+                "put it there, then remove it."
+            )
 
 
 def place(
-    layout: Layout, package: Package | ImportedRelease, version: int, before: Current | None
+    layout: Layout,
+    package: Package | ImportedRelease,
+    version: int,
+    before: Current | None,
+    *,
+    audit: Head | None = None,
 ) -> Release:
     """Copy a package, or another repository's release, in as a version that nothing serves yet.
+
+    Args:
+        layout: of its model.
+        package: what comes in.
+        version: its number.
+        before: what is live.
+        audit: how far the audit log has come, for the manifest of a package.
 
     Raises:
         RepositoryError: it does not fit what is live, cannot be written, or holds something that is
             not a regular file.
         TamperedError: the engine's bytes are not the approved ones.
     """
-    _check_same_interface(layout, package, before)
-    parts = package.parts if isinstance(package, Package) else ()
-    check_parts_fit(layout, parts, before)
+    live = layout.release(before.version) if before else None
+    if live is not None:
+        _check_same_interface(live, package)
+        if isinstance(package, Package):
+            _check_parts_fit(layout, live, package.parts)
     try:
-        with _staging(layout, version) as staging:
+        with _staging(layout, version) as staged:
             if isinstance(package, ImportedRelease):
-                release = stage_copy(package, staging)
+                release = _stage_import(package, staged)
             else:
-                head = AuditLog(layout.root).head()
-                release = _stage(package, version, staging, before, audit=head)
-            _move_in(layout, release, staging)
+                previous = live.version if live else None
+                release = _stage_package(package, version, staged, previous, audit)
+            sync_tree(staged.root)
+            _move_in(layout, release, staged)
     except OSError as error:
         raise RepositoryError(
             f"Cannot write release {version} of {layout.model} below {layout.root}: "
             f"{error.strerror}. Free space or fix permissions, then promote again."
         ) from error
-    layout.check_files(release)
+    ReleaseFiles(layout, release).check()
     return release
 
 
 @contextmanager
-def _staging(layout: Layout, version: int) -> Iterator[Path]:
+def _staging(layout: Layout, version: int) -> Iterator[Layout]:
     """A folder on the repository's file system that Triton never takes for a model or version."""
     parent = layout.folder if layout.folder.is_dir() else layout.root.absolute().parent
     if parent.stat().st_dev != layout.root.stat().st_dev:
@@ -112,24 +110,39 @@ def _staging(layout: Layout, version: int) -> Iterator[Path]:
         )
     staging = Path(tempfile.mkdtemp(dir=parent, prefix=f".{layout.model}-{version}."))
     try:
-        yield staging
+        yield Layout(staging, layout.model)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _stage(
-    package: Package, version: int, staging: Path, before: Current | None, *, audit: Head | None
+def _stage_import(imported: ImportedRelease, staged: Layout) -> Release:
+    """Copy a release's files, each with the digest that its manifest states.
+
+    Raises:
+        TamperedError: a file is missing, differs or was added, or is not this release's.
+    """
+    source, release = Layout(imported.root, imported.model), imported.release
+    if source.release(release.version).digest != release.digest:
+        raise TamperedError(
+            f"{source.release_file(release.version)} is not the manifest that was asked."
+        )
+    files = ReleaseFiles(source, release)
+    files.check()
+    files.copy_to(staged.root)
+    return release
+
+
+def _stage_package(
+    package: Package, version: int, staged: Layout, previous: int | None, audit: Head | None
 ) -> Release:
     """Write bytes, golden samples and the manifest; the engine must be the one approved."""
-    folder = staging / "bytes"
+    folder, golden = staged.version_folder(version), staged.golden_file(version)
+    golden.parent.mkdir(parents=True)
     if package.ensemble is None:
-        files = _fill(package.files, folder)
+        files = _fill(package.files, folder, package.approved)
     else:
         write_file(folder / ENSEMBLE_FILE, config_text(package.ensemble).encode(), mode=0o444)
         files = {ENSEMBLE_FILE: FileDigest.of(folder / ENSEMBLE_FILE)}
-    for name, approved in package.approved.items():
-        approved.check(folder / name)
-    golden = staging / "golden.npz"
     package.golden.write(golden)
     release = Release(
         model=package.model,
@@ -147,78 +160,121 @@ def _stage(
         files=files,
         scorecard_sha256=package.scorecard_sha256,
         decision=package.decision,
-        previous_version=before.version if before else None,
+        previous_version=previous,
         promise=package.promise,
         published_at=now(),
         further_decisions=package.further_decisions,
         audit=audit,
         options=package.options,
         settings=package.settings,
-        parts=stage_parts(package.parts, version, staging, fill=_fill),
+        parts=tuple(_stage_part(part, version, staged) for part in package.parts),
     )
-    write_file(staging / "release.json", release.pretty_json())
-    sync_tree(staging)
+    write_file(staged.release_file(version), release.pretty_json())
     return release
 
 
-def _fill(files: Mapping[str, Path], folder: Path) -> dict[str, FileDigest]:
-    """Copy files into a new folder and take their digests."""
-    folder.mkdir()
+def _stage_part(part: PartPackage, version: int, staged: Layout) -> ComposingModel:
+    files = _fill(part.files, staged.part(part.name).version_folder(version), part.approved)
+    config = staged.part_file(version, part.name, "pbtxt")
+    write_file(config, config_text(part.config).encode())
+    golden = staged.part_file(version, part.name, "golden.npz")
+    if part.golden is not None:
+        part.golden.write(golden)
+    return ComposingModel(
+        name=part.name,
+        version=version,
+        files=files,
+        config=FileDigest.of(config),
+        golden=FileDigest.of(golden) if part.golden else None,
+        golden_max_abs_error=part.golden_max_abs_error,
+    )
+
+
+def _fill(
+    files: Mapping[str, Path], folder: Path, approved: Mapping[str, FileDigest]
+) -> dict[str, FileDigest]:
+    """Copy files into a new folder and take their digests, some of which were approved."""
+    folder.mkdir(parents=True)
     for name, source in files.items():
+        if source.is_symlink() or not source.is_file():
+            raise RepositoryError(f"{source} is not a regular file; a release holds only those.")
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        _copy(source, folder / name)
+        shutil.copyfile(source, folder / name)
+        (folder / name).chmod(0o444)
     for code in {folder, *(path for path in folder.rglob("*") if path.is_dir())}:
         write_file(code / "__pycache__", _NO_BYTECODE, mode=0o444)
+    for name, digest in approved.items():
+        digest.check(folder / name)
     there = sorted(path for path in folder.rglob("*") if path.is_file())
     return {path.relative_to(folder).as_posix(): FileDigest.of(path) for path in there}
 
 
-def _copy(source: Path, target: Path) -> None:
-    if source.is_symlink() or not source.is_file():
-        raise RepositoryError(f"{source} is not a regular file; a release holds only those.")
-    shutil.copyfile(source, target)
-    target.chmod(0o444)
+def _move_in(layout: Layout, release: Release, staged: Layout) -> None:
+    """Move a staged release to where Triton finds it; nothing serves it yet.
 
-
-def _move_in(layout: Layout, release: Release, staging: Path) -> None:
+    Its records are first, so that recovery knows its parts, and its own bytes are last.
+    """
+    own = published_config(staged, release)
+    parts = {part.name: part_config(staged, release.version, part) for part in release.parts}
     if layout.folder.is_dir():
-        move_parts_in(layout, release, staging, records=layout)
-        _move_files(layout, release.version, staging)
-        return
-    # A model folder without a version stops a polling Triton: the first release comes in whole.
-    first = Layout(staging, "model")
-    first.release_file(release.version).parent.mkdir(parents=True)
-    move_parts_in(layout, release, staging, records=first)
-    _move_files(first, release.version, staging)
-    config = served_config(first, after_publish(None, release.version))
-    write_file(first.config, config_text(config).encode())
-    sync_tree(first.folder)
-    first.folder.rename(layout.folder)
-    sync_folder(layout.root)
+        records = layout.release_file(release.version).parent
+        for path in record_files(staged, release.version):
+            path.rename(records / path.name)
+        sync_folder(records)
+    owner = layout.model.encode()
+    for name, config in parts.items():
+        _move_model(layout.part(name), staged.part(name), release, config, owner=owner)
+    _move_model(layout, staged, release, own)
 
 
-def _move_files(layout: Layout, version: int, staging: Path) -> None:
-    (staging / "golden.npz").rename(layout.golden_file(version))
-    (staging / "release.json").rename(layout.release_file(version))
-    if (staging / "signature.json").is_file():
-        (staging / "signature.json").rename(layout.signature_file(version))
-    (staging / "bytes").rename(layout.version_folder(version))
-    sync_folder(layout.release_file(version).parent)
-    sync_folder(layout.folder)
-
-
-def _check_same_interface(
-    layout: Layout, package: Package | ImportedRelease, before: Current | None
+def _move_model(
+    model: Layout, staged: Layout, release: Release, config: Config, *, owner: bytes = b""
 ) -> None:
-    """Triton loads a version with other inputs without complaint, and then every caller fails."""
-    if before is None:
+    """A model folder without a version stops a polling Triton: a new one comes in whole.
+
+    Such a server begins to load it at once, so it must be loadable.
+    """
+    version = release.version
+    if model.folder.is_dir():
+        staged.version_folder(version).rename(model.version_folder(version))
+        sync_folder(model.folder)
         return
-    live = layout.release(before.version)
+    if owner:
+        write_file(staged.folder / PART_OF, owner)
+    served = config_for_versions(config, (version,), {version: release.digest})
+    check_loadable(staged, served)
+    write_file(staged.config, config_text(served).encode())
+    staged.folder.rename(model.folder)
+    sync_folder(model.root)
+
+
+def _check_same_interface(live: Release, package: Package | ImportedRelease) -> None:
+    """Triton loads a version with other inputs without complaint, and then every caller fails."""
     if (live.inputs, live.outputs) != (package.inputs, package.outputs):
         raise RepositoryError(
-            f"The new release of {layout.model} takes {', '.join(map(str, package.inputs))} and "
+            f"The new release of {live.model} takes {', '.join(map(str, package.inputs))} and "
             "gives "
             f"{', '.join(map(str, package.outputs))}; the live one takes "
             f"{', '.join(map(str, live.inputs))} and gives {', '.join(map(str, live.outputs))}. "
             "Clients would fail: publish it under another model name."
         )
+
+
+def _check_parts_fit(layout: Layout, live: Release, parts: tuple[PartPackage, ...]) -> None:
+    """Both versions of a part share one configuration while the ensemble goes over.
+
+    Raises:
+        RepositoryError: the live release's part cannot be loaded with the new configuration.
+    """
+    old = {part.name: part for part in live.parts}
+    for part in parts:
+        if part.name not in old:
+            continue
+        why_not = sharing_obstacle(part_config(layout, live.version, old[part.name]), part.config)
+        if why_not:
+            raise RepositoryError(
+                f"Part {part.name} of the live release {live.version} cannot be loaded beside the "
+                f"new one, because one configuration cannot load both: {why_not}. Both must serve "
+                "while traffic goes over: give the changed step another name, or publish under "
+                "another model name."
+            )

@@ -10,12 +10,11 @@ import pytest
 from enginegate.atomic_io import write_file
 from enginegate.errors import PublishError, RepositoryError
 from enginegate.repository import Current, Layout, verify
-from enginegate.repository.deploy.record_golden import rehearse
-from enginegate.repository.ensemble.composing_models import check_room
 from enginegate.repository.ensemble.composition import as_ensemble, composes
-from enginegate.repository.store.imported_release import part_names
+from enginegate.repository.ensemble.record_golden import rehearse
+from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.repository.store.removal import forget_old
-from enginegate.repository.store.staging import place
+from enginegate.repository.store.staging import check_room, place
 from enginegate.serving import BackendSettings
 
 pytestmark = pytest.mark.triton
@@ -166,7 +165,7 @@ def test_old_versions_of_parts_are_forgotten_with_their_release(tmp_path, ensemb
     stored = [Layout(root, name).stored_versions() for name in ("digits", *PARTS)]
     assert stored == [left] * 4
     assert [release.version for release in layout.releases()] == [1, 2, 3, 4]
-    layout.check_files(layout.release(4))
+    ReleaseFiles(layout, layout.release(4)).check()
 
 
 def test_a_part_must_go_on_taking_what_it_takes(tmp_path, ensemble, steps):
@@ -190,7 +189,7 @@ def test_a_part_is_never_put_over_another_model(tmp_path, ensemble):
     (root / "digits.double" / "1").mkdir(parents=True)
 
     with pytest.raises(RepositoryError, match=r"digits\.double is another model's"):
-        check_room(Layout(root, "digits"), part_names(ensemble(1.0)), 1)
+        check_room(Layout(root, "digits"), ensemble(1.0).part_names, 1)
 
 
 def test_a_rehearsal_finds_the_answers(server, steps, package, root):

@@ -23,7 +23,7 @@ from enginegate.repository.rollout.canary import Canary, CanaryAnalysis
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutState
-from enginegate.repository.verify_target import verify
+from enginegate.repository.verify import verify
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.server import start

@@ -6,9 +6,9 @@ import pytest
 from enginegate.candidate import TensorSpec
 from enginegate.errors import DataError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
-from enginegate.repository.deploy.record_golden import rehearse
-from enginegate.repository.ensemble.composing_models import PartPackage
 from enginegate.repository.ensemble.composition import compose, engine_step
+from enginegate.repository.ensemble.record_golden import rehearse
+from enginegate.repository.store.package import PartPackage
 from enginegate.serving import BackendSettings, ServingConfig
 from enginegate.triton.config import config_text, model_config
 from enginegate.triton.ensemble_config import config_for_versions

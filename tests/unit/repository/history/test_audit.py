@@ -2,14 +2,13 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
 
 import pytest
 
 from enginegate.decision import Head
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository import AuditLog, record_decision
-from enginegate.repository.store.layout import Current, Layout
+from enginegate.repository.history.audit import Event
 from tests.fakes.evidence import decision, scorecard
 
 
@@ -67,52 +66,86 @@ def test_an_edit_is_named_by_its_line(log, edit, line):
     log.path.write_bytes(b"".join(line + b"\n" for line in edit(lines)))
 
     with pytest.raises(TamperedError, match=rf"audit\.jsonl, line {line}"):
-        log.check("digits")
+        log.check()
     with pytest.raises(TamperedError, match=rf"line {line}"):
         log.tell("published", "digits", why="as if nothing had happened")
-
-
-def live(log):
-    """The log's model goes live, and one more event is noted about it."""
-    layout = Layout(log.root, "digits")
-    layout.current_file.parent.mkdir(parents=True, exist_ok=True)
-    current = Current(version=1, known=(1,), changed_at=datetime.now(tz=UTC))
-    layout.current_file.write_bytes(current.pretty_json())
-    log.tell("repaired", "digits", why="loaded and proved", release=1)
-    return layout
 
 
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        pytest.param(lambda lines: lines[:-1], "has 3 lines; .*json knows of 4", id="one"),
+        pytest.param(lambda lines: lines[:-1], "has 2 lines; .*json knows of 3", id="one"),
         pytest.param(lambda _: [], "has 0 lines", id="all"),
         pytest.param(
-            lambda lines: [*lines[:-1], lines[-1].replace(b"proved", b"broken")],
-            "line 4: its digest is",
+            lambda lines: [*lines[:-1], lines[-1].replace(b"put back", b"taken away")],
+            "line 3: its digest is",
             id="last-line-changed",
         ),
     ],
 )
 def test_lines_missing_from_the_end_show_by_the_head_that_was_kept(log, edit, message):
-    """The chain alone cannot show it; the model's commit point knows how far the log had come."""
-    live(log)
-    log.check("digits")
+    """The chain alone cannot show it, and writing on does not hide it."""
+    log.check()
     lines = log.path.read_bytes().splitlines()
     log.path.write_bytes(b"".join(line + b"\n" for line in edit(lines)))
 
     with pytest.raises(TamperedError, match=message):
-        log.check("digits")
+        log.check()
+    for _ in range(3):
+        log.tell("watched", "digits", why="nothing happened")
+    with pytest.raises(TamperedError, match=r"head\.json has"):
+        log.check()
+
+
+@pytest.mark.parametrize("left", [None, b"{"], ids=["removed", "damaged"])
+def test_a_missing_head_is_named(log, left):
+    """Without it a log that was cut would not show."""
+    log.head_file.unlink() if left is None else log.head_file.write_bytes(left)
+
+    with pytest.raises(TamperedError, match=r"audit-head\.json"):
+        log.check()
 
 
 def test_the_head_is_the_last_line(log):
-    """Count and digest, as the commit point keeps them."""
-    layout = live(log)
-
+    """Count and digest, in a file beside the log."""
     last = log.read()[-1]
 
-    assert log.head() == Head(count=4, sha256=last.digest) == layout.current().audit
-    assert json.loads(log.path.read_bytes().splitlines()[-1])["sequence"] == 3
+    assert log.head() == Head(count=3, sha256=last.digest) == Head.read(log.head_file)
+    assert json.loads(log.path.read_bytes().splitlines()[-1])["sequence"] == 2
+
+
+def test_a_kill_between_log_and_head_is_no_damage(log):
+    """The log may be ahead of its head, also when it has one line and there is no head yet."""
+    old = log.head_file.read_bytes()
+    log.tell("watched", "digits", why="nothing happened")
+    log.head_file.write_bytes(old)
+    log.check()
+
+    log.path.write_bytes(log.path.read_bytes().splitlines(keepends=True)[0])
+    log.head_file.unlink()
+    log.check()
+
+
+def test_lines_are_parsed_once_until_somebody_else_writes(log, monkeypatch):
+    """However often they are asked for; what is appended is known already."""
+    parsed = []
+    monkeypatch.setattr(Event, "model_validate_json", _counting(Event.model_validate_json, parsed))
+    log.tell("watched", "digits", why="nothing happened")
+    assert len(log.read()) == 4
+    assert parsed == []
+
+    AuditLog(log.root).tell("watched", "digits", why="by somebody else")
+    parsed.clear()
+    assert len(log.read()) == len(log.read()) == 5
+    assert len(parsed) == 5
+
+
+def _counting(parse, parsed):
+    def counted(line):
+        parsed.append(line)
+        return parse(line)
+
+    return counted
 
 
 def test_a_log_that_cannot_be_written_is_named(log, tmp_path):

@@ -3,12 +3,12 @@
 import pytest
 
 from enginegate.errors import TamperedError
-from enginegate.repository.history.journal import Journal
+from enginegate.repository.history.journal import JOURNAL, Journal
 
 
 @pytest.fixture
 def journal(tmp_path):
-    return Journal(tmp_path / "journal.jsonl")
+    return Journal(tmp_path)
 
 
 def test_an_operation_is_unfinished_until_it_is_done_or_undone(journal):
@@ -28,7 +28,7 @@ def test_a_line_cut_short_by_a_crash_is_dropped(journal, cut):
     """The entries before it stand, and the next entry goes in its place."""
     entry = journal.open("publish", "digits", 1)
     journal.add(entry, "placed")
-    journal.path.write_bytes(journal.path.read_bytes()[:-cut])
+    (journal.root / JOURNAL).write_bytes((journal.root / JOURNAL).read_bytes()[:-cut])
 
     assert [e.step for e in journal.read()] == ["intent"]
     journal.add(entry, "configured")
@@ -50,8 +50,8 @@ def test_an_edit_breaks_the_chain(journal, edit):
     entry = journal.open("publish", "digits", 1)
     journal.add(entry, "placed")
     journal.add(entry, "done")
-    lines = journal.path.read_bytes().splitlines()
-    journal.path.write_bytes(b"\n".join(edit(lines)) + b"\n")
+    lines = (journal.root / JOURNAL).read_bytes().splitlines()
+    (journal.root / JOURNAL).write_bytes(b"\n".join(edit(lines)) + b"\n")
 
     with pytest.raises(TamperedError, match=r"journal\.jsonl, line [123]"):
         journal.read()

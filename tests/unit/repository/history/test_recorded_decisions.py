@@ -8,7 +8,7 @@ from enginegate.approval_rules import approval_status
 from enginegate.errors import ApprovalError
 from enginegate.policy.operating import Approval
 from enginegate.repository import AuditLog, AuditRecord, record_act, record_decision
-from enginegate.repository.history.recorded_decisions import answers_to
+from enginegate.repository.history.audit import answers_to
 from tests.fakes.evidence import FP32, WHEN, decision, scorecard, sha
 
 CARD = scorecard()

@@ -14,7 +14,8 @@ from enginegate.candidate import FileDigest
 from enginegate.errors import EnginegateError, InputError, RepositoryError, TamperedError
 from enginegate.policy.operating import Signing
 from enginegate.repository import Layout, ReleaseSigning
-from enginegate.repository.store.imported_release import ImportedRelease
+from enginegate.repository.store.package import ImportedRelease
+from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.repository.store.removal import remove
 from enginegate.repository.store.staging import place
 from enginegate.workspace import Workspace
@@ -60,34 +61,34 @@ def placed(tmp_path):
 def test_a_signed_release_verifies_until_a_byte_changes(signing, placed):
     """Engine, golden samples and manifest are all covered; the message names the file."""
     layout, release = placed()
-    signing.sign(layout, release)
-    assert signing.check(layout, release) == ""
+    signing.sign(ReleaseFiles(layout, release).signed())
+    assert signing.check(ReleaseFiles(layout, release).signed()) == ""
 
     engine = layout.version_folder(1) / "engine.bin"
     for path in (engine, layout.golden_file(1), layout.release_file(1)):
         before = path.read_bytes()
         path.write_bytes(before + b" ")
         with pytest.raises(TamperedError, match=f"digits/.*{path.name}"):
-            signing.check(layout, release)
+            signing.check(ReleaseFiles(layout, release).signed())
         path.write_bytes(before)
-    assert signing.check(layout, release) == ""
+    assert signing.check(ReleaseFiles(layout, release).signed()) == ""
 
 
 def test_the_signature_of_one_release_does_not_do_for_another(signing, placed):
     """Which files count is decided by the release that is asked about."""
     layout, first = placed(1)
     _, second = placed(2)
-    signing.sign(layout, first)
+    signing.sign(ReleaseFiles(layout, first).signed())
     shutil.copy(layout.signature_file(1), layout.signature_file(2))
 
     with pytest.raises(TamperedError, match=r"2\.json"):
-        signing.check(layout, second)
+        signing.check(ReleaseFiles(layout, second).signed())
 
 
 def test_a_damaged_signature_does_not_hold(signing, placed):
     """Whatever it is changed to."""
     layout, release = placed()
-    signing.sign(layout, release)
+    signing.sign(ReleaseFiles(layout, release).signed())
     whole = layout.signature_file(1).read_text()
 
     forged = json.loads(whole)
@@ -97,17 +98,17 @@ def test_a_damaged_signature_does_not_hold(signing, placed):
     for damaged in ("", "{}", whole[: len(whole) // 2], json.dumps(forged)):
         layout.signature_file(1).write_text(damaged)
         with pytest.raises(TamperedError, match="does not hold"):
-            signing.check(layout, release)
+            signing.check(ReleaseFiles(layout, release).signed())
 
 
 def test_the_key_is_made_once_and_is_the_owners_alone(signing, placed, workspace, caplog):
     """Readable by nobody else, never in a log, and a key that others may read is refused."""
     caplog.set_level(logging.DEBUG)
     layout, release = placed()
-    signing.sign(layout, release)
+    signing.sign(ReleaseFiles(layout, release).signed())
     key = workspace.keys / "release.pem"
     made = key.read_bytes()
-    signing.sign(layout, release)
+    signing.sign(ReleaseFiles(layout, release).signed())
 
     assert key.read_bytes() == made
     assert key.stat().st_mode & 0o777 == 0o600
@@ -115,28 +116,28 @@ def test_the_key_is_made_once_and_is_the_owners_alone(signing, placed, workspace
     assert b"PRIVATE" not in layout.signature_file(1).read_bytes()
     key.chmod(0o644)
     with pytest.raises(InputError, match="chmod 600"):
-        signing.sign(layout, release)
+        signing.sign(ReleaseFiles(layout, release).signed())
 
 
 def other_key(workspace, placed):
     """The public key of another workspace."""
     elsewhere = Workspace(workspace.root.parent / "elsewhere")
-    ReleaseSigning.of(REQUIRED, elsewhere).sign(*placed(9))
+    ReleaseSigning.of(REQUIRED, elsewhere).sign(ReleaseFiles(*placed(9)).signed())
     return elsewhere.keys / "release.pub"
 
 
 def test_another_key_than_the_trusted_one_is_refused(signing, placed, workspace):
     """Also where no signature is required, if the policy names the key; else it is a note."""
     layout, release = placed()
-    signing.sign(layout, release)
+    signing.sign(ReleaseFiles(layout, release).signed())
     named = replace(signing, public_key=other_key(workspace, placed), required=False)
 
     with pytest.raises(TamperedError, match="another key"):
-        named.check(layout, release)
+        named.check(ReleaseFiles(layout, release).signed())
     elsewhere = ReleaseSigning.of(Signing(), Workspace(workspace.root.parent / "elsewhere"))
-    assert "another key" in elsewhere.check(layout, release)
+    assert "another key" in elsewhere.check(ReleaseFiles(layout, release).signed())
     with pytest.raises(TamperedError, match="another key"):
-        replace(elsewhere, required=True).check(layout, release)
+        replace(elsewhere, required=True).check(ReleaseFiles(layout, release).signed())
 
 
 def test_signing_with_a_key_that_the_policy_does_not_trust_fails_at_once(
@@ -146,7 +147,7 @@ def test_signing_with_a_key_that_the_policy_does_not_trust_fails_at_once(
     mixed = replace(signing, public_key=other_key(workspace, placed))
 
     with pytest.raises(TamperedError, match="another key"):
-        mixed.sign(*placed())
+        mixed.sign(ReleaseFiles(*placed()).signed())
 
 
 def test_the_policys_own_key_pair(placed, tmp_path, workspace):
@@ -156,9 +157,9 @@ def test_the_policys_own_key_pair(placed, tmp_path, workspace):
     subprocess.run(make, check=True, capture_output=True)
     layout, release = placed()
     team = ReleaseSigning(required=True, private_key=pem, public_key=None, keys=workspace.keys)
-    team.sign(layout, release)
+    team.sign(ReleaseFiles(layout, release).signed())
 
-    assert team.check(layout, release) == ""
+    assert team.check(ReleaseFiles(layout, release).signed()) == ""
     assert not workspace.keys.exists()
 
 
@@ -174,7 +175,7 @@ def test_a_key_that_cannot_be_used_is_named(signing, placed, tmp_path, content, 
         pem.write_text(content)
 
     with pytest.raises(InputError, match=rf"team\.pem {message}") as caught:
-        replace(signing, private_key=pem).sign(*placed())
+        replace(signing, private_key=pem).sign(ReleaseFiles(*placed()).signed())
     assert "secret" not in str(caught.value)
 
 
@@ -182,20 +183,22 @@ def test_an_unsigned_release_is_a_note_or_a_refusal(signing, placed):
     """As the policy says."""
     layout, release = placed()
 
-    assert "is not signed" in replace(signing, required=False).check(layout, release)
+    assert "is not signed" in replace(signing, required=False).check(
+        ReleaseFiles(layout, release).signed()
+    )
     with pytest.raises(RepositoryError, match="requires signatures"):
-        signing.check(layout, release)
+        signing.check(ReleaseFiles(layout, release).signed())
 
 
 def test_without_a_key_a_signature_cannot_be_checked(signing, placed, tmp_path):
     """On a machine that never signed, and whose policy names no public key."""
     layout, release = placed()
-    signing.sign(layout, release)
+    signing.sign(ReleaseFiles(layout, release).signed())
     bare = ReleaseSigning.of(Signing(), Workspace(tmp_path / "bare"))
 
-    assert "cannot be checked here" in bare.check(layout, release)
+    assert "cannot be checked here" in bare.check(ReleaseFiles(layout, release).signed())
     with pytest.raises(RepositoryError, match="public_key"):
-        replace(bare, required=True).check(layout, release)
+        replace(bare, required=True).check(ReleaseFiles(layout, release).signed())
 
 
 def test_without_the_package_the_extra_is_named(signing, placed, monkeypatch):
@@ -206,21 +209,21 @@ def test_without_the_package_the_extra_is_named(signing, placed, monkeypatch):
     )
     layout, release = placed()
 
-    replace(signing, required=False).sign(layout, release)
+    replace(signing, required=False).sign(ReleaseFiles(layout, release).signed())
     assert not layout.signature_file(1).exists()
     with pytest.raises(EnginegateError, match=r"enginegate\[signing\]"):
-        signing.sign(layout, release)
+        signing.sign(ReleaseFiles(layout, release).signed())
 
 
 def test_a_copy_in_another_repository_keeps_its_signature(signing, placed, tmp_path):
     """A fleet's other folders and hosts that follow storage hold what the first one signed."""
     layout, release = placed()
-    signing.sign(layout, release)
+    signing.sign(ReleaseFiles(layout, release).signed())
     other = Layout(tmp_path / "other", "digits")
     other.root.mkdir()
 
     place(other, ImportedRelease(release, layout.root), 1, None)
 
-    assert signing.check(other, release) == ""
+    assert signing.check(ReleaseFiles(other, release).signed()) == ""
     remove(other, 1)
     assert not other.signature_file(1).exists()

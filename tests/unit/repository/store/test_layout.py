@@ -1,27 +1,40 @@
 """Reading what lies in a live repository."""
 
+import json
+
 import pytest
 
 from enginegate.errors import RepositoryError
 from enginegate.repository import Layout, LiveRepository, verify
 
-
-@pytest.mark.parametrize("pointer", [False, True], ids=["in-the-model", "in-the-root"])
-def test_a_repository_of_an_earlier_program_is_not_taken_for_an_empty_one(tmp_path, pointer):
-    """What it serves would be published over; the message says what to move."""
-    (tmp_path / "digits" / ".enginegate" / "releases").mkdir(parents=True)
-    if pointer:
-        (tmp_path / ".enginegate-current.digits.json").write_text("{}")
-
-    with pytest.raises(RepositoryError, match=r"earlier enginegate.*Move that folder"):
-        Layout(tmp_path, "digits").current()
+OLD = {"version": 1, "known": [1], "changed_at": "2026-01-01T00:00:00Z"}
 
 
-def test_verifying_one_says_so(tmp_path):
+@pytest.fixture
+def older(tmp_path):
+    """A repository whose pointer an earlier program wrote."""
+    (tmp_path / "digits" / "00" / "releases").mkdir(parents=True)
+    (tmp_path / ".enginegate-current.digits.json").write_text(json.dumps(OLD | {"audit": None}))
+    return tmp_path
+
+
+def test_an_older_format_is_refused_in_one_sentence(older):
+    """The message says what to move."""
+    with pytest.raises(RepositoryError, match=r"earlier enginegate's format.*promote it again"):
+        Layout(older, "digits").current()
+
+
+def test_an_older_manifest_is_refused(older):
+    """Before anything of it is believed."""
+    Layout(older, "digits").release_file(1).write_text(json.dumps({"schema_version": 1}))
+
+    with pytest.raises(RepositoryError, match="earlier enginegate's format"):
+        Layout(older, "digits").release(1)
+
+
+def test_verifying_one_says_so(older):
     """What nobody can read here is no clean repository."""
-    (tmp_path / "digits" / ".enginegate" / "releases").mkdir(parents=True)
-
-    found = {check.subject: check.problem for check in verify(LiveRepository(tmp_path, None))}
+    found = {check.subject: check.problem for check in verify(LiveRepository(older, None))}
 
     assert "earlier enginegate" in found["digits live release"]
 

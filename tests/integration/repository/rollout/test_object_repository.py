@@ -167,7 +167,7 @@ _KILLED = """
 import os, pickle, signal, sys
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.store.object_release import ObjectReleases
-from enginegate.repository.store.object_repository import ObjectRepository
+from enginegate.repository.rollout.object_repository import ObjectRepository
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
 

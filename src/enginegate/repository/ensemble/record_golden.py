@@ -14,8 +14,8 @@ import numpy as np
 from enginegate.atomic_io import write_file
 from enginegate.data import Tensors
 from enginegate.errors import DataError, ServerError
-from enginegate.repository.deploy.golden import Golden
 from enginegate.repository.ensemble.composition import Composed
+from enginegate.repository.store.golden import Golden
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, config_text
 from enginegate.triton.ensemble_config import config_for_versions

@@ -4,11 +4,11 @@ import pytest
 
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, verify
-from enginegate.repository.history.journal import Journal
-from enginegate.repository.history.live_record import LiveRecord
+from enginegate.repository.history.audit import AUDIT
+from enginegate.repository.history.journal import JOURNAL, Journal
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.replica_sync import note_way_back
-from enginegate.repository.store.layout import AUDIT, JOURNAL
+from enginegate.repository.store.live_record import LiveRecord
 
 
 def problems(repository):
@@ -30,7 +30,7 @@ def point_at(layout, version):
 
 def test_version_numbers_are_never_issued_twice(repository):
     """A number is spent by the intent, also when the operation was undone."""
-    journal = Journal(repository.root / JOURNAL)
+    journal = Journal(repository.root)
     journal.add(journal.open("publish", "digits", 7), "undone")
 
     assert LiveRecord.of(Layout(repository.root, "digits")).last_number == 7
@@ -100,7 +100,7 @@ def test_a_lost_commit_point_is_written_again_on_request(repository, two, server
     for to in (None, 1):
         with pytest.raises(RepositoryError, match="no live release"):
             repository.rollback("digits", to)
-    Journal(two.root / JOURNAL).open("rollback", "digits", 2)
+    Journal(two.root).open("rollback", "digits", 2)
 
     assert repository.rollback("digits", 2, reason="it was deleted").version == 2
 
@@ -171,11 +171,10 @@ def test_a_lost_journal_takes_no_manifests_digest_with_it(repository, two):
 
 
 def test_an_audit_log_cut_to_fit_is_told_by_the_journal(repository, two):
-    """The commit point's note of its length removed: its chain holds, and the journal has more."""
+    """Its head removed: its chain holds, and the journal has more."""
     lines(two.root / AUDIT, 1)
     point_at(two, 2)
-    text = two.current().model_copy(update={"audit": None}).pretty_json()
-    two.current_file.write_bytes(text)
+    AuditLog(two.root).head_file.unlink()
 
     assert "does not tell of a publish of digits release 2" in problems(repository)
     with pytest.raises(TamperedError, match="line 1 of the audit log"):
@@ -206,8 +205,7 @@ def test_a_release_that_no_operation_brought_is_reported(repository, two):
     lines(two.root / JOURNAL, 5)
     lines(two.root / AUDIT, 1)
     point_at(two, 1)
-    text = two.current().model_copy(update={"audit": None}).pretty_json()
-    two.current_file.write_bytes(text)
+    AuditLog(two.root).head_file.unlink()
 
     assert "digits/2 belongs to no operation" in problems(repository)
 
@@ -225,7 +223,7 @@ def test_a_kill_around_the_end_of_an_operation_is_no_edit(repository, package, s
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal if step == "after the log" else AuditLog, killed.__name__, die)
-        patch.setattr("enginegate.repository.recovery.OperationRecovery.undo", lambda *_, **__: "")
+        patch.setattr("enginegate.repository.recovery.OperationRecovery.end", lambda *_, **__: "")
         with pytest.raises(_KilledError):
             repository.publish(package(2.0), expected=1)
 

@@ -1,11 +1,25 @@
-"""From one live state to the next: every rule of a change in one place, without side effects."""
+"""The live pointer: from one live state to the next, and the one function that writes it.
 
+Every rule of a change is here, without side effects but `commit`.
+"""
+
+from enginegate.atomic_io import sync_folder, write_file
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError
-from enginegate.repository.deploy.desired_config import config_of
 from enginegate.repository.store.layout import Current, Layout
-from enginegate.triton.version_sharing import sharing_obstacle
 from enginegate.workspace import now
+
+
+def commit(layout: Layout, after: Current | None) -> None:
+    """Make ``after`` live, in one rename; None: nothing. Nobody else writes the live pointer.
+
+    Whoever calls holds the repository's lock, and has proved what serves.
+    """
+    if after is None:
+        layout.current_file.unlink(missing_ok=True)
+        sync_folder(layout.root)
+    else:
+        write_file(layout.current_file, after.pretty_json())
 
 
 def check_expected(layout: Layout, before: Current | None, expected: int | None) -> None:
@@ -52,18 +66,6 @@ def after_publish(before: Current | None, version: int, *, stays: bool = True) -
     return Current(
         version=version, standby=standby, known=known, changed_at=now(), promises=promises
     )
-
-
-def why_not_beside(live: Release, release: Release) -> str:
-    """Why the live release cannot stay loaded beside a new one; empty: it can stand by.
-
-    Both versions of a model share one configuration, which is the new release's: it must be able
-    to load the older one's files too. The parts of an ensemble are models of their own, and
-    `check_parts_fit` looks at each.
-    """
-    if bool(live.parts) != bool(release.parts):
-        return "an engine and an ensemble share no configuration"
-    return "" if release.parts else sharing_obstacle(config_of(live), config_of(release))
 
 
 def after_rollback(before: Current, version: int) -> Current:

@@ -5,16 +5,30 @@ is compared with the other, and the commit point, which is one small file withou
 both: whoever deletes one of them and edits the commit point does not decide what serves.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from enginegate.errors import TamperedError
-from enginegate.repository.history.audit import LIVE_EVENTS, AuditLog, Event
+from enginegate.decision import Head, Release
+from enginegate.errors import EnginegateError, TamperedError
+from enginegate.repository.history.audit import AUDIT, LIVE_EVENTS, AuditLog, Event
 from enginegate.repository.history.changes import live_changes
-from enginegate.repository.history.journal import CLOSING, Entry, Journal, last_change
-from enginegate.repository.store.layout import AUDIT, JOURNAL, Current, Layout
+from enginegate.repository.history.journal import (
+    CLOSING,
+    JOURNAL,
+    Entry,
+    Journal,
+    last_change,
+    last_promise,
+)
+from enginegate.repository.history.signing import ReleaseSigning
+from enginegate.repository.store.layout import Current, Layout
+from enginegate.repository.store.package import ImportedRelease, Package
+from enginegate.repository.store.release_files import ReleaseFiles, signed_promise
 from enginegate.workspace import now
+
+_COPIED = "copied_from"
+_YES, _NO = "yes", "no"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +46,16 @@ class LiveRecord:
     events: tuple[Event, ...]
 
     @classmethod
-    def of(cls, layout: Layout) -> "LiveRecord":
-        """As both files are now.
+    def of(
+        cls, layout: Layout, journal: Journal | None = None, audit: AuditLog | None = None
+    ) -> "LiveRecord":
+        """As both files are now; those that were opened already are not parsed again.
 
         Raises:
             TamperedError: a line of one of them was changed.
         """
-        entries = Journal(layout.root / JOURNAL).read()
-        return cls(layout, entries, AuditLog(layout.root).read())
+        entries = (journal or Journal(layout.root)).read()
+        return cls(layout, entries, (audit or AuditLog(layout.root)).read())
 
     @property
     def version(self) -> int | None:
@@ -108,9 +124,8 @@ class LiveRecord:
         """
         if to is None or to != self.version or self.layout.current() is not None:
             return None
-        journal = Journal(self.layout.root / JOURNAL)
         given = {
-            release.version: journal.last_promise(self.layout.model, release.version)
+            release.version: last_promise(self.entries, self.layout.model, release.version)
             for release in self.layout.releases()
         }
         promises = {version: digest for version, digest in given.items() if digest is not None}
@@ -169,6 +184,51 @@ class LiveRecord:
                 "or the audit log has. Find out who put it there, or who cut both."
             )
 
+    def check_as_published(self, release: Release) -> None:
+        """Refuse a manifest that was changed since, and a signature that was taken away.
+
+        Raises:
+            TamperedError: it is not what was published.
+        """
+        version, manifest = release.version, self.layout.release_file(release.version)
+        placed = [e for e in self._own_entries if (e.version, e.step) == (version, "placed")]
+        told: Mapping[str, str] = placed[-1].detail if placed else {}
+        if told.get("release", release.digest) != release.digest:
+            raise TamperedError(
+                f"{manifest} is not the manifest that was published: its digest is "
+                f"{release.digest}, the journal has {told['release']}."
+            )
+        live = (e for e in self._own_events if e.release == version and e.event in LIVE_EVENTS)
+        noted = next((event for event in live if event.manifest), None)
+        if noted is not None and noted.manifest != release.digest:
+            raise TamperedError(
+                f"{manifest} is not the manifest that was published: its digest is "
+                f"{release.digest}, line {noted.sequence + 1} of the audit log has "
+                f"{noted.manifest}."
+            )
+        if told.get("signed") == _YES and not self.layout.signature_file(version).is_file():
+            raise TamperedError(
+                f"Release {version} of {self.layout.model} was signed when it was published, and "
+                f"{self.layout.signature_file(version)} is gone. Find out who removed it; until "
+                "then go to one that verifies."
+            )
+
+    def admit(self, release: Release, signing: ReleaseSigning | None) -> None:
+        """Check every digest, the signature and the journal of a release that is to serve again.
+
+        Raises:
+            TamperedError: its bytes changed since it was published, or its signature does not hold.
+            RepositoryError: a signature is required, and there is none.
+        """
+        files = ReleaseFiles(self.layout, release)
+        files.check()
+        renewed = self.layout.renewed(release.version)
+        if signing is not None:
+            signing.check(files.signed())
+            if renewed is not None:
+                signing.check(signed_promise(self.layout, renewed))
+        self.check_as_published(release)
+
     @property
     def _own_entries(self) -> Sequence[Entry]:
         return [entry for entry in self.entries if entry.model == self.layout.model]
@@ -216,6 +276,39 @@ def check_live_recorded(root: Path, model: str) -> None:
     """
     layout = Layout(root, model)
     LiveRecord.of(layout).check_commit_point(layout.current())
+
+
+def placed_facts(
+    layout: Layout, release: Release, package: Package | ImportedRelease
+) -> dict[str, str]:
+    """What the journal takes in of a release that was just placed (and signed, if it was).
+
+    Of an import also from where: its manifest tells of another repository's audit log.
+    """
+    signed = _YES if layout.signature_file(release.version).is_file() else _NO
+    origin = {_COPIED: str(package.root)} if isinstance(package, ImportedRelease) else {}
+    return {"release": release.digest, "signed": signed, **origin}
+
+
+def check_audit(layout: Layout, audit: AuditLog) -> None:
+    """Check the audit log's chain, and that it goes as far as what knows of it.
+
+    Raises:
+        TamperedError: a line was changed, removed or added.
+    """
+    audit.check(_kept_heads(layout))
+
+
+def _kept_heads(layout: Layout) -> Iterator[tuple[str, Head]]:
+    """How far this repository's audit log had come when each release was staged here."""
+    try:
+        entries, releases = Journal(layout.root).read(), layout.releases()
+    except EnginegateError:
+        return  # a damaged journal or manifest is reported by itself
+    imported = {e.version for e in entries if e.model == layout.model and _COPIED in e.detail}
+    for release in releases:
+        if release.audit is not None and release.version not in imported:
+            yield str(layout.release_file(release.version)), release.audit
 
 
 def _is_operation(event: Event) -> bool:

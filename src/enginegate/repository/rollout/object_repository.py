@@ -16,7 +16,6 @@ from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
 from enginegate.machine import user_at_host
 from enginegate.repository.history.journal import Kind
-from enginegate.repository.history.live_record import LiveRecord
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import Withdrawal
 from enginegate.repository.rollout.cancel_request import CancelWatcher, watched
@@ -29,6 +28,7 @@ from enginegate.repository.rollout.replica_sync import (
     sweep_pulls,
 )
 from enginegate.repository.store.layout import Current, Layout
+from enginegate.repository.store.live_record import LiveRecord
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import Lease, ObjectJournal
 from enginegate.repository.store.object_lease import (
@@ -41,7 +41,7 @@ from enginegate.repository.store.object_lease import (
     was_undone,
 )
 from enginegate.repository.store.object_release import ObjectReleases, Pointer
-from enginegate.repository.store.staging import Package
+from enginegate.repository.store.package import Package
 from enginegate.triton.client import TritonClient
 
 LEASE_S = 3600.0

@@ -1,0 +1,106 @@
+"""What is published: everything a release is made of, or a release that exists elsewhere."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
+from enginegate.decision import Decision, Promise, Release
+from enginegate.repository.store.golden import Golden
+from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
+from enginegate.triton.config import Config
+
+
+@dataclass(frozen=True, slots=True)
+class PartPackage:
+    """One composing model of an ensemble before it is published.
+
+    Attributes:
+        name: as Triton knows it, e.g. ``digits.preprocess``.
+        config: under that name, without versions.
+        files: path in the version folder -> file to copy.
+        approved: digests that some of them must have.
+        golden: samples with validated answers of this part alone.
+    """
+
+    name: str
+    config: Config
+    files: Mapping[str, Path]
+    approved: Mapping[str, FileDigest] = field(default_factory=dict)
+    golden: Golden | None = None
+    golden_max_abs_error: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """Everything a release is made of; the engine's digest is the one that was approved.
+
+    Attributes:
+        files: name in the version folder -> file to copy.
+        approved: digests that the engine's own files must have, by name in the version folder.
+        golden: samples with the validated engine's answers.
+        golden_max_abs_error: how far a live answer may be from them.
+        options: what Triton is told besides batching and instances.
+        settings: what the backend is told so that it runs the engine as it was validated.
+        ensemble: the model's configuration when it is made of several: then the engine is one of
+            the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
+    """
+
+    model: str
+    model_uri: str
+    candidate: Candidate
+    engine_sha256: Sha256
+    approved: dict[str, FileDigest]
+    files: dict[str, Path]
+    backend: str
+    gpu: bool
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    serving: ServingConfig
+    golden: Golden
+    golden_max_abs_error: float
+    scorecard_sha256: Sha256
+    decision: Decision
+    promise: Promise
+    further_decisions: tuple[Decision, ...] = ()
+    options: ServingOptions = field(default_factory=ServingOptions)
+    settings: BackendSettings = field(default_factory=BackendSettings)
+    ensemble: Config | None = None
+    parts: tuple[PartPackage, ...] = ()
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The models beside its own that it brings in."""
+        return tuple(part.name for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedRelease:
+    """A release of another repository, number and digest included.
+
+    Attributes:
+        root: where its files are, laid out as in a live repository.
+    """
+
+    release: Release
+    root: Path
+
+    @property
+    def model(self) -> str:
+        """The model's name."""
+        return self.release.model
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]:
+        """What the release takes."""
+        return self.release.inputs
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]:
+        """What the release gives."""
+        return self.release.outputs
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """The models beside its own that it brings in."""
+        return tuple(part.name for part in self.release.parts)
