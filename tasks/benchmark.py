@@ -33,6 +33,7 @@ from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.machine import gpus
 from enginegate.measuring.p99 import P99
+from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
@@ -45,7 +46,6 @@ from enginegate.shadow.request_mix import request_mix
 from enginegate.triton.backends import backend_for
 from enginegate.triton.endpoint import live_client
 from enginegate.triton.install import find_triton
-from enginegate.wording import per_second, short_number
 from enginegate.workspace import Workspace, remembered
 from validation.choice import not_benchmarked
 

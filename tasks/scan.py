@@ -16,11 +16,11 @@ from prefect.deployments import run_deployment
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Sha256
 from enginegate.errors import EnginegateError, InputError
+from enginegate.messages import counted
 from enginegate.policy.model_source import ModelSource
 from enginegate.policy.operating import Scan
 from enginegate.records import Record
 from enginegate.tracking import Tracker
-from enginegate.wording import counted
 from enginegate.workspace import Workspace, now
 
 _ATTEMPTS = 3

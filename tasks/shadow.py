@@ -17,6 +17,7 @@ from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
 from enginegate.loadgen.sent_sample import record_sent
 from enginegate.measurement import Load
+from enginegate.messages import counted
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import Shadow, TrafficTables
 from enginegate.records import Record, canonical_json, sha256_bytes
@@ -31,7 +32,6 @@ from enginegate.shadow import (
 )
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
-from enginegate.wording import counted
 from enginegate.workspace import Workspace, remembered
 from validation.drift import judge_drift, measure_drift
 from validation.shadow import judge_recording, judge_version, not_replayable

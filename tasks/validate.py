@@ -25,13 +25,12 @@ from enginegate.candidate import (
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engines import engine_kind, open_reference, runnable_here
-from enginegate.errors import EnginegateError, InputError
+from enginegate.errors import EnginegateError, InputError, tool_errors
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy.building import EngineTables
 from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import emulated, judge_range
 from enginegate.records import Record, canonical_json, sha256_bytes
-from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace, remembered
 from validation.agreement import OutputComparison, compare
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk

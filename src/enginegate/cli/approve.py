@@ -23,12 +23,11 @@ from enginegate.cli.waiting import knows_what_is_live
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.messages import counted, explain_validation
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
 from enginegate.repository.history.audit import answers_to
 from enginegate.tracking import check_authentic, try_deliver
-from enginegate.validation_messages import explain_validation
-from enginegate.wording import counted
 from enginegate.workspace import Workspace, now
 
 _log = logging.getLogger("enginegate.approve")

@@ -12,7 +12,7 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Release
 from enginegate.errors import InputError
 from enginegate.policy import read_policy
-from enginegate.repository import open_repository
+from enginegate.repository import open_target
 from enginegate.repository.recovery import Withdrawal
 from enginegate.tracking import try_deliver
 from enginegate.workspace import Workspace
@@ -35,7 +35,7 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository = open_repository(rules.live_tables, workspace, way="command")
+    repository = open_target(rules.live_tables, workspace, way="command")
     release = repository.rollback(rules.name, to, reason=reason)
     _say(release, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
@@ -59,7 +59,7 @@ def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository = open_repository(rules.live_tables, workspace, way="command")
+    repository = open_target(rules.live_tables, workspace, way="command")
     release = repository.withdraw_first(rules.name, Withdrawal(who, reason))
     _say_withdrawn(release, policy, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)

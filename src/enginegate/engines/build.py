@@ -8,11 +8,10 @@ from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
 from enginegate.engines.plan import AS_EXPORTED, BuildPlan
 from enginegate.engines.protocol import engine_kind
-from enginegate.errors import BuildError, ModelError
+from enginegate.errors import BuildError, ModelError, tool_errors
 from enginegate.policy.building import EngineTables
 from enginegate.precision import CalibrationSample, converter_of, reads_data
 from enginegate.sources.external_data import ONE_FILE_BYTES
-from enginegate.tool_errors import tool_errors
 
 MANIFEST = "manifest.json"
 _WAIT_S = 600.0

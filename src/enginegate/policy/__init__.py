@@ -15,6 +15,7 @@ from pydantic import Field, PrivateAttr, ValidationError, create_model, model_va
 from enginegate.candidate import Precision
 from enginegate.engine_kinds import KindDeclaration, engine_kinds
 from enginegate.errors import PolicyError
+from enginegate.messages import explain_validation
 from enginegate.policy.benchmarking import (
     Benchmarked,
     BenchmarkTables,
@@ -63,7 +64,6 @@ from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Data, Shadow, TrafficTables
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
-from enginegate.validation_messages import explain_validation
 
 __all__ = [
     "Approval",

@@ -18,6 +18,7 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
 from enginegate.engine_kinds import QuantisedForm
+from enginegate.errors import tool_errors
 from enginegate.precision.calibration.histograms import histograms
 from enginegate.precision.calibration.methods import ActivationRange, Histogram, whole
 from enginegate.precision.check_converted import well_formed, with_opset
@@ -26,7 +27,6 @@ from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.session import silenced
 from enginegate.precision.shapes import with_symbolic_shapes, with_types
 from enginegate.sources.onnx_form import graphs
-from enginegate.tool_errors import tool_errors
 
 if TYPE_CHECKING:
     from onnxruntime.quantization.calibrate import (  # type: ignore[import-untyped]

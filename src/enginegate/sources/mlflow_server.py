@@ -11,8 +11,7 @@ import time
 from urllib.parse import urlsplit
 
 from enginegate.errors import TrackingError
-from enginegate.redact import link_base, masked, masked_error
-from enginegate.slow import said_if_slow
+from enginegate.redact import link_base, log_if_slow, masked, masked_error
 
 ANSWER_S = 15.0
 """Seconds in which a server must give its first answer."""
@@ -50,7 +49,7 @@ def check_answers(tracking_uri: str) -> None:
         return
     shown = masked(tracking_uri)
     waiting = f"waiting for MLflow at {shown}; given up after {ANSWER_S:g} s"
-    with said_if_slow(waiting, after_s=_SAID_AFTER_S):
+    with log_if_slow(waiting, after_s=_SAID_AFTER_S):
         _ask(tracking_uri, shown)
     _answered[tracking_uri] = time.monotonic()
 

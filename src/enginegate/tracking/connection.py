@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from enginegate.errors import TrackingError
-from enginegate.redact import link_base, masked, masked_error
-from enginegate.slow import said_if_slow
+from enginegate.redact import link_base, log_if_slow, masked, masked_error
 from enginegate.sources.mlflow_server import check_answers, set_mlflow_up
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ class Connection:
         check_answers(self.tracking_uri)
         waiting = f"MLflow at {self.shown_uri} has not finished yet: {doing}"
         try:
-            with said_if_slow(waiting, after_s=_SAID_AFTER_S):
+            with log_if_slow(waiting, after_s=_SAID_AFTER_S):
                 yield
         except _refusals() as error:
             lines = str(error).splitlines() or [type(error).__name__]

@@ -146,7 +146,7 @@ def test_the_watch_tells_after_it_has_looked(rules, log, monkeypatch):
     del log  # it only has to be there
     sent, sent_before = sent_by(monkeypatch), []
 
-    def verify(_):
+    def verify(*_):
         sent_before.extend(sent)
         return ("something is wrong",)
 

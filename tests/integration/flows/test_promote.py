@@ -17,7 +17,7 @@ from enginegate.cli.rollback import roll_back
 from enginegate.errors import ApprovalError, RepositoryError, TamperedError, TrackingError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, Layout, open_repository, verify
+from enginegate.repository import AuditLog, Layout, open_target, verify
 from enginegate.tracking import Tracker, deliver
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchLog
@@ -142,7 +142,7 @@ def again_of(release, family):
 
 def assert_on_record(live, family):
     """Who approved, what went live and why it went back: signed, chained, and in the registry."""
-    repository = open_repository(read_policy(live).live_tables, family.workspace)
+    repository = open_target(read_policy(live).live_tables, family.workspace)
     assert not [check for check in verify(repository) if check.problem or check.note]
     log = AuditLog(repository.root)
     assert [(e.event, e.release) for e in log.read()] == [
@@ -192,7 +192,7 @@ def test_a_scorecard_made_under_other_rules_is_refused(live, card, approved, fam
         text = live.read_text().replace(*edit, 1)
         other = tmp_path / f"other-{number}.toml"
         other.write_text(text)
-        with pytest.raises(ApprovalError, match="made under other rules"):
+        with pytest.raises(ApprovalError, match="made under another policy"):
             promote(other, approved(card).digest)
 
     assert serving(live) is None

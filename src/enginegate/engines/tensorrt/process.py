@@ -18,8 +18,8 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Precision, ShapeRange
 from enginegate.engines.plan import BuildPlan
 from enginegate.errors import BuildError
+from enginegate.messages import matching
 from enginegate.records import Record
-from enginegate.validation_messages import matching
 
 LOG_FILE, LAYERS_FILE = "build.log", "layers.json"
 _TAIL_LINES = 12
