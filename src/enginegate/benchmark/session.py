@@ -210,9 +210,9 @@ class BenchmarkSession:
         cold_starts_s = (m.cold_start_s for m in of_chosen if m.cold_start_s is not None)
         # Of a million requests at the confirmed rate, at the price each measurement was given.
         costs = (
-            cost * m.throughput_per_s / found.throughput_at_slo_per_s
+            m.resources.cost_per_million * m.throughput_per_s / found.throughput_at_slo_per_s
             for m in of_chosen
-            if not m.invalid and (cost := m.resources.cost_per_million) is not None
+            if not m.invalid and m.resources.cost_per_million is not None
         )
         cost = self.tables.cost
         return Benchmark(
