@@ -174,7 +174,7 @@ def _release_message(release: Release, audit: Head | None) -> Message | None:
     given = (*release.further_decisions, release.decision)
     tags = {
         "enginegate.release": str(release.version),
-        "enginegate.engine": release.engine_sha256,
+        "enginegate.engine": release.engine.engine_sha256,
         "enginegate.promise": f"{release.promise}, by scorecard {release.scorecard_sha256[:12]}",
         "enginegate.approved_by": ", ".join(d.approver for d in given),
         "enginegate.approved_why": "; ".join(d.reason for d in given),
