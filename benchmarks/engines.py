@@ -32,11 +32,13 @@ from enginegate.candidate import Engine, OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.engines import availability, build_engine, open_engine, open_reference
+from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
 from enginegate.engines.protocol import Runner
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
-from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
+from enginegate.policy.building import DimensionRange, Shapes
 from enginegate.precision import EMULATED, emulated
+from enginegate.records import Record
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (1, 32)
@@ -47,10 +49,10 @@ CANDIDATES = (
 _CLAIM = 2.0
 _ROUNDS, _ROUND_S, _SETTLE_RUNS = 9, 0.15, 5
 _TOKENS, _JUDGED = 64, 32
-_BUILDING = Building(
-    shapes=Shapes(batch=DimensionRange(min=1, best=max(BATCHES), max=max(BATCHES))),
-    onnxruntime=OnnxRuntime(device="cpu"),
-)
+_TABLES: dict[str, Record] = {
+    "shapes": Shapes(batch=DimensionRange(min=1, best=max(BATCHES), max=max(BATCHES))),
+    "onnxruntime": OnnxRuntimeTable(device="cpu"),
+}
 
 
 @dataclass
@@ -161,7 +163,7 @@ def measured(subject: Subject, store: Path) -> Iterator[Row]:
         row = Row(subject.name, name)
         rows.append(row)
         plan = planned(
-            subject.onnx, name, subject.calibration, building=_BUILDING, calibration=subject.rules
+            subject.onnx, name, subject.calibration, tables=_TABLES, calibration=subject.rules
         )
         try:
             engine = build_engine(plan, store)

@@ -33,9 +33,11 @@ from enginegate.candidate import Engine, OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, Tensors
 from enginegate.engines import build_engine, cuda, open_engine, open_reference
+from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
 from enginegate.errors import EnginegateError
 from enginegate.policy import CalibrationTable
-from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
+from enginegate.policy.building import DimensionRange, Shapes
+from enginegate.records import Record
 
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
 CALIBRATION = CalibrationTable(method="max", batch_size=16, max_samples=32)
@@ -117,7 +119,7 @@ def onnxruntime_points(
 ) -> tuple[dict[str, Any], list[Point]]:
     """Build one engine, and run it at every batch: what it is, and how fast."""
     name = f"onnxruntime-{precision}"
-    plan = planned(subject.onnx, name, subject.data, building=_building(), calibration=CALIBRATION)
+    plan = planned(subject.onnx, name, subject.data, tables=_tables(), calibration=CALIBRATION)
     try:
         built = build_engine(plan, scratch / "engines")
         engine = built.value
@@ -208,12 +210,12 @@ def _hidden_libraries(scratch: Path) -> Path:
     return folder
 
 
-def _building() -> Building:
+def _tables() -> dict[str, Record]:
     batch = DimensionRange(min=1, best=max(BATCHES), max=max(BATCHES))
-    return Building(
-        shapes=Shapes(batch=batch),
-        onnxruntime=OnnxRuntime(device="cuda", batch_buckets=BATCHES),
-    )
+    return {
+        "shapes": Shapes(batch=batch),
+        "onnxruntime": OnnxRuntimeTable(device="cuda", batch_buckets=BATCHES),
+    }
 
 
 def _subject(name: str, network: nn.Module, inputs: Tensors, scratch: Path) -> Subject:

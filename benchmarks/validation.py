@@ -29,7 +29,6 @@ sys.path.insert(0, str(ROOT))
 
 from enginegate.candidate import (  # noqa: E402
     Candidate,
-    EngineKind,
     FileDigest,
     OnnxModel,
     Precision,
@@ -97,7 +96,7 @@ def stream(samples: int) -> dict[str, Any]:
         engine = build_engine(
             plan_engine(
                 source,
-                Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32),
+                Candidate(kind="onnxruntime", precision=Precision.FP32),
                 tables=read_policy(ROOT / "policies" / "digits.toml").engine_tables,
                 calibration=None,
             ),

@@ -25,13 +25,13 @@ from enginegate.approval_rules import (
 )
 from enginegate.candidate import Candidate
 from enginegate.decision import CLOCK_TOLERANCE, Decision
-from enginegate.errors import ApprovalError, LedgerError, ModelError
+from enginegate.errors import ApprovalError, ModelError, TrackingError
 from enginegate.evidence import Scorecard
 from enginegate.policy import Policy
 from enginegate.report import approval_markdown
 from enginegate.repository import ReleaseSigning, record_decision
 from enginegate.repository.history.audit import Answers, answers_to
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace, now
 
 
@@ -238,9 +238,9 @@ def _show(scorecard: Scorecard, workspace: Workspace) -> None:
     """The scorecard as artifacts of the run: the table, and where MLflow compares candidates."""
     key = f"scorecard-{scorecard.digest[:12]}"
     create_markdown_artifact(markdown=_shown(scorecard, workspace), key=key)
-    with suppress(LedgerError):
-        ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-        ledger.check_answers()
-        if scorecard.ledger_run:
-            link = ledger.comparison(scorecard.ledger_run).runs_url
+    with suppress(TrackingError):
+        tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
+        tracker.check_answers()
+        if scorecard.mlflow_run:
+            link = tracker.comparison(scorecard.mlflow_run).runs_url
             create_link_artifact(link=link, link_text="compare in MLflow", key=f"{key}-mlflow")

@@ -15,8 +15,8 @@ from prefect.settings import PREFECT_API_URL
 from pydantic import SecretStr, ValidationError
 
 from enginegate.errors import EnginegateError, InputError
+from enginegate.messages import explain_validation
 from enginegate.redact import masked
-from enginegate.validation_messages import explain_validation
 from tasks.prefect_server import REFUSALS, quick_client
 
 FOLDER = Path("automations")

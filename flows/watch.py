@@ -25,10 +25,11 @@ from enginegate.workspace import Workspace
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
 from tasks.recover import recover_interrupted
-from tasks.release import follow_with_champion
+from tasks.release import update_mlflow
 from tasks.release_events import announce_releases
 from tasks.watch import (
     alert,
+    deliver_to_mlflow,
     expire_shadow,
     follow_storage,
     is_live,
@@ -37,7 +38,6 @@ from tasks.watch import (
     record_broken_promise,
     roll_back_failed,
     take_look,
-    tell_ledger,
     unacknowledged,
     verify_live,
 )
@@ -75,7 +75,7 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> Watched:
     done = (
         *recover_interrupted(tables, workspace),
         *expire_shadow(tables.retention, workspace),
-        *tell_ledger(workspace),
+        *deliver_to_mlflow(tables.target.repository, workspace),
         *follow_storage(tables, workspace),
     )
     try:
@@ -164,7 +164,7 @@ def _acted(
         back = roll_back_failed(tables, release, look, workspace)
         if back is not None:
             alert(look.model, f"{look}. {back.said}", version=look.version, action="rollback")
-            follow_with_champion(tables, back.release, workspace)
+            update_mlflow(tables.target.repository, workspace)
             announce_releases(tables.target.repository, workspace)
             return look
         if not is_live(tables, release):

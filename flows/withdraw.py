@@ -7,7 +7,7 @@ from prefect import flow
 from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
-from tasks.release import say_withdrawn, withdraw_first
+from tasks.release import update_mlflow, withdraw_first
 from tasks.release_events import announce_releases
 
 
@@ -26,6 +26,6 @@ def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     opened = read_policy(Path(policy))
     tables, workspace = opened.live_tables, Workspace.of(opened)
     release = withdraw_first(tables, workspace, who, reason)
-    say_withdrawn(tables, release, workspace)
+    update_mlflow(tables.target.repository, workspace)
     announce_releases(tables.target.repository, workspace)
     return release

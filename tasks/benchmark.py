@@ -18,17 +18,17 @@ from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
     Engine,
-    EngineKind,
     OnnxModel,
     Sha256,
     Unbuilt,
 )
 from enginegate.content_store import ContentFolder
-from enginegate.engines import NATIVE, native_drawback, runnable_here, serving
+from enginegate.engines import engine_kind, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.machine import gpus
 from enginegate.measuring.p99 import P99
+from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
@@ -41,7 +41,6 @@ from enginegate.shadow.request_mix import request_mix
 from enginegate.triton.backends import backend_for
 from enginegate.triton.endpoint import live_client
 from enginegate.triton.install import find_triton
-from enginegate.wording import per_second, short_number
 from enginegate.workspace import Workspace, remembered
 from validation.choice import not_benchmarked
 
@@ -177,15 +176,14 @@ def _backend(stage: BenchmarkSession, engine: Engine, target: PromotionTarget) -
     Raises:
         ModelError: the policy insists on a backend that is not there.
     """
-    wanted = stage.tables.serving.backend
-    if wanted != "native" and native_drawback(engine) is not None:
+    wanted, kind = stage.tables.serving.backend, engine_kind(engine.candidate.kind)
+    if wanted != "native" and kind.native_drawback(engine) is not None:
         wanted = "python"
     with ExitStack() as stack:
         live = live_client(target)
         if live is not None:
             stack.enter_context(live)
-        native, _ = NATIVE[engine.candidate.kind]
-        return backend_for(wanted, native, install=stage.install, live=live)
+        return backend_for(wanted, kind.native_name, install=stage.install, live=live)
 
 
 def _roofline(
@@ -211,8 +209,9 @@ def _roofline(
 
 def _graph(built: ContentFolder[Engine], workspace: Workspace) -> Path | None:
     """The engine's own graph, or that of the model it was compiled from."""
-    if built.value.candidate.kind is EngineKind.ONNXRUNTIME:
-        return built.folder / built.value.filename
+    own = engine_kind(built.value.candidate.kind).onnx_graph(built.value, built.folder)
+    if own is not None:
+        return own
     for manifest in workspace.onnx.glob("[!.]*/manifest.json"):
         if OnnxModel.read(manifest).file.sha256 == built.value.onnx_sha256:
             return manifest.with_name(ONNX_FILE)

@@ -8,10 +8,9 @@ from prefect.cache_policies import NO_CACHE
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
 from enginegate.data import read_data
 from enginegate.engines import build_engine, obstacle_to, plan_engine, this_machine
-from enginegate.errors import BuildError, ToolError
+from enginegate.errors import BuildError, ToolError, tool_errors
 from enginegate.policy.building import EngineTables
 from enginegate.sources import ContentFolder
-from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.build")

@@ -6,8 +6,8 @@ from pathlib import Path
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from enginegate.hooks import importable_from
 from enginegate.policy import Policy
+from enginegate.policy.hooks import importable_from
 from enginegate.preflight import check_policy
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace

@@ -11,7 +11,7 @@ from enginegate.data import read_data
 from enginegate.engines import open_onnx
 from enginegate.policy.model_source import ModelSource
 from enginegate.sources import ContentFolder, onnx_from_source
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.export")
@@ -25,7 +25,7 @@ def resolve(model: ModelSource, workspace: Workspace) -> str:
     """
     if not model.registered:
         return model.uri
-    return Ledger(workspace.tracking_uri, workspace.artifacts).resolve(model.uri)
+    return Tracker(workspace.tracking_uri, workspace.artifacts).resolve(model.uri)
 
 
 @task(task_run_name="export", cache_policy=NO_CACHE)

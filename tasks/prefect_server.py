@@ -21,8 +21,7 @@ from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
 from enginegate.errors import EnginegateError
-from enginegate.redact import masked, masked_error
-from enginegate.slow import said_if_slow
+from enginegate.redact import log_if_slow, masked, masked_error
 from enginegate.triton.supervised_process import watchdog_command
 from enginegate.workspace import Workspace
 
@@ -54,7 +53,7 @@ def check_answers() -> None:
     waiting = f"waiting for Prefect's server at {server}; given up after {_FIRST_ANSWER_S:g} s"
     try:
         with (
-            said_if_slow(waiting, after_s=_SAID_AFTER_S),
+            log_if_slow(waiting, after_s=_SAID_AFTER_S),
             quick_client(_FIRST_ANSWER_S) as client,
         ):
             client.request("GET", "/health")

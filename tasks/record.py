@@ -15,6 +15,7 @@ from enginegate.atomic_io import write_file
 from enginegate.benchmark.config_comments import measured_config
 from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.data import DataSet, read_data
+from enginegate.engine_kinds import engine_kinds
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
@@ -32,13 +33,13 @@ from enginegate.report import (
 )
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.sources import ContentFolder
-from enginegate.tracking import CandidateArtifacts, Ledger
+from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered
 from validation.choice import choose
 from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")
-_PACKAGES = ("enginegate", "numpy", "onnx", "onnxruntime", "tensorrt", "tensorrt-rtx-cu13", "torch")
+_PACKAGES = ("enginegate", "numpy", "onnx", "torch")  # and those of the engine kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def record(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     artifacts = {
         attempt.value.candidate: replace(
             _artifacts(card, attempt, results),
@@ -128,13 +129,13 @@ def record(
         for attempt, results in zip(found.attempts, found.results, strict=True)
         if not isinstance(attempt, Unbuilt)
     }
-    run = ledger.record(
+    run = tracker.record(
         card,
         artifacts,
         report=scorecard_markdown(card, sizes_of(found.attempts)),
         files=_files(slo, card),
     )
-    filed = card.model_copy(update={"ledger_run": run})
+    filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)
     unsigned = ReleaseSigning.of(signing, workspace).sign_record(filed, path)
     if unsigned:
@@ -227,7 +228,8 @@ def _environment() -> dict[str, str]:
     found = {"python": platform.python_version(), "processor": processor()}
     if gpus():
         found["gpu"] = gpus()
-    for name in _PACKAGES:
+    kinds = [name for kind in engine_kinds().values() for name in kind.packages]
+    for name in (*_PACKAGES, *kinds):
         try:
             found[name] = version(name)
         except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Publishing a release, taking it back, and telling the ledger."""
+"""Publishing a release, taking it back, and telling MLflow."""
 
 import logging
 import re
@@ -15,7 +15,7 @@ from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.data import Tensors, read_data
 from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.engines import open_engine, serving
-from enginegate.errors import ApprovalError, EnginegateError, LedgerError, RepositoryError
+from enginegate.errors import ApprovalError, EnginegateError, RepositoryError, TrackingError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.machine import user_at_host
 from enginegate.policy.operating import Ensemble, LiveTables
@@ -23,9 +23,9 @@ from enginegate.repository import (
     AuditRecord,
     Golden,
     Layout,
-    LiveTarget,
     Package,
-    open_repository,
+    Target,
+    open_target,
     origin,
     record_act,
 )
@@ -33,7 +33,7 @@ from enginegate.repository.ensemble.composition import Composed, as_ensemble, co
 from enginegate.repository.ensemble.record_golden import rehearsed
 from enginegate.repository.recovery import Withdrawal
 from enginegate.serving import ServingOptions
-from enginegate.tracking import Ledger, Outbox, engine_of, live_message, withdrawn_message
+from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
 from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
 from validation.live import judge_reading
@@ -79,10 +79,10 @@ class Publication:
     approvals: tuple[Decision, ...] = ()
 
     @property
-    def repository(self) -> LiveTarget:
+    def repository(self) -> Target:
         """Everything the release goes to, with every server that answers."""
         pinned = _pinned(self.layout, self.workspace)
-        return open_repository(
+        return open_target(
             self.tables, self.workspace, way="promote", pinned=pinned, judge=judge_reading
         )
 
@@ -220,9 +220,8 @@ def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
 @task(task_run_name="publish", cache_policy=NO_CACHE)
 def publish(publication: Publication) -> Release:
     """Publish the approved engine; undone by itself if it does not prove itself."""
-    tables, package = publication.tables, _package(publication)
-    with Outbox(publication.workspace).expecting(tables.target.repository, tables.model):
-        release = publication.repository.publish(package, expected=publication.evidence.replaces)
+    package = _package(publication)
+    release = publication.repository.publish(package, expected=publication.evidence.replaces)
     _log.info(
         "release %d of %s is live: %s", release.version, release.model, release.engine.candidate
     )
@@ -242,15 +241,13 @@ def take_back(change: Transaction) -> None:
     if release is None or current is None or current.version != release.version:
         return
     try:
-        # MLflow may have heard of the release already: whoever tells it next corrects that.
-        with Outbox(workspace).expecting(tables.target.repository, tables.model):
-            words = publication.repository.withdraw(tables.model, release.version)
+        # MLflow may have the release already: the next delivery of the audit log corrects that.
+        words = publication.repository.withdraw(tables.model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
     _log.warning("the promotion was undone. %s", words)
-    if publication.layout.current() is None:
-        say_withdrawn.fn(tables, release, workspace)
+    update_mlflow.fn(tables.target.repository, workspace)
 
 
 @task(task_run_name="refuse", cache_policy=NO_CACHE)
@@ -268,12 +265,13 @@ def refuse(publication: Publication, why: str) -> None:
 
 
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
-def move_champion(tables: LiveTables, release: Release, workspace: Workspace) -> None:
-    """Let the registry's alias ``champion`` stand for the version that is live."""
-    message, outbox = live_message(release, tables.target.repository), Outbox(workspace)
-    if message is not None:
-        outbox.tell(message)
-        outbox.told(tables.model)
+def move_champion(repository: Path, workspace: Workspace) -> None:
+    """Let the registry's alias ``champion`` stand for the version that is live, by the audit log.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, or refuses: then nothing is promoted.
+    """
+    deliver(workspace, repository, patience_s=PROMOTION_TIMEOUT_S)
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
@@ -281,24 +279,21 @@ def roll_back(
     tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
 ) -> Release:
     """Make an earlier release live again."""
-    repository = open_repository(tables, workspace, way="Prefect")
-    with Outbox(workspace).expecting(tables.target.repository, tables.model):
-        release = repository.rollback(tables.model, to, reason=reason)
+    repository = open_target(tables, workspace, way="Prefect")
+    release = repository.rollback(tables.model, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
 
 
-@task(task_run_name="follow-with-champion", cache_policy=NO_CACHE)
-def follow_with_champion(tables: LiveTables, release: Release, workspace: Workspace) -> None:
-    """Move the alias after a rollback, which stands even if MLflow cannot be told yet."""
-    message, outbox = live_message(release, tables.target.repository), Outbox(workspace)
-    refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(tables.model)
+@task(task_run_name="update-mlflow", cache_policy=NO_CACHE)
+def update_mlflow(repository: Path, workspace: Workspace) -> None:
+    """Deliver the audit log after a rollback, which stands even if MLflow cannot have it yet."""
+    refusal = try_deliver(workspace, repository)
     if refusal:
         _log.error(
-            "Release %d is live, but MLflow could not be told yet: %s\nThe next promotion, "
-            "rollback or watch tells it.",
-            release.version,
+            "MLflow does not know yet what is live in %s: %s\nThe next promotion, rollback or "
+            "watch updates it.",
+            repository,
             refusal,
         )
 
@@ -306,27 +301,10 @@ def follow_with_champion(tables: LiveTables, release: Release, workspace: Worksp
 @task(task_run_name="withdraw-first", cache_policy=NO_CACHE)
 def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
-    repository = open_repository(tables, workspace, way="Prefect")
-    with Outbox(workspace).expecting(tables.target.repository, tables.model):
-        release = repository.withdraw_first(tables.model, Withdrawal(who, why))
+    repository = open_target(tables, workspace, way="Prefect")
+    release = repository.withdraw_first(tables.model, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release
-
-
-@task(task_run_name="say-withdrawn", cache_policy=NO_CACHE)
-def say_withdrawn(tables: LiveTables, release: Release, workspace: Workspace) -> None:
-    """Take the alias from a version that was withdrawn, also if MLflow cannot be told yet."""
-    outbox, root = Outbox(workspace), tables.target.repository
-    message = withdrawn_message(release.model_uri, root, tables.model)
-    refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(tables.model)
-    if refusal:
-        _log.error(
-            "Release %d was withdrawn, but MLflow could not be told yet: %s\nThe next promotion, "
-            "rollback or watch tells it.",
-            release.version,
-            refusal,
-        )
 
 
 def _package(publication: Publication) -> Package:
@@ -380,14 +358,14 @@ def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed]
 
 def _pinned(layout: Layout, workspace: Workspace) -> frozenset[int] | None:
     """Releases whose model version an alias stands for; None when MLflow cannot say."""
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     releases = layout.releases()
     sources = [(each.version, _REGISTERED.fullmatch(each.model_uri)) for each in releases]
     found = [(version, match[1], int(match[2])) for version, match in sources if match]
     try:
-        ledger.check_answers()
-        aliased = {name: ledger.aliased(name) for name in {name for _, name, _ in found}}
-    except LedgerError as error:
+        tracker.check_answers()
+        aliased = {name: tracker.aliased(name) for name in {name for _, name, _ in found}}
+    except TrackingError as error:
         _log.warning("MLflow cannot say what aliases stand for, so no old release goes: %s", error)
         return None
     return frozenset(version for version, name, number in found if number in aliased[name])

@@ -1,8 +1,8 @@
-"""Telling Prefect's server what became live: also what happened while it did not answer.
+"""What became live, delivered to Prefect's server: also what happened while it did not answer.
 
 Every change of what is live is a line of the repository's audit log, whoever made it. Prefect gets
-an event of each, and the workspace keeps up to which line its server has been seen to have them.
-An event's id is made from its line: a server that is told twice keeps one.
+an event of each, and a cursor in the workspace says up to which line its server was seen to have
+them. An event's id is made from its line: a server that gets it twice keeps one.
 """
 
 import logging
@@ -22,7 +22,7 @@ from prefect.settings import PREFECT_API_URL
 from enginegate.errors import EnginegateError
 from enginegate.redact import masked
 from enginegate.repository import AuditLog
-from enginegate.repository.history.changes import Cursor, LiveChange, untold
+from enginegate.repository.history.changes import Cursor, LiveChange, undelivered_changes
 from enginegate.workspace import Workspace, now
 from tasks.prefect_server import REFUSALS, quick_client
 
@@ -32,7 +32,7 @@ EVENTS = {
     "withdrawn": "enginegate.release.withdrawn",
 }
 # Prefect deletes events that are older; the audit log still has what they would say.
-_KEPT = timedelta(days=7)
+_RETENTION = timedelta(days=7)
 # Prefect answers at most so many at a time.
 _PAGE = 50
 _log = logging.getLogger("enginegate.announce")
@@ -40,47 +40,47 @@ _log = logging.getLogger("enginegate.announce")
 
 @task(task_run_name="announce", cache_policy=NO_CACHE)
 def announce_releases(repository: Path, workspace: Workspace) -> tuple[str, ...]:
-    """Tell the Prefect server of each change that it does not have; one sentence for each.
+    """Send the Prefect server each change that it does not have; one sentence for each.
 
-    What cannot be told now is told by the next promotion, rollback or watch. What another host
-    decided, and this one only followed by object storage, is that host's to tell. A server
-    that Prefect starts inside this process alone is nobody's, and is not told.
+    What cannot be sent now is sent by the next promotion, rollback or watch. What another host
+    decided, and this one only replicated by object storage, is that host's to send. A server
+    that Prefect starts inside this process alone is nobody's, and gets nothing.
     """
     server = PREFECT_API_URL.value()
     if not server or not repository.is_dir():
         return ()
-    position = Cursor.of(workspace, server, repository)
+    cursor = Cursor.of(workspace, server, repository)
     try:
-        with position.held(), quick_client() as client:
-            told = _tell(client, AuditLog(repository), position)
+        with cursor.exclusive(), quick_client() as client:
+            sent = _send(client, AuditLog(repository), cursor)
     except (EnginegateError, *REFUSALS) as error:
         why = masked(str(error))
-        _log.warning("Prefect was not told what became live; the next run tells it: %s", why)
+        _log.warning("Prefect did not get what became live; the next run sends it: %s", why)
         return ()
-    return tuple(f"Prefect was told: {change}." for change in told)
+    return tuple(f"Prefect was updated: {change}." for change in sent)
 
 
-def _tell(client: SyncPrefectClient, log: AuditLog, position: Cursor) -> list[LiveChange]:
+def _send(client: SyncPrefectClient, log: AuditLog, cursor: Cursor) -> list[LiveChange]:
     """Send what the server lacks. It keeps an event seconds after it took it, so that only the next
-    call sees it there and moves the position: what a dying server lost is sent again.
+    call sees it there and moves the cursor: what a dying server lost is sent again.
     """
-    waiting = untold(log.read(), position.read())
-    oldest = now() - _KEPT
+    waiting = undelivered_changes(log.read(), cursor.read())
+    oldest = now() - _RETENTION
     young = [change for change in waiting if change.event.at >= oldest]
-    held = {found for page in _pages(young) for found in _held(client, page)}
-    lacking = [change for change in young if _id(change) not in held]
+    present = {event for page in _pages(young) for event in _present(client, page)}
+    lacking = [change for change in young if _id(change) not in present]
     for page in _pages(lacking):
         events = [_event(change).model_dump(mode="json") for change in page]
         client.request("POST", "/events", json=events)
-    arrived = list(takewhile(lambda c: c.event.at < oldest or _id(c) in held, waiting))
+    arrived = list(takewhile(lambda c: c.event.at < oldest or _id(c) in present, waiting))
     if arrived:
-        position.move(arrived[-1].head)
+        cursor.move(arrived[-1].head)
     for change in lacking:
         _log.info("%s", change)
     return lacking
 
 
-def _held(client: SyncPrefectClient, changes: Sequence[LiveChange]) -> set[UUID]:
+def _present(client: SyncPrefectClient, changes: Sequence[LiveChange]) -> set[UUID]:
     """Which of these, at most a page, the server has."""
     times = [change.event.at for change in changes]
     wanted = EventFilter(

@@ -14,7 +14,7 @@ from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Precis
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_engine, plan_engine, runnable_here
-from enginegate.errors import BuildError, DataError
+from enginegate.errors import BuildError, DataError, tool_errors
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy.building import EngineTables
 from enginegate.precision import (
@@ -24,7 +24,6 @@ from enginegate.precision import (
     sensitivities,
 )
 from enginegate.records import canonical_json, sha256_bytes
-from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace, remembered
 
 _log = logging.getLogger("enginegate.repair")

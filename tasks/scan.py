@@ -16,11 +16,11 @@ from prefect.deployments import run_deployment
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Sha256
 from enginegate.errors import EnginegateError, InputError
+from enginegate.messages import counted
 from enginegate.policy.model_source import ModelSource
 from enginegate.policy.operating import Scan
 from enginegate.records import Record
-from enginegate.tracking import Ledger
-from enginegate.wording import counted
+from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace, now
 
 _ATTEMPTS = 3
@@ -99,7 +99,7 @@ def new_versions(
 
     Raises:
         InputError: the policy says nothing to scan for, or its model is not in a registry.
-        LedgerError: MLflow cannot be reached.
+        TrackingError: MLflow cannot be reached.
     """
     if not model.registered or not (scan.alias or scan.tag):
         raise InputError(
@@ -107,10 +107,10 @@ def new_versions(
             "a model of the registry (models:/NAME/VERSION) under [model] uri."
         )
     name = model.location.lstrip("/").partition("@")[0].partition("/")[0]
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     found = [
         f"models:/{name}/{version}"
-        for version in ledger.versions_with(name, alias=scan.alias, tag=scan.tag)
+        for version in tracker.versions_with(name, alias=scan.alias, tag=scan.tag)
     ]
     starts = tuple(
         start for uri in found if (start := _claimed(workspace.root / "scan" / policy_of(uri), uri))

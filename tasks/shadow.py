@@ -9,14 +9,15 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.benchmark.deployed import ServedModel, deployed
-from enginegate.candidate import Candidate, EngineKind, OnnxModel, Precision
+from enginegate.candidate import OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
-from enginegate.engines import build_engine, open_reference, plan_engine, serving
+from enginegate.engines import REFERENCE, build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
 from enginegate.loadgen.sent_sample import record_sent
 from enginegate.measurement import Load
+from enginegate.messages import counted
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import Shadow, TrafficTables
 from enginegate.records import Record, canonical_json, sha256_bytes
@@ -31,13 +32,11 @@ from enginegate.shadow import (
 )
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
-from enginegate.wording import counted
 from enginegate.workspace import Workspace, remembered
 from validation.drift import judge_drift, measure_drift
 from validation.shadow import judge_recording, judge_version, not_replayable
 
 _log = logging.getLogger("enginegate.shadow")
-_REFERENCE = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32)
 _SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 # Of the one version that is deployed to be recorded.
 _VERSION = 1
@@ -150,7 +149,7 @@ def _recorded_here(
     try:
         sample = read_sample(path)
     except InputError:
-        plan = plan_engine(source, _REFERENCE, tables=tables, calibration=None)
+        plan = plan_engine(source, REFERENCE, tables=tables, calibration=None)
         reference = build_engine(plan, workspace.engines)
         served = serving(reference.value, reference.folder)
         deployment = ServedModel.of(model, reference.value, served)

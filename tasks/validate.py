@@ -18,22 +18,19 @@ from enginegate import __version__
 from enginegate.candidate import (
     ONNX_FILE,
     Engine,
-    EngineKind,
     OnnxModel,
-    Precision,
     Sha256,
     Unbuilt,
 )
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
-from enginegate.engines import open_reference, runnable_here
-from enginegate.errors import EnginegateError, InputError
+from enginegate.engines import engine_kind, open_reference, runnable_here
+from enginegate.errors import EnginegateError, InputError, tool_errors
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy.building import EngineTables
 from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import emulated, judge_range
 from enginegate.records import Record, canonical_json, sha256_bytes
-from enginegate.tool_errors import tool_errors
 from enginegate.workspace import Workspace, remembered
 from validation.agreement import OutputComparison, compare
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
@@ -43,7 +40,6 @@ from validation.shadow import judge_noise
 from validation.verdict import for_errored, for_unbuilt, for_undecidable, for_unrunnable, verdict_on
 
 _log = logging.getLogger("enginegate.validate")
-_LIKE_FP32 = frozenset({Precision.FP32, Precision.TF32})
 _EMULATED_SAMPLES = 1000
 
 
@@ -209,8 +205,7 @@ def _judge(
 
 def _emulable(engine: Engine) -> bool:
     """Whether its arithmetic differs from FP32's in a way that this machine can imitate."""
-    candidate = engine.candidate
-    return candidate.kind is EngineKind.TENSORRT and candidate.precision not in _LIKE_FP32
+    return engine_kind(engine.candidate.kind).is_emulable(engine.candidate.precision)
 
 
 def _emulate(

@@ -12,11 +12,11 @@ from prefect.events import emit_event
 from enginegate.decision import Release
 from enginegate.errors import (
     EnginegateError,
-    LedgerError,
     NotEverywhereError,
     RepositoryBusyError,
     ServerError,
     TamperedError,
+    TrackingError,
 )
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy.operating import LiveTables, Retention
@@ -25,8 +25,7 @@ from enginegate.repository import (
     Current,
     Golden,
     Layout,
-    ObjectRepository,
-    open_repository,
+    open_target,
     verify,
 )
 from enginegate.repository.history.audit import Event
@@ -40,7 +39,7 @@ from enginegate.repository.history.broken_promises import (
 )
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.shadow import expire, recover
-from enginegate.tracking import Ledger, Outbox, state_tag
+from enginegate.tracking import Tracker, deliver, state_tag
 from enginegate.triton.endpoint import LiveAddresses, live_addresses
 from enginegate.watch.log import Action, Count, SampledTraffic, WatchCheck, WatchLog
 from enginegate.watch.probe import LiveProber, LiveReading, take_reading
@@ -64,35 +63,35 @@ def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]
     return tuple(done)
 
 
-@task(task_run_name="tell-ledger", cache_policy=NO_CACHE)
-def tell_ledger(workspace: Workspace) -> tuple[str, ...]:
-    """Tell MLflow what it could not be told when it happened; what it refuses waits longer."""
+@task(task_run_name="deliver-to-mlflow", cache_policy=NO_CACHE)
+def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]:
+    """Give MLflow what it could not be given when it happened; what it refuses waits longer."""
     try:
-        return Outbox(workspace).deliver()
-    except LedgerError as error:
-        _log.warning("MLflow was not told what waits for it: %s", error)
+        return deliver(workspace, repository)
+    except EnginegateError as error:
+        _log.warning("MLflow does not have all of the audit log yet: %s", error)
         return ()
 
 
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
 def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Bring this host to what is live in object storage; `verify_live` says if it is not."""
-    repository = open_repository(tables, workspace, way=_WAY, judge=judge_reading)
-    if not isinstance(repository, ObjectRepository):
+    storage = open_target(tables, workspace, way=_WAY, judge=judge_reading).storage
+    if storage is None:
         return ()
     try:
-        release = repository.pull()
+        release = storage.pull()
     except EnginegateError as error:
         _log.error("object storage could not be followed: %s", error)
         return ()
     live = f"release {release.version} is" if release else "nothing is"
-    return (f"{live} live here, as in {repository.store.url}.",)
+    return (f"{live} live here, as in {storage.store.url}.",)
 
 
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
 def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """What is wrong with the live repository and its server; nothing is changed."""
-    repository = open_repository(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, way=_WAY)
     try:
         checks = verify(repository, read_back=False)
     except RepositoryBusyError as error:
@@ -190,11 +189,10 @@ def roll_back_failed(
     if before is None or not is_live(tables, release) or not looks.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
-    repository = open_repository(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, way=_WAY)
     try:
         # Whoever changes what is live after the look is right: only what failed it is left.
-        with Outbox(workspace).expecting(tables.target.repository, name):
-            back = repository.rollback(name, before, reason=str(look), expected=release.version)
+        back = repository.rollback(name, before, reason=str(look), expected=release.version)
         return RolledBack(back, f"Release {back.version} is live again.")
     except NotEverywhereError as error:
         return RolledBack(Layout(tables.target.repository, name).release(before), str(error))
@@ -230,13 +228,13 @@ def keep_look(
     """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
     look = WatchLog.at(workspace, release).add(look)
     state = state_of(tables, release, workspace)
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
-        ledger.log_look(look, release, state, held_to(tables, release).promise)
+        tracker.log_look(look, release, state, held_to(tables, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
-            ledger.tag_version(name, int(version), state_tag(state, release))
-    except LedgerError as error:
+            tracker.tag_version(name, int(version), state_tag(state, release))
+    except TrackingError as error:
         _log.warning("look %d counts, but is not in MLflow: %s", look.number, error)
     return look
 

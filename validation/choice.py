@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from enginegate.candidate import Candidate, EngineKind, Precision
+from enginegate.candidate import Candidate, EngineKindName, Precision
 from enginegate.evidence import Benchmark, Outcome, Verdict
 from enginegate.policy.benchmarking import Search
 from enginegate.records import Record
@@ -221,7 +221,7 @@ def not_benchmarked(
     return {candidate: why for candidate, why in found.items() if why and candidate not in needed}
 
 
-def _fp32(kind: EngineKind) -> Candidate:
+def _fp32(kind: EngineKindName) -> Candidate:
     return Candidate(kind=kind, precision=Precision.FP32)
 
 

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from enginegate.decision import Promise, Release
 from enginegate.evidence import Finding, Outcome
 from enginegate.measuring.p99 import P99
+from enginegate.messages import per_second, short_number
 from enginegate.policy.gates import Gates
 from enginegate.policy.operating import Watch
 from enginegate.watch.log import Action, Count, WatchCheck
 from enginegate.watch.probe import LiveReading
-from enginegate.wording import per_second, short_number
 from validation.agreement import OutputComparison
 from validation.drift import MIN_SAMPLES, USUAL_MAX_PSI, Drift
 from validation.statistics import Seen, surely

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.evidence import Benchmark, Finding, Outcome, Rival
 from enginegate.measuring.p99 import lowest_refuted
+from enginegate.messages import per_second
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.wording import per_second
 
 GATE = "speedup"
 # Rates of two searches are equal up to this factor: grids are rounded to six digits.

@@ -247,7 +247,7 @@ class Campaign:
     def _committed(self, model: str) -> int:
         """What recovery has to make live: a canary that has not held is to go back."""
         live, progress = self._live(model), RolloutState(self.root).of(model)
-        if progress is not None and progress.canary == live and not progress.held:
+        if progress is not None and progress.canary == live and not progress.canary_passed:
             return progress.before or 0
         return live
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from enginegate.candidate import Candidate, EngineKind, FileDigest, Precision, TensorSpec
+from enginegate.candidate import Candidate, FileDigest, Precision, TensorSpec
 from enginegate.data import Tensors
 from enginegate.decision import Decision, Promise
 from enginegate.policy.operating import Ensemble, EnsembleStep
@@ -132,7 +132,7 @@ def _engine(order: Order) -> Package:
     return Package(
         model=order.model,
         model_uri=f"models:/{order.model}/1",
-        candidate=Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32),
+        candidate=Candidate(kind="onnxruntime", precision=Precision.FP32),
         engine_sha256=digest.sha256,
         approved={"engine.bin": digest},
         files={name: order.folder / name for name in ("model.py", "engine.bin")},

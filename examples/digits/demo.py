@@ -30,7 +30,7 @@ from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard, print_table
 from enginegate.repository import Layout, LiveRepository, record_decision
 from enginegate.repository.history.audit import answers_to
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.triton.endpoint import live_server
 from enginegate.triton.server import Server
 from enginegate.workspace import Workspace, now
@@ -98,8 +98,8 @@ class _Demo:
         card = qualify(POLICY, made.uri)
         self.cards.append(card)
         print_scorecard(card, self.out, self._sizes(card))
-        ledger = Ledger(self.workspace.tracking_uri, self.workspace.artifacts)
-        compare = ledger.comparison(card.ledger_run)
+        tracker = Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
+        compare = tracker.comparison(card.mlflow_run)
         self.out.print(f"\nCompare in MLflow: {compare.start_command}")
         self.out.print(f"  then {compare.runs_url}", soft_wrap=True)
         return card

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from enginegate.errors import ModelError
 from enginegate.records import canonical_json, sha256_bytes
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace
 from examples.digits.data import CLASSES, INPUT, Digits, read_digits
 from examples.digits.recipe import RECIPES, Recipe
@@ -49,7 +49,7 @@ def prepare(
     Raises:
         ModelError: there is no recipe for that version, or the registry's version of that number
             was made by another recipe.
-        LedgerError: MLflow cannot be reached, or refuses.
+        TrackingError: MLflow cannot be reached, or refuses.
     """
     if version not in RECIPES:
         raise ModelError(
@@ -58,19 +58,19 @@ def prepare(
         )
     digits = read_digits()
     digits.write(workspace_root / "data" / "digits")
-    ledger = Ledger(tracking_uri, Workspace(workspace_root).artifacts)
-    made = [_ensure(ledger, digits, number, progress) for number in range(1, version + 1)]
+    tracker = Tracker(tracking_uri, Workspace(workspace_root).artifacts)
+    made = [_ensure(tracker, digits, number, progress) for number in range(1, version + 1)]
     return made[-1]
 
 
 def _ensure(
-    ledger: Ledger, digits: Digits, version: int, progress: Callable[[str], None]
+    tracker: Tracker, digits: Digits, version: int, progress: Callable[[str], None]
 ) -> Registered:
     uri = f"models:/{MODEL}/{version}"
     digest = _recipe_digest(RECIPES[version], digits)
-    tags = ledger.version_tags(MODEL, version)
+    tags = tracker.version_tags(MODEL, version)
     if tags is not None:
-        _check_recipe(uri, tags, digest, ledger)
+        _check_recipe(uri, tags, digest, tracker)
         progress(f"{uri} is registered already; nothing is trained")
         return Registered(uri, created=False, accuracy=float(tags["accuracy"]))
     from examples.digits.model import accuracy, train  # noqa: PLC0415
@@ -83,9 +83,9 @@ def _ensure(
     )
     measured = accuracy(network, digits.evaluation)
     progress(f"registering {uri}")
-    issued = _register(ledger, network, RECIPES[version], {"recipe": digest}, measured)
+    issued = _register(tracker, network, RECIPES[version], {"recipe": digest}, measured)
     if issued != version:
-        ledger.client.delete_model_version(MODEL, str(issued))
+        tracker.client.delete_model_version(MODEL, str(issued))
         raise ModelError(
             f"The registry issued version {issued} of {MODEL!r} where {version} was to be made: "
             "a version was deleted, and numbers are never used again. Use another workspace "
@@ -94,10 +94,10 @@ def _ensure(
     return Registered(uri, created=True, accuracy=measured)
 
 
-def _check_recipe(uri: str, tags: dict[str, str], digest: str, ledger: Ledger) -> None:
+def _check_recipe(uri: str, tags: dict[str, str], digest: str, tracker: Tracker) -> None:
     if tags.get("recipe") != digest:
         raise ModelError(
-            f"{uri} at {ledger.connection.shown_uri} was made by another recipe "
+            f"{uri} at {tracker.connection.shown_uri} was made by another recipe "
             f"({tags.get('recipe', 'no tag')[:12]}, this one is {digest[:12]}). Versions do not "
             "change: use another workspace (ENGINEGATE_HOME) or tracking URI for the example."
         )
@@ -109,14 +109,14 @@ def _recipe_digest(recipe: Recipe, digits: Digits) -> str:
 
 
 def _register(
-    ledger: Ledger, network: "DigitsNet", recipe: Recipe, tags: dict[str, str], accuracy: float
+    tracker: Tracker, network: "DigitsNet", recipe: Recipe, tags: dict[str, str], accuracy: float
 ) -> int:
     """Log the program in a training run of its own and register it; the version's number."""
-    experiment = ledger.connection.experiment(_EXPERIMENT)
-    with tempfile.TemporaryDirectory() as folder, ledger.connection.explained("register digits"):
+    experiment = tracker.connection.experiment(_EXPERIMENT)
+    with tempfile.TemporaryDirectory() as folder, tracker.connection.explained("register digits"):
         _save(network, Path(folder, "model"))
-        with ledger.connection.run(experiment, f"seed {recipe.seed}", tags) as run:
-            client = ledger.client
+        with tracker.connection.run(experiment, f"seed {recipe.seed}", tags) as run:
+            client = tracker.client
             for name, value in recipe.model_dump().items():
                 client.log_param(run, name, value)
             client.log_metric(run, "acc/evaluation_accuracy_pct", 100 * accuracy)
@@ -124,7 +124,7 @@ def _register(
             client.log_model_artifacts(model.model_id, str(Path(folder, "model")))
             client.finalize_logged_model(model.model_id, "READY")
         tags = {**tags, "accuracy": f"{accuracy:.6f}"}
-        return ledger.register(MODEL, model.model_id, run_id=run, tags=tags)
+        return tracker.register(MODEL, model.model_id, run_id=run, tags=tags)
 
 
 def _save(network: "DigitsNet", folder: Path) -> None:

@@ -147,7 +147,7 @@ def outdated(
     """
     if rules_sha256 != scorecard.policy_sha256:
         return (
-            "it was made under other rules than its policy has now. Qualify again: what was "
+            "its policy has changed since it was made. Qualify again: what was "
             "measured stays, and the new scorecard needs its own decision."
         )
     version = live.version if live else None

@@ -16,6 +16,8 @@ from enginegate.errors import ModelError, TamperedError
 from enginegate.records import Record, sha256_file
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# Which runtime executes an engine, e.g. tensorrt. Open: `engine_kinds` knows those that are here.
+EngineKindName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 ONNX_FILE = "model.onnx"
 
@@ -36,17 +38,10 @@ class Precision(StrEnum):
         return self in {Precision.INT8, Precision.FP8}
 
 
-class EngineKind(StrEnum):
-    """Which runtime executes an engine."""
-
-    ONNXRUNTIME = "onnxruntime"
-    TENSORRT = "tensorrt"
-
-
 class Candidate(Record):
     """One engine kind x precision of one model version."""
 
-    kind: EngineKind
+    kind: EngineKindName
     precision: Precision
     variant: str = Field(
         default="", pattern=r"^[a-z0-9+-]*$", description="suffix for a repaired or tuned form"
@@ -64,14 +59,14 @@ class Candidate(Record):
         Raises:
             ModelError: the name is not ``KIND-PRECISION``.
         """
-        kinds, precisions = "|".join(EngineKind), "|".join(Precision)
-        match = re.fullmatch(rf"({kinds})-({precisions})([a-z0-9+-]*)", name)
+        precisions = "|".join(Precision)
+        match = re.fullmatch(rf"([a-z][a-z0-9_]*)-({precisions})([a-z0-9+-]*)", name)
         if match is None:
             raise ModelError(
-                f"{name!r} is not a candidate. A candidate is KIND-PRECISION with KIND one of "
-                f"{kinds} and PRECISION one of {precisions}, for example onnxruntime-int8."
+                f"{name!r} is not a candidate. A candidate is KIND-PRECISION with KIND an engine "
+                f"kind and PRECISION one of {precisions}, for example onnxruntime-int8."
             )
-        return cls(kind=EngineKind(match[1]), precision=Precision(match[2]), variant=match[3])
+        return cls(kind=match[1], precision=Precision(match[2]), variant=match[3])
 
     def __str__(self) -> str:
         return self.name

@@ -4,25 +4,30 @@ Arrays by name: ``input.NAME`` (one for each model input, first axis the sample)
 ``label`` (integer classes), ``label.OUTPUT`` (classes, numbers or vectors, of one output),
 ``slice.COLUMN`` (text or integers) and ``id`` (text). Pickled arrays are refused.
 A folder's arrays are memory-mapped, so a set may be larger than memory.
+
+A small archive can hold more than this machine: one is unpacked up to what is free in memory now,
+and refused from a gibibyte on if it expands as no honest data does. ENGINEGATE_MAX_ARCHIVE_GIB sets
+another limit, instead of both.
 """
 
 import hashlib
 import io
 import math
+import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
-from zipfile import BadZipFile, ZipFile, ZipInfo, is_zipfile
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo, is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
 
-from enginegate.archives import objections
 from enginegate.atomic_io import write_file
 from enginegate.candidate import TensorSpec
-from enginegate.errors import DataError
+from enginegate.errors import DataError, InputError
+from enginegate.machine import free_memory
 
 Array: TypeAlias = NDArray[Any]
 Tensors: TypeAlias = dict[str, Array]
@@ -305,7 +310,7 @@ def _check_archive(path: Path) -> None:
     if not is_zipfile(path):
         return
     with ZipFile(path) as archive:
-        why = next(objections(path, archive, endings=(".npy",)), "")
+        why = next(archive_objections(path, archive, endings=(".npy",)), "")
         for member in () if why else archive.infolist():
             why = why or _contradiction(archive, member)
     if why:
@@ -327,3 +332,78 @@ def _contradiction(archive: ZipFile, member: ZipInfo) -> str:
         f"{member.filename} says that it holds {shape} values of {dtype}, which are {claimed:,} "
         f"bytes; it has {left:,}. Write it again with numpy.savez."
     )
+
+
+LIMIT_VARIABLE = "ENGINEGATE_MAX_ARCHIVE_GIB"
+_GIB = 1 << 30
+# Compressed masks and zeros reach a hundred; a file made to expand reaches a thousand.
+_MOST_TIMES = 200
+_ENCRYPTED = 1
+_KINDS = {ZIP_STORED, ZIP_DEFLATED}
+
+
+def archive_objections(
+    path: Path, archive: ZipFile, *, endings: Collection[str] = ()
+) -> Iterator[str]:
+    """Why an archive is not unpacked, each reason as a sentence; nothing of it is unpacked here.
+
+    Args:
+        path: the archive's file.
+        endings: what every member's name ends with; empty: any name.
+
+    Raises:
+        InputError: ENGINEGATE_MAX_ARCHIVE_GIB is not a positive number.
+    """
+    members = [member for member in archive.infolist() if not member.is_dir()]
+    for member in members:
+        if member.flag_bits & _ENCRYPTED:
+            yield f"its member {member.filename!r:.80} is encrypted; write the file again without."
+        elif member.compress_type not in _KINDS:
+            yield (
+                f"its member {member.filename!r:.80} is compressed by method "
+                f"{member.compress_type}; write it uncompressed or deflated."
+            )
+        elif endings and not member.filename.endswith(tuple(endings)):
+            yield (
+                f"its member {member.filename!r:.80} does not belong there: each is called "
+                f"NAME{' or NAME'.join(endings)}. Take it out."
+            )
+    yield from _too_large(path, members)
+
+
+def _too_large(path: Path, members: Collection[ZipInfo]) -> Iterator[str]:
+    total, packed = sum(member.file_size for member in members), max(1, path.stat().st_size)
+    limit, free = _limit(), free_memory()
+    way_out = (
+        "Arrays in a folder of .npy files are not read into memory; or, if you trust the file and "
+        f"there is room, set {LIMIT_VARIABLE} to the gibibytes that it may take."
+    )
+    if limit is not None:
+        if total > limit:
+            yield (
+                f"it unpacks to {total / _GIB:.1f} GiB, and {LIMIT_VARIABLE} allows "
+                f"{limit / _GIB:g}. {way_out}"
+            )
+    elif free is not None and total > free:
+        yield (
+            f"it unpacks to {total / _GIB:.1f} GiB, and {free / _GIB:.1f} GiB of memory are free. "
+            f"{way_out}"
+        )
+    elif total > _GIB and total > _MOST_TIMES * packed:
+        yield (
+            f"it unpacks to {total / _GIB:.1f} GiB, {total // packed} times its size; more than "
+            f"{_MOST_TIMES} times is no data. {way_out}"
+        )
+
+
+def _limit() -> float | None:
+    text = os.environ.get(LIMIT_VARIABLE)
+    if not text:
+        return None
+    try:
+        limit = float(text)
+    except ValueError:
+        limit = 0.0
+    if not limit > 0.0:
+        raise InputError(f"{LIMIT_VARIABLE} is {text!r}; it must be a number of GiB above 0.")
+    return limit * _GIB

@@ -18,14 +18,22 @@
     │   ├── NotEverywhereError    a release is live, but not on every server of the fleet
     │   ├── TamperedError         bytes on disk differ from the digest that was approved
     │   └── PublishError          a release was published, did not prove itself, and was undone
-    ├── LedgerError               MLflow cannot be reached or refuses
+    ├── TrackingError             MLflow cannot be reached or refuses
     ├── PromiseBrokenError        exit code 3: a live release fell short (watching.py)
     └── ApprovalError             exit code 7: no valid approval binds to this scorecard
 
 A candidate that is not good enough is never an error: it is a `Finding`. An error means that the
 pipeline could not find out. Each message says what happened, the evidence, and what to do next.
+
+Converters and runtimes raise whatever they like, bare ``Exception`` included, and their texts hold
+colours, source lines of their own and whole graphs: `tool_errors` makes one short message of them.
 """
 
+import errno
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 from typing import ClassVar
 
@@ -112,7 +120,7 @@ class PublishError(RepositoryError):
     """A release did not prove itself after loading; the previous release was restored."""
 
 
-class LedgerError(EnginegateError):
+class TrackingError(EnginegateError):
     """MLflow cannot be reached, or refuses what was asked."""
 
 
@@ -120,3 +128,51 @@ class ApprovalError(EnginegateError):
     """No valid approval binds to this scorecard."""
 
     exit_code = ExitCode.NOT_APPROVED
+
+
+_log = logging.getLogger("enginegate.tools")
+_SHOWN_CHARACTERS = 400
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_ORIGIN = re.compile(r"\[ONNXRuntimeError\] : \d+ : \w+ : |/onnxruntime_src/\S+:\d+ ")
+# Of this machine, not of the model: every other candidate would meet them too.
+_MACHINE = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.EACCES}
+)
+
+
+@contextmanager
+def tool_errors(what: str, *, remedy: str = "") -> Iterator[None]:
+    """Turn any exception of a vendor's tool into a ToolError; the traceback goes to the log.
+
+    This program's own errors, a lack of memory, and a disk that is full or may not be written pass
+    as they are; a tool whose time was over is one that raised.
+
+    Args:
+        what: what could not be done, e.g. ``ONNX Runtime cannot quantise model.onnx``.
+        remedy: what to do next, one sentence; empty if nothing is known.
+
+    Raises:
+        ToolError: the tool raised; the message begins with ``what``.
+    """
+    try:
+        yield
+    except TookTooLongError as error:
+        raise ToolError(f"{what}: {error}") from error
+    except (EnginegateError, MemoryError):
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _MACHINE:
+            raise
+        _log.debug("%s", what, exc_info=error)
+        text = f"{what}: {told_by(error)}"
+        raise ToolError(f"{text}\n{remedy}" if remedy else text) from error
+
+
+def told_by(error: BaseException) -> str:
+    """Type and message of a tool's exception on one line of at most about 400 characters."""
+    text = _ORIGIN.sub("", _COLOURS.sub("", str(error)))
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    words = " ".join(line for line in lines if line)
+    if len(words) > _SHOWN_CHARACTERS:
+        words = f"{words[:_SHOWN_CHARACTERS].rsplit(' ', 1)[0]} …"
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__

@@ -300,7 +300,7 @@ class Scorecard(Record):
     tied: tuple[Candidate, ...] = Field(
         default=(), description="candidates that the measurements do not tell from the winner"
     )
-    ledger_run: str = Field(default="", description="MLflow run id of the qualification")
+    mlflow_run: str = Field(default="", description="MLflow run id of the qualification")
     unmeasured: dict[str, str] = Field(
         default={}, description="candidates that were not benchmarked, by name -> why not"
     )

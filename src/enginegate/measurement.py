@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from enginegate.candidate import Sha256
+from enginegate.messages import per_second
 from enginegate.records import Record
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second
 
 Arrivals = Literal["poisson", "constant", "bursts", "replay"]
 Protocol = Literal["grpc", "http"]

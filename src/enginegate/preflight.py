@@ -13,9 +13,9 @@ from enginegate.candidate import Candidate
 from enginegate.data import DataHeader, read_header
 from enginegate.engines import DecisionObstacle, this_machine, undecidable
 from enginegate.errors import InputError, ModelError, PolicyError
-from enginegate.hooks import why_missing
 from enginegate.policy import Policy
 from enginegate.policy.gates import gates_for
+from enginegate.policy.hooks import why_missing
 from enginegate.shadow.store import is_sample, latest_sample, sample_info
 from enginegate.shadow.trace_file import UNREADABLE
 from enginegate.triton.codec import triton_type

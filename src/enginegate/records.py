@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from enginegate.atomic_io import open_regular, read_file
 from enginegate.errors import InputError
-from enginegate.validation_messages import explain_validation
+from enginegate.messages import explain_validation
 
 _CHUNK_BYTES = 1 << 20
 

@@ -1,6 +1,10 @@
-"""What a message may say of an address: everything but who signs in there, and with what."""
+"""What is said of servers elsewhere: addresses without who signs in there, and a slow answer."""
 
+import logging
 import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 _SIGN_IN = re.compile(r"(?<=//)[^/\s]*@")
@@ -31,3 +35,18 @@ def link_base(uri: str) -> str:
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
     return parts._replace(netloc=host, query="", fragment="").geturl().rstrip("/")
+
+
+_log = logging.getLogger("enginegate.waiting")
+
+
+@contextmanager
+def log_if_slow(sentence: str, *, after_s: float) -> Iterator[None]:
+    """Log the sentence once if the block takes longer than ``after_s`` seconds."""
+    timer = threading.Timer(after_s, _log.info, args=(sentence,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -10,8 +10,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from enginegate.messages import matching
 from enginegate.records import Record
-from enginegate.validation_messages import matching
 
 ResourceName = Annotated[
     str, matching(r"^[A-Za-z][A-Za-z0-9_]{0,63}$", "a name of letters, digits and _")

@@ -77,9 +77,9 @@ class Workspace:
         return self.root / "keys"
 
     @property
-    def outbox(self) -> Path:
-        """What MLflow could not be told yet, and how far Prefect has been told."""
-        return self.root / "outbox"
+    def cursors(self) -> Path:
+        """Up to which line MLflow and Prefect have each audit log."""
+        return self.root / "cursors"
 
     @property
     def tracking_uri(self) -> str:

@@ -2,15 +2,15 @@
 
 from datetime import UTC, datetime
 
-from enginegate.candidate import Candidate, EngineKind, FileDigest, Precision
+from enginegate.candidate import Candidate, FileDigest, Precision
 from enginegate.decision import Decision, Promise, Release, ReleasedEngine
 from enginegate.evidence import Benchmark, DataDigests, Finding, Outcome, Scorecard, Verdict
 from enginegate.measurement import Percentile
 from enginegate.serving import ServingConfig
 
 WHEN = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
-INT8 = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.INT8)
-FP32 = Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.FP32)
+INT8 = Candidate(kind="onnxruntime", precision=Precision.INT8)
+FP32 = Candidate(kind="onnxruntime", precision=Precision.FP32)
 SERVING = ServingConfig(max_batch_size=8, max_queue_delay_us=500, instances=1)
 
 

@@ -135,10 +135,10 @@ def register(workspace: Workspace, model: onnx.ModelProto) -> str:
     """Log the model and register it as the next version of ``tiny``; its URI."""
     import mlflow
 
-    from enginegate.tracking import Ledger
+    from enginegate.tracking import Tracker
 
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
-    experiment = ledger.connection.experiment("training/tiny")
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
+    experiment = tracker.connection.experiment("training/tiny")
     with (
         tracked_at(workspace.tracking_uri),
         mlflow.start_run(experiment_id=experiment) as run,
@@ -146,7 +146,7 @@ def register(workspace: Workspace, model: onnx.ModelProto) -> str:
         logged = mlflow.onnx.log_model(
             model, name="model", pip_requirements=["onnxruntime"], save_as_external_data=False
         )
-    version = ledger.register("tiny", logged.model_id, run_id=run.info.run_id, tags={})
+    version = tracker.register("tiny", logged.model_id, run_id=run.info.run_id, tags={})
     return f"models:/tiny/{version}"
 
 

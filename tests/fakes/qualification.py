@@ -1,6 +1,6 @@
 """One literal qualification with every kind of ending: passed, failed, inconclusive, not built."""
 
-from enginegate.candidate import Candidate, EngineKind, Precision
+from enginegate.candidate import Candidate, Precision
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
 from enginegate.measurement import Load, Measurement, Percentile, StageSplit
 from enginegate.serving import ServingConfig
@@ -12,7 +12,7 @@ DIRECT = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 
 def plan(precision: str) -> Candidate:
     """The TensorRT candidate of a precision."""
-    return Candidate(kind=EngineKind.TENSORRT, precision=Precision(precision))
+    return Candidate(kind="tensorrt", precision=Precision(precision))
 
 
 def qualification(**changes) -> Scorecard:

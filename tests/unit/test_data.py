@@ -230,11 +230,11 @@ def test_an_archive_that_expands_beyond_reason_is_refused(tmp_path, monkeypatch)
         member.write(_header((67 * len(block) // 4,)))
         for _ in range(67):
             member.write(block)
-    monkeypatch.setattr("enginegate.archives.free_memory", lambda: 1 << 40)
+    monkeypatch.setattr("enginegate.data.free_memory", lambda: 1 << 40)
 
     with pytest.raises(DataError, match=r"to 1\.0 GiB, \d+ times its size.*MAX_ARCHIVE_GIB"):
         read_data(path)
-    monkeypatch.setattr("enginegate.archives.free_memory", lambda: 1 << 20)
+    monkeypatch.setattr("enginegate.data.free_memory", lambda: 1 << 20)
     with pytest.raises(DataError, match=r"1\.0 GiB, and 0\.0 GiB of memory are free"):
         read_data(path)
     monkeypatch.setenv("ENGINEGATE_MAX_ARCHIVE_GIB", "0.5")
@@ -244,7 +244,7 @@ def test_an_archive_that_expands_beyond_reason_is_refused(tmp_path, monkeypatch)
 
 def test_its_owner_may_allow_what_expands(saved, monkeypatch):
     """The variable is a limit of its own, instead of what is free."""
-    monkeypatch.setattr("enginegate.archives.free_memory", lambda: 1)
+    monkeypatch.setattr("enginegate.data.free_memory", lambda: 1)
     monkeypatch.setenv("ENGINEGATE_MAX_ARCHIVE_GIB", "1")
 
     assert len(read_data(saved())) == 6

@@ -6,11 +6,11 @@ from pathlib import Path
 from pydantic import NonNegativeFloat
 
 from enginegate.candidate import Engine, Precision
+from enginegate.engines.cuda import Device
 from enginegate.engines.peak_throughput import PeakThroughput, peak_throughput
 from enginegate.engines.roofline import roofline
 from enginegate.engines.work import work_of
 from enginegate.evidence import Benchmark, Roofline
-from enginegate.policy.building import Device
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import remembered
 

@@ -9,8 +9,8 @@ from enginegate.candidate import Candidate
 from enginegate.charts.drawing import COLOURS, Drawing, drawing
 from enginegate.evidence import Benchmark, Point
 from enginegate.measurement import Measurement, StageSplit
+from enginegate.messages import per_second, short_number
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second, short_number
 
 STAGE_COLOURS = {
     "queueing": "#E69F00",

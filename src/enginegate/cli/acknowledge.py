@@ -9,13 +9,13 @@ from enginegate.errors import EnginegateError
 from enginegate.policy import Policy
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history import broken_promises as promises
-from enginegate.tracking import Outbox, state_messages
+from enginegate.tracking import try_deliver
 from enginegate.watch.log import WatchCheck, WatchLog
 from enginegate.workspace import Workspace
 
 
 def acknowledge(policy: Policy, who: str, why: str, release: int | None, out: Console) -> None:
-    """Write who knows of a broken promise into the audit log, and tell MLflow.
+    """Write who knows of a broken promise into the audit log, and update MLflow.
 
     Raises:
         InputError: nothing waits for an acknowledgement, or name or reason are missing.
@@ -27,7 +27,6 @@ def acknowledge(policy: Policy, who: str, why: str, release: int | None, out: Co
     done = promises.acknowledge(root, policy.name, given, _live_checks(layout, workspace))
     for broken in done:
         out.print(f"Acknowledged by {who}: {broken}.", markup=False)
-    outbox, refusal = Outbox(workspace), ""
     events = AuditLog(root).read()
     for number in sorted({broken.release for broken in done}):
         with suppress(EnginegateError):  # the manifest of a withdrawn release is gone
@@ -35,10 +34,9 @@ def acknowledge(policy: Policy, who: str, why: str, release: int | None, out: Co
             checks = WatchLog.at(workspace, manifest).read()
             state = promises.shown_state(events, policy.name, number, checks)
             out.print(f"Release {number} is shown as: {state.word}.")
-            for message in state_messages(manifest, state):
-                refusal = outbox.tell_or_keep(message) or refusal
+    refusal = try_deliver(workspace, root)
     if refusal:
-        out.print(f"MLflow is told later: {refusal.splitlines()[0]}", markup=False)
+        out.print(f"MLflow is updated later: {refusal.splitlines()[0]}", markup=False)
 
 
 def state_words(policy: Policy, workspace: Workspace) -> Iterator[str]:

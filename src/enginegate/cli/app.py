@@ -7,7 +7,7 @@ Exit codes:
   2  wrong use of the command
   3  gates failed, or a live release broke its promise
   4  inconclusive: the evidence is not enough
-  5  could not find out (a server, a tool or the ledger is missing or broke)
+  5  could not find out (a server, a tool or MLflow is missing or broke)
   6  bad input: a policy, a model or data
   7  not approved
 130  interrupted; 143 and 129: ended by SIGTERM, SIGHUP

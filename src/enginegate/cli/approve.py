@@ -23,12 +23,11 @@ from enginegate.cli.waiting import knows_what_is_live
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.messages import counted, explain_validation
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
 from enginegate.repository.history.audit import answers_to
-from enginegate.tracking import Outbox, check_authentic, decision_message
-from enginegate.validation_messages import explain_validation
-from enginegate.wording import counted
+from enginegate.tracking import check_authentic, try_deliver
 from enginegate.workspace import Workspace, now
 
 _log = logging.getLogger("enginegate.approve")
@@ -91,11 +90,11 @@ def decide(
         markup=False,
     )
     if later:
-        out.print(f"The audit log hears of it at the promotion: {later}", markup=False)
-    if scorecard.ledger_run:
-        refusal = Outbox(workspace).tell_or_keep(decision_message(decision, scorecard.ledger_run))
+        out.print(f"The audit log gets it at the promotion: {later}", markup=False)
+    if scorecard.mlflow_run and rules is not None:
+        refusal = try_deliver(workspace, rules.target.repository)
         if refusal:
-            out.print(f"MLflow is told later: {refusal.splitlines()[0]}", markup=False)
+            out.print(f"MLflow is updated later: {refusal.splitlines()[0]}", markup=False)
     if not _goes_on(decision, scorecard, rules, workspace, out):
         out.print(
             f"Next: enginegate promote {path} {scorecard.digest[:12]}", markup=False, soft_wrap=True

@@ -5,10 +5,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from enginegate.errors import TamperedError
+from enginegate.messages import counted
 from enginegate.policy import Policy
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.store.live_record import check_audit
-from enginegate.wording import counted
 
 
 def print_audit(policy: Policy, out: Console, *, as_json: bool) -> bool:

@@ -11,12 +11,12 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from enginegate.contract.server_contract import ContractCheck, check_contract
+from enginegate.engine_kinds import native_backends
 from enginegate.engines import availability
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.machine import gpus
 from enginegate.triton.backends import server_backends
-from enginegate.triton.config import NATIVE_FILES
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, connect
 
@@ -92,7 +92,7 @@ def _backend_words(server: Server) -> str:
             found = server_backends(client)
     except ServerError as error:
         return f"Which backends it has cannot be asked: {error}"
-    missing = sorted(set(NATIVE_FILES) - set(found))
+    missing = sorted(set(native_backends()) - set(found))
     said = f"Own backends for engines: {', '.join(found) or 'none'}"
     return f"{said}; it lacks {' and '.join(missing)}." if missing else f"{said}."
 

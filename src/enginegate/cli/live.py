@@ -18,15 +18,14 @@ from enginegate.errors import EnginegateError, ExitCode, ServerError, TamperedEr
 from enginegate.policy import Policy
 from enginegate.repository import (
     AuditLog,
-    Fleet,
     Layout,
     LiveRepository,
-    LiveTarget,
-    ObjectRepository,
+    StoredTarget,
+    Target,
     models,
-    open_lead,
-    open_repository,
+    open_primary,
     open_storage,
+    open_target,
     verify,
 )
 from enginegate.repository.history.changes import last_live_event
@@ -38,9 +37,9 @@ _LOOK_S = 1.0
 _MISSES = 5
 
 
-def repository_of(policy: Policy) -> LiveTarget:
+def repository_of(policy: Policy) -> Target:
     """Everything a release of the policy goes to, with every server that answers."""
-    return open_repository(policy.live_tables, Workspace.of(policy), way="command")
+    return open_target(policy.live_tables, Workspace.of(policy), way="command")
 
 
 def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console) -> None:
@@ -144,7 +143,7 @@ def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> N
     with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
         with server.client() as client:
             repository = replace(
-                open_lead(policy.live_tables, workspace, way="serve"), client=client
+                open_primary(policy.live_tables, workspace, way="serve"), client=client
             )
             _follow(policy, repository, out)
             for sentence in repository.recover():
@@ -210,22 +209,21 @@ def _server_words(policy: Policy) -> str:
 def _further(policy: Policy, live: int | None) -> Iterator[str]:
     """One line for object storage, and for each further server."""
     target = repository_of(policy)
-    if isinstance(target, ObjectRepository):
-        yield _stored_words(target)
-        target = target.local
-    for member in target.members if isinstance(target, Fleet) else ():
-        where = "" if member.shares else f", {member.repository.root}"
-        if member.repository.client is None:
-            said = "does not answer"
+    if target.storage is not None:
+        yield _stored_words(target.storage)
+    for server in target.servers:
+        where = "" if server.shares else f", {server.repository.root}"
+        if server.repository.client is None:
+            state = "does not answer"
         elif live is None:
-            said = "answers"
+            state = "answers"
         else:
-            same = member.serves(policy.name, live)
-            said = f"serves release {live}" if same else f"answers, but does not serve {live}"
-        yield f"server {member.name}{where}: {said}"
+            same = server.serves(policy.name, live)
+            state = f"serves release {live}" if same else f"answers, but does not serve {live}"
+        yield f"server {server.name}{where}: {state}"
 
 
-def _stored_words(storage: ObjectRepository) -> str:
+def _stored_words(storage: StoredTarget) -> str:
     try:
         pointer = storage.current()
     except EnginegateError as error:

@@ -5,10 +5,10 @@ from pathlib import Path
 from rich.console import Console
 
 from enginegate.errors import InputError
+from enginegate.messages import counted
 from enginegate.policy import Policy
 from enginegate.policy.paths import project_of
 from enginegate.preflight import check_policy
-from enginegate.wording import counted
 
 
 def policies_of(given: list[Path] | None) -> list[Path]:

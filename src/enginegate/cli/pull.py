@@ -8,7 +8,7 @@ from rich.console import Console
 
 from enginegate.errors import PolicyError
 from enginegate.policy import read_policy
-from enginegate.repository import ObjectRepository, open_repository
+from enginegate.repository import open_target
 from enginegate.workspace import Workspace
 
 _out = Console(highlight=False, markup=False, emoji=False)
@@ -17,11 +17,11 @@ _out = Console(highlight=False, markup=False, emoji=False)
 def pull(policy: Annotated[Path, typer.Argument(help="the model family's policy")]) -> None:
     """Bring this host to what is live in object storage: fetch, check, load, prove."""
     rules = read_policy(policy)
-    target = open_repository(rules.live_tables, Workspace.of(rules), way="command")
-    if not isinstance(target, ObjectRepository):
-        raise PolicyError(f"{policy} names no target.objects, so there is nothing to follow.")
-    release = target.pull()
-    where = target.store.url
+    storage = open_target(rules.live_tables, Workspace.of(rules), way="command").storage
+    if storage is None:
+        raise PolicyError(f"{policy} names no target.objects, so there is nothing to pull.")
+    release = storage.pull()
+    where = storage.store.url
     if release is None:
         _out.print(f"Nothing of {rules.name} is live in {where}.", soft_wrap=True)
     else:

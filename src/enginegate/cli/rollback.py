@@ -12,9 +12,9 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.decision import Release
 from enginegate.errors import InputError
 from enginegate.policy import read_policy
-from enginegate.repository import open_repository
+from enginegate.repository import open_target
 from enginegate.repository.recovery import Withdrawal
-from enginegate.tracking import Outbox, live_message, withdrawn_message
+from enginegate.tracking import try_deliver
 from enginegate.workspace import Workspace
 
 _ANSWER_S = 2.0
@@ -35,17 +35,10 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository, outbox = (
-        open_repository(rules.live_tables, workspace, way="command"),
-        Outbox(workspace),
-    )
-    with outbox.expecting(rules.target.repository, rules.name):
-        release = repository.rollback(rules.name, to, reason=reason)
+    repository = open_target(rules.live_tables, workspace, way="command")
+    release = repository.rollback(rules.name, to, reason=reason)
     _say(release, out)
-    message = live_message(release, rules.target.repository)
-    refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(rules.name)
-    _say_untold(refusal, out)
+    _print_undelivered(try_deliver(workspace, rules.target.repository), out)
 
 
 def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
@@ -66,18 +59,10 @@ def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository, outbox = (
-        open_repository(rules.live_tables, workspace, way="command"),
-        Outbox(workspace),
-    )
-    root = rules.target.repository
-    with outbox.expecting(root, rules.name):
-        release = repository.withdraw_first(rules.name, Withdrawal(who, reason))
+    repository = open_target(rules.live_tables, workspace, way="command")
+    release = repository.withdraw_first(rules.name, Withdrawal(who, reason))
     _say_withdrawn(release, policy, out)
-    message = withdrawn_message(release.model_uri, root, rules.name)
-    refusal = outbox.tell_or_keep(message) if message else ""
-    outbox.told(rules.name)
-    _say_untold(refusal, out)
+    _print_undelivered(try_deliver(workspace, rules.target.repository), out)
 
 
 def prefect_answers() -> bool:
@@ -92,11 +77,11 @@ def prefect_answers() -> bool:
         return False
 
 
-def _say_untold(refusal: str, out: Console) -> None:
+def _print_undelivered(refusal: str, out: Console) -> None:
     if os.environ.get("PREFECT_API_URL"):
-        out.print("Prefect could not be told yet; the next promotion, rollback or watch tells it.")
+        out.print("Prefect does not know yet; the next promotion, rollback or watch updates it.")
     if refusal:
-        out.print("MLflow could not be told yet; the next promotion, rollback or watch tells it:")
+        out.print("MLflow does not know yet; the next promotion, rollback or watch updates it:")
         out.print(f"  {refusal}", markup=False)
 
 

@@ -7,8 +7,8 @@ import typer
 from rich.console import Console
 
 from enginegate.errors import InputError
-from enginegate.hooks import importable_from
 from enginegate.policy import Policy, read_policy
+from enginegate.policy.hooks import importable_from
 from enginegate.policy.recording import Shadow
 from enginegate.shadow import SampleInfo, import_sample, record_live, sample_info
 from enginegate.triton.endpoint import live_addresses

@@ -1,20 +1,20 @@
-"""Engines: planned, built once, proven, run and served."""
+"""Engines: planned, built once, proven, run and served; each kind behind one protocol."""
 
 from enginegate.engines.build import build_engine, plan_engine, read_engine
-from enginegate.engines.decidable import (
-    DecisionObstacle,
-    Machine,
-    obstacle_to,
-    this_machine,
-    undecidable,
-)
-from enginegate.engines.onnxruntime.engine import open_onnx
+from enginegate.engines.decidable import Machine, obstacle_to, this_machine, undecidable
+from enginegate.engines.onnxruntime.session import open_onnx
 from enginegate.engines.plan import BuildPlan
-from enginegate.engines.protocol import Availability, Runner, ServedFiles
-from enginegate.engines.registry import NATIVE
+from enginegate.engines.protocol import (
+    Availability,
+    DecisionObstacle,
+    EngineKind,
+    Runner,
+    ServedFiles,
+    engine_kind,
+)
 from enginegate.engines.run import (
+    REFERENCE,
     availability,
-    native_drawback,
     open_engine,
     open_reference,
     runnable_here,
@@ -23,18 +23,18 @@ from enginegate.engines.run import (
 from enginegate.engines.tensorrt.plan_header import check_plan, plan_info
 
 __all__ = [
-    "NATIVE",
+    "REFERENCE",
     "Availability",
     "BuildPlan",
     "DecisionObstacle",
+    "EngineKind",
     "Machine",
     "Runner",
     "ServedFiles",
     "availability",
     "build_engine",
     "check_plan",
-    "native_drawback",
-    "native_obstacle",
+    "engine_kind",
     "obstacle_to",
     "open_engine",
     "open_onnx",

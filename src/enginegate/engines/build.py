@@ -7,12 +7,11 @@ from enginegate.candidate import Candidate, Engine, OnnxModel
 from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
 from enginegate.engines.plan import AS_EXPORTED, BuildPlan
-from enginegate.engines.registry import KINDS
-from enginegate.errors import BuildError, ModelError
+from enginegate.engines.protocol import engine_kind
+from enginegate.errors import BuildError, ModelError, tool_errors
 from enginegate.policy.building import EngineTables
 from enginegate.precision import CalibrationSample, converter_of, reads_data
 from enginegate.sources.external_data import ONE_FILE_BYTES
-from enginegate.tool_errors import tool_errors
 
 MANIFEST = "manifest.json"
 _WAIT_S = 600.0
@@ -34,7 +33,8 @@ def plan_engine(
         calibration: the policy's calibration data; ignored by precisions that need none.
         keep: nodes that stay FP32, in a repaired candidate.
     """
-    calibrating, building = tables.calibration, tables.building
+    calibrating = tables.calibration
+    kind, table = engine_kind(candidate.kind), tables.kinds[candidate.kind]
     data = calibration if reads_data(candidate, calibrating) else None
     return BuildPlan(
         onnx=onnx.value,
@@ -44,9 +44,11 @@ def plan_engine(
         calibration=data,
         calibration_sha256=CalibrationSample.of(data, calibrating).sha256 if data else None,
         calibrating=calibrating,
-        building=building,
+        shapes=tables.shapes,
+        table=table,
+        deciding=kind.deciding_settings(table),
         converter=converter_of(candidate, data=data, rules=calibrating),
-        toolchain=KINDS[candidate.kind].toolchain(building),
+        toolchain=kind.toolchain(table),
         keep=keep,
     )
 
@@ -65,7 +67,7 @@ def build_engine(plan: BuildPlan, engines_root: Path) -> ContentFolder[Engine]:
         engines_root / plan.key,
         read=read_engine,
         make=lambda folder: _build(plan, folder),
-        wait_s=_WAIT_S + plan.building.tensorrt.timeout_s,
+        wait_s=_WAIT_S + engine_kind(plan.candidate.kind).build_limit_s(plan.table),
     )
 
 
@@ -82,8 +84,8 @@ def read_engine(folder: Path) -> Engine:
 
 
 def _build(plan: BuildPlan, folder: Path) -> Engine:
-    kind = KINDS[plan.candidate.kind]
-    here = kind.toolchain(plan.building)
+    kind = engine_kind(plan.candidate.kind)
+    here = kind.toolchain(plan.table)
     if plan.toolchain != here:
         raise BuildError(
             f"{plan.candidate} was planned with {plan.toolchain}, but {here} is here. "

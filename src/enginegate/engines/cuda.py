@@ -4,12 +4,16 @@ import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
 from enginegate.data import Array
 from enginegate.errors import EnginegateError
 
+Device = Literal["cpu", "cuda"]
+AMPERE = 80  # the first compute capability with TF32 and BF16 arithmetic
+ADA = 89  # the first with FP8 arithmetic
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _NON_BLOCKING = 1
 _NO_TIMING = 2
@@ -30,6 +34,11 @@ class Gpu:
 
     def __str__(self) -> str:
         return f"{self.capability} {self.name}"
+
+    @property
+    def capability_number(self) -> int:
+        """Its compute capability as one number, e.g. 89."""
+        return int(self.capability.removeprefix("sm"))
 
 
 @dataclass(frozen=True, slots=True)

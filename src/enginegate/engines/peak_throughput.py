@@ -15,10 +15,10 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from enginegate.candidate import Precision
+from enginegate.engines.cuda import Device
 from enginegate.engines.onnxruntime.gpu import PROVIDER as CUDA
 from enginegate.engines.onnxruntime.gpu import load_cuda_libraries, provider
 from enginegate.errors import EnginegateError
-from enginegate.policy.building import Device
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]

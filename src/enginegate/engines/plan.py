@@ -1,28 +1,37 @@
 """Everything that decides an engine's bytes."""
 
 import shutil
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
+
+import onnx
 
 from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
-    EngineKind,
+    Engine,
     FileDigest,
     OnnxModel,
     Precision,
+    PrecisionProof,
     Sha256,
     ShapeRange,
     TensorSpec,
 )
 from enginegate.data import DataSet
+from enginegate.engines.precision_check import check_precision_proof
+from enginegate.engines.typed import typed_census
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
-from enginegate.policy.building import Building, DimensionRange
-from enginegate.records import canonical_json, sha256_bytes
+from enginegate.policy.building import DimensionRange, Shapes
+from enginegate.precision import Conversion, convert
+from enginegate.records import Record, canonical_json, sha256_bytes
 
-_RECIPE = 2  # raise when the same plan comes to mean other bytes, or another manifest
-_LIMITS = {"timeout_s", "memory_mib", "timing_cache"}  # these stop a build, or hasten it
+Table = TypeVar("Table", bound=Record)
+_RECIPE = 3  # raise when the same plan comes to mean other bytes, or another manifest
 AS_EXPORTED = {Precision.FP32, Precision.TF32}
 
 
@@ -37,7 +46,9 @@ class BuildPlan:
         calibration: representative samples; int8 and fp8 need them.
         calibration_sha256: digest of those that are read; None if the precision needs none.
         calibrating: how they are read.
-        building: shapes, devices, targets and limits.
+        shapes: sizes of dynamic axes.
+        table: the kind's own table of the policy.
+        deciding: settings of that table that decide the bytes, or what the manifest says of them.
         converter: tool, version and settings that change the precision, or ``none``.
         toolchain: the kind's library, version and device; ``absent`` if it is not installed.
         keep: nodes that stay FP32, as `precision.sensitivities` names them.
@@ -50,10 +61,18 @@ class BuildPlan:
     calibration: DataSet | None
     calibration_sha256: Sha256 | None
     calibrating: CalibrationTable
-    building: Building
+    shapes: Shapes
+    table: Record
+    deciding: Mapping[str, object]
     converter: str
     toolchain: str
     keep: tuple[str, ...] = ()
+
+    def table_as(self, model: type[Table]) -> Table:
+        """The kind's own table, as the kind's model."""
+        if not isinstance(self.table, model):
+            raise TypeError(f"the plan of {self.candidate} holds {type(self.table).__name__}")
+        return self.table
 
     @property
     def onnx_path(self) -> Path:
@@ -68,6 +87,94 @@ class BuildPlan:
             shutil.copyfile(self.folder / name, folder / name)  # onnx refuses links
         return self.onnx.external
 
+    def convert(self) -> Conversion:
+        """The model at the candidate's precision, in the form that its kind takes.
+
+        Raises:
+            BuildError: the model cannot be had at this precision.
+            DataError: int8 or fp8 without calibration data, or with data that does not fit.
+        """
+        return convert(
+            self.onnx_path,
+            self.candidate,
+            data=self.calibration,
+            rules=self.calibrating,
+            keep=self.keep,
+        )
+
+    def proof(
+        self,
+        converted: Conversion,
+        *,
+        device: str,
+        doubts: tuple[str, ...] = (),
+        executed: Mapping[str, int] | None = None,
+    ) -> PrecisionProof:
+        """Whether the converted graph computes in what the candidate's name says.
+
+        Args:
+            device: what runs it.
+            doubts: what else was found that contradicts the name; any of it refutes the proof.
+            executed: layers by type in the graph that the runtime made of it; None if unknown.
+        """
+        shapes = {name: shape.best for name, shape in self.profiles.items()}
+        return check_precision_proof(
+            self.candidate,
+            converted.census,
+            device=device,
+            doubts=doubts,
+            typed=typed_census(onnx.load_from_string(converted.onnx), shapes),
+            executed=executed,
+        )
+
+    def engine(  # noqa: PLR0913 - one argument for each part of the record that a kind decides
+        self,
+        path: Path,
+        converted: Conversion,
+        *,
+        builder: str,
+        target: str,
+        proof: PrecisionProof,
+        started_s: float,
+        flags: Mapping[str, str] | None = None,
+        beside: Iterable[Path] = (),
+        external: Mapping[str, FileDigest] | None = None,
+    ) -> Engine:
+        """The record of the engine that was built.
+
+        Args:
+            path: its file.
+            converted: what was compiled.
+            builder: library and version.
+            target: the device it was built for.
+            started_s: when its build began, by the monotonic clock.
+            flags: what the builder was told, by name.
+            beside: other files of its folder, as far as they are there.
+            external: weight files beside it.
+        """
+        return Engine(
+            candidate=self.candidate,
+            filename=path.name,
+            file=FileDigest.of(path),
+            onnx_sha256=self.onnx.file.sha256,
+            source_sha256=self.onnx.source_sha256,
+            converted_sha256=sha256_bytes(converted.onnx),
+            converter=converted.converter,
+            calibration_sha256=self.calibration_sha256,
+            kept_nodes=self.keep,
+            builder=builder,
+            target=target,
+            inputs=self.onnx.inputs,
+            outputs=self.onnx.outputs,
+            max_batch_size=self.max_batch_size,
+            flags=dict(flags or {}),
+            profiles=self.profiles,
+            beside={each.name: FileDigest.of(each) for each in beside if each.is_file()},
+            external=dict(external or {}),
+            build_s=round(time.monotonic() - started_s, 3),
+            proof=proof,
+        )
+
     @property
     def key(self) -> Sha256:
         """Digest of everything that decides the engine's bytes."""
@@ -81,37 +188,31 @@ class BuildPlan:
             "toolchain": self.toolchain,
             "keep": sorted(self.keep),
         }
-        deciding["shapes"] = {
-            name: shape.model_dump() for name, shape in self.known_profiles.items()
-        }
-        if self.candidate.kind is EngineKind.TENSORRT:
-            deciding["tensorrt"] = self.building.tensorrt.model_dump(exclude=_LIMITS)
+        deciding["shapes"] = {name: shape.model_dump() for name, shape in self.profiles.items()}
+        deciding["settings"] = dict(self.deciding)
         return sha256_bytes(canonical_json(deciding))
 
-    @property
-    def profiles(self) -> dict[str, ShapeRange]:
-        """Shapes of every input with a dynamic axis.
+    def check_profiles(self) -> None:
+        """Refuse a model with dynamic axes that the policy gives no range for.
 
         Raises:
-            BuildError: the policy gives no range for a dynamic axis besides the batch.
+            BuildError: there is such an axis besides the batch.
         """
-        found = self.known_profiles
         for spec in self.onnx.inputs:
-            if -1 in spec.shape and spec.name not in found:
+            if -1 in spec.shape and spec.name not in self.profiles:
                 axis = next(
                     i
                     for i, size in enumerate(spec.shape)
-                    if i and size < 0 and not self.building.shapes.of(spec.name, i)
+                    if i and size < 0 and not self.shapes.of(spec.name, i)
                 )
                 raise BuildError(
                     f"{spec} has dynamic axes besides the batch, and the policy gives no range "
                     f"for axis {axis}. Set sequence = {{ min = 8, best = 128, max = 512 }} under "
                     f'[shapes], or that range for "{spec.name}.{axis}" under [shapes.axes].'
                 )
-        return found
 
     @property
-    def known_profiles(self) -> dict[str, ShapeRange]:
+    def profiles(self) -> dict[str, ShapeRange]:
         """Shapes of the inputs with dynamic axes for which the policy gives every range."""
         specs = [spec for spec in self.onnx.inputs if -1 in spec.shape]
         shapes = ((spec.name, self._shape(spec)) for spec in specs)
@@ -133,6 +234,6 @@ class BuildPlan:
         if size >= 0:
             return DimensionRange(min=size, best=size, max=size)
         if index:
-            return self.building.shapes.of(spec.name, index)
+            return self.shapes.of(spec.name, index)
         most = self.max_batch_size
-        return self.building.shapes.batch or DimensionRange(min=1, best=most, max=most)
+        return self.shapes.batch or DimensionRange(min=1, best=most, max=most)

@@ -4,11 +4,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from enginegate.candidate import ONNX_FILE, Engine, EngineKind, OnnxModel
-from enginegate.engines.onnxruntime import engine as onnxruntime
-from enginegate.engines.protocol import Availability, Runner, ServedFiles
-from enginegate.engines.registry import KINDS, NATIVE, NATIVE_SETTINGS
+from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Precision
+from enginegate.engine_kinds import engine_kinds
+from enginegate.engines.onnxruntime.session import open_onnx
+from enginegate.engines.protocol import Availability, Runner, ServedFiles, engine_kind
 from enginegate.errors import ModelError
+
+# The engine that stands for the FP32 model where the model itself has to be served.
+REFERENCE = Candidate(kind="onnxruntime", precision=Precision.FP32)
 
 
 @contextmanager
@@ -21,7 +24,7 @@ def open_engine(engine: Engine, folder: Path) -> Iterator[Runner]:
     """
     engine.check(folder)
     path = folder / engine.filename
-    with KINDS[engine.candidate.kind].load(engine, path) as runner:
+    with engine_kind(engine.candidate.kind).load(engine, path) as runner:
         yield runner
 
 
@@ -34,24 +37,13 @@ def open_reference(onnx: OnnxModel, folder: Path) -> Iterator[Runner]:
     """
     path = folder / ONNX_FILE
     onnx.check(folder)
-    with onnxruntime.open_onnx(path) as runner:
+    with open_onnx(path) as runner:
         yield runner
 
 
 def runnable_here(engine: Engine) -> str | None:
     """Why no device here can run the engine, or None if one can. Nothing is loaded to find out."""
-    return KINDS[engine.candidate.kind].obstacle(engine)
-
-
-def native_drawback(engine: Engine) -> str | None:
-    """Why Triton's own backend is not taken unless a policy insists; None where it is."""
-    on_gpu = engine.target.startswith("cuda")
-    if engine.candidate.kind is not EngineKind.ONNXRUNTIME or not on_gpu:
-        return None
-    return (
-        "on a GPU it takes neither this engine's batch buckets nor its CUDA graphs, so a "
-        "convolution is planned anew for every batch size that comes."
-    )
+    return engine_kind(engine.candidate.kind).obstacle(engine)
 
 
 def serving(engine: Engine, folder: Path, *, backend: str = "") -> ServedFiles:
@@ -68,24 +60,25 @@ def serving(engine: Engine, folder: Path, *, backend: str = "") -> ServedFiles:
     """
     engine.check(folder)
     path = folder / engine.filename
-    usual = KINDS[engine.candidate.kind].serving(engine, path)
+    kind = engine_kind(engine.candidate.kind)
+    usual, native = kind.serving(engine, path), kind.native
     if backend in {"", usual.backend}:
         return usual
-    native, filename = NATIVE[engine.candidate.kind]
-    if backend != native:
+    if native is None or backend != native.backend:
+        possible = {usual.backend, *([native.backend] if native else [])}
         raise ModelError(
             f"{engine.candidate} cannot be served in Triton's {backend} backend: only in "
-            f"{' or '.join(sorted({usual.backend, native}))}. Use a server that has it."
+            f"{' or '.join(sorted(possible))}. Use a server that has it."
         )
     beside = {name: path.with_name(name) for name in engine.external}
     return ServedFiles(
-        backend=native,
-        files={filename: path, **beside},
-        settings=NATIVE_SETTINGS[engine.candidate.kind](engine),
+        backend=native.backend,
+        files={native.filename: path, **beside},
+        settings=kind.native_settings(engine),
         gpu=usual.gpu,
     )
 
 
 def availability() -> tuple[Availability, ...]:
     """What this machine can do, for each engine kind."""
-    return tuple(kind.availability() for kind in KINDS.values())
+    return tuple(engine_kind(name).availability() for name in engine_kinds())

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from enginegate.measurement import Measurement, StageSplit
 from enginegate.measuring.p99 import P99
+from enginegate.messages import short_number
 from enginegate.policy.benchmarking import Slo
-from enginegate.wording import short_number
 
 _ADVICE = {
     "queueing": "add instances, shorten max_queue_delay, or let batches grow",

@@ -17,8 +17,8 @@ from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import TIMERS_MS, ClosedLoad, Generator
 from enginegate.measuring.p99 import P99, decide, nearest_rank
 from enginegate.measuring.raw_requests import Requests
+from enginegate.messages import per_second, short_number
 from enginegate.triton.types import Statistics
-from enginegate.wording import per_second, short_number
 
 _MIN_SAMPLES = 20
 

@@ -6,12 +6,16 @@ paths start from the policy's project (`project_of`), and may not contain ``..``
 
 import tomllib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import Field, PrivateAttr, ValidationError, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, create_model, model_validator
 
+from enginegate.candidate import Precision
+from enginegate.engine_kinds import KindDeclaration, engine_kinds
 from enginegate.errors import PolicyError
+from enginegate.messages import explain_validation
 from enginegate.policy.benchmarking import (
     Benchmarked,
     BenchmarkTables,
@@ -21,14 +25,11 @@ from enginegate.policy.benchmarking import (
     Slo,
 )
 from enginegate.policy.building import (
-    Building,
     CalibrationTable,
     Candidates,
     EngineTables,
-    OnnxRuntime,
     Repair,
     Shapes,
-    TensorRt,
 )
 from enginegate.policy.gates import (
     Evaluation,
@@ -63,7 +64,6 @@ from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Data, Shadow, TrafficTables
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
-from enginegate.validation_messages import explain_validation
 
 __all__ = [
     "Approval",
@@ -106,7 +106,10 @@ _MOST_BYTES = 1 << 20
 
 
 class Policy(Record):
-    """One model family's rules. Unknown keys are refused, so a typo cannot loosen a gate."""
+    """One model family's rules. Unknown keys are refused, so a typo cannot loosen a gate.
+
+    Its engine kinds' tables are fields of `policy_model`, which every policy is read as.
+    """
 
     schema_version: Literal[1]
     name: Name = Field(description="the model's name in the live repository")
@@ -126,8 +129,6 @@ class Policy(Record):
     calibration: CalibrationTable = CalibrationTable()
     repair: Repair = Repair()
     shapes: Shapes = Shapes()
-    onnxruntime: OnnxRuntime = OnnxRuntime()
-    tensorrt: TensorRt = TensorRt()
     gates: dict[Literal["default", "fp32", "tf32", "fp16", "bf16", "int8", "fp8"], Gates]
     slo: Slo
     benchmark: Benchmarked = Benchmarked()
@@ -147,6 +148,10 @@ class Policy(Record):
     def model_post_init(self, context: Any, /) -> None:
         """Remember the folder that relative paths start from; no part of the record."""
         self._root = (context or {}).get(ROOT)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Its class is made for this process's engine kinds; another process reads it anew."""
+        return parse_policy, (self.model_dump(), "a policy of another process", self._root)
 
     @property
     def root(self) -> Path | None:
@@ -186,9 +191,8 @@ class Policy(Record):
         batch = self.shapes.batch
         return EngineTables(
             candidates=self.candidates,
-            building=Building(
-                shapes=self.shapes, onnxruntime=self.onnxruntime, tensorrt=self.tensorrt
-            ),
+            shapes=self.shapes,
+            kinds={kind: getattr(self, kind) for kind in type(self.candidates).model_fields},
             calibration=self.calibration,
             calibration_data=self.data.calibration,
             max_batch_size=batch.max if batch else max(self.search.max_batch_sizes),
@@ -241,6 +245,40 @@ class Policy(Record):
         )
 
 
+def policy_model() -> type[Policy]:
+    """The model of a whole policy: with a table, and a key of [candidates], for each engine kind.
+
+    Raises:
+        ModelError: an installed engine kind cannot be loaded.
+    """
+    return _model_with(tuple(engine_kinds().values()))
+
+
+@cache
+def _model_with(kinds: tuple[KindDeclaration, ...]) -> type[Policy]:
+    precisions: dict[str, Any] = {
+        kind.name: (
+            tuple[Precision, ...],
+            Field(default=(), description=f"precisions for {kind.title}"),
+        )
+        for kind in kinds
+    }
+    tables: dict[str, Any] = {kind.name: (kind.table, kind.table()) for kind in kinds}
+    candidates = create_model(
+        "Candidates",
+        __base__=Candidates,
+        __doc__="Precisions to build for each engine kind; a kind that is left out builds none.",
+        **precisions,
+    )
+    return create_model(
+        "Policy",
+        __base__=Policy,
+        __doc__=Policy.__doc__,
+        candidates=(candidates, ...),
+        **tables,
+    )
+
+
 def read_policy(path: Path) -> Policy:
     """Read and check a policy file; its relative paths start from its project.
 
@@ -282,7 +320,7 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
     wrong = impossible_numbers(raw)
     try:
         rest = without(raw, frozenset(each.key for each in wrong))
-        policy = Policy.model_validate(rest, context={ROOT: root})
+        policy = policy_model().model_validate(rest, context={ROOT: root})
         lines = [*wrong, *mistyped_numbers(rest, policy)]
         if not lines:
             return policy
@@ -304,7 +342,7 @@ def _invalid(origin: str, listed: str) -> str:
 def _explained(error: ValidationError, origin: str, wrong: tuple[Wrong, ...]) -> str:
     """What is wrong, one line each; what was left out as impossible is not missing too."""
     try:
-        found = explain_validation(error, Policy, same_as=("gates", "default"))
+        found = explain_validation(error, policy_model(), same_as=("gates", "default"))
     except RecursionError as deep:
         raise PolicyError(_too_deep(origin)) from deep
     said = tuple(f"  {each.key}{end}" for each in wrong for end in (":", "."))

@@ -1,34 +1,32 @@
 """Tables of a policy that decide which engines are built, and how."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from enginegate.candidate import Candidate, EngineKind, Precision
+from enginegate.candidate import Candidate, EngineKindName
 from enginegate.records import Record
-from enginegate.validation_messages import matching
-
-Device = Literal["cpu", "cuda"]
 
 
 class Candidates(Record):
-    """Precisions to build for each engine kind; an empty list builds none of that kind."""
+    """Precisions to build for each engine kind; a kind that is left out builds none.
 
-    onnxruntime: tuple[Precision, ...] = Field(description="precisions for ONNX Runtime")
-    tensorrt: tuple[Precision, ...] = Field(description="precisions for TensorRT or TensorRT-RTX")
+    Its keys are the engine kinds' names (`policy_model`).
+    """
 
     @model_validator(mode="after")
     def _something_to_build(self) -> Self:
         if not self.all():
-            raise ValueError("name at least one precision for onnxruntime or tensorrt")
+            kinds = " or ".join(type(self).model_fields)
+            raise ValueError(f"name at least one precision for {kinds}")
         return self
 
     def all(self) -> tuple[Candidate, ...]:
-        """Every candidate, in the order of the file, without repeats."""
-        listed = [(EngineKind.ONNXRUNTIME, p) for p in self.onnxruntime]
-        listed += [(EngineKind.TENSORRT, p) for p in self.tensorrt]
+        """Every candidate, kind by kind in the order of the file, without repeats."""
+        listed = [(kind, precision) for kind, precisions in self for precision in precisions]
         return tuple(Candidate(kind=kind, precision=p) for kind, p in dict.fromkeys(listed))
 
 
@@ -104,72 +102,19 @@ class Shapes(Record):
         return self.axes.get(f"{name}.{axis}", self.sequence)
 
 
-class OnnxRuntime(Record):
-    """How ONNX Runtime engines are run."""
-
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        default="auto", description="auto: the GPU if ONNX Runtime and the driver show one"
-    )
-    batch_buckets: tuple[PositiveInt, ...] = Field(
-        default=(),
-        description="batch sizes that run on a GPU, others are padded; empty: powers of two",
-    )
-    cuda_graphs: bool = Field(
-        default=True, description="replay one captured graph a bucket, where the model allows it"
-    )
-
-
-class TensorRt(Record):
-    """How TensorRT plans are built."""
-
-    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
-        default="auto", description="auto: the full library where it is installed, else RTX"
-    )
-    targets: tuple[
-        Annotated[str, matching(r"^sm[0-9]{2,3}$", "sm and two or three digits, e.g. sm90")], ...
-    ] = Field(
-        default=("sm89",), description="compute capabilities to build for ahead of time (RTX only)"
-    )
-    workspace_mib: PositiveInt = Field(default=1024, description="builder workspace limit")
-    timeout_s: PositiveFloat = Field(
-        default=900.0, description="a build is stopped after this long"
-    )
-    memory_mib: PositiveInt = Field(
-        default=16384, description="address space the builder may use beyond what it starts with"
-    )
-    hardware_compatibility: Literal["none", "same_compute_capability", "ampere_plus"] = Field(
-        default="none", description="on which other GPUs a plan may run (full library only)"
-    )
-    version_compatible: bool = Field(
-        default=False,
-        description="plans that newer TensorRT versions load too; they carry code that the loader "
-        "must be told to trust (full library only)",
-    )
-    timing_cache: bool = Field(
-        default=True,
-        description="keep kernel timings, one file a version and GPU (full library only)",
-    )
-
-
-class Building(Record):
-    """The three tables together, as a plan carries them."""
-
-    shapes: Shapes = Shapes()
-    onnxruntime: OnnxRuntime = OnnxRuntime()
-    tensorrt: TensorRt = TensorRt()
-
-
 @dataclass(frozen=True, slots=True)
 class EngineTables:
     """Everything in a policy that decides which engines are built, and how.
 
     Attributes:
+        kinds: each engine kind's own table.
         calibration_data: file that int8 and fp8 scales come from.
         max_batch_size: the largest batch that an engine must take.
     """
 
     candidates: Candidates
-    building: Building
+    shapes: Shapes
+    kinds: Mapping[EngineKindName, Record]
     calibration: CalibrationTable
     calibration_data: Path | None
     max_batch_size: int

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from enginegate.candidate import Precision
+from enginegate.messages import matching
 from enginegate.records import Record
-from enginegate.validation_messages import matching
 
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 Confidence = Annotated[float, Field(gt=0.5, lt=1.0)]

@@ -11,17 +11,17 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from enginegate.engine_kinds import engine_kinds
+
 _HOUR_S, _DAY_S = 3600.0, 86_400.0
 _WEEK_S = 7 * _DAY_S
 _YEAR_H = 366 * 24.0
-# By key: the largest value, and why that one.
-LARGEST: dict[str, tuple[float, str]] = {
+_LARGEST: dict[str, tuple[float, str]] = {
     "approval.expires_hours": (_YEAR_H, "that is a year"),
     "approval.timeout_hours": (_YEAR_H, "that is a year"),
     "calibration.batch_size": (65_536, "rows are held in memory together"),
     "load.processes": (1024, "each is a process of this machine"),
     "load.timeout_s": (_HOUR_S, "that is an hour"),
-    "onnxruntime.batch_buckets": (65_536, "rows are held in memory together"),
     "repair.budget_s": (_WEEK_S, "that is a week"),
     "repair.max_builds": (10_000, "each takes minutes"),
     "retention.releases": (10_000, "each holds an engine"),
@@ -48,10 +48,18 @@ LARGEST: dict[str, tuple[float, str]] = {
     "slo.p99_ms": (_HOUR_S * 1e3, "that is an hour"),
     "target.canary_s": (_WEEK_S, "that is a week"),
     "target.load_timeout_s": (_DAY_S, "that is a day"),
-    "tensorrt.timeout_s": (_WEEK_S, "that is a week"),
     "watch.look_s": (_DAY_S, "that is a day"),
     "watch.window_s": (_WEEK_S, "that is a week"),
 }
+
+
+def largest_values() -> dict[str, tuple[float, str]]:
+    """The largest value of every key that has one, and why that one."""
+    return _LARGEST | {
+        f"{name}.{key}": limit
+        for name, kind in engine_kinds().items()
+        for key, limit in kind.largest.items()
+    }
 
 
 class Wrong(NamedTuple):
@@ -67,7 +75,8 @@ def impossible_numbers(raw: Any) -> tuple[Wrong, ...]:
     Args:
         raw: a policy as TOML gives it.
     """
-    return tuple(line for key, value in _numbers(raw, "") for line in _wrong(key, value))
+    largest = largest_values()
+    return tuple(line for key, value in _numbers(raw, "") for line in _wrong(key, value, largest))
 
 
 def without(raw: Any, keys: frozenset[str], at: str = "") -> Any:
@@ -99,8 +108,8 @@ def mistyped_numbers(raw: Any, read: Any, key: str = "") -> Iterator[Wrong]:
         yield Wrong(key, f"  {key}: must be a number (given: {raw!r:.80})")
 
 
-def _wrong(key: str, value: float) -> Iterator[Wrong]:
-    largest, why = LARGEST.get(key, (math.inf, ""))
+def _wrong(key: str, value: float, limits: Mapping[str, tuple[float, str]]) -> Iterator[Wrong]:
+    largest, why = limits.get(key, (math.inf, ""))
     if not math.isfinite(value):
         allowed = f"a finite number, at most {largest:,.12g}" if why else "a finite number"
         yield Wrong(key, f"  {key}: {value} cannot be meant; allowed is {allowed}")

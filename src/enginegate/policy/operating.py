@@ -14,10 +14,10 @@ from pydantic import (
     model_validator,
 )
 
+from enginegate.messages import matching
 from enginegate.policy.gates import Confidence
 from enginegate.policy.paths import SafePath, as_written
 from enginegate.records import Record
-from enginegate.validation_messages import matching
 
 _LAST_PORT = 65_535
 

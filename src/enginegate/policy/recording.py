@@ -5,10 +5,10 @@ from typing import Annotated, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
+from enginegate.messages import matching
 from enginegate.policy.building import CalibrationTable
 from enginegate.policy.paths import SafePath
 from enginegate.records import Record
-from enginegate.validation_messages import matching
 
 Hook = Annotated[str, matching(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "MODULE:FUNCTION")]
 

@@ -3,9 +3,8 @@
 import onnx
 from onnx import ModelProto
 
-from enginegate.errors import BuildError
+from enginegate.errors import BuildError, tool_errors
 from enginegate.sources.onnx_form import canonical, opset
-from enginegate.tool_errors import tool_errors
 
 
 def well_formed(model: ModelProto, *, what: str) -> ModelProto:

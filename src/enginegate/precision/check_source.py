@@ -7,8 +7,8 @@ import onnx
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from enginegate.errors import ModelError
+from enginegate.messages import counted
 from enginegate.sources.onnx_form import graphs, tensors
-from enginegate.wording import counted
 
 _REAL = frozenset({TensorProto.FLOAT, TensorProto.DOUBLE})
 _OF_ONNXRUNTIME = frozenset({"com.microsoft"})  # ONNX has no schemas of these

@@ -9,6 +9,7 @@ from onnx import ModelProto
 
 from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataSet
+from enginegate.engine_kinds import QuantisedForm, kind_named
 from enginegate.errors import BuildError, DataError
 from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration.select import ranges_for
@@ -17,7 +18,7 @@ from enginegate.precision.check_source import check_convertible
 from enginegate.precision.fp16_bf16 import to_half
 from enginegate.precision.modelopt import ModelOpt, ModelOptJob, by_modelopt, modelopt_for
 from enginegate.precision.nodes import named, regions
-from enginegate.precision.quantise import SCHEMES, Prepared, Scheme, prepare, with_pairs
+from enginegate.precision.quantise import Prepared, prepare, with_pairs
 from enginegate.precision.sample import CalibrationSample
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
@@ -143,16 +144,16 @@ def _skipped(candidate: Candidate, converted: ModelProto) -> bool:
     return candidate.precision.needs_calibration and census(converted).quantised == 0
 
 
-def scheme_of(candidate: Candidate) -> Scheme:
+def quantised_form(candidate: Candidate) -> QuantisedForm:
     """How the candidate's runtime wants a quantised graph.
 
     Raises:
         BuildError: there is no such form here.
     """
-    scheme = SCHEMES.get((candidate.kind, candidate.precision))
-    if scheme is None:
+    form = kind_named(candidate.kind).quantised.get(candidate.precision)
+    if form is None:
         raise BuildError(f"{candidate.kind} has no {candidate.precision} form of a model here.")
-    return scheme
+    return form
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ class _Order:
 
     def by_onnxruntime(self) -> tuple[ModelProto, str]:
         """The model, and how ranges were found."""
-        prepared = prepare(self.source, self.scratch, scheme_of(self.candidate))
+        prepared = prepare(self.source, self.scratch, quantised_form(self.candidate))
         _check_names(prepared.model, self.keep, self.candidate)
         ranges = ranges_for(prepared, self.sample, self.rules, self.scratch)
         kept = kept_with(prepared, self.keep)
@@ -186,7 +187,7 @@ class _Order:
 
 def kept_with(prepared: Prepared, keep: tuple[str, ...]) -> frozenset[str]:
     """Nodes that must stay FP32 for these layers to be FP32."""
-    return regions(prepared.model, keep, prepared.scheme.between)
+    return regions(prepared.model, keep, prepared.form.between)
 
 
 def calibration_sample(

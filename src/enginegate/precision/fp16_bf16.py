@@ -14,10 +14,10 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import Precision
 from enginegate.data import Array
+from enginegate.errors import tool_errors
 from enginegate.precision.check_converted import well_formed, with_opset
 from enginegate.precision.nodes import named
 from enginegate.sources.onnx_form import canonical, graphs
-from enginegate.tool_errors import tool_errors
 
 _BF16_OPSET = 22
 _LARGEST = {Precision.FP16: 65504.0, Precision.BF16: (2 - 2**-7) * 2.0**127}

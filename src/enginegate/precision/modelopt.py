@@ -17,7 +17,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from enginegate.candidate import Candidate, EngineKind
+from enginegate.candidate import Candidate
+from enginegate.engine_kinds import kind_named
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
 from enginegate.precision.check_converted import well_formed
@@ -51,12 +52,12 @@ class ModelOptConversion:
 
 
 def modelopt_for(candidate: Candidate, rules: CalibrationTable) -> ModelOpt | None:
-    """ModelOpt, if it is to convert this candidate; only TensorRT takes its placement of pairs.
+    """ModelOpt, if it is to convert this candidate; not every kind takes its placement of pairs.
 
     Raises:
         BuildError: the policy asks for it, and it is not here; or it has no such method.
     """
-    if candidate.kind is not EngineKind.TENSORRT or rules.tool == "onnxruntime":
+    if not kind_named(candidate.kind).takes_modelopt or rules.tool == "onnxruntime":
         return None
     found = _find(os.environ.get(_VARIABLE, ""))
     if found is None and rules.tool == "modelopt":

@@ -14,13 +14,13 @@ from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import BuildError
 from enginegate.evidence import Finding, Outcome
+from enginegate.messages import counted
 from enginegate.policy import CalibrationTable
 from enginegate.precision.convert import convert
 from enginegate.precision.deadline import run_in_time
 from enginegate.precision.emulation import Emulation, emulation
 from enginegate.precision.session import open_session
 from enginegate.records import Record, sha256_bytes
-from enginegate.wording import counted
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]

@@ -1,10 +1,6 @@
 """FP32 ONNX -> INT8 or FP8 ONNX with explicit Quantize/Dequantize pairs, by ONNX Runtime's tools.
 
-TensorRT takes symmetric scales, float biases and pairs around weighted layers only; with ONNX
-Runtime's defaults it refuses the graph. ONNX Runtime on a CPU is fastest with unsigned activations,
-integer biases and every operator between the layers quantised too (measured: batch 32, one thread,
-a CNN of 64 channels: 2.2 times FP32, against 1.8 with TensorRT's form). Signed activations it turns
-into unsigned ones when it loads, and fails at that for some graphs of opset 21 and later.
+The engine kind says in which form it takes a quantised graph (`engine_kinds.QuantisedForm`).
 
 Ranges are this room's own (`ranges`): ONNX Runtime's entropy has one threshold to choose from by
 default, the maximum, and its FP8 scales clip beyond 4.5 standard deviations of the activation.
@@ -21,7 +17,8 @@ import numpy as np
 import onnx
 from onnx import ModelProto, NodeProto, TensorProto
 
-from enginegate.candidate import EngineKind, Precision
+from enginegate.engine_kinds import QuantisedForm
+from enginegate.errors import tool_errors
 from enginegate.precision.calibration.histograms import histograms
 from enginegate.precision.calibration.methods import ActivationRange, Histogram, whole
 from enginegate.precision.check_converted import well_formed, with_opset
@@ -30,66 +27,15 @@ from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.session import silenced
 from enginegate.precision.shapes import with_symbolic_shapes, with_types
 from enginegate.sources.onnx_form import graphs
-from enginegate.tool_errors import tool_errors
 
 if TYPE_CHECKING:
     from onnxruntime.quantization.calibrate import (  # type: ignore[import-untyped]
         TensorsData,
     )
 
-_FP8 = "QFLOAT8E4M3FN"
 _FP8_MAX = 448.0
 _QDQ_OPSET = 19  # the first whose Quantize and Dequantize take FP8
-_BETWEEN = (
-    *("Add", "AveragePool", "Clip", "Concat", "Flatten", "GlobalAveragePool", "MaxPool"),
-    *("Relu", "Reshape", "Squeeze", "Transpose", "Unsqueeze"),
-)
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
-# Pairs where layers read, not where they write: a pair between Conv and ReLU would round twice, and
-# keep TensorRT from fusing the two.
-_FOR_TENSORRT: dict[str, bool | str | list[str]] = {
-    "QuantizeBias": False,
-    "AddQDQPairToWeight": True,
-    "OpTypesToExcludeOutputQuantization": list(LAYERS),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How one runtime wants a quantised graph.
-
-    Attributes:
-        weights: ONNX Runtime's QuantType of weights.
-        activations: likewise, of everything else.
-        between: operator types that get pairs besides Conv, Gemm and MatMul. Not with attention:
-            its masks hold infinities, which have no scale.
-        symmetric: whether activations have a zero point of 0.
-        options: ONNX Runtime's further options.
-    """
-
-    weights: str
-    activations: str
-    between: tuple[str, ...]
-    symmetric: bool
-    options: Mapping[str, bool | str | list[str]]
-
-    @property
-    def is_fp8(self) -> bool:
-        """Whether levels are floating point, so that entropy of equal levels means nothing."""
-        return self.activations == _FP8
-
-
-SCHEMES = {
-    (EngineKind.ONNXRUNTIME, Precision.INT8): Scheme(
-        "QInt8", "QUInt8", _BETWEEN, symmetric=False, options={}
-    ),
-    (EngineKind.TENSORRT, Precision.INT8): Scheme(
-        "QInt8", "QInt8", (), symmetric=True, options=_FOR_TENSORRT
-    ),
-    (EngineKind.TENSORRT, Precision.FP8): Scheme(
-        _FP8, _FP8, (), symmetric=True, options={"scenario": "same", **_FOR_TENSORRT}
-    ),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +44,14 @@ class Prepared:
 
     Attributes:
         model: shapes inferred, constants folded, every node with a name.
-        scheme: how its runtime wants it.
+        form: how its runtime wants it.
         operators: types of the nodes that get pairs.
         origin: the file, for messages.
         note: what could not be inferred of it; empty if all could.
     """
 
     model: ModelProto
-    scheme: Scheme
+    form: QuantisedForm
     operators: tuple[str, ...]
     origin: str
     note: str = ""
@@ -127,7 +73,7 @@ class Prepared:
         }
 
 
-def prepare(source: Path, scratch: Path, scheme: Scheme) -> Prepared:
+def prepare(source: Path, scratch: Path, form: QuantisedForm) -> Prepared:
     """Raise the opset, infer shapes and fold constants, as ONNX Runtime's quantiser expects.
 
     Raises:
@@ -141,12 +87,12 @@ def prepare(source: Path, scratch: Path, scheme: Scheme) -> Prepared:
     raised = with_opset(onnx.load(source), _QDQ_OPSET, what=f"Quantising {source}")
     shaped, note = with_symbolic_shapes(raised)
     inferred, path = scratch / "inferred.onnx", scratch / "prepared.onnx"
-    with _refusals(str(source), scheme):
+    with _refusals(str(source), form):
         onnx.save(shaped, inferred)
         quant_pre_process(inferred, path, skip_symbolic_shape=True)
         model = named(with_types(onnx.load(path), what=str(source)))
-    operators = LAYERS if _has_attention(model) else (*LAYERS, *scheme.between)
-    return Prepared(model, scheme, operators, str(source), note)
+    operators = LAYERS if _has_attention(model) else (*LAYERS, *form.between)
+    return Prepared(model, form, operators, str(source), note)
 
 
 def with_pairs(
@@ -174,29 +120,29 @@ def with_pairs(
     )
 
     silenced(calibrate)
-    scheme, model = prepared.scheme, ModelProto()
+    form, model = prepared.form, ModelProto()
     model.CopyFrom(prepared.model)
-    with _refusals(prepared.origin, scheme):
+    with _refusals(prepared.origin, form):
         quantizer = QDQQuantizer(
             model,
             per_channel=True,
             reduce_range=False,
-            weight_qType=QuantType[scheme.weights],
-            activation_qType=QuantType[scheme.activations],
-            tensors_range=_tensors_data(scheme, ranges),
+            weight_qType=QuantType[form.weights],
+            activation_qType=QuantType[form.activations],
+            tensors_range=_tensors_data(form, ranges),
             nodes_to_quantize=sorted(only or ()),
             nodes_to_exclude=sorted(keep),
             op_types_to_quantize=list(prepared.operators),
             extra_options={
-                "ActivationSymmetric": scheme.symmetric,
+                "ActivationSymmetric": form.symmetric,
                 "WeightSymmetric": True,
-                **scheme.options,
+                **form.options,
             },
         )
         quantizer.quantize_model()
     return well_formed(
         _with_plain_outputs(quantizer.model.model),
-        what=f"The {scheme.weights} form of {prepared.origin}",
+        what=f"The {form.weights} form of {prepared.origin}",
     )
 
 
@@ -247,7 +193,7 @@ def _has_attention(model: ModelProto) -> bool:
     return any(constants.isdisjoint(node.input) for node in products)
 
 
-def _tensors_data(scheme: Scheme, ranges: Mapping[str, ActivationRange]) -> "TensorsData":
+def _tensors_data(form: QuantisedForm, ranges: Mapping[str, ActivationRange]) -> "TensorsData":
     """In ONNX Runtime's types; it derives FP8 scales from a standard deviation."""
     from onnxruntime.quantization import CalibrationMethod  # noqa: PLC0415
     from onnxruntime.quantization.calibrate import TensorData, TensorsData  # noqa: PLC0415
@@ -258,7 +204,7 @@ def _tensors_data(scheme: Scheme, ranges: Mapping[str, ActivationRange]) -> "Ten
     ends = {name: (np.float32(r.low), np.float32(r.high)) for name, r in ranges.items()}
     found = {name: {"lowest": np.array(a), "highest": np.array(b)} for name, (a, b) in ends.items()}
     method = CalibrationMethod.MinMax
-    if scheme.is_fp8:
+    if form.is_fp8:
         method = CalibrationMethod.Distribution
         _, unit = compute_scale_zp_float8(TensorProto.FLOAT8E4M3FN, np.float32(1.0))
         for name, range_ in ranges.items():
@@ -267,8 +213,8 @@ def _tensors_data(scheme: Scheme, ranges: Mapping[str, ActivationRange]) -> "Ten
     return TensorsData(method, {name: TensorData(**fields) for name, fields in found.items()})
 
 
-def _refusals(origin: str, scheme: Scheme) -> AbstractContextManager[None]:
+def _refusals(origin: str, form: QuantisedForm) -> AbstractContextManager[None]:
     return tool_errors(
-        f"ONNX Runtime cannot quantise {origin} to {scheme.weights}",
+        f"ONNX Runtime cannot quantise {origin} to {form.weights}",
         remedy="Drop that precision from [candidates], or export the model in another way.",
     )

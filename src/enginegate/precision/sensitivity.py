@@ -15,7 +15,7 @@ from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataSet
 from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration.select import ranges_for
-from enginegate.precision.convert import calibration_sample, kept_with, scheme_of
+from enginegate.precision.convert import calibration_sample, kept_with, quantised_form
 from enginegate.precision.fp16_bf16 import rounded
 from enginegate.precision.nodes import layers, named
 from enginegate.precision.quantise import prepare, with_pairs
@@ -98,7 +98,7 @@ def _quantised_forms(
     rules: CalibrationTable,
     scratch: Path,
 ) -> Iterator[tuple[str, ModelProto]]:
-    prepared = prepare(source, scratch, scheme_of(candidate))
+    prepared = prepare(source, scratch, quantised_form(candidate))
     ranges = ranges_for(prepared, sample, rules, scratch)
     for node in layers(prepared.model):
         model = with_pairs(prepared, ranges.by_tensor, only=kept_with(prepared, (node,)))

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from enginegate.data import Array, Tensors
-from enginegate.errors import BuildError, InputError
+from enginegate.errors import BuildError, InputError, told_by, tool_errors
 from enginegate.precision.deadline import opening, run_in_time
 from enginegate.precision.sample import CalibrationSample
-from enginegate.tool_errors import told_by, tool_errors
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]

@@ -10,9 +10,8 @@ import logging
 import onnx
 from onnx import ModelProto, TensorProto, helper
 
-from enginegate.errors import BuildError
+from enginegate.errors import BuildError, told_by
 from enginegate.precision.session import open_session
-from enginegate.tool_errors import told_by
 
 _log = logging.getLogger(__name__)
 _BOUNDLESS = 2**31 - 1  # what a Slice to the end means to ONNX Runtime's tool

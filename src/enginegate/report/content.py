@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
-from enginegate.wording import counted
+from enginegate.messages import counted
 
 Sizes: TypeAlias = Mapping[Candidate, int]
 

@@ -43,7 +43,7 @@ def approval_markdown(scorecard: Scorecard, sizes: Sizes = NO_SIZES) -> str:
         f"- policy sha256 {scorecard.policy_sha256}",
         *(f"- {name} data: {f'sha256 {digest}' if digest else 'none'}" for name, digest in data),
         f"- made at {scorecard.created_at.isoformat(timespec='seconds')}",
-        f"- MLflow run {scorecard.ledger_run or 'none'}",
+        f"- MLflow run {scorecard.mlflow_run or 'none'}",
         *(f"- {name}: {_escaped(value)}" for name, value in sorted(scorecard.environment.items())),
     ]
     return "\n".join(lines) + "\n"

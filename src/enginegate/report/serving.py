@@ -13,11 +13,11 @@ from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
 from enginegate.measurement import Measurement, Percentile
 from enginegate.measuring.advice import buckets, explain_p99
 from enginegate.measuring.p99 import P99
+from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.records import Record
 from enginegate.report.content import accuracy_text, one_line
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second, short_number
 
 SERVING_COLUMNS = (
     "configuration",

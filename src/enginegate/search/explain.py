@@ -6,10 +6,10 @@ import numpy as np
 
 from enginegate.evidence import Point
 from enginegate.measuring.p99 import pooled_p99
+from enginegate.messages import per_second
 from enginegate.search.confirmation import ConfirmedPoint
 from enginegate.search.trial_history import OperatingPoint, PointStatus, TrialHistory
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second
 
 # Values of a field that were only predicted; more make the line longer, not clearer.
 _MOST_PREDICTED = 6

@@ -12,12 +12,12 @@ from enginegate.evidence import Finding, Outcome, Rival
 from enginegate.measurement import TIMERS_MS, LatencySample, Percentile
 from enginegate.measuring.advice import largest_stage
 from enginegate.measuring.p99 import P99, SloDecision, decide, decide_on_server
+from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.search.confirmation import Confirmation, ConfirmedPoint, Overload
 from enginegate.search.queueing import ServiceTimeEstimate
 from enginegate.search.strategy import SearchState
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second, short_number
 
 _SCOPE = "benchmark"
 _ROUNDING = 1.0 + 1e-6

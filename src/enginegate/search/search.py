@@ -17,6 +17,7 @@ from enginegate.errors import ServerError
 from enginegate.evidence import Finding, Outcome, Point, PointDecision, Rival
 from enginegate.measurement import Arrivals, Load, Measurement, Percentile
 from enginegate.measuring.p99 import decide_points, lowest_refuted
+from enginegate.messages import per_second
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.confirmation import Confirmation, ConfirmedPoint
 from enginegate.search.explain import pareto_points, reasons
@@ -33,7 +34,6 @@ from enginegate.search.trial_runner import (
     TrialRunner,
 )
 from enginegate.serving import ServingConfig
-from enginegate.wording import per_second
 
 # Resolutions above the answer at which it is bounded: as exact as the search is, and, where that
 # much more may be sustained, a bound.

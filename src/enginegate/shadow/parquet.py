@@ -13,7 +13,7 @@ import numpy as np
 
 from enginegate.data import Array
 from enginegate.errors import DataError
-from enginegate.wording import counted
+from enginegate.messages import counted
 
 Shapes = Mapping[str, tuple[int, ...]]
 

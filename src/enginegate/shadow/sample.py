@@ -17,11 +17,11 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.errors import DataError
+from enginegate.messages import counted
 from enginegate.records import Record
 from enginegate.shadow.parquet import PartWriter
 from enginegate.shadow.record_batch import RecordBatch, Text, joined
 from enginegate.shadow.redaction import Preparation
-from enginegate.wording import counted
 
 _FLUSH_BYTES = 8 << 20
 _FLUSH_ROWS = 1024

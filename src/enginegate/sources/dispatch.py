@@ -28,7 +28,7 @@ def open_source(source: ModelSource, data: DataSet, *, tracking_uri: str) -> Ite
 
     Raises:
         ModelError: it is missing, corrupt, refused, or of a form that cannot become ONNX.
-        LedgerError: MLflow cannot be reached.
+        TrackingError: MLflow cannot be reached.
     """
     if source.scheme == "file":
         yield open_file(source)

@@ -72,7 +72,7 @@ def onnx_from_source(
     Raises:
         ModelError: the model is missing, refused, corrupt, or does not answer like its framework.
         DataError: the samples do not fit the model.
-        LedgerError: MLflow cannot be reached.
+        TrackingError: MLflow cannot be reached.
     """
     with open_source(source, data, tracking_uri=tracking_uri) as found:
         job = _Job(source, found, data, open_onnx, one_file_bytes)

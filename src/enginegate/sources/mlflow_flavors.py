@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
-from enginegate.archives import objections
 from enginegate.candidate import Sha256
+from enginegate.data import archive_objections
 from enginegate.errors import ModelError
 from enginegate.sources.external_data import files_of
 from enginegate.sources.outside import check_inside
@@ -213,7 +213,7 @@ def _check_archives(model: LoggedModel) -> None:
             continue
         try:
             with ZipFile(file) as archive:
-                why = next(objections(file, archive), "")
+                why = next(archive_objections(file, archive), "")
         except (BadZipFile, OSError, ValueError) as error:
             why = f"it is a damaged archive: {error}."
         if why:

@@ -10,9 +10,8 @@ import re
 import time
 from urllib.parse import urlsplit
 
-from enginegate.errors import LedgerError
-from enginegate.redact import link_base, masked, masked_error
-from enginegate.slow import said_if_slow
+from enginegate.errors import TrackingError
+from enginegate.redact import link_base, log_if_slow, masked, masked_error
 
 ANSWER_S = 15.0
 """Seconds in which a server must give its first answer."""
@@ -43,14 +42,14 @@ def check_answers(tracking_uri: str) -> None:
     """Return if a tracking server answers, whatever it says; a database is not asked.
 
     Raises:
-        LedgerError: nothing accepts a connection there, or nothing answers in ``ANSWER_S``.
+        TrackingError: nothing accepts a connection there, or nothing answers in ``ANSWER_S``.
     """
     address = urlsplit(tracking_uri)
     if address.scheme not in {"http", "https"} or _is_fresh(tracking_uri):
         return
     shown = masked(tracking_uri)
     waiting = f"waiting for MLflow at {shown}; given up after {ANSWER_S:g} s"
-    with said_if_slow(waiting, after_s=_SAID_AFTER_S):
+    with log_if_slow(waiting, after_s=_SAID_AFTER_S):
         _ask(tracking_uri, shown)
     _answered[tracking_uri] = time.monotonic()
 
@@ -71,7 +70,7 @@ def _ask(tracking_uri: str, shown: str) -> None:
             timeout=(_CONNECT_S, ANSWER_S),
         )
     except (MlflowException, OSError) as error:
-        raise LedgerError(_refusal(error, tracking_uri, shown)) from masked_error(error)
+        raise TrackingError(_refusal(error, tracking_uri, shown)) from masked_error(error)
 
 
 def _refusal(error: Exception, tracking_uri: str, shown: str) -> str:

@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError
+from enginegate.messages import counted
 from enginegate.sources.external_data import (
     ONE_FILE_BYTES,
     bring_in,
@@ -21,7 +22,6 @@ from enginegate.sources.external_data import (
     tensors,
     whole,
 )
-from enginegate.wording import counted
 
 __all__ = [
     "canonical",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from enginegate.errors import LedgerError, ModelError
+from enginegate.errors import ModelError, TrackingError
 from enginegate.redact import masked, masked_error
 from enginegate.sources.mlflow_server import check_answers, set_mlflow_up
 
@@ -28,7 +28,7 @@ def resolve(uri: str, *, tracking_uri: str) -> str:
 
     Raises:
         ModelError: the registry has no such model, version or alias.
-        LedgerError: MLflow cannot be reached.
+        TrackingError: MLflow cannot be reached.
     """
     from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
@@ -57,7 +57,7 @@ def fetched(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
 
     Raises:
         ModelError: there is no such version or run, or its files are gone.
-        LedgerError: MLflow cannot be reached.
+        TrackingError: MLflow cannot be reached.
     """
     import mlflow.artifacts  # noqa: PLC0415
     from mlflow.exceptions import MlflowException  # noqa: PLC0415
@@ -112,11 +112,11 @@ def _location_in_run(run_id: str, path: str, client: "MlflowClient") -> str:
     return f"{run.info.artifact_uri}/{path}"
 
 
-def _refused(error: "MlflowException", uri: str, tracking_uri: str) -> ModelError | LedgerError:
+def _refused(error: "MlflowException", uri: str, tracking_uri: str) -> ModelError | TrackingError:
     server, said = masked(tracking_uri), masked(str(error.message))
     if error.error_code in _ABSENT:
         return ModelError(
             f"{server} has no {uri}: {said}\n"
             "Check [model] uri in the policy, and that MLFLOW_TRACKING_URI is the registry meant."
         )
-    return LedgerError(f"MLflow at {server} did not answer about {uri}: {said}")
+    return TrackingError(f"MLflow at {server} did not answer about {uri}: {said}")

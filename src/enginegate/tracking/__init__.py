@@ -2,29 +2,27 @@
 
 from enginegate.tracking.artifact_download import engine_of, scorecard_of
 from enginegate.tracking.authenticity import check_authentic
-from enginegate.tracking.messages import (
-    decision_message,
-    live_message,
-    state_messages,
+from enginegate.tracking.delivery import (
+    CHAMPION,
+    PROMOTION_TIMEOUT_S,
+    deliver,
     state_tag,
-    withdrawn_message,
+    try_deliver,
 )
-from enginegate.tracking.outbox import Outbox
 from enginegate.tracking.scorecard_logger import CandidateArtifacts
-from enginegate.tracking.tracker import Ledger
+from enginegate.tracking.tracker import Tracker
 from enginegate.tracking.ui_links import ComparisonLink
 
 __all__ = [
+    "CHAMPION",
+    "PROMOTION_TIMEOUT_S",
     "CandidateArtifacts",
     "ComparisonLink",
-    "Ledger",
-    "Outbox",
+    "Tracker",
     "check_authentic",
-    "decision_message",
+    "deliver",
     "engine_of",
-    "live_message",
     "scorecard_of",
-    "state_messages",
     "state_tag",
-    "withdrawn_message",
+    "try_deliver",
 ]

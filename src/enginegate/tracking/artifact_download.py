@@ -12,7 +12,7 @@ from enginegate.candidate import Engine, Sha256
 from enginegate.errors import EnginegateError, InputError, ModelError
 from enginegate.evidence import Scorecard
 from enginegate.tracking.connection import Connection
-from enginegate.tracking.tracker import Ledger
+from enginegate.tracking.tracker import Tracker
 from enginegate.workspace import Workspace
 
 _SHARE = (
@@ -35,7 +35,7 @@ def scorecard_of(workspace: Workspace, reference: str) -> Scorecard:
         if not _REFERENCE.fullmatch(reference) or any(here.glob(f"{reference}*.json")):
             raise
         try:
-            found = _fetched_scorecard(_ledger(workspace), reference)
+            found = _fetched_scorecard(_tracker(workspace), reference)
         except EnginegateError as refusal:
             raise InputError(f"{error}\nNor could MLflow be asked: {refusal}\n{_SHARE}") from error
         if found is None:
@@ -55,63 +55,63 @@ def engine_of(workspace: Workspace, scorecard: Scorecard, sha256: Sha256) -> tup
         return workspace.engine(sha256)
     except InputError as error:
         try:
-            _fetch_engine(_ledger(workspace), scorecard, sha256, workspace.engines)
+            _fetch_engine(_tracker(workspace), scorecard, sha256, workspace.engines)
         except EnginegateError as refusal:
             raise InputError(f"{error}\nNor could MLflow give it: {refusal}\n{_SHARE}") from error
     return workspace.engine(sha256)
 
 
-def _ledger(workspace: Workspace) -> Ledger:
-    return Ledger(workspace.tracking_uri, workspace.artifacts)
+def _tracker(workspace: Workspace) -> Tracker:
+    return Tracker(workspace.tracking_uri, workspace.artifacts)
 
 
-def _fetched_scorecard(ledger: Ledger, reference: str) -> Scorecard | None:
-    ledger.check_answers()
-    with ledger.connection.explained(f"look for the scorecard {reference}"):
-        experiments = ledger.client.search_experiments(filter_string="name LIKE 'promotions/%'")
-        runs = ledger.client.search_runs(
+def _fetched_scorecard(tracker: Tracker, reference: str) -> Scorecard | None:
+    tracker.check_answers()
+    with tracker.connection.explained(f"look for the scorecard {reference}"):
+        experiments = tracker.client.search_experiments(filter_string="name LIKE 'promotions/%'")
+        runs = tracker.client.search_runs(
             [experiment.experiment_id for experiment in experiments],
             filter_string=f"tags.scorecard_sha256 LIKE '{reference}%' "
             "and tags.kind = 'qualification'",
         )
         if len(runs) != 1:
             return None
-        with tempfile.TemporaryDirectory(prefix="enginegate-ledger-") as folder:
-            path = ledger.client.download_artifacts(runs[0].info.run_id, "scorecard.json", folder)
+        with tempfile.TemporaryDirectory(prefix="enginegate-mlflow-") as folder:
+            path = tracker.client.download_artifacts(runs[0].info.run_id, "scorecard.json", folder)
             found = Scorecard.read(Path(path))
     return found if found.digest.startswith(reference) else None
 
 
-def _fetch_engine(ledger: Ledger, scorecard: Scorecard, sha256: Sha256, store: Path) -> None:
-    ledger.check_answers()
+def _fetch_engine(tracker: Tracker, scorecard: Scorecard, sha256: Sha256, store: Path) -> None:
+    tracker.check_answers()
     with (
-        ledger.connection.explained(f"give back the engine {sha256[:12]}"),
-        tempfile.TemporaryDirectory(prefix="enginegate-ledger-") as scratch,
+        tracker.connection.explained(f"give back the engine {sha256[:12]}"),
+        tempfile.TemporaryDirectory(prefix="enginegate-mlflow-") as scratch,
     ):
-        engine = _filed_manifest(ledger, scorecard, sha256, scratch)
+        engine = _filed_manifest(tracker, scorecard, sha256, scratch)
         if engine.external:
             raise ModelError(
                 f"{engine.candidate} has weight files beside it, which MLflow does not hold."
             )
-        location = _location(ledger, scorecard, sha256)
+        location = _location(tracker, scorecard, sha256)
         with new_folder(store / sha256) as folder:
-            _download(ledger.connection, f"{location}/{engine.filename}", folder)
+            _download(tracker.connection, f"{location}/{engine.filename}", folder)
             engine.check(folder)
             (folder / "manifest.json").write_bytes(engine.pretty_json())
 
 
-def _filed_manifest(ledger: Ledger, scorecard: Scorecard, sha256: Sha256, scratch: str) -> Engine:
+def _filed_manifest(tracker: Tracker, scorecard: Scorecard, sha256: Sha256, scratch: str) -> Engine:
     """The manifest of an engine, from the run of its candidate."""
-    parent = scorecard.ledger_run
-    experiment = ledger.client.get_run(parent).info.experiment_id
-    children = ledger.client.search_runs(
+    parent = scorecard.mlflow_run
+    experiment = tracker.client.get_run(parent).info.experiment_id
+    children = tracker.client.search_runs(
         [experiment], filter_string=f"tags.`mlflow.parentRunId` = '{parent}'"
     )
     for run in children:
-        if ledger.client.list_artifacts(run.info.run_id, "engine"):
+        if tracker.client.list_artifacts(run.info.run_id, "engine"):
             folder = Path(scratch, run.info.run_id)
             folder.mkdir()
-            path = ledger.client.download_artifacts(
+            path = tracker.client.download_artifacts(
                 run.info.run_id, "engine/manifest.json", str(folder)
             )
             engine = Engine.read(Path(path))
@@ -120,9 +120,9 @@ def _filed_manifest(ledger: Ledger, scorecard: Scorecard, sha256: Sha256, scratc
     raise ModelError(f"The run {parent} has no engine {sha256[:12]}.")
 
 
-def _location(ledger: Ledger, scorecard: Scorecard, sha256: Sha256) -> str:
-    experiment = ledger.client.get_run(scorecard.ledger_run).info.experiment_id
-    found = ledger.client.search_logged_models(
+def _location(tracker: Tracker, scorecard: Scorecard, sha256: Sha256) -> str:
+    experiment = tracker.client.get_run(scorecard.mlflow_run).info.experiment_id
+    found = tracker.client.search_logged_models(
         [experiment], filter_string=f"tags.sha256 = '{sha256}'"
     )
     if not found:

@@ -6,10 +6,10 @@ another one. What they cannot do there is change what MLflow's run holds, or sig
 
 from pathlib import Path
 
-from enginegate.errors import ApprovalError, LedgerError, TamperedError
+from enginegate.errors import ApprovalError, TamperedError, TrackingError
 from enginegate.evidence import Scorecard
 from enginegate.repository import ReleaseSigning
-from enginegate.tracking.tracker import Ledger
+from enginegate.tracking.tracker import Tracker
 from enginegate.workspace import Workspace
 
 
@@ -39,22 +39,22 @@ def check_authentic(scorecard: Scorecard, workspace: Workspace, signing: Release
 
 def _compare(scorecard: Scorecard, path: Path, workspace: Workspace) -> str:
     """Why it could not be compared with what MLflow holds; empty when both are the same."""
-    if not scorecard.ledger_run:
+    if not scorecard.mlflow_run:
         return "it names no run of MLflow that filed it"
-    ledger = Ledger(workspace.tracking_uri, workspace.artifacts)
+    tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
-        filed = ledger.filed_digest(scorecard.ledger_run)
-    except LedgerError as error:
+        filed = tracker.filed_digest(scorecard.mlflow_run)
+    except TrackingError as error:
         return f"it could not be compared with MLflow: {str(error).splitlines()[0]}"
     if filed is None:
         return (
-            f"MLflow at {ledger.connection.shown_uri} has no qualification {scorecard.ledger_run} "
+            f"MLflow at {tracker.connection.shown_uri} has no qualification {scorecard.mlflow_run} "
             "to compare it with"
         )
     if filed != scorecard.digest:
         raise TamperedError(
             f"Scorecard {scorecard.digest[:12]} ({path}) is not what was filed: MLflow's run "
-            f"{scorecard.ledger_run} at {ledger.connection.shown_uri} holds the digest "
+            f"{scorecard.mlflow_run} at {tracker.connection.shown_uri} holds the digest "
             f"{filed[:12] or 'none'}. One of them was changed since the qualification. Find out "
             "who changed it, and qualify again."
         )

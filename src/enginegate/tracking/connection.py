@@ -10,9 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from enginegate.errors import LedgerError
-from enginegate.redact import link_base, masked, masked_error
-from enginegate.slow import said_if_slow
+from enginegate.errors import TrackingError
+from enginegate.redact import link_base, log_if_slow, masked, masked_error
 from enginegate.sources.mlflow_server import check_answers, set_mlflow_up
 
 if TYPE_CHECKING:
@@ -74,12 +73,12 @@ class Connection:
         """The id of the experiment of that name, made if there is none.
 
         Raises:
-            LedgerError: MLflow cannot be reached, or the experiment was deleted.
+            TrackingError: MLflow cannot be reached, or the experiment was deleted.
         """
         with self.explained(f"open the experiment {name!r}"):
             found = self.client.get_experiment_by_name(name) or self._new_experiment(name)
         if found.lifecycle_stage != "active":
-            raise LedgerError(
+            raise TrackingError(
                 f"The MLflow experiment {name!r} at {self.shown_uri} was deleted. Bring it back:\n"
                 f"  mlflow experiments restore --experiment-id {found.experiment_id}"
             )
@@ -112,18 +111,18 @@ class Connection:
 
     @contextmanager
     def explained(self, doing: str) -> Iterator[None]:
-        """Turn what MLflow raises in the block into a LedgerError that says what to do.
+        """Turn what MLflow raises in the block into a TrackingError that says what to do.
 
         A server that does not answer is found out before the block, within seconds.
         """
         check_answers(self.tracking_uri)
         waiting = f"MLflow at {self.shown_uri} has not finished yet: {doing}"
         try:
-            with said_if_slow(waiting, after_s=_SAID_AFTER_S):
+            with log_if_slow(waiting, after_s=_SAID_AFTER_S):
                 yield
         except _refusals() as error:
             lines = str(error).splitlines() or [type(error).__name__]
-            raise LedgerError(
+            raise TrackingError(
                 f"MLflow at {self.shown_uri} could not {doing}: "
                 f"{masked(lines[0])[:_REASON_LENGTH]}\n"
                 f"{self._advice()}"

@@ -33,7 +33,7 @@ _SCALES = {
 
 def params_of(candidate: Candidate, benchmark: Benchmark | None) -> dict[str, str]:
     """The axes of a comparison: what was chosen, not what came out."""
-    params = {"precision": candidate.precision.value, "kind": candidate.kind.value}
+    params = {"precision": candidate.precision.value, "kind": candidate.kind}
     if candidate.variant:
         params["variant"] = candidate.variant
     if benchmark and benchmark.chosen:

@@ -60,7 +60,7 @@ class CandidateArtifacts:
 
 @dataclass(frozen=True, slots=True)
 class ScorecardLogger:
-    """One call of `Ledger.record`."""
+    """One call of `Tracker.record`."""
 
     connection: Connection
     scorecard: Scorecard
@@ -73,7 +73,7 @@ class ScorecardLogger:
         return self.connection.client
 
     def record(self) -> str:
-        """The finished run of this evidence, or a new one; see `Ledger.record`."""
+        """The finished run of this evidence, or a new one; see `Tracker.record`."""
         evidence = _evidence(self.scorecard)
         same = f"tags.evidence_sha256 = '{evidence}' and attributes.status"
         experiment = self.connection.experiment(experiment_name(self.scorecard.model))
@@ -87,7 +87,7 @@ class ScorecardLogger:
         name = f"{self.scorecard.model} {which}"
         tags = {"kind": "qualification", "evidence_sha256": evidence}
         with self.connection.run(experiment, name, tags) as run:
-            scorecard = self.scorecard.model_copy(update={"ledger_run": run})
+            scorecard = self.scorecard.model_copy(update={"mlflow_run": run})
             for verdict in scorecard.verdicts:
                 self._record_candidate(experiment, run, scorecard, verdict.candidate)
             self._describe_parent(run, scorecard)
@@ -178,7 +178,7 @@ class ScorecardLogger:
         )
 
     def _attach(self, run: str, files: Mapping[str, bytes]) -> None:
-        with tempfile.TemporaryDirectory(prefix="enginegate-ledger-") as folder:
+        with tempfile.TemporaryDirectory(prefix="enginegate-mlflow-") as folder:
             for name, content in files.items():
                 if content:
                     write_file(Path(folder, name), content)
@@ -207,7 +207,7 @@ def experiment_name(model: str) -> str:
 
 def _evidence(scorecard: Scorecard) -> str:
     """The scorecard's digest before it knew its run: what recording twice is told by."""
-    return scorecard.model_copy(update={"ledger_run": ""}).digest
+    return scorecard.model_copy(update={"mlflow_run": ""}).digest
 
 
 def _json(record: Record | None) -> bytes:

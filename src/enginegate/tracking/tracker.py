@@ -1,4 +1,4 @@
-"""The ledger: evidence in, registry versions and aliases out."""
+"""The tracker: evidence in, registry versions and aliases out."""
 
 import re
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class Tracker:
     """MLflow at a tracking URI. Making one does nothing; the first call connects.
 
     Attributes:
@@ -54,7 +54,7 @@ class Ledger:
 
         Raises:
             ModelError: there is no such model, version or alias; the message lists what there is.
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@([A-Za-z0-9_-]+))", uri)
         if match is None:
@@ -90,7 +90,7 @@ class Ledger:
     ) -> str:
         """File a scorecard and what belongs to it; returns the parent run's id.
 
-        The scorecard is filed, and tagged by digest, with ``ledger_run`` set to that run, whatever
+        The scorecard is filed, and tagged by digest, with ``mlflow_run`` set to that run, whatever
         it was: `Scorecard.model_copy` with the same update gives the digest to approve. The same
         evidence again finds its finished run and writes nothing.
 
@@ -101,7 +101,7 @@ class Ledger:
             files: further files of the run, by their path in it.
 
         Raises:
-            LedgerError: MLflow refused part-way; the runs still open are marked FAILED.
+            TrackingError: MLflow refused part-way; the runs still open are marked FAILED.
             TamperedError: an engine's bytes are not what its manifest says.
         """
         logger = ScorecardLogger(self.connection, scorecard, artifacts, report, files)
@@ -120,7 +120,7 @@ class Ledger:
             promise: that the release is held to now.
 
         Raises:
-            LedgerError: MLflow cannot be reached, or refuses.
+            TrackingError: MLflow cannot be reached, or refuses.
         """
         with self.connection.explained(f"file look {look.number} at release {release.version}"):
             return log_check(self.connection, look, release, state, promise)
@@ -129,7 +129,7 @@ class Ledger:
         """The run of a release's checks; None: none was ever filed.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         with self.connection.explained(f"look up the checks of {model!r}"):
             return watch_run(self.connection, model, release_sha256)
@@ -138,7 +138,7 @@ class Ledger:
         """Where the UI compares the candidates of a recorded scorecard.
 
         Raises:
-            LedgerError: MLflow cannot be reached, or knows no such run.
+            TrackingError: MLflow cannot be reached, or knows no such run.
         """
         with self.connection.explained(f"find the run {run_id}"):
             experiment = self.client.get_run(run_id).info.experiment_id
@@ -156,7 +156,7 @@ class Ledger:
         """Register a logged model (``m-...``) as the next version; the version's number.
 
         Raises:
-            LedgerError: MLflow cannot be reached, or does not have that logged model.
+            TrackingError: MLflow cannot be reached, or does not have that logged model.
         """
         with self.connection.explained(f"register a version of {model_name!r}"):
             if self._model(model_name) is None:
@@ -177,7 +177,7 @@ class Ledger:
         """A registered version's tags; None when there is no such version.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         with self.connection.explained(f"look up version {version} of {model_name!r}"):
             found = self.connection.found(
@@ -196,7 +196,7 @@ class Ledger:
             tag: ``NAME``, whatever its value, or ``NAME=VALUE``.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         found = {self.alias(model_name, alias)} - {None} if alias is not None else set()
         if tag is not None:
@@ -214,7 +214,7 @@ class Ledger:
         """The version an alias stands for; None when the model or the alias does not exist.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         model = self._model(model_name)
         version = model.aliases.get(alias) if model else None
@@ -224,7 +224,7 @@ class Ledger:
         """Versions that any alias stands for now; none of a model that does not exist.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         model = self._model(model_name)
         return (
@@ -235,7 +235,7 @@ class Ledger:
         """Let an alias stand for another version.
 
         Raises:
-            LedgerError: MLflow cannot be reached, does not have that version, or keeps that alias
+            TrackingError: MLflow cannot be reached, does not have that version, or keeps that alias
                 for itself (``latest``, ``v1``).
         """
         with self.connection.explained(f"let {model_name}@{alias} stand for version {version}"):
@@ -246,7 +246,7 @@ class Ledger:
         """Let an alias stand for nothing, if it stands for this version now.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         if self.alias(model_name, alias) == version:
             with self.connection.explained(
@@ -258,7 +258,7 @@ class Ledger:
         """Write facts on a registered version, such as the release that serves it.
 
         Raises:
-            LedgerError: MLflow cannot be reached, or does not have that version.
+            TrackingError: MLflow cannot be reached, or does not have that version.
         """
         with self.connection.explained(f"tag version {version} of {model_name}"):
             for name, value in tags.items():
@@ -268,7 +268,7 @@ class Ledger:
         """Whether there is such a run.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         with self.connection.explained(f"look up the run {run_id}"):
             return self.connection.found(lambda client: client.get_run(run_id)) is not None
@@ -277,7 +277,7 @@ class Ledger:
         """Digest of the scorecard that a qualification's run filed; None: there is no such run.
 
         Raises:
-            LedgerError: MLflow cannot be reached.
+            TrackingError: MLflow cannot be reached.
         """
         self.check_answers()
         with self.connection.explained(f"look up the run {run_id}"):
@@ -290,7 +290,7 @@ class Ledger:
         """Write facts on a run, such as who approved the scorecard that it filed.
 
         Raises:
-            LedgerError: MLflow cannot be reached, or knows no such run.
+            TrackingError: MLflow cannot be reached, or knows no such run.
         """
         with self.connection.explained(f"tag the run {run_id}"):
             for name, value in tags.items():
@@ -300,7 +300,7 @@ class Ledger:
         """Find out quickly that a tracking server is away or hangs: MLflow itself waits longer.
 
         Raises:
-            LedgerError: nothing accepts a connection at its address, or nothing answers.
+            TrackingError: nothing accepts a connection at its address, or nothing answers.
         """
         check_answers(self.tracking_uri)
 

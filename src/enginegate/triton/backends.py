@@ -9,10 +9,11 @@ from contextlib import suppress
 from typing import Literal
 
 from enginegate.candidate import TensorSpec
+from enginegate.engine_kinds import native_backends
 from enginegate.errors import ModelError, ServerError
 from enginegate.serving import ServingConfig
 from enginegate.triton.client import TritonClient
-from enginegate.triton.config import NATIVE_FILES, model_config
+from enginegate.triton.config import model_config, opened_file
 from enginegate.triton.install import TritonInstall
 
 # Triton 2.51: "unable to find backend library for backend 'tensorrt', try specifying runtime …"
@@ -41,10 +42,10 @@ def server_has_backend(client: TritonClient, backend: str) -> bool:
         ModelError: the backend is none that this program serves engines with.
         ServerError: the server does not answer, or takes no load calls (it polls).
     """
-    if backend not in NATIVE_FILES:
+    if backend not in native_backends():
         raise ModelError(
             f"{backend!r} is none of Triton's own backends that engines are served with: "
-            f"{', '.join(NATIVE_FILES)}."
+            f"{', '.join(native_backends())}."
         )
     key = (f"{client.metadata().name} at {client.address}", backend)
     if key not in _known:
@@ -58,7 +59,8 @@ def server_backends(client: TritonClient) -> tuple[str, ...]:
     Raises:
         ServerError: the server does not answer, or takes no load calls (it polls).
     """
-    return tuple(backend for backend in sorted(NATIVE_FILES) if server_has_backend(client, backend))
+    native = sorted(native_backends())
+    return tuple(backend for backend in native if server_has_backend(client, backend))
 
 
 def choose_backend(wanted: Wanted, backend: str, *, has: bool) -> str:
@@ -82,13 +84,17 @@ def choose_backend(wanted: Wanted, backend: str, *, has: bool) -> str:
 
 
 def backend_for(
-    wanted: Wanted, backend: str, *, install: TritonInstall, live: TritonClient | None
+    wanted: Wanted,
+    backend: str | None,
+    *,
+    install: TritonInstall,
+    live: TritonClient | None,
 ) -> str:
     """The backend to measure in and to serve in: the live server must have it too.
 
     Args:
         wanted: what the policy says.
-        backend: the engine kind's own in Triton.
+        backend: the engine kind's own in Triton; None if it has none.
         install: the server that measures.
         live: the server that will serve; None, or one that takes no load calls, is believed to have
             what `install` has: a release that it cannot load is rolled back.
@@ -96,6 +102,13 @@ def backend_for(
     Raises:
         ModelError: the policy insists on a backend that is not there.
     """
+    if backend is None:
+        if wanted == "native":
+            raise ModelError(
+                'The policy says serving.backend = "native", and Triton has no backend of its own '
+                'for this engine kind. Use "auto" or "python".'
+            )
+        return "python"
     has = wanted != "python" and install_has_backend(install, backend)
     if has and live is not None:
         with suppress(ServerError):
@@ -111,7 +124,7 @@ def _serves(client: TritonClient, backend: str) -> bool:
 def _probe(client: TritonClient, backend: str) -> bool:
     name = f"enginegate-probe-{uuid.uuid4().hex[:12]}"
     try:
-        _load(client, name, backend, NATIVE_FILES[backend], b"no model")
+        _load(client, name, backend, opened_file(backend), b"no model")
     except ServerError as error:
         if _REFUSES in str(error) or not client.live():
             raise

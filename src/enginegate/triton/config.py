@@ -8,17 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from enginegate.candidate import TensorSpec
+from enginegate.engine_kinds import native_backends
 from enginegate.errors import ModelError, ServerError
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.codec import numpy_type, triton_type, vendor
 
-NATIVE_FILES = {"onnxruntime": "model.onnx", "tensorrt": "model.plan"}
-OPENED_FILES = {
-    "python": "model.py",
-    **NATIVE_FILES,
-    "onnxruntime_onnx": "model.onnx",
-    "tensorrt_plan": "model.plan",
-}
 _NO_OPTIONS = ServingOptions()
 _NO_SETTINGS = BackendSettings()
 # Policy's [serving] key -> field of ``ModelConfig``.
@@ -41,6 +35,13 @@ _OPTION_FIELDS = {
     "model_priority": "optimization.priority",
 }
 _TRITON_WORDS = {"delay": "DELAY", "max": "PRIORITY_MAX", "min": "PRIORITY_MIN"}
+
+
+def opened_file(backend: str) -> str:
+    """The file that a backend or platform opens in a version's folder; empty if unknown."""
+    files = {name: native.filename for name, native in native_backends().items()}
+    platforms = {native.platform: native.filename for native in native_backends().values()}
+    return ({"python": "model.py"} | platforms | files).get(backend, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Config:
     @property
     def opened_file(self) -> str:
         """The file that the backend opens in a version's folder; empty for an unknown backend."""
-        usual = OPENED_FILES.get(self.backend or str(self.message.platform), "")
+        usual = opened_file(self.backend or str(self.message.platform))
         return str(self.message.default_model_filename) or usual
 
     @property
@@ -152,8 +153,8 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     config = bare_config(name, inputs, outputs)
     message = config.message
     message.backend = backend
-    if backend in NATIVE_FILES:
-        message.default_model_filename = NATIVE_FILES[backend]
+    if backend in native_backends():
+        message.default_model_filename = native_backends()[backend].filename
     _apply_serving(message, serving, gpu=gpu)
     _apply_options(message, options)
     if settings.graph_level:

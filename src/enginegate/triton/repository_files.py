@@ -7,7 +7,7 @@ from pathlib import Path
 
 from enginegate.atomic_io import new_folder
 from enginegate.errors import ModelError, ServerError
-from enginegate.triton.config import OPENED_FILES
+from enginegate.triton.config import opened_file
 
 # Names a folder that a benchmark wrote and may remove.
 _SCRATCH = ".scratch"
@@ -26,8 +26,8 @@ def check_model_files(name: str, backend: str, files: Mapping[str, Path]) -> Non
             + (f"missing {', '.join(missing)}." if missing else "it has no files.")
             + "\nBuild the engine again."
         )
-    opened = OPENED_FILES.get(backend)
-    if opened is not None and opened not in files:
+    opened = opened_file(backend)
+    if opened and opened not in files:
         raise ModelError(f"{name} is for Triton's {backend} backend, but has no {opened}.")
 
 

@@ -4,6 +4,7 @@ A version whose files do not fit the configuration is worse than a load that fai
 never ends the load of a Python model without its file, and then answers no other load of the model.
 """
 
+from enginegate.engine_kinds import is_fixed_batch
 from enginegate.triton.config import Config
 
 # These may differ between versions that share a configuration: they say how much of a model is
@@ -19,7 +20,6 @@ _FREE = (
 )
 # No other field of ``optimization`` changes what can be loaded.
 _DECIDING_OPTIMIZATION = {"graph", "execution_accelerators"}
-_FIXED_LARGEST_BATCH = {"tensorrt", "tensorrt_plan"}
 
 
 def sharing_obstacle(old: Config, new: Config) -> str:
@@ -37,7 +37,7 @@ def sharing_obstacle(old: Config, new: Config) -> str:
         if before.get(field) != after.get(field):
             return f"{before.get(field, f'no {field}')} became {after.get(field, f'no {field}')}"
     old_batch, new_batch = old.serving.max_batch_size, new.serving.max_batch_size
-    if new_batch > old_batch and {old.backend, old.message.platform} & _FIXED_LARGEST_BATCH:
+    if new_batch > old_batch and is_fixed_batch(old.backend or old.message.platform):
         return f"max_batch_size: {old_batch} became {new_batch}, which the older plan may not take"
     return ""
 

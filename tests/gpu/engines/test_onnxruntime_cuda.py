@@ -7,19 +7,20 @@ import pytest
 
 from benchmarks.networks import exported, planned, samples
 from enginegate.engines import build_engine, open_engine, open_reference
+from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
-from enginegate.policy.building import Building, DimensionRange, OnnxRuntime, Shapes
+from enginegate.policy.building import DimensionRange, Shapes
 
 pytestmark = pytest.mark.gpu
 onnxruntime = pytest.importorskip("onnxruntime")
 if "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
     pytest.skip("onnxruntime-gpu is not installed", allow_module_level=True)
 
-BUILDING = Building(
-    shapes=Shapes(batch=DimensionRange(min=1, best=8, max=8)),
-    onnxruntime=OnnxRuntime(device="cuda"),
-)
+TABLES = {
+    "shapes": Shapes(batch=DimensionRange(min=1, best=8, max=8)),
+    "onnxruntime": OnnxRuntimeTable(device="cuda"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def build(cnn, images, tmp_path_factory):
 
     def make(name):
         rules = CalibrationTable(method="max", max_samples=16)
-        return build_engine(planned(cnn, name, images, building=BUILDING, calibration=rules), root)
+        return build_engine(planned(cnn, name, images, tables=TABLES, calibration=rules), root)
 
     return make
 

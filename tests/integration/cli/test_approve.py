@@ -155,7 +155,7 @@ def test_a_no_is_kept_where_the_audit_log_cannot_be_written(desk, monkeypatch):
     here.say(card, "reject")
 
     assert here.workspace.decision(card.digest).answer == "reject"
-    assert "hears of it at the promotion: live is being changed by pid 7." in here.said
+    assert "gets it at the promotion: live is being changed by pid 7." in here.said
 
 
 def test_a_stranger_cannot_reject_and_is_told(desk):

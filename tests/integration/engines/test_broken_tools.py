@@ -8,7 +8,7 @@ from onnxruntime.quantization import shape_inference
 
 from enginegate.candidate import Candidate, Unbuilt
 from enginegate.data import write_data
-from enginegate.engines.onnxruntime.run import SessionRunner
+from enginegate.engines.onnxruntime.session import SessionRunner
 from enginegate.evidence import Outcome
 from enginegate.policy import parse_policy
 from enginegate.workspace import Workspace

@@ -7,7 +7,7 @@ import torch
 
 from enginegate.data import read_data
 from enginegate.errors import ModelError
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace
 from examples.digits.data import read_digits
 from examples.digits.model import train
@@ -21,8 +21,8 @@ def workspace(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ledger(workspace):
-    return Ledger(_uri(workspace), workspace.artifacts)
+def tracker(workspace):
+    return Tracker(_uri(workspace), workspace.artifacts)
 
 
 def _uri(workspace):
@@ -45,7 +45,7 @@ def test_accurate_enough(registered):
     assert len(lines) > RECIPES[1].epochs
 
 
-def test_program_opens_without_pickle(registered, workspace, ledger, monkeypatch):
+def test_program_opens_without_pickle(registered, workspace, tracker, monkeypatch):
     """What the registry gives back names input and output, takes any batch, and is as accurate."""
     import mlflow.artifacts
     import mlflow.pytorch
@@ -53,8 +53,8 @@ def test_program_opens_without_pickle(registered, workspace, ledger, monkeypatch
 
     monkeypatch.setenv("MLFLOW_ALLOW_PICKLE_DESERIALIZATION", "false")
     made, _ = registered
-    location = ledger.client.get_model_version_download_uri("digits", "1")
-    folder = mlflow.artifacts.download_artifacts(location, tracking_uri=ledger.tracking_uri)
+    location = tracker.client.get_model_version_download_uri("digits", "1")
+    folder = mlflow.artifacts.download_artifacts(location, tracking_uri=tracker.tracking_uri)
     evaluation = read_data(workspace.root / "data" / "digits" / "evaluation.npz")
 
     program = mlflow.pytorch.load_model(folder)
@@ -95,16 +95,16 @@ def test_unknown_version(workspace):
         prepare(workspace.root, _uri(workspace), 99, lambda _: None)
 
 
-def test_deleted_version_is_not_replaced(registered, workspace, ledger, monkeypatch):
+def test_deleted_version_is_not_replaced(registered, workspace, tracker, monkeypatch):
     """The registry never uses a number again, so the example says what to do instead."""
     assert registered
     monkeypatch.setitem(RECIPES, 2, Recipe(seed=2, epochs=1, contrast=0.0))
     assert prepare(workspace.root, _uri(workspace), 2, lambda _: None).created
-    ledger.client.delete_model_version("digits", "2")
+    tracker.client.delete_model_version("digits", "2")
 
     with pytest.raises(ModelError, match="The registry issued version 3"):
         prepare(workspace.root, _uri(workspace), 2, lambda _: None)
-    assert ledger.version_tags("digits", 3) is None
+    assert tracker.version_tags("digits", 3) is None
 
 
 def test_same_recipe_same_weights():

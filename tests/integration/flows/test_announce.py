@@ -146,7 +146,7 @@ def test_the_watch_tells_after_it_has_looked(rules, log, monkeypatch):
     del log  # it only has to be there
     sent, sent_before = sent_by(monkeypatch), []
 
-    def verify(_):
+    def verify(*_):
         sent_before.extend(sent)
         return ("something is wrong",)
 
@@ -163,11 +163,11 @@ def test_whoever_tells_already_is_not_waited_for(rules, log, caplog):
     del log  # it only has to be there
     address = PREFECT_API_URL.value()
     begun_s = time.monotonic()
-    with Cursor.of(Workspace.here(), address, rules.target.repository).held():
+    with Cursor.of(Workspace.here(), address, rules.target.repository).exclusive():
         assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
 
     assert time.monotonic() - begun_s < 5.0
-    assert "the next run tells it" in caplog.text
+    assert "the next run sends it" in caplog.text
     assert len(announce_releases.fn(rules.target.repository, Workspace.of(rules))) == 3
 
 

@@ -14,6 +14,7 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
+from enginegate.workspace import Workspace
 from flows.answer import answer_suspended
 from tasks.expired_approvals import note_expired_approvals
 from tasks.prefect_server import check_answers
@@ -77,7 +78,12 @@ def odd_server(request, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "ask", [announce_releases, note_expired_approvals], ids=["announce", "unanswered"]
+    "ask",
+    [
+        lambda policy, workspace: announce_releases.fn(policy.target.repository, workspace),
+        lambda policy, workspace: note_expired_approvals.fn(policy.live_tables, workspace),
+    ],
+    ids=["release-events", "expired-approvals"],
 )
 def test_nobody_waits_for_it_and_no_password_is_told(
     odd_server, ask, tmp_path, monkeypatch, caplog
@@ -92,7 +98,7 @@ def test_nobody_waits_for_it_and_no_password_is_told(
     AuditLog(rules.target.repository).tell("published", rules.name, why="ada: yes", release=1)
 
     begun_s = time.monotonic()
-    assert ask.fn(rules) == ()
+    assert ask(rules, Workspace.of(rules)) == ()
 
     assert time.monotonic() - begun_s < _QUICK_S
     (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("enginegate.")]

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from enginegate.cli.app import app
 from enginegate.cli.rollback import roll_back
-from enginegate.errors import ApprovalError, LedgerError, RepositoryError, TamperedError
+from enginegate.errors import ApprovalError, RepositoryError, TamperedError, TrackingError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, Layout, open_repository, verify
-from enginegate.tracking import Ledger, Outbox
+from enginegate.repository import AuditLog, Layout, open_target, verify
+from enginegate.tracking import Tracker, deliver
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchLog
 from enginegate.workspace import Workspace, now
@@ -60,8 +60,8 @@ def serving(policy):
 
 
 def champion(family):
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    return f"models:/tiny/{ledger.alias('tiny', 'champion')}"
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    return f"models:/tiny/{tracker.alias('tiny', 'champion')}"
 
 
 def test_without_a_decision_nothing_goes_live(live, card):
@@ -131,7 +131,6 @@ def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, secon
     assert publication_of(live, card).repository.pinned == {1}
 
     assert_on_record(live, family)
-    assert list(family.workspace.outbox.glob("*.change")) == []
     with pytest.raises(ApprovalError, match="was rolled back or withdrawn"):
         promote(live, again_of(second, family).digest)
     assert serving(live) == 1
@@ -143,7 +142,7 @@ def again_of(release, family):
 
 def assert_on_record(live, family):
     """Who approved, what went live and why it went back: signed, chained, and in the registry."""
-    repository = open_repository(read_policy(live).live_tables, family.workspace)
+    repository = open_target(read_policy(live).live_tables, family.workspace)
     assert not [check for check in verify(repository) if check.problem or check.note]
     log = AuditLog(repository.root)
     assert [(e.event, e.release) for e in log.read()] == [
@@ -154,7 +153,9 @@ def assert_on_record(live, family):
         ("rolled back", 1),
     ]
     assert (log.read()[0].who, log.read()[-1].why) == ("ada", "complaints")
-    tags = Ledger(family.workspace.tracking_uri, family.workspace.artifacts).version_tags("tiny", 1)
+    tags = Tracker(family.workspace.tracking_uri, family.workspace.artifacts).version_tags(
+        "tiny", 1
+    )
     assert (tags["enginegate.approved_by"], tags["enginegate.approved_why"]) == (
         "ada",
         "margins are wide",
@@ -191,7 +192,7 @@ def test_a_scorecard_made_under_other_rules_is_refused(live, card, approved, fam
         text = live.read_text().replace(*edit, 1)
         other = tmp_path / f"other-{number}.toml"
         other.write_text(text)
-        with pytest.raises(ApprovalError, match="made under other rules"):
+        with pytest.raises(ApprovalError, match="made under another policy"):
             promote(other, approved(card).digest)
 
     assert serving(live) is None
@@ -233,8 +234,8 @@ def test_a_new_scorecard_of_the_same_bytes_is_a_new_promise(live, card, approved
     (look,) = watch(live, 0.0).looks
     assert look.scorecard == again.digest
     assert f"scorecard {again.digest[:12]}" in terminal.invoke(app, ["status", str(live)]).output
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    assert again.digest[:12] in ledger.version_tags("tiny", 1)["enginegate.promise"]
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    assert again.digest[:12] in tracker.version_tags("tiny", 1)["enginegate.promise"]
     assert promote(live, again.digest).version == 1
     assert layout.renewed(1) == renewed
     with pytest.raises(ApprovalError, match="replaced by another promise"):
@@ -254,23 +255,16 @@ def test_stale_evidence_is_refused(live, card, approved, family):
     assert serving(live) is None
 
 
-def test_if_the_ledger_fails_the_release_is_taken_back(live, card, approved, monkeypatch, family):
-    """The transaction leaves nothing live that the registry does not call champion.
-
-    Before it was told, a note said that it would have to be: a kill there loses nothing.
-    """
-
-    noted = []
+def test_if_mlflow_fails_the_release_is_taken_back(live, card, approved, monkeypatch):
+    """The transaction leaves nothing live that the registry does not call champion."""
 
     def refuse(*_, **__):
-        noted.extend(family.workspace.outbox.glob("*.change"))
-        raise LedgerError("the registry is down")
+        raise TrackingError("the registry is down")
 
-    monkeypatch.setattr(Ledger, "move_alias", refuse)
-    with pytest.raises(LedgerError, match="the registry is down"):
+    monkeypatch.setattr(Tracker, "move_alias", refuse)
+    with pytest.raises(TrackingError, match="the registry is down"):
         promote(live, approved(card).digest)
 
-    assert len(noted) == 1
     assert serving(live) is None
     assert Layout(read_policy(live).target.repository, "tiny").current() is None
 
@@ -292,13 +286,14 @@ def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, secon
         patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
         roll_back(live, None, "complaints", said)
     assert (serving(live), champion(family)) == (1, second_uri)
-    assert "MLflow could not be told yet" in said.file.getvalue()
+    assert "MLflow does not know yet" in said.file.getvalue()
 
-    assert "Prefect could not be told yet" in said.file.getvalue()
+    assert "Prefect does not know yet" in said.file.getvalue()
 
-    assert len(Outbox(family.workspace).deliver()) == 1
+    root = read_policy(live).target.repository
+    assert len(deliver(family.workspace, root)) == 1
     assert champion(family) == FIRST_URI
-    assert Outbox(family.workspace).waiting() == ()
+    assert deliver(family.workspace, root) == ()
     seen = [
         ("enginegate.release.published", None, 1),
         ("enginegate.release.published", 1, 2),

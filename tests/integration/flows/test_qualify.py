@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from enginegate.data import write_data
-from enginegate.errors import InputError, LedgerError, ModelError, PolicyError
+from enginegate.errors import InputError, ModelError, PolicyError, TrackingError
 from enginegate.evidence import Outcome
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from flows.qualify import qualify
 from tests.fakes.family import samples
 
@@ -52,11 +52,11 @@ def test_a_passed_verdict_rests_on_both_data_sets(qualified):
 
 def test_mlflow_has_a_run_for_each_candidate(qualified, family):
     """A parent run with the scorecard's digest, and a child for each candidate with its numbers."""
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    parent = ledger.client.get_run(qualified.ledger_run)
-    children = ledger.client.search_runs(
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    parent = tracker.client.get_run(qualified.mlflow_run)
+    children = tracker.client.search_runs(
         [parent.info.experiment_id],
-        filter_string=f"tags.`mlflow.parentRunId` = '{qualified.ledger_run}'",
+        filter_string=f"tags.`mlflow.parentRunId` = '{qualified.mlflow_run}'",
     )
 
     assert parent.info.status == "FINISHED"
@@ -68,9 +68,9 @@ def test_mlflow_has_a_run_for_each_candidate(qualified, family):
         == (qualified.winner.kind, qualified.winner.precision)
     )
     assert winner.data.metrics["perf/p99_ms"] > 0
-    filed = {entry.path for entry in ledger.client.list_artifacts(qualified.ledger_run)}
+    filed = {entry.path for entry in tracker.client.list_artifacts(qualified.mlflow_run)}
     assert {"serving.html", "serving.json", "plots"} <= filed
-    served = ledger.client.download_artifacts(winner.info.run_id, "serving/config.pbtxt")
+    served = tracker.client.download_artifacts(winner.info.run_id, "serving/config.pbtxt")
     assert "# 4 is the only value" in Path(served).read_text()
 
 
@@ -147,11 +147,11 @@ def test_spoilt_evaluation_data_is_refused(family, tmp_path, spoil, message):
         qualify(policy)
 
 
-def test_an_unreachable_ledger_is_named(family, monkeypatch):
+def test_an_unreachable_mlflow_is_named(family, monkeypatch):
     """The address and what to do, within seconds."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
 
-    with pytest.raises(LedgerError, match=r"/proc/nowhere"):
+    with pytest.raises(TrackingError, match=r"/proc/nowhere"):
         qualify(family.policy)
 
 

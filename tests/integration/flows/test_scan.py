@@ -11,9 +11,9 @@ import pytest
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
 
-from enginegate.errors import EnginegateError, InputError, LedgerError
+from enginegate.errors import EnginegateError, InputError, TrackingError
 from enginegate.policy import read_policy
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace, now
 from flows.qualify import qualify
 from flows.scan import scan
@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 @pytest.fixture
 def scanned(family, tmp_path):
     """Make a policy, new by its digest, that scans for an alias; version 1 carries it."""
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
 
     def make(*edits, scan='alias = "candidate"'):
         path = family.edited(tmp_path / "policy.toml", *edits)
@@ -33,7 +33,7 @@ def scanned(family, tmp_path):
         path.write_text(f"{text}\n[scan]\n{scan}\n")
         return path
 
-    ledger.move_alias("tiny", "candidate", 1)
+    tracker.move_alias("tiny", "candidate", 1)
     return make
 
 
@@ -67,14 +67,14 @@ def test_a_new_version_is_handed_to_the_deployment_once(scanned, deployment):
 
 def test_versions_are_found_by_tag_with_and_without_a_value(scanned, deployment, family):
     """A tag's name alone, or with its value; another value is not meant."""
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    ledger.tag_version("tiny", 1, {"stage": "ready"})
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    tracker.tag_version("tiny", 1, {"stage": "ready"})
     name, _ = deployment
 
     assert scan(scanned(scan='tag = "stage=other"'), name) == ()
     assert scan(scanned(scan='tag = "stage"'), name) == ("models:/tiny/1",)
-    assert ledger.versions_with("tiny", tag="stage=ready", alias="candidate") == (1,)
-    assert ledger.versions_with("nobody", tag="stage", alias="candidate") == ()
+    assert tracker.versions_with("tiny", tag="stage=ready", alias="candidate") == (1,)
+    assert tracker.versions_with("nobody", tag="stage", alias="candidate") == ()
 
 
 def test_without_a_deployment_it_is_qualified_here(scanned, family, qualified):
@@ -156,7 +156,7 @@ def test_without_mlflow_nothing_is_claimed(scanned, monkeypatch, deployment):
     policy = scanned()
     with monkeypatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
-        with pytest.raises(LedgerError):
+        with pytest.raises(TrackingError):
             scan(policy, deployment[0])
 
     assert scan(policy, deployment[0]) == ("models:/tiny/1",)

@@ -32,13 +32,13 @@ from enginegate.repository import (
     Layout,
     LiveRepository,
     Package,
-    open_repository,
+    open_target,
 )
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.lock import locked
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
 from enginegate.shadow import import_sample, latest_sample
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
 from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchLog
 from enginegate.workspace import Workspace, now
@@ -51,7 +51,7 @@ from tasks.build import build
 from tasks.export import export
 from tasks.live_sample import compare_live
 from tasks.recover import recover_interrupted
-from tasks.watch import RolledBack, roll_back_failed, tell_ledger
+from tasks.watch import RolledBack, deliver_to_mlflow, roll_back_failed
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
 from validation.live import live_finding
@@ -228,13 +228,13 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
     assert queues["live/c"] == (Outcome.INCONCLUSIVE, True)
     assert old[0].outcome is Outcome.PASSED
     assert WatchLog.at(family.workspace, release_of(released)).read() == (*young, *old)
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    run = ledger.watch_run("tiny", release_of(released).digest)
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    run = tracker.watch_run("tiny", release_of(released).digest)
     for name in ("live/server_ms", "live/promised_server_ms"):
-        steps = {point.step for point in ledger.client.get_metric_history(run, name)}
+        steps = {point.step for point in tracker.client.get_metric_history(run, name)}
         assert steps == {look.number for look in (*young, *old)}
     version = int(release_of(released).model_uri.rpartition("/")[2])
-    tags = ledger.version_tags("tiny", version)
+    tags = tracker.version_tags("tiny", version)
     assert tags["enginegate.watch"].startswith("passed: release 2")
     assert alerts() == []
 
@@ -242,7 +242,7 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
 def test_nobody_looks_while_it_is_rolled_out(released):
     """Whoever promotes looks at the canary; a roll-out that a kill cut short is nobody's."""
     rollouts = RolloutState(read_policy(released).target.repository)
-    rollouts.note(RolloutProgress(model="tiny", before=1, held=True))
+    rollouts.note(RolloutProgress(model="tiny", before=1, canary_passed=True))
     try:
         with file_lock(rollouts.root / LOCK):
             assert watch(released, 0.0).looks == ()
@@ -306,10 +306,10 @@ def broken(path, *run):
 
 def shown(path, family):
     """What MLflow shows of the live release: its run's gate and note, its version's tag."""
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
     release = release_of(path)
-    tags = ledger.client.get_run(ledger.watch_run("tiny", release.digest)).data.tags
-    version = ledger.version_tags("tiny", int(release.model_uri.rpartition("/")[2]))
+    tags = tracker.client.get_run(tracker.watch_run("tiny", release.digest)).data.tags
+    version = tracker.version_tags("tiny", int(release.model_uri.rpartition("/")[2]))
     return tags["gate"], tags["mlflow.note.content"], version["enginegate.watch"]
 
 
@@ -473,7 +473,7 @@ def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, al
         raise InterruptedError
 
     monkeypatch.setattr("flows.watch.roll_back_failed", lambda *_: RolledBack(live, "It is live."))
-    monkeypatch.setattr("flows.watch.follow_with_champion", killed)
+    monkeypatch.setattr("flows.watch.update_mlflow", killed)
     with pytest.raises(InterruptedError):
         _acted(rules.live_tables, live, slow_look(live), Workspace.of(rules))
 
@@ -483,7 +483,7 @@ def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, al
 def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, alerts):
     """Somebody promotes while the watch decides: theirs stays, which is said and no alert."""
     rules, failed = read_policy(released), release_of(released)
-    real = open_repository(rules.live_tables, Workspace.here())
+    real = open_target(rules.live_tables, Workspace.here())
     asked = []
 
     class Faster:
@@ -494,7 +494,7 @@ def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, aler
             real.rollback("tiny", 1, reason="somebody else")
             return real.rollback(model, to, **options)
 
-    monkeypatch.setattr("tasks.watch.open_repository", lambda *_, **__: Faster())
+    monkeypatch.setattr("tasks.watch.open_target", lambda *_, **__: Faster())
     monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
     try:
         acted = _acted(rules.live_tables, failed, slow_look(failed), Workspace.of(rules))
@@ -520,15 +520,17 @@ def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
         assert (release_of(released).version, looks.rolled_back) == (1, True)
     finally:
         looks.return_claim()
-        alone = open_repository(read_policy(released).live_tables, Workspace.here())
+        alone = open_target(read_policy(released).live_tables, Workspace.here())
         alone.rollback("tiny", failed.version, reason="as it was")
 
     assert acted.action == "rollback"
     (alert,) = alerts()
     assert (alert["release"], alert["action"]) == (2, "rollback")
-    assert re.search(r"(?s)1 of tiny is live again on the lead, but not.*b: No live", alert["why"])
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
-    assert ledger.alias("tiny", "champion") == 1
+    assert re.search(
+        r"(?s)1 of tiny is live again on the primary, but not.*b: No live", alert["why"]
+    )
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    assert tracker.alias("tiny", "champion") == 1
 
 
 def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts, monkeypatch):
@@ -539,14 +541,14 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
         ("p99_over_promise = 1000", 'p99_over_promise = 1e-6\non_failure = "rollback"'),
     )
     root = read_policy(rules).target.repository
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
     with visitors(released):
         (look,), said = broken(rules)
 
         assert "It was rolled back: release 1 is live again." in said
         assert (look.outcome, look.action) == (Outcome.FAILED, "rollback")
         assert release_of(released).version == 1
-        assert ledger.alias("tiny", "champion") == 1
+        assert tracker.alias("tiny", "champion") == 1
         noted, last = AuditLog(root).read()[-2:]
         assert (noted.event, noted.release, noted.check) == ("promise broken", 2, look.number)
         assert (last.event, last.release) == ("rolled back", 1)
@@ -561,9 +563,9 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
     assert [waiting.count(f"release {number} broke") for number in (1, 2)] == [1, 2]
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
-    assert any(
-        "champion" in sentence for sentence in tell_ledger.fn(Workspace.of(read_policy(released)))
-    )
+    opened = read_policy(released)
+    updated = deliver_to_mlflow.fn(opened.target.repository, Workspace.of(opened))
+    assert any("champion" in sentence for sentence in updated)
     assert (first.version, first.outcome, first.action) == (1, Outcome.FAILED, "alert")
     assert (again.version, again.outcome, again.action) == (2, Outcome.FAILED, "alert")
     assert release_of(released).version == 2
@@ -616,7 +618,7 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
     """Before anything else: here it gets no further."""
     del prefect_server  # it only has to run
 
-    def begun(*_tables):
+    def begun(*_):
         raise InterruptedError(flow.name)
 
     monkeypatch.setattr(f"flows.{flow.name}.recover_interrupted", begun)
@@ -629,7 +631,7 @@ def test_a_first_release_is_withdrawn(released, family):
 
     The release before the live one is what to go back to, so that is asked for instead.
     """
-    ledger = Ledger(family.workspace.tracking_uri, family.workspace.artifacts)
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
     why = ["--approver", "ada", "--reason", "it answers nonsense"]
     terminal = CliRunner()
     with pytest.raises(RepositoryError, match="enginegate rollback POLICY"):
@@ -639,14 +641,14 @@ def test_a_first_release_is_withdrawn(released, family):
     assert "enginegate withdraw POLICY --reason WHY" in str(refused)
     without = terminal.invoke(app, ["withdraw", str(released), "--reason", " "]).exception
     assert without.exit_code is ExitCode.BAD_INPUT
-    assert ledger.alias("tiny", "champion") == 1
+    assert tracker.alias("tiny", "champion") == 1
 
     done = terminal.invoke(app, ["withdraw", str(released), *why])
 
     assert done.exit_code == 0, (done.output, done.exception)
     assert "Nothing is live" in done.output
-    assert ledger.alias("tiny", "champion") is None
-    assert "by ada" in ledger.version_tags("tiny", 1)["enginegate.withdrawn"]
+    assert tracker.alias("tiny", "champion") is None
+    assert "by ada" in tracker.version_tags("tiny", 1)["enginegate.withdrawn"]
     with live_client(read_policy(released).target) as client:
         assert not client.model_ready("tiny")
     status = terminal.invoke(app, ["status", str(released)]).output

@@ -9,7 +9,7 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.engines import open_onnx
-from enginegate.errors import DataError, InputError, LedgerError, ModelError
+from enginegate.errors import DataError, InputError, ModelError, TrackingError
 from enginegate.policy.model_source import ModelSource
 from enginegate.sources import onnx_from_source
 
@@ -130,7 +130,9 @@ def test_mlflow_that_does_not_answer_is_named(samples, tmp_path, monkeypatch):
     """A tracking server that is down is not a missing model: the address is in the error."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
-    with pytest.raises(LedgerError, match=r"http://127\.0\.0\.1:9 could not be reached: .*refused"):
+    with pytest.raises(
+        TrackingError, match=r"http://127\.0\.0\.1:9 could not be reached: .*refused"
+    ):
         onnx_from_source(
             ModelSource(uri="models:/cnn/1"),
             samples,

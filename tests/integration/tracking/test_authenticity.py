@@ -14,9 +14,9 @@ from tests.fakes.evidence import benchmark, finding, scorecard, verdict
 
 
 @pytest.fixture
-def workspace(ledger, tmp_path, monkeypatch):
+def workspace(tracker, tmp_path, monkeypatch):
     """One whose MLflow is the tests' database."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", ledger.tracking_uri)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
     return Workspace(tmp_path / "workspace")
 
 
@@ -26,13 +26,13 @@ def signing(workspace):
 
 
 @pytest.fixture(scope="module")
-def failed(ledger):
+def failed(tracker):
     """What a qualification filed, and how its file was edited: everything passed, and it won."""
     judged = (verdict(finding(Outcome.FAILED)),)
     card = scorecard(model="forged", verdicts=judged, winner=None, reason="nothing passed")
-    run = ledger.record(card, {})
-    filed = card.model_copy(update={"ledger_run": run})
-    won = scorecard(model="forged", ledger_run=run)
+    run = tracker.record(card, {})
+    filed = card.model_copy(update={"mlflow_run": run})
+    won = scorecard(model="forged", mlflow_run=run)
     return filed, won
 
 
@@ -47,7 +47,7 @@ def test_a_failed_scorecard_that_was_edited_is_refused(failed, workspace, signin
     with pytest.raises(TamperedError, match="is not what was filed") as refusal:
         check_authentic(edited, workspace, signing)
 
-    assert edited.ledger_run in str(refusal.value)
+    assert edited.mlflow_run in str(refusal.value)
     assert filed.digest[:12] in str(refusal.value)
 
 
@@ -63,8 +63,8 @@ def test_a_signature_does_not_outweigh_mlflow(failed, workspace, signing):
 @pytest.mark.parametrize(
     "case",
     [
-        ({"ledger_run": ""}, None, "it names no run of MLflow"),
-        ({"ledger_run": "0" * 32}, None, f"has no qualification {'0' * 32}"),
+        ({"mlflow_run": ""}, None, "it names no run of MLflow"),
+        ({"mlflow_run": "0" * 32}, None, f"has no qualification {'0' * 32}"),
         ({}, "http://127.0.0.1:9", "could not be compared with MLflow: MLflow at http://127"),
     ],
     ids=["no-run", "unknown-run", "mlflow-away"],

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from enginegate.candidate import Engine, FileDigest, PrecisionProof
-from enginegate.errors import LedgerError, TamperedError
+from enginegate.errors import TamperedError, TrackingError
 from enginegate.evidence import Scorecard
-from enginegate.tracking import CandidateArtifacts, Ledger
+from enginegate.tracking import CandidateArtifacts, Tracker
 from tests.fakes.evidence import INT8, sha
 from tests.fakes.qualification import qualification
 
@@ -47,27 +47,27 @@ def exhibits(tmp_path):
     }
 
 
-def record(ledger, card, exhibits=None, report="# Report"):
-    return ledger.record(card, exhibits or {}, report=report)
+def record(tracker, card, exhibits=None, report="# Report"):
+    return tracker.record(card, exhibits or {}, report=report)
 
 
-def children(ledger, run):
-    experiment = ledger.client.get_run(run).info.experiment_id
-    found = ledger.client.search_runs(
+def children(tracker, run):
+    experiment = tracker.client.get_run(run).info.experiment_id
+    found = tracker.client.search_runs(
         [experiment], filter_string=f"tags.`mlflow.parentRunId` = '{run}'"
     )
     return {child.info.run_name: child for child in found}
 
 
-def artifact(ledger, run, path):
-    return Path(ledger.client.download_artifacts(run, path)).read_bytes()
+def artifact(tracker, run, path):
+    return Path(tracker.client.download_artifacts(run, path)).read_bytes()
 
 
-def test_qualification(ledger, exhibits):
+def test_qualification(tracker, exhibits):
     """One parent, one child a candidate; each finished, tagged, and with its evidence."""
     card = qualification(model="whole")
-    run = record(ledger, card, exhibits)
-    parent, runs = ledger.client.get_run(run), children(ledger, run)
+    run = record(tracker, card, exhibits)
+    parent, runs = tracker.client.get_run(run), children(tracker, run)
     child = runs["onnxruntime-int8"]
 
     assert parent.info.status == "FINISHED"
@@ -84,16 +84,16 @@ def test_qualification(ledger, exhibits):
     assert [d.dataset.name for d in child.inputs.dataset_inputs] == ["evaluation", "calibration"]
 
 
-def test_artifacts(ledger, exhibits):
+def test_artifacts(tracker, exhibits):
     """A candidate's files lie at fixed paths; the engine is a logged model of the same bytes."""
-    run = record(ledger, qualification(model="files"), exhibits)
-    child = children(ledger, run)["onnxruntime-int8"]
+    run = record(tracker, qualification(model="files"), exhibits)
+    child = children(tracker, run)["onnxruntime-int8"]
     ids = [output.model_id for output in child.outputs.model_outputs]
-    model = ledger.client.get_logged_model(ids[0])
+    model = tracker.client.get_logged_model(ids[0])
     names = {
         artifact.path
         for folder in ("evidence", "serving", "plots", "engine")
-        for artifact in ledger.client.list_artifacts(child.info.run_id, folder)
+        for artifact in tracker.client.list_artifacts(child.info.run_id, folder)
     }
 
     assert names == {
@@ -104,7 +104,7 @@ def test_artifacts(ledger, exhibits):
         "plots/tradeoff.svg",
         "engine/manifest.json",
     }
-    verdict = json.loads(artifact(ledger, child.info.run_id, "evidence/verdict.json"))
+    verdict = json.loads(artifact(tracker, child.info.run_id, "evidence/verdict.json"))
     assert verdict["candidate"]["precision"] == "int8"
     assert (len(ids), model.status, model.model_type) == (1, "READY", "engine")
     stored = Path(model.artifact_location.removeprefix("file://"), "model.onnx")
@@ -112,105 +112,105 @@ def test_artifacts(ledger, exhibits):
     assert {metric.key for metric in model.metrics} >= {"perf/p99_ms", "size/engine_kib"}
 
 
-def test_filed_scorecard_is_the_one_to_approve(ledger, tmp_path):
+def test_filed_scorecard_is_the_one_to_approve(tracker, tmp_path):
     """The scorecard in MLflow names its run, and the tag holds that scorecard's digest."""
     card = qualification(model="filed")
-    run = record(ledger, card)
-    (tmp_path / "card.json").write_bytes(artifact(ledger, run, "scorecard.json"))
+    run = record(tracker, card)
+    (tmp_path / "card.json").write_bytes(artifact(tracker, run, "scorecard.json"))
     filed = Scorecard.read(tmp_path / "card.json")
 
-    assert filed == card.model_copy(update={"ledger_run": run})
-    assert ledger.client.get_run(run).data.tags["scorecard_sha256"] == filed.digest
+    assert filed == card.model_copy(update={"mlflow_run": run})
+    assert tracker.client.get_run(run).data.tags["scorecard_sha256"] == filed.digest
 
 
-def test_same_evidence_is_recorded_once(ledger):
+def test_same_evidence_is_recorded_once(tracker):
     """Recording again finds the run, also with the run's id filled in; other evidence is new."""
     card = qualification(model="once")
-    first = record(ledger, card)
+    first = record(tracker, card)
 
-    again = record(ledger, card)
-    filled_in = record(ledger, card.model_copy(update={"ledger_run": first}))
-    other = record(ledger, qualification(model="once", reason="another"))
+    again = record(tracker, card)
+    filled_in = record(tracker, card.model_copy(update={"mlflow_run": first}))
+    other = record(tracker, qualification(model="once", reason="another"))
 
     assert first == again == filled_in
     assert other != first
-    assert len(children(ledger, first)) == 8
+    assert len(children(tracker, first)) == 8
 
 
-def test_tampered_engine_fails_the_run(ledger, exhibits, tmp_path):
+def test_tampered_engine_fails_the_run(tracker, exhibits, tmp_path):
     """Bytes that are not what was validated are not filed, and the run does not look finished."""
     (tmp_path / "model.onnx").write_bytes(b"engine bytez")
     card = qualification(model="tampered")
 
     with pytest.raises(TamperedError, match=r"model\.onnx is not the file"):
-        record(ledger, card, exhibits)
+        record(tracker, card, exhibits)
 
-    statuses = {run.data.tags["kind"]: run.info.status for run in runs_of(ledger, card)}
+    statuses = {run.data.tags["kind"]: run.info.status for run in runs_of(tracker, card)}
     assert statuses["qualification"] == "FAILED"
     (tmp_path / "model.onnx").write_bytes(b"engine bytes")
-    assert ledger.client.get_run(record(ledger, card, exhibits)).info.status == "FINISHED"
+    assert tracker.client.get_run(record(tracker, card, exhibits)).info.status == "FINISHED"
 
 
-def test_refused_files_fail_the_run(ledger, tmp_path):
+def test_refused_files_fail_the_run(tracker, tmp_path):
     """When artifacts cannot be written, the error names MLflow's address; no run is left open."""
     (tmp_path / "file").write_text("where a folder should be")
-    blocked = Ledger(ledger.tracking_uri, tmp_path / "file")
+    blocked = Tracker(tracker.tracking_uri, tmp_path / "file")
     card = qualification(model="blocked")
 
-    with pytest.raises(LedgerError, match=r"sqlite:///.*could not record scorecard .*Not a dir"):
+    with pytest.raises(TrackingError, match=r"sqlite:///.*could not record scorecard .*Not a dir"):
         record(blocked, card)
 
-    assert {run.info.status for run in runs_of(ledger, card)} == {"FAILED"}
+    assert {run.info.status for run in runs_of(tracker, card)} == {"FAILED"}
 
 
-def test_killed_recording_is_closed(ledger):
+def test_killed_recording_is_closed(tracker):
     """What a killed process left running is closed by the next recording of the same evidence.
 
     A child that was finished by then is not taken for the whole.
     """
     card = qualification(model="killed")
-    experiment = ledger.connection.experiment("promotions/killed")
+    experiment = tracker.connection.experiment("promotions/killed")
     left = [
-        ledger.client.create_run(experiment, tags={"evidence_sha256": card.digest, "kind": kind})
+        tracker.client.create_run(experiment, tags={"evidence_sha256": card.digest, "kind": kind})
         for kind in ("qualification", "candidate")
     ]
     ids = [run.info.run_id for run in left]
-    ledger.client.set_terminated(ids[1], "FINISHED")
+    tracker.client.set_terminated(ids[1], "FINISHED")
 
-    run = record(ledger, card)
+    run = record(tracker, card)
 
     assert run not in ids
-    assert [ledger.client.get_run(i).info.status for i in ids] == ["KILLED", "FINISHED"]
+    assert [tracker.client.get_run(i).info.status for i in ids] == ["KILLED", "FINISHED"]
 
 
-def test_long_report_is_cut_in_the_note_only(ledger):
+def test_long_report_is_cut_in_the_note_only(tracker):
     """MLflow limits descriptions; the file keeps all of it."""
-    run = record(ledger, qualification(model="long"), report="x" * 20_000)
+    run = record(tracker, qualification(model="long"), report="x" * 20_000)
 
-    assert ledger.client.get_run(run).data.tags["mlflow.note.content"].endswith("see report.md)")
-    assert len(artifact(ledger, run, "report.md")) == 20_000
+    assert tracker.client.get_run(run).data.tags["mlflow.note.content"].endswith("see report.md)")
+    assert len(artifact(tracker, run, "report.md")) == 20_000
 
 
-def test_comparison_names_every_child(ledger):
+def test_comparison_names_every_child(tracker):
     """The link compares exactly the candidates of the run."""
-    run = record(ledger, qualification(model="compared"))
-    links = ledger.comparison(run)
+    run = record(tracker, qualification(model="compared"))
+    links = tracker.comparison(run)
 
-    assert all(c.info.run_id in links.compare_url for c in children(ledger, run).values())
+    assert all(c.info.run_id in links.compare_url for c in children(tracker, run).values())
     assert f"%27{run}%27" in links.runs_url
-    with pytest.raises(LedgerError, match="could not find the run"):
-        ledger.comparison("0" * 32)
+    with pytest.raises(TrackingError, match="could not find the run"):
+        tracker.comparison("0" * 32)
 
 
-def test_deleted_experiment(ledger):
+def test_deleted_experiment(tracker):
     """An experiment somebody deleted is not made again under their feet."""
-    experiment = ledger.connection.experiment("promotions/deleted")
-    ledger.client.delete_experiment(experiment)
+    experiment = tracker.connection.experiment("promotions/deleted")
+    tracker.client.delete_experiment(experiment)
 
-    with pytest.raises(LedgerError, match=f"restore --experiment-id {experiment}"):
-        record(ledger, qualification(model="deleted"))
+    with pytest.raises(TrackingError, match=f"restore --experiment-id {experiment}"):
+        record(tracker, qualification(model="deleted"))
 
 
-def runs_of(ledger, card):
-    experiment = ledger.connection.experiment(f"promotions/{card.model}")
-    return ledger.client.search_runs([experiment])
+def runs_of(tracker, card):
+    experiment = tracker.connection.experiment(f"promotions/{card.model}")
+    return tracker.client.search_runs([experiment])

@@ -2,18 +2,18 @@
 
 import pytest
 
-from enginegate.errors import LedgerError, ModelError
-from enginegate.tracking import Ledger
+from enginegate.errors import ModelError, TrackingError
+from enginegate.tracking import Tracker
 
 
-def test_resolve(ledger, registered):
+def test_resolve(tracker, registered):
     """An alias resolves to the version it stands for now; a version to itself."""
     first, second = registered("resolved"), registered("resolved")
-    ledger.move_alias("resolved", "champion", second)
+    tracker.move_alias("resolved", "champion", second)
 
     assert (first, second) == (1, 2)
-    assert ledger.resolve("models:/resolved@champion") == "models:/resolved/2"
-    assert ledger.resolve("models:/resolved/1") == "models:/resolved/1"
+    assert tracker.resolve("models:/resolved@champion") == "models:/resolved/2"
+    assert tracker.resolve("models:/resolved/1") == "models:/resolved/1"
 
 
 @pytest.mark.parametrize(
@@ -26,65 +26,65 @@ def test_resolve(ledger, registered):
         ("runs:/abc/model", "Give models:/NAME/VERSION or models:/NAME@ALIAS"),
     ],
 )
-def test_resolve_lists_what_exists(ledger, registered, uri, expected):
+def test_resolve_lists_what_exists(tracker, registered, uri, expected):
     """A name that is not there gets the names that are."""
-    if ledger.alias("listed", "live") is None:
-        ledger.move_alias("listed", "live", registered("listed"))
+    if tracker.alias("listed", "live") is None:
+        tracker.move_alias("listed", "live", registered("listed"))
 
     with pytest.raises(ModelError, match=expected):
-        ledger.resolve(uri)
+        tracker.resolve(uri)
 
 
 def test_two_first_versions_of_one_name_are_both_registered(registered, monkeypatch):
     """Both found no model of that name; whoever makes it later takes the one that is there."""
     first = registered("raced")
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "_model", lambda *_: None)
+        patch.setattr(Tracker, "_model", lambda *_: None)
         second = registered("raced")
 
     assert (first, second) == (1, 2)
 
 
-def test_unknown_model_lists_the_models(ledger, registered):
+def test_unknown_model_lists_the_models(tracker, registered):
     """Whoever mistypes a name sees the right one."""
     registered("seen")
 
     with pytest.raises(ModelError, match=r"It holds: .*seen"):
-        ledger.resolve("models:/sen/1")
+        tracker.resolve("models:/sen/1")
 
 
-def test_alias_moves(ledger, registered):
+def test_alias_moves(tracker, registered):
     """An alias stands for one version at a time; a missing one is None, not an error."""
     first, second = registered("moved"), registered("moved")
-    before = ledger.alias("moved", "champion")
-    ledger.move_alias("moved", "champion", second)
-    ledger.move_alias("moved", "champion", first)
+    before = tracker.alias("moved", "champion")
+    tracker.move_alias("moved", "champion", second)
+    tracker.move_alias("moved", "champion", first)
 
     assert before is None
-    assert ledger.alias("moved", "champion") == first
-    assert ledger.alias("no-such-model", "champion") is None
-    assert (ledger.aliased("moved"), ledger.aliased("no-such-model")) == ({first}, frozenset())
+    assert tracker.alias("moved", "champion") == first
+    assert tracker.alias("no-such-model", "champion") is None
+    assert (tracker.aliased("moved"), tracker.aliased("no-such-model")) == ({first}, frozenset())
 
 
 @pytest.mark.parametrize(("alias", "version"), [("champion", 9), ("latest", 1), ("a b", 1)])
-def test_refused_alias(ledger, registered, alias, version):
+def test_refused_alias(tracker, registered, alias, version):
     """An alias of a version that is not there, or one MLflow keeps for itself, is refused."""
-    if ledger.version_tags("refused", 1) is None:
+    if tracker.version_tags("refused", 1) is None:
         registered("refused")
 
-    with pytest.raises(LedgerError, match=f"could not let refused@{alias} stand for"):
-        ledger.move_alias("refused", alias, version)
+    with pytest.raises(TrackingError, match=f"could not let refused@{alias} stand for"):
+        tracker.move_alias("refused", alias, version)
 
 
-def test_version_tags(ledger, registered):
+def test_version_tags(tracker, registered):
     """Facts of a release are written on the version it came from."""
     version = registered("tagged")
-    ledger.tag_version("tagged", version, {"release": "3"})
+    tracker.tag_version("tagged", version, {"release": "3"})
 
-    assert ledger.version_tags("tagged", version) == {"recipe": "a", "release": "3"}
-    assert ledger.version_tags("tagged", 2) is None
-    with pytest.raises(LedgerError, match="could not tag version 2 of tagged"):
-        ledger.tag_version("tagged", 2, {"release": "3"})
+    assert tracker.version_tags("tagged", version) == {"recipe": "a", "release": "3"}
+    assert tracker.version_tags("tagged", 2) is None
+    with pytest.raises(TrackingError, match="could not tag version 2 of tagged"):
+        tracker.tag_version("tagged", 2, {"release": "3"})
 
 
 def test_registering_leaves_the_default_database_alone(registered, tmp_path, monkeypatch):
@@ -100,8 +100,8 @@ def test_damaged_database(tmp_path):
     file = tmp_path / "mlflow.db"
     file.write_text("not a database " * 100)
 
-    with pytest.raises(LedgerError, match=r"mlflow\.db.*not a database\n.*Move a damaged file"):
-        Ledger(f"sqlite:///{file}", tmp_path).alias("digits", "champion")
+    with pytest.raises(TrackingError, match=r"mlflow\.db.*not a database\n.*Move a damaged file"):
+        Tracker(f"sqlite:///{file}", tmp_path).alias("digits", "champion")
     assert file.read_text().startswith("not a database")
 
 
@@ -116,5 +116,5 @@ def test_unreachable(uri, advice, tmp_path, monkeypatch):
     """A server that does not answer, and a scheme nobody knows, say what to do."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
 
-    with pytest.raises(LedgerError, match=advice):
-        Ledger(uri, tmp_path).alias("digits", "champion")
+    with pytest.raises(TrackingError, match=advice):
+        Tracker(uri, tmp_path).alias("digits", "champion")

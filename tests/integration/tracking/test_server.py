@@ -1,4 +1,4 @@
-"""The ledger through a real tracking server, which keeps its own artifacts."""
+"""The tracker through a real tracking server, which keeps its own artifacts."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from tests.fakes.qualification import qualification
 
 
@@ -51,24 +51,24 @@ def test_record_and_register(address, tmp_path):
     """Evidence, files and versions arrive through HTTP; our own artifact folder stays unused."""
     import mlflow.artifacts
 
-    ledger = Ledger(address, tmp_path / "unused")
-    experiment = ledger.connection.experiment("training/digits")
-    with ledger.connection.run(experiment, "seed 1", {}) as run:
-        model = ledger.client.create_logged_model(experiment, name="m", source_run_id=run)
+    tracker = Tracker(address, tmp_path / "unused")
+    experiment = tracker.connection.experiment("training/digits")
+    with tracker.connection.run(experiment, "seed 1", {}) as run:
+        model = tracker.client.create_logged_model(experiment, name="m", source_run_id=run)
         (tmp_path / "model.txt").write_text("weights")
-        ledger.client.log_model_artifact(model.model_id, str(tmp_path / "model.txt"))
-        ledger.client.finalize_logged_model(model.model_id, "READY")
-    recorded = ledger.record(qualification(), {}, report="# Report")
+        tracker.client.log_model_artifact(model.model_id, str(tmp_path / "model.txt"))
+        tracker.client.finalize_logged_model(model.model_id, "READY")
+    recorded = tracker.record(qualification(), {}, report="# Report")
 
-    version = ledger.register("digits", model.model_id, run_id=run, tags={})
-    ledger.move_alias("digits", "champion", version)
+    version = tracker.register("digits", model.model_id, run_id=run, tags={})
+    tracker.move_alias("digits", "champion", version)
 
-    location = ledger.client.get_model_version_download_uri("digits", str(version))
+    location = tracker.client.get_model_version_download_uri("digits", str(version))
     fetched = mlflow.artifacts.download_artifacts(location, tracking_uri=address)
 
-    assert ledger.resolve("models:/digits@champion") == "models:/digits/1"
+    assert tracker.resolve("models:/digits@champion") == "models:/digits/1"
     assert Path(fetched, "model.txt").read_text() == "weights"
-    assert ledger.comparison(recorded).runs_url.startswith(f"{address}/#/experiments/")
+    assert tracker.comparison(recorded).runs_url.startswith(f"{address}/#/experiments/")
     page = f"{address}/get-artifact?path=report.md&run_uuid={recorded}"
     with urllib.request.urlopen(page, timeout=10) as answer:  # noqa: S310
         assert answer.read() == b"# Report"

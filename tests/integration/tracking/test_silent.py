@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from enginegate.errors import LedgerError
+from enginegate.errors import TrackingError
 from enginegate.sources.registry import resolve
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from tests.fakes.silent import silent_server
 
 _QUICK_S = 15.0
@@ -28,8 +28,8 @@ def silent(monkeypatch):
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda uri: Ledger(uri, Path("unused")).resolve("models:/digits/1"),
-        lambda uri: Ledger(uri, Path("unused")).tag_run("run", {"decision": "approve"}),
+        lambda uri: Tracker(uri, Path("unused")).resolve("models:/digits/1"),
+        lambda uri: Tracker(uri, Path("unused")).tag_run("run", {"decision": "approve"}),
         lambda uri: resolve("models:/digits/1", tracking_uri=uri),
     ],
     ids=["qualify", "approve", "export"],
@@ -38,7 +38,7 @@ def test_it_is_given_up_within_the_limit_and_named(silent, ask, caplog):
     """What is waited for is said while it is; nothing says how one signs in there."""
     caplog.set_level(logging.INFO, logger="enginegate")
     begun_s = time.monotonic()
-    with pytest.raises(LedgerError, match=r"gave no answer in 1 s") as refused:
+    with pytest.raises(TrackingError, match=r"gave no answer in 1 s") as refused:
         ask(silent)
 
     assert time.monotonic() - begun_s < _QUICK_S
@@ -54,8 +54,8 @@ def test_what_stops_answering_later_goes_by_the_users_own_limits(silent, monkeyp
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setattr("enginegate.sources.mlflow_server._answered", {silent: time.monotonic()})
-    with pytest.raises(LedgerError, match="MLFLOW_HTTP_REQUEST_TIMEOUT") as refused:
-        Ledger(silent, Path("unused")).tag_run("run", {"decision": "approve"})
+    with pytest.raises(TrackingError, match="MLFLOW_HTTP_REQUEST_TIMEOUT") as refused:
+        Tracker(silent, Path("unused")).tag_run("run", {"decision": "approve"})
 
     said = f"{refused.value!r}{refused.value.__cause__!r}"
     assert "Timeout" in said or "timed out" in said

@@ -9,26 +9,42 @@ import pytest
 from enginegate.candidate import Candidate
 from enginegate.engines.cuda import Gpu
 from enginegate.engines.decidable import Machine, undecidable
+from enginegate.engines.onnxruntime.kind import OnnxRuntimeHere
+from enginegate.engines.tensorrt.kind import TensorRtHere
 from enginegate.policy import parse_policy
 
 DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 LAPTOP = Machine(
-    onnxruntime=True,
-    device="cpu",
-    providers=frozenset({CPU}),
-    tensorrt="tensorrt_rtx",
-    tensorrt_obstacle="",
+    converts=True,
     converter_obstacle="",
-    gpu=None,
+    kinds={
+        "onnxruntime": OnnxRuntimeHere(
+            installed=True, device="cpu", providers=frozenset({CPU}), gpu=None
+        ),
+        "tensorrt": TensorRtHere(library="tensorrt_rtx", obstacle="", gpu=None),
+    },
 )
-ADA = replace(
+
+
+def changed(machine, **fields):
+    """The machine with some fields of an engine kind's part, or of its own, changed."""
+    kinds = {
+        name: replace(here, **{k: v for k, v in fields.items() if k in here.__slots__})
+        for name, here in machine.kinds.items()
+    }
+    own = {key: value for key, value in fields.items() if key in machine.__slots__}
+    return replace(machine, kinds=kinds, **own)
+
+
+ADA = changed(
     LAPTOP,
     device="cuda",
     providers=frozenset({CPU, CUDA}),
-    tensorrt="tensorrt",
+    library="tensorrt",
     gpu=Gpu("NVIDIA L4", "sm89"),
 )
+WITHOUT_ONNXRUNTIME = changed(LAPTOP, converts=False, installed=False)
 ALL = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 
 
@@ -82,7 +98,7 @@ def test_plans_that_nothing_here_can_run_are_built_all_the_same():
 
 def test_a_gpu_decides_what_it_has_arithmetic_for():
     """An Ada GPU decides everything but ONNX Runtime's fp8; a Turing one not TF32, BF16 and FP8."""
-    turing = replace(ADA, gpu=Gpu("NVIDIA T4", "sm75"))
+    turing = changed(ADA, gpu=Gpu("NVIDIA T4", "sm75"))
 
     assert set(found(ADA)) == {"onnxruntime-fp8"}
     assert set(found(turing)) == {
@@ -94,16 +110,16 @@ def test_a_gpu_decides_what_it_has_arithmetic_for():
 @pytest.mark.parametrize(
     ("machine", "candidate", "why"),
     [
-        (replace(LAPTOP, onnxruntime=False), "onnxruntime-fp32", "not installed"),
-        (replace(LAPTOP, onnxruntime=False), "tensorrt-fp16", "converts models to fp16"),
+        (WITHOUT_ONNXRUNTIME, "onnxruntime-fp32", "not installed"),
+        (WITHOUT_ONNXRUNTIME, "tensorrt-fp16", "converts models to fp16"),
         (
-            replace(LAPTOP, tensorrt=None, tensorrt_obstacle="no library"),
+            changed(LAPTOP, library=None, obstacle="no library"),
             "tensorrt-fp32",
             "no libr",
         ),
-        (replace(LAPTOP, converter_obstacle="no ModelOpt"), "tensorrt-int8", "no ModelOpt"),
-        (replace(LAPTOP, device="cuda"), "onnxruntime-fp32", "there is no NVIDIA GPU"),
-        (replace(ADA, providers=frozenset({CPU})), "onnxruntime-fp32", f"has no {CUDA}"),
+        (changed(LAPTOP, converter_obstacle="no ModelOpt"), "tensorrt-int8", "no ModelOpt"),
+        (changed(LAPTOP, device="cuda"), "onnxruntime-fp32", "there is no NVIDIA GPU"),
+        (changed(ADA, providers=frozenset({CPU})), "onnxruntime-fp32", f"has no {CUDA}"),
     ],
 )
 def test_what_is_not_installed_decides_nothing(machine, candidate, why):

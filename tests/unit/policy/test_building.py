@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from enginegate.errors import PolicyError
 from enginegate.policy import parse_policy, read_policy
-from enginegate.policy.building import Building, DimensionRange, Shapes
+from enginegate.policy.building import DimensionRange, Shapes
 
 DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
 
@@ -34,11 +34,14 @@ def test_single_axes_go_before_the_sequence():
 
 def test_everything_has_a_default():
     """A policy without these tables builds as before."""
-    building = Building()
+    rules = read_policy(DIGITS).model_dump()
+    for table in ("shapes", "onnxruntime", "tensorrt"):
+        rules.pop(table)
+    policy = parse_policy(rules, "policy")
 
-    assert building.onnxruntime.device == "auto"
-    assert building.tensorrt.library == "auto"
-    assert building.shapes.batch is None
+    assert policy.engine_tables.kinds["onnxruntime"].device == "auto"
+    assert policy.engine_tables.kinds["tensorrt"].library == "auto"
+    assert policy.shapes.batch is None
 
 
 def test_batches_that_are_searched_must_be_served():

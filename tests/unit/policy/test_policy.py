@@ -2,6 +2,7 @@
 
 import copy
 import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,15 @@ def test_the_example_policy_is_valid():
 
     assert names[:2] == ["onnxruntime-fp32", "onnxruntime-int8"]
     assert len(set(names)) == len(names) == 8
+
+
+def test_a_policy_travels_to_another_process():
+    """Its class is made here, for the engine kinds there are; the other process makes its own."""
+    policy = read_policy(DIGITS)
+
+    travelled = pickle.loads(pickle.dumps(policy))  # noqa: S301 - our own bytes
+
+    assert (travelled, travelled.root) == (policy, policy.root)
 
 
 def test_an_unknown_key_is_refused_with_its_place(edited):

@@ -105,7 +105,7 @@ def test_without_a_winner(is_golden):
 
 def test_approval_form(is_golden):
     """The form holds everything a person needs, and the digest that the answer binds to."""
-    card = qualification(ledger_run="5d41402abc4b2a76b9719d911017c592")
+    card = qualification(mlflow_run="5d41402abc4b2a76b9719d911017c592")
     text = approval_markdown(card, SIZES)
 
     assert is_golden(text.replace(card.digest, "DIGEST"), "report_approval.md.txt")

@@ -78,7 +78,7 @@ def test_a_program_that_unpacks_to_more_than_there_is_is_refused(tmp_path, monke
     data.mkdir()
     with zipfile.ZipFile(data / "model.pt2", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("model/data/weights/0", bytes(1 << 20))
-    monkeypatch.setattr("enginegate.archives.free_memory", lambda: 1 << 10)
+    monkeypatch.setattr("enginegate.data.free_memory", lambda: 1 << 10)
     model = LoggedModel("models:/m/1", Flavour.PYTORCH, tmp_path, data)
 
     with pytest.raises(ModelError, match=r"m/1 was not opened: model\.pt2: it unpacks to"):

@@ -11,13 +11,13 @@ from enginegate.benchmark.target import BenchmarkPaths, BenchmarkTarget, LiveTar
 from enginegate.candidate import (
     Candidate,
     Engine,
-    EngineKind,
     FileDigest,
     PrecisionProof,
     TensorSpec,
 )
 from enginegate.content_store import ContentFolder
-from enginegate.engines import NATIVE, serving
+from enginegate.engine_kinds import engine_kinds
+from enginegate.engines import engine_kind, serving
 from enginegate.errors import ModelError
 from enginegate.evidence import Outcome
 from enginegate.measurement import Load, Measurement
@@ -176,7 +176,7 @@ def test_there_is_no_kind_of_engine_whose_device_is_not_tried():
     """A new kind of engine needs its rows above."""
     tried_kinds = {Candidate.parse(name).kind for name, *_ in KINDS_OF_DEVICE}
 
-    assert tried_kinds == set(EngineKind)
+    assert tried_kinds == set(engine_kinds())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_there_is_no_kind_of_engine_whose_device_is_not_tried():
 def test_native_configurations_are_golden(attempt, name, candidate, changes):
     """Backend, device, threads and TF32 of each native backend, whole."""
     engine = attempt.value.model_copy(update={"candidate": Candidate.parse(candidate), **changes})
-    native, _ = NATIVE[engine.candidate.kind]
+    native = engine_kind(engine.candidate.kind).native.backend
 
     served = serving(engine, attempt.folder, backend=native)
     config = ServedModel.of("digits", engine, served).config(PLAIN)

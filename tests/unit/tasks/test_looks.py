@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from enginegate.atomic_io import file_lock
-from enginegate.errors import EnginegateError, LedgerError
+from enginegate.errors import EnginegateError, TrackingError
 from enginegate.policy.operating import Watch
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.watch.log import SampledTraffic, WatchLog
 from enginegate.workspace import Workspace, now
 from tasks.watch import keep_look, take_look
@@ -24,10 +24,10 @@ def looks(tmp_path, monkeypatch):
     """Where looks at the live release are kept; MLflow does not answer."""
 
     def refuse(*_):
-        raise LedgerError("nothing answers")
+        raise TrackingError("nothing answers")
 
     monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path))
-    monkeypatch.setattr(Ledger, "log_look", refuse)
+    monkeypatch.setattr(Tracker, "log_look", refuse)
     monkeypatch.setattr(
         "tasks.watch._current", lambda _: SimpleNamespace(version=2, changed_at=now())
     )

@@ -5,7 +5,7 @@ from urllib.parse import unquote
 
 import pytest
 
-from enginegate.tracking import Ledger
+from enginegate.tracking import Tracker
 from enginegate.tracking.connection import Connection
 from enginegate.tracking.ui_links import comparison_of
 
@@ -62,6 +62,6 @@ def test_who_decides_where_artifacts_are(uri, server):
 
 def test_passwords_are_not_shown():
     """A tracking URI appears in messages, so its password does not."""
-    ledger = Ledger("postgresql://ada:secret@db/mlflow", Path("a"))
+    tracker = Tracker("postgresql://ada:secret@db/mlflow", Path("a"))
 
-    assert ledger.connection.shown_uri == "postgresql://***@db/mlflow"
+    assert tracker.connection.shown_uri == "postgresql://***@db/mlflow"

@@ -8,7 +8,6 @@ import pytest
 from enginegate.candidate import (
     Candidate,
     Engine,
-    EngineKind,
     FileDigest,
     Precision,
     PrecisionProof,
@@ -76,7 +75,7 @@ def comparison_of() -> Callable[..., OutputComparison]:
 def engine() -> Engine:
     spec = TensorSpec(name="image", dtype="float32", shape=(-1, 1, 8, 8))
     return Engine(
-        candidate=Candidate(kind=EngineKind.ONNXRUNTIME, precision=Precision.INT8),
+        candidate=Candidate(kind="onnxruntime", precision=Precision.INT8),
         filename="model.onnx",
         file=FileDigest(sha256="a" * 64, size_bytes=1),
         onnx_sha256="b" * 64,

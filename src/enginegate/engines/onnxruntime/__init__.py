@@ -1,0 +1,5 @@
+"""ONNX Runtime engines."""
+
+from enginegate.engines.onnxruntime.kind import KIND
+
+__all__ = ["KIND"]

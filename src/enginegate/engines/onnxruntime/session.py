@@ -6,21 +6,26 @@ the provider that was asked for and the one that was got are different things he
 
 import tempfile
 import warnings
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import onnx
 
-from enginegate.candidate import Precision, TensorSpec
+from enginegate.candidate import Precision, ShapeRange, TensorSpec
+from enginegate.data import Array, Tensors
 from enginegate.engines import cuda
+from enginegate.engines.batching import run_rows
+from enginegate.engines.cuda import Device
 from enginegate.engines.onnxruntime.gpu import PROVIDER as CUDA
-from enginegate.engines.onnxruntime.gpu import load_cuda_libraries, provider
+from enginegate.engines.onnxruntime.gpu import Bucketed, load_cuda_libraries, provider
+from enginegate.engines.protocol import Runner
 from enginegate.engines.typed import executed_layers
 from enginegate.errors import BuildError, InputError, ModelError
-from enginegate.policy.building import Device, OnnxRuntime
-from enginegate.precision.deadline import opening
+from enginegate.precision.deadline import opening, run_in_time
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions  # type: ignore[import-untyped]
@@ -35,7 +40,6 @@ PRECISIONS: dict[Device, frozenset[Precision]] = {
     "cuda": frozenset(Precision) - {Precision.FP8},
 }
 _WEIGHTS_BESIDE = "session.optimized_model_external_initializers_file_name"
-AMPERE = 80  # the first capability with TF32 and BF16 arithmetic
 _TYPES = {
     "tensor(float)": "float32",
     "tensor(float16)": "float16",
@@ -79,10 +83,10 @@ def version() -> str | None:
     return str(onnxruntime.__version__)
 
 
-def device_of(rules: OnnxRuntime) -> Device:
+def device_for(wanted: Literal["auto", "cpu", "cuda"]) -> Device:
     """The device that sessions are opened for; whether they get it is found out when opened."""
-    if rules.device != "auto":
-        return rules.device
+    if wanted != "auto":
+        return wanted
     if version() is None or cuda.gpu() is None:
         return "cpu"
     import onnxruntime  # noqa: PLC0415
@@ -123,15 +127,10 @@ def lacks(precision: Precision, device: Device, gpu: cuda.Gpu | None) -> str:
             f"ONNX Runtime's {PROVIDERS[device]} computes in {computes}, not in {precision}; "
             f"{instead}"
         )
-    old = gpu is not None and capability(gpu) < AMPERE
+    old = gpu is not None and gpu.capability_number < cuda.AMPERE
     if old and precision in {Precision.TF32, Precision.BF16}:
         return f"{precision} needs compute capability 8.0, and the GPU here is {gpu}"
     return ""
-
-
-def capability(gpu: cuda.Gpu) -> int:
-    """Its compute capability as one number, e.g. 89."""
-    return int(gpu.capability.removeprefix("sm"))
 
 
 def open_session(
@@ -184,6 +183,82 @@ def specs(session: "InferenceSession") -> tuple[TensorSpec, ...]:
         )
         for value in session.get_inputs()
     )
+
+
+@contextmanager
+def open_onnx(path: Path) -> Iterator[Runner]:
+    """Load an FP32 ONNX file to compare others with: no optimisation, any batch up to 64 rows.
+
+    Raises:
+        ModelError: ONNX Runtime cannot load it.
+    """
+    session = open_plain(path)
+    yield SessionRunner(session, specs(session), limit=64)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRunner:
+    """Runs at most ``limit`` rows at a time."""
+
+    session: "InferenceSession"
+    specs: tuple[TensorSpec, ...]
+    limit: int
+
+    @property
+    def device(self) -> str:
+        """The provider that runs it."""
+        return str(self.session.get_providers()[0])
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Outputs of any number of rows."""
+        return run_rows(inputs, self.specs, limit=self.limit, run_once=self._once)
+
+    def _once(self, inputs: Tensors) -> Tensors:
+        names = [output.name for output in self.session.get_outputs()]
+        return dict(zip(names, run_in_time(self.session, names, inputs), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRunner:
+    """Runs at most the largest bucket at a time."""
+
+    bucketed: Bucketed
+    specs: tuple[TensorSpec, ...]
+    device: str = CUDA
+
+    def run(self, inputs: Tensors) -> Tensors:
+        """Outputs of any number of rows."""
+        limit = self.bucketed.buckets[-1]
+        return run_rows(inputs, self.specs, limit=limit, run_once=self.bucketed.run)
+
+
+def warm(
+    opened: OpenSession,
+    again: Callable[[], OpenSession],
+    sizes: tuple[int, ...],
+    shapes: Mapping[str, ShapeRange],
+) -> Bucketed:
+    """Every bucket settled in a session of its own, and captured where graphs may be.
+
+    Args:
+        opened: the first bucket's.
+        again: opens one more like it.
+        shapes: by input; dynamic axes besides the batch are settled at their best size.
+    """
+    ready = [opened.session]
+    bucketed = Bucketed(
+        lambda: ready.pop() if ready else again().session, sizes, graphs=opened.graphs
+    )
+    examples = {spec.name: _example(spec, shapes.get(spec.name)) for spec in specs(opened.session)}
+    bucketed.warm_up(examples)
+    return bucketed
+
+
+def _example(spec: TensorSpec, shape: ShapeRange | None) -> Array:
+    """One row of ones: an index that exists, a mask that hides nothing."""
+    best = shape.best[1:] if shape else [max(axis, 1) for axis in spec.shape[1:]]
+    row: Array = np.ones((1, *best), spec.dtype)
+    return row
 
 
 def _without_graphs(found: OpenSession) -> OpenSession:

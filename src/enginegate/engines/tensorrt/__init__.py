@@ -1,0 +1,5 @@
+"""TensorRT plans."""
+
+from enginegate.engines.tensorrt.kind import KIND
+
+__all__ = ["KIND"]

@@ -8,15 +8,17 @@ import importlib
 import resource
 import signal
 import sys
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from enginegate.candidate import ShapeRange
-from enginegate.engines.tensorrt.audit import audit
-from enginegate.engines.tensorrt.job import BuildJob, BuildReport
-from enginegate.engines.tensorrt.monitor import progress_monitor
+from enginegate.engines.tensorrt.process import BuildJob, BuildReport, BuildStep
 
 _DIE_WITH_PARENT = 1
+_WORDS = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8"}
+_CARRYING = frozenset({"SHUFFLE", "IDENTITY", "CAST"})  # between a Dequantize and its layer
 
 
 class _RefusedError(Exception):
@@ -153,6 +155,94 @@ def _flags(trt: Any, config: Any, job: BuildJob) -> dict[str, str]:
         "workspace_mib": str(job.workspace_mib),
         "typing": "strong",
     }
+
+
+def audit(trt: Any, network: Any) -> BuildReport:
+    """Layers that multiply, by the type they compute in, and Quantize layers by theirs.
+
+    A layer computes in int8 or fp8 when both operands come from Dequantize layers of that type.
+    """
+    kinds = trt.LayerType
+    multiplying = {kinds.CONVOLUTION, kinds.DECONVOLUTION, kinds.MATRIX_MULTIPLY}
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    makers = {each.get_output(n).name: each for each in layers for n in range(each.num_outputs)}
+    weighted: Counter[str] = Counter()
+    quantise: Counter[str] = Counter()
+    for layer in layers:
+        if layer.type in multiplying:
+            weighted[_computes_in(layer, makers)] += 1
+        if layer.type == kinds.QUANTIZE:
+            quantise[_word(layer.get_output(0))] += 1
+    return BuildReport(weighted=dict(weighted), quantise=dict(quantise))
+
+
+def _computes_in(layer: Any, makers: dict[str, Any]) -> str:
+    operands = [layer.get_input(index) for index in range(min(layer.num_inputs, 2))]
+    sources = [_dequantised_from(operand, makers) for operand in operands]
+    narrow = set(sources)
+    if len(sources) > 1 and len(narrow) == 1 and sources[0]:
+        return sources[0]
+    return _word(layer.get_output(0))
+
+
+def _dequantised_from(tensor: Any, makers: dict[str, Any]) -> str:
+    """The type that a tensor had before it was dequantised, or nothing if it was not."""
+    maker = makers.get(tensor.name)
+    while maker is not None and maker.type.name in _CARRYING:
+        maker = makers.get(maker.get_input(0).name)
+    if maker is None or maker.type.name != "DEQUANTIZE":
+        return ""
+    return _word(maker.get_input(0))
+
+
+def _word(tensor: Any) -> str:
+    return _WORDS.get(tensor.dtype.name, "other")
+
+
+def progress_monitor(trt: Any, job: BuildJob) -> Any:
+    """A monitor that writes steps to ``job.progress`` and stops when ``job.cancel`` exists.
+
+    The base class belongs to the library that was chosen, so the class is made here.
+    """
+    recorder = _Recorder(job.progress)
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+
+        def phase_start(self, phase_name: str, _parent: str | None, num_steps: int) -> None:
+            recorder.begin(phase_name, num_steps)
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            recorder.write(phase_name, step + 1)
+            return not job.cancel.exists()
+
+        def phase_finish(self, phase_name: str) -> None:
+            recorder.end(phase_name)
+
+    return Monitor()
+
+
+class _Recorder:
+    """Appends steps to a file, from whichever threads the builder uses."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._steps: dict[str, int] = {}
+
+    def begin(self, phase: str, steps: int) -> None:
+        self._steps[phase] = steps
+        self.write(phase, 0)
+
+    def end(self, phase: str) -> None:
+        self.write(phase, self._steps.get(phase, 0))
+
+    def write(self, phase: str, step: int) -> None:
+        steps = self._steps.get(phase, 0)
+        line = BuildStep(phase=phase, step=step, steps=max(steps, step)).canonical_json() + b"\n"
+        with self._lock, self._path.open("ab") as file:
+            file.write(line)
 
 
 def _inspect(trt: Any, job: BuildJob, logger: Any) -> None:

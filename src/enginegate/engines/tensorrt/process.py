@@ -10,18 +10,109 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from enginegate.atomic_io import write_file
-from enginegate.candidate import Precision
+from enginegate.candidate import Precision, ShapeRange
 from enginegate.engines.plan import BuildPlan
-from enginegate.engines.tensorrt.job import BuildJob, BuildReport, BuildStep
 from enginegate.errors import BuildError
+from enginegate.messages import matching
+from enginegate.records import Record
 
 LOG_FILE, LAYERS_FILE = "build.log", "layers.json"
 _TAIL_LINES = 12
 _OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Resource temporarily unavailable", "OutOfMemory")
 _POLL_S, _GRACE_S, _QUIET_S = 0.05, 5.0, 2.0
 _log = logging.getLogger("enginegate.build")
+
+
+class TensorRtTable(Record):
+    """How TensorRT plans are built."""
+
+    library: Literal["auto", "tensorrt", "tensorrt_rtx"] = Field(
+        default="auto", description="auto: the full library where it is installed, else RTX"
+    )
+    targets: tuple[
+        Annotated[str, matching(r"^sm[0-9]{2,3}$", "sm and two or three digits, e.g. sm90")], ...
+    ] = Field(
+        default=("sm89",), description="compute capabilities to build for ahead of time (RTX only)"
+    )
+    workspace_mib: PositiveInt = Field(default=1024, description="builder workspace limit")
+    timeout_s: PositiveFloat = Field(
+        default=900.0, description="a build is stopped after this long"
+    )
+    memory_mib: PositiveInt = Field(
+        default=16384, description="address space the builder may use beyond what it starts with"
+    )
+    hardware_compatibility: Literal["none", "same_compute_capability", "ampere_plus"] = Field(
+        default="none", description="on which other GPUs a plan may run (full library only)"
+    )
+    version_compatible: bool = Field(
+        default=False,
+        description="plans that newer TensorRT versions load too; they carry code that the loader "
+        "must be told to trust (full library only)",
+    )
+    timing_cache: bool = Field(
+        default=True,
+        description="keep kernel timings, one file a version and GPU (full library only)",
+    )
+
+
+class BuildJob(Record):
+    """One plan to build. The precision is in the ONNX, except TF32, a flag.
+
+    Files beside ``onnx`` in a scratch folder: the process appends one `BuildStep` a line to
+    ``progress``, stops when ``cancel`` appears, and reads and writes ``timing_cache``.
+    """
+
+    library: str
+    onnx: Path
+    plan: Path
+    profiles: dict[str, ShapeRange]
+    tf32: bool
+    targets: tuple[str, ...]
+    workspace_mib: PositiveInt
+    memory_mib: PositiveInt
+    hardware_compatibility: str = "none"
+    version_compatible: bool = False
+    keep_timings: bool = True
+    layers: Path | None = Field(default=None, description="where to write the inspector's JSON")
+
+    @property
+    def progress(self) -> Path:
+        """Steps so far, one JSON a line."""
+        return self.onnx.with_name("progress.jsonl")
+
+    @property
+    def cancel(self) -> Path:
+        """The builder stops at its next step when this file exists."""
+        return self.onnx.with_name("cancel")
+
+    @property
+    def timing_cache(self) -> Path:
+        """Kernel timings: of earlier builds before, of this one too after."""
+        return self.onnx.with_name("timing.cache")
+
+
+class BuildStep(Record):
+    """How far the builder is."""
+
+    phase: str
+    step: NonNegativeInt
+    steps: NonNegativeInt
+
+
+class BuildReport(Record):
+    """What the process did: an error a person can read, or what the parser saw."""
+
+    error: str = ""
+    cancelled: bool = False
+    weighted: dict[str, NonNegativeInt] = Field(default={}, description="layers by type")
+    quantise: dict[str, NonNegativeInt] = Field(default={}, description="Quantize by type")
+    tf32: bool = False
+    flags: dict[str, str] = Field(default={}, description="what the builder was told")
 
 
 def compile_plan(
@@ -38,7 +129,7 @@ def compile_plan(
     Raises:
         BuildError: the library refused, or the process died or went over a limit.
     """
-    rules = plan.building.tensorrt
+    rules = plan.table_as(TensorRtTable)
     with tempfile.TemporaryDirectory(prefix="enginegate-plan-") as scratch:
         job = BuildJob(
             library=library,
@@ -114,7 +205,8 @@ def _run(plan: BuildPlan, job: BuildJob, *, log: Path) -> BuildReport:
     if not in_time:
         raise BuildError(
             f"Building {plan.candidate} took longer than timeout_s = "
-            f"{plan.building.tensorrt.timeout_s:g} and was stopped. Raise it under [tensorrt].\n"
+            f"{plan.table_as(TensorRtTable).timeout_s:g} and was stopped. Raise it under "
+            f"[tensorrt].\n"
             f"{_tail(log)}"
         )
     if not report_path.is_file():
@@ -136,7 +228,7 @@ def _watch(
 
     The builder is asked to stop through its progress monitor first, so that it ends in order.
     """
-    deadline, position = time.monotonic() + plan.building.tensorrt.timeout_s, 0
+    deadline, position = time.monotonic() + plan.table_as(TensorRtTable).timeout_s, 0
     while process.poll() is None:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_POLL_S)
@@ -178,7 +270,7 @@ def _ending(code: int) -> str:
 
 
 def _memory_hint(plan: BuildPlan, log: Path, code: int = 0) -> str:
-    text, limit = log.read_text(errors="replace"), plan.building.tensorrt.memory_mib
+    text, limit = log.read_text(errors="replace"), plan.table_as(TensorRtTable).memory_mib
     if any(sign in text for sign in _OUT_OF_MEMORY):
         return f" It ran out of memory: raise memory_mib = {limit} in [tensorrt]."
     if code == -signal.SIGKILL:

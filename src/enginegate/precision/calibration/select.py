@@ -44,7 +44,7 @@ def ranges_for(
     method's ranges are then taken from all samples. FP8's levels are not equal steps, so entropy
     does not apply to it and means ``max``.
     """
-    method = "max" if prepared.scheme.is_fp8 and rules.method == "entropy" else rules.method
+    method = "max" if prepared.form.is_fp8 and rules.method == "entropy" else rules.method
     if method != "auto":
         seen = prepared.histograms(sample, scratch)
         return Ranges(prepared.ranges(seen, METHODS[method]), method, method)
@@ -64,7 +64,7 @@ def _errors(
     prepared: Prepared, seen: Mapping[str, Histogram], held: CalibrationSample
 ) -> dict[str, float]:
     exact = outputs_of(_session(prepared.model, prepared), held)
-    names = _FOR_FP8 if prepared.scheme.is_fp8 else tuple(METHODS)
+    names = _FOR_FP8 if prepared.form.is_fp8 else tuple(METHODS)
     found = {}
     for name in names:
         tried = with_pairs(prepared, prepared.ranges(seen, METHODS[name]))

@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.decision import ComposingModel, Release, ReleasedEngine
+from enginegate.engine_kinds import is_fixed_batch
 from enginegate.errors import EnginegateError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.records import sha256_bytes
@@ -119,7 +120,7 @@ def engine_step(made: Package | ReleasedEngine) -> str:
     words += [made.backend] if made.backend != "python" else []
     words += ["gpu"] if made.gpu else []
     words += ["tf32"] if made.settings.cuda_provider.get("use_tf32") == "1" else []
-    words += [f"b{made.serving.max_batch_size}"] if made.backend == "tensorrt" else []
+    words += [f"b{made.serving.max_batch_size}"] if is_fixed_batch(made.backend) else []
     return "-".join(words)
 
 

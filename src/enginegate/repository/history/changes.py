@@ -1,6 +1,6 @@
-"""What became live, by the audit log, and how far somebody outside has been told of it.
+"""What became live, by the audit log, and how far MLflow or Prefect has it.
 
-Lines of the log are never removed, so a position in it says what was told and what was not.
+Lines of the log are never removed, so a cursor says what was delivered and what was not.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,7 +15,7 @@ from enginegate.records import sha256_bytes
 from enginegate.repository.history.audit import LIVE_EVENTS, Event, What, is_followed
 from enginegate.workspace import Workspace
 
-# Whoever else tells the same listener does so with the same log; the next run tells the rest.
+# Of another process that delivers the same log to the same receiver: the next run does the rest.
 _LOCK_TIMEOUT_S = 0.5
 
 
@@ -35,7 +35,7 @@ class LiveChange:
     @property
     def head(self) -> Head:
         """The log's head when this was its last line."""
-        return Head(count=self.event.sequence + 1, sha256=self.event.digest)
+        return head_at(self.event)
 
     @property
     def kind(self) -> What:
@@ -75,34 +75,43 @@ def last_live_event(events: Iterable[Event], model: str) -> Event | None:
     return own[-1] if own else None
 
 
-def untold(events: Sequence[Event], told: Head | None) -> tuple[LiveChange, ...]:
-    """Changes after a position; all of them where the log is another one than was told of.
+def undelivered_events(events: Sequence[Event], delivered: Head | None) -> Sequence[Event]:
+    """Lines after a cursor; all of them where the cursor is in another log."""
+    if delivered is None or len(events) < delivered.count:
+        return events
+    same_log = events[delivered.count - 1].digest == delivered.sha256
+    return events[delivered.count :] if same_log else events
 
-    What was only followed is left out: the host where it was decided has it in its own log.
+
+def undelivered_changes(events: Sequence[Event], delivered: Head | None) -> tuple[LiveChange, ...]:
+    """Changes after a cursor; all of them where the cursor is in another log.
+
+    What was only replicated is left out: the host where it was decided has it in its own log.
     """
-    start = told.count if told is not None and _holds(events, told) else 0
+    start = len(events) - len(undelivered_events(events, delivered))
     new = (change for change in live_changes(events) if change.event.sequence >= start)
     return tuple(change for change in new if not change.followed)
 
 
-def _holds(events: Sequence[Event], head: Head) -> bool:
-    return len(events) >= head.count and events[head.count - 1].digest == head.sha256
+def head_at(event: Event) -> Head:
+    """The log's head when this was its last line."""
+    return Head(count=event.sequence + 1, sha256=event.digest)
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """How far somebody has been told of one repository's changes; kept in the workspace."""
+    """Up to which line of one audit log a receiver has it; kept in the workspace."""
 
     path: Path
 
     @classmethod
-    def of(cls, workspace: Workspace, listener: str, root: Path) -> "Cursor":
-        """That of a listener, by its address, in the log of a repository."""
-        name = sha256_bytes(f"{listener}\n{root.absolute()}".encode())[:16]
-        return cls(workspace.outbox / f"told-{name}.json")
+    def of(cls, workspace: Workspace, receiver: str, root: Path) -> "Cursor":
+        """That of a receiver, by its address, in the log of a repository."""
+        name = sha256_bytes(f"{receiver}\n{root.absolute()}".encode())[:16]
+        return cls(workspace.cursors / f"{name}.json")
 
     def read(self) -> Head | None:
-        """The last line that is known to have arrived; None: tell from the first one."""
+        """The last line that is known to have arrived; None: none is."""
         try:
             return Head.read(self.path)
         except InputError:
@@ -113,11 +122,12 @@ class Cursor:
         write_file(self.path, head.pretty_json())
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """Only one process at a time tells this listener.
+    def exclusive(self, timeout_s: float = _LOCK_TIMEOUT_S) -> Iterator[None]:
+        """Only one process at a time delivers to this receiver.
 
         Raises:
             TimeoutError: another one still does.
+            OSError: the workspace cannot be written to.
         """
-        with file_lock(self.path.with_suffix(".lock"), timeout_s=_LOCK_TIMEOUT_S):
+        with file_lock(self.path.with_suffix(".lock"), timeout_s=timeout_s):
             yield

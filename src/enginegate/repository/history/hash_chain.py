@@ -17,8 +17,8 @@ from enginegate.atomic_io import NotRegularFileError, open_regular, read_file, s
 from enginegate.candidate import Sha256
 from enginegate.decision import Head
 from enginegate.errors import RepositoryError, TamperedError
+from enginegate.messages import counted
 from enginegate.records import Record
-from enginegate.wording import counted
 
 GENESIS = "0" * 64
 

@@ -4,13 +4,15 @@ import pytest
 
 from enginegate.errors import PublishError, RepositoryError
 from enginegate.repository import AuditLog
-from enginegate.repository.history.changes import live_changes, untold
+from enginegate.repository.history.changes import live_changes, undelivered_changes
 from enginegate.repository.store.object_release import ObjectReleases
 
 
 def told(host):
     """What this host has to tell others of."""
-    return [(c.kind, c.before, c.after) for c in untold(AuditLog(host.root).read(), None)]
+    return [
+        (c.kind, c.before, c.after) for c in undelivered_changes(AuditLog(host.root).read(), None)
+    ]
 
 
 @pytest.mark.triton

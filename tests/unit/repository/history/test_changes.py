@@ -4,7 +4,7 @@ import pytest
 
 from enginegate.repository import AuditLog
 from enginegate.repository.history.audit import FOLLOWING
-from enginegate.repository.history.changes import Cursor, live_changes, untold
+from enginegate.repository.history.changes import Cursor, live_changes, undelivered_changes
 from enginegate.workspace import Workspace
 
 
@@ -41,14 +41,14 @@ def test_every_change_says_what_was_live_before_and_after(log):
     ]
 
 
-def test_after_a_position_the_rest_is_untold(log):
+def test_after_a_position_the_rest_is_undelivered_changes(log):
     """What was live before is known all the same; nothing is left after the last change."""
     events = log.read()
     changes = live_changes(events)
 
-    assert said(untold(events, changes[1].head)) == said(changes[2:])
-    assert untold(events, changes[-1].head) == ()
-    assert untold(events, log.head()) == ()
+    assert said(undelivered_changes(events, changes[1].head)) == said(changes[2:])
+    assert undelivered_changes(events, changes[-1].head) == ()
+    assert undelivered_changes(events, log.head()) == ()
 
 
 def test_another_log_is_told_from_its_beginning(log, tmp_path):
@@ -58,9 +58,9 @@ def test_another_log_is_told_from_its_beginning(log, tmp_path):
     other = AuditLog(elsewhere)
     other.tell("published", "tiny", why="because", release=7)
 
-    assert said(untold(other.read(), log.head())) == [("tiny", None, 7)]
-    assert said(untold(log.read(), other.head())) == said(live_changes(log.read()))
-    assert said(untold(log.read(), None)) == said(live_changes(log.read()))
+    assert said(undelivered_changes(other.read(), log.head())) == [("tiny", None, 7)]
+    assert said(undelivered_changes(log.read(), other.head())) == said(live_changes(log.read()))
+    assert said(undelivered_changes(log.read(), None)) == said(live_changes(log.read()))
 
 
 def test_what_was_only_followed_is_for_its_own_host_to_tell(log):
@@ -69,7 +69,7 @@ def test_what_was_only_followed_is_for_its_own_host_to_tell(log):
     AuditLog(log.root, way=FOLLOWING).tell("published", "tiny", why="because", release=9)
     log.tell("rolled back", "tiny", why="because", release=2)
 
-    assert said(untold(log.read(), told)) == [("tiny", 9, 2)]
+    assert said(undelivered_changes(log.read(), told)) == [("tiny", 9, 2)]
 
 
 def test_a_release_that_was_fetched_again_to_go_back_is_no_new_one(log):

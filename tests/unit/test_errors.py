@@ -4,8 +4,7 @@ import errno
 
 import pytest
 
-from enginegate.errors import DataError, TookTooLongError, ToolError
-from enginegate.tool_errors import told_by, tool_errors
+from enginegate.errors import DataError, TookTooLongError, ToolError, told_by, tool_errors
 
 
 @pytest.mark.parametrize(

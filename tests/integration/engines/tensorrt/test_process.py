@@ -10,7 +10,7 @@ import pytest
 
 from enginegate.engines import build_engine, cuda
 from enginegate.engines.tensorrt import process
-from enginegate.engines.tensorrt.job import BuildJob, BuildReport, BuildStep
+from enginegate.engines.tensorrt.process import BuildJob, BuildReport, BuildStep
 from enginegate.errors import BuildError, EnginegateError
 
 pytestmark = [pytest.mark.rtx, pytest.mark.xdist_group("engines")]

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginegate.candidate import EngineKind
 from enginegate.engines import (
     availability,
     build_engine,
@@ -222,7 +221,7 @@ def test_serving_names_files_of_the_store(int8):
 
 def test_doctor_sees_the_library():
     """What is installed here can build and run."""
-    found = {each.kind: each for each in availability()}[EngineKind.ONNXRUNTIME]
+    found = {each.kind: each for each in availability()}["onnxruntime"]
 
     assert found.can_build
     assert found.can_run
@@ -239,7 +238,7 @@ def test_missing_library_says_how_to_install(plan, monkeypatch, tmp_path):
     with pytest.raises(BuildError, match=r"not installed here.*enginegate\[cpu\]"):
         build_engine(planned, tmp_path)
     assert planned.toolchain == "absent"
-    found = {each.kind: each for each in availability()}[EngineKind.ONNXRUNTIME]
+    found = {each.kind: each for each in availability()}["onnxruntime"]
     assert (found.can_build, found.remedy) == (False, "pip install 'enginegate[cpu]'")
 
 

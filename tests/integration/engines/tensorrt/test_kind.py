@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from enginegate.candidate import Candidate, EngineKind
+from enginegate.candidate import Candidate
 from enginegate.engines import (
     availability,
     build_engine,
@@ -18,8 +18,7 @@ from enginegate.engines import (
     runnable_here,
     serving,
 )
-from enginegate.engines.tensorrt import engine as kind
-from enginegate.engines.tensorrt import process
+from enginegate.engines.tensorrt import kind, process
 from enginegate.errors import BuildError, EnginegateError, ModelError
 from enginegate.sources import ContentFolder
 
@@ -208,7 +207,7 @@ def test_tf32_flag_is_in_the_proof(plan, store):
 
 def test_doctor_says_what_rtx_can_do_here():
     """Without a GPU, plans can be built and not run, and the reason lists what would do."""
-    found = {each.kind: each for each in availability()}[EngineKind.TENSORRT]
+    found = {each.kind: each for each in availability()}["tensorrt"]
 
     assert found.library.startswith("tensorrt_rtx 1.7")
     assert (found.can_build, found.can_run) == (True, False)
@@ -223,7 +222,7 @@ def test_missing_library_says_how_to_install(plan, tmp_path, monkeypatch):
 
     with pytest.raises(BuildError, match=r"Neither tensorrt nor tensorrt_rtx.*enginegate\[rtx\]"):
         build_engine(plan("tensorrt-fp16"), tmp_path)
-    found = {each.kind: each for each in availability()}[EngineKind.TENSORRT]
+    found = {each.kind: each for each in availability()}["tensorrt"]
     assert (found.library, found.can_build, found.can_run) == (None, False, False)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from enginegate.candidate import TensorSpec
-from enginegate.wording import counted, per_second, short_number
+from enginegate.messages import counted, per_second, short_number
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,294 @@
+"""The audit log of a live repository, delivered to MLflow: decisions, what is live, its state.
+
+The log is the only source, and a cursor in the workspace says up to which line MLflow has it. What
+cannot be delivered now is delivered by the next promotion, rollback or watch, in the log's order;
+MLflow being away holds up nobody who changes what is live.
+
+Of several changes of one model only the newest is delivered: an alias stands for one version. While
+a roll-out decides whether its canary stays, the log is delivered up to that line.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+
+from enginegate.decision import Release
+from enginegate.errors import EnginegateError, InputError, TrackingError
+from enginegate.evidence import Scorecard
+from enginegate.repository import AuditLog, Layout
+from enginegate.repository.history.audit import FOLLOWING, LIVE_EVENTS, Event
+from enginegate.repository.history.broken_promises import ShownState, shown_state
+from enginegate.repository.history.changes import Cursor, head_at, undelivered_events
+from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.tracking.artifact_download import scorecard_of
+from enginegate.tracking.live_checks import state_tags
+from enginegate.tracking.tracker import Tracker
+from enginegate.watch.log import WatchLog
+from enginegate.workspace import Workspace
+
+CHAMPION = "champion"
+STATE_TAG = "enginegate.watch"
+WITHDRAWN_TAG = "enginegate.withdrawn"
+# Of another process that delivers the same log: a rollback would rather deliver later.
+_LOCK_TIMEOUT_S = 30.0
+# The other process may wait for MLflow's own two tries of half a minute, for each line of the log.
+# What a promotion cannot deliver is rolled back, so it waits longer than that.
+PROMOTION_TIMEOUT_S = 300.0
+# Without a cursor an old log would be delivered whole; older decisions than this are MLflow's past.
+_FIRST_CONTACT = timedelta(days=7)
+_TAG_LENGTH = 1000
+_CHANGES = LIVE_EVENTS | {"promised"}
+_ANSWERS = {"approved": "approve", "rejected": "reject"}
+_log = logging.getLogger("enginegate.tracking")
+
+
+def deliver(
+    workspace: Workspace, root: Path, *, patience_s: float = _LOCK_TIMEOUT_S
+) -> tuple[str, ...]:
+    """Give MLflow what it lacks of a repository's audit log.
+
+    Args:
+        workspace: with MLflow's address, scorecards, checks, and the cursor.
+        root: of the live repository.
+        patience_s: how long another process may go on that delivers the same log.
+
+    Returns:
+        One sentence for each line of the log that changed something in MLflow.
+
+    Raises:
+        TrackingError: MLflow cannot be reached, or refuses; the cursor stands before that line.
+        TamperedError: the log was changed.
+    """
+    if not root.is_dir():
+        return ()
+    cursor = Cursor.of(workspace, workspace.tracking_uri, root)
+    if not undelivered_events(AuditLog(root).read(), cursor.read()):
+        return ()
+    with _exclusive(cursor, patience_s):
+        return tuple(_Delivery(workspace, root, cursor).run())
+
+
+def try_deliver(workspace: Workspace, root: Path) -> str:
+    """Give MLflow what it lacks, if it answers; why it could not be given, or empty."""
+    try:
+        deliver(workspace, root)
+    except EnginegateError as error:
+        return str(error)
+    return ""
+
+
+@contextmanager
+def _exclusive(cursor: Cursor, patience_s: float) -> Iterator[None]:
+    """One process at a time: what another one read as live must not arrive after what is live."""
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(cursor.exclusive(patience_s))
+        except TimeoutError as error:
+            raise TrackingError(
+                f"The audit log is being delivered to MLflow by {error}. What that leaves is "
+                "delivered by the next promotion, rollback or watch."
+            ) from error
+        except OSError as error:
+            _log.warning("%s cannot be written to: %s", cursor.path.parent, error.strerror)
+        yield
+
+
+@dataclass(frozen=True)
+class _Delivery:
+    """One pass over what is not delivered; whoever calls holds the cursor's lock."""
+
+    workspace: Workspace
+    root: Path
+    cursor: Cursor
+
+    @cached_property
+    def tracker(self) -> Tracker:
+        return Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
+
+    @cached_property
+    def events(self) -> tuple[Event, ...]:
+        return AuditLog(self.root).read()
+
+    def run(self) -> Iterator[str]:
+        known = self.cursor.read()
+        pending = undelivered_events(self.events, known)
+        first_contact = len(pending) == len(self.events)
+        newest = {event.model: event for event in self.events if event.event in _CHANGES}
+        for event in pending:
+            is_live = event is newest.get(event.model) and self._is_live(event)
+            if is_live and _is_rolling_out(self.root, event.model):
+                return
+            sentence = ""
+            if is_live:
+                sentence = self._deliver_change(event)
+            elif not (first_contact and datetime.now(tz=UTC) - event.at > _FIRST_CONTACT):
+                sentence = self._deliver_answer(event)
+            if sentence or event is pending[-1]:
+                self._move(event)
+            if sentence:
+                _log.info("%s", sentence)
+                yield f"MLflow was updated: {sentence}."
+
+    def _move(self, event: Event) -> None:
+        try:
+            self.cursor.move(head_at(event))
+        except OSError as error:
+            # The line is delivered once more, which changes nothing.
+            _log.warning("%s cannot be written: %s", self.cursor.path, error.strerror)
+
+    def _is_live(self, event: Event) -> bool:
+        """Whether a model's newest change is this host's to deliver, and still what is live.
+
+        What another host decided is in that host's log. What a crash left is in no log yet, and
+        gets its own line when it is recovered.
+        """
+        if event.origin.endswith(f", {FOLLOWING}"):
+            return False
+        current = Layout(self.root, event.model).current()
+        live = current.version if current else None
+        return live == (None if event.event == "withdrawn" else event.release)
+
+    def _deliver_change(self, event: Event) -> str:
+        """Alias and tags of the version that is live, or is not any more."""
+        withdrawn = event.event == "withdrawn"
+        try:
+            if withdrawn:
+                tags = _withdrawn_tags(event)
+                model_uri = self._scorecard(event).model_uri
+            else:
+                layout = Layout(self.root, event.model)
+                release = layout.release(event.release or 0)
+                with suppress(EnginegateError):  # `verify` says what is wrong with its promise
+                    release = layout.held_to(release)
+                tags, model_uri = _release_tags(release, event), release.model_uri
+        except EnginegateError as error:
+            if isinstance(error, TrackingError):
+                raise
+            _log.error("MLflow is not told of %s: %s", event.event, error)
+            return ""
+        if not model_uri.startswith("models:/"):
+            return ""
+        name, number = model_uri.removeprefix("models:/").split("/")
+        if not self._tag_version(name, int(number), tags):
+            return ""
+        if withdrawn:
+            self.tracker.remove_alias(name, CHAMPION, int(number))
+            return f"{name} version {number} is not {CHAMPION} any more"
+        self.tracker.move_alias(name, CHAMPION, int(number))
+        return f"{name}@{CHAMPION} is version {number}"
+
+    def _deliver_answer(self, event: Event) -> str:
+        """What a person said: about a scorecard, or about a broken promise."""
+        if event.event in _ANSWERS:
+            return self._deliver_decision(event)
+        return self._deliver_state(event) if event.event == "acknowledged" else ""
+
+    def _deliver_decision(self, event: Event) -> str:
+        try:
+            run = self._scorecard(event).mlflow_run
+        except InputError as error:
+            _log.warning("MLflow is not told who %s a scorecard: %s", event.event, error)
+            return ""
+        if not run or not self._has_run(run):
+            return ""
+        tags = {
+            "decision": _ANSWERS[event.event],
+            "decision.by": event.who,
+            "decision.why": event.why,
+            "decision.at": event.at.isoformat(timespec="seconds"),
+            "decision.origin": event.origin,
+        }
+        self.tracker.tag_run(run, _cut(tags))
+        return f"scorecard {(event.scorecard or '')[:12]} was {event.event} by {event.who}"
+
+    def _deliver_state(self, event: Event) -> str:
+        """What is shown of a release, on its watch run and on its version."""
+        try:
+            release = Layout(self.root, event.model).release(event.release or 0)
+            checks = WatchLog.at(self.workspace, release).read()
+        except EnginegateError:
+            return ""  # the manifest of a withdrawn release is gone
+        state = shown_state(self.events, event.model, release.version, checks)
+        self.tracker.check_answers()
+        run = self.tracker.watch_run(release.model, release.digest)
+        if run is not None:
+            self.tracker.tag_run(run, state_tags(state))
+        if release.model_uri.startswith("models:/"):
+            name, number = release.model_uri.removeprefix("models:/").split("/")
+            self._tag_version(name, int(number), state_tag(state, release))
+        return f"release {release.version} of {release.model} is shown as {state.word}"
+
+    def _scorecard(self, event: Event) -> Scorecard:
+        digest = event.scorecard or ""
+        try:
+            return self.workspace.scorecard(digest)
+        except InputError:
+            self.tracker.check_answers()
+            return scorecard_of(self.workspace, digest)
+
+    def _tag_version(self, name: str, version: int, tags: Mapping[str, str]) -> bool:
+        """A version that was deleted since cannot hold up what is behind it."""
+        self.tracker.check_answers()
+        if self.tracker.version_tags(name, version) is None:
+            _log.warning(
+                "MLflow has no version %d of %s any more, so it is left out", version, name
+            )
+            return False
+        self.tracker.tag_version(name, version, tags)
+        return True
+
+    def _has_run(self, run: str) -> bool:
+        self.tracker.check_answers()
+        return self.tracker.has_run(run)
+
+
+def state_tag(state: ShownState, release: Release) -> dict[str, str]:
+    """What a registered version shows of the release that serves it."""
+    words = f"{state.word}: release {release.version}"
+    if state.latest is not None:
+        words += f", {state.latest.at:%Y-%m-%d %H:%M:%S %Z}"
+    if state.broken:
+        words += f"; nobody has acknowledged check {state.broken[-1].check}"
+    return {STATE_TAG: words}
+
+
+def _release_tags(release: Release, event: Event) -> dict[str, str]:
+    decisions = (*release.further_decisions, release.decision)
+    head = head_at(event)
+    tags = {
+        "enginegate.release": str(release.version),
+        "enginegate.engine": release.engine.engine_sha256,
+        "enginegate.promise": f"{release.promise}, by scorecard {release.scorecard_sha256[:12]}",
+        "enginegate.approved_by": ", ".join(d.approver for d in decisions),
+        "enginegate.approved_why": "; ".join(d.reason for d in decisions),
+        "enginegate.approved_at": release.decision.decided_at.isoformat(timespec="seconds"),
+        "enginegate.audit": f"{head.count}:{head.sha256}",
+    }
+    return _cut(tags)
+
+
+def _withdrawn_tags(event: Event) -> dict[str, str]:
+    words = f"release {event.release} by {event.who} at {event.at.isoformat(timespec='seconds')}"
+    return _cut({WITHDRAWN_TAG: f"{words}: {event.why}"})
+
+
+def _cut(tags: Mapping[str, str]) -> dict[str, str]:
+    return {name: text[:_TAG_LENGTH] for name, text in tags.items()}
+
+
+def _is_rolling_out(root: Path, model: str) -> bool:
+    """Whether what is live may be rolled back by itself: a roll-out is under way or cut short."""
+    rollouts = RolloutState(root)
+    try:
+        progress = rollouts.of(model)
+        if progress is None:
+            return False
+        return not rollouts.is_settled(progress) or rollouts.under_way_by(model) is not None
+    except (EnginegateError, OSError) as error:
+        # Delivered later is late; a canary delivered as champion is wrong.
+        _log.warning("whether %s is being rolled out from %s is not known: %s", model, root, error)
+        return True

@@ -1,0 +1,299 @@
+"""The audit log reaches MLflow: in order, once, and never held up by what is gone."""
+
+from concurrent.futures import ThreadPoolExecutor, wait
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+
+from enginegate.atomic_io import file_lock, write_file
+from enginegate.errors import TrackingError
+from enginegate.repository import (
+    AuditLog,
+    AuditRecord,
+    Current,
+    Layout,
+    record_act,
+    record_decision,
+)
+from enginegate.repository.history.audit import FOLLOWING
+from enginegate.repository.history.changes import Cursor
+from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
+from enginegate.tracking import deliver, try_deliver
+from enginegate.workspace import Workspace
+from tasks.release import PUBLISHED, UNDO, take_back
+from tests.fakes.evidence import WHEN, decision, release, scorecard
+
+AWAY = "http://127.0.0.1:9"
+
+
+class Site:
+    """A live repository and a workspace whose MLflow is the tests' own."""
+
+    def __init__(self, folder, tracker):
+        self.root, self.tracker = folder / "live", tracker
+        self.workspace = Workspace(folder / "workspace")
+        self.root.mkdir()
+
+    @property
+    def cursor(self):
+        return Cursor.of(self.workspace, self.workspace.tracking_uri, self.root)
+
+    def act(self, event, version, *, origin="ada@host, command", **fields):
+        deed = {"model": "digits", "release": version, "who": "ada", "why": "margins are wide"}
+        record_act(self.root, AuditRecord(event=event, origin=origin, **deed | fields))
+
+    def commit(self, version, uri):
+        """What is on disk when a release is live, before the audit log has it."""
+        layout = Layout(self.root, "digits")
+        made = release(version=version, model_uri=uri, previous_version=None)
+        write_file(layout.release_file(version), made.pretty_json())
+        current = Current(version=version, known=(version,), changed_at=WHEN)
+        write_file(layout.current_file, current.pretty_json())
+        return made
+
+    def go_live(self, version, uri, event="published", **fields):
+        made = self.commit(version, uri)
+        self.act(event, version, **fields)
+        return made
+
+    def withdraw(self, version, card):
+        Layout(self.root, "digits").current_file.unlink()
+        why = "it answers nonsense"
+        self.act("withdrawn", version, scorecard=card.digest, why=why)
+
+    def deliver(self):
+        return deliver(self.workspace, self.root)
+
+    def champion(self, name):
+        return self.tracker.alias(name, "champion")
+
+
+@pytest.fixture
+def site(tracker, tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.tracking_uri)
+    return Site(tmp_path, tracker)
+
+
+def test_changes_while_mlflow_was_away_are_delivered_once(site, registered, monkeypatch):
+    """The newest stands for all; a cursor says that there is nothing left."""
+    first, second = registered("waiting"), registered("waiting")
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", AWAY)
+        site.go_live(1, f"models:/waiting/{first}")
+        assert "could not be reached" in try_deliver(site.workspace, site.root)
+        site.go_live(2, f"models:/waiting/{second}")
+        with pytest.raises(TrackingError):
+            site.deliver()
+
+    assert site.deliver() == (f"MLflow was updated: waiting@champion is version {second}.",)
+
+    assert site.champion("waiting") == second
+    assert site.tracker.version_tags("waiting", second)["enginegate.release"] == "2"
+    assert site.cursor.read() == AuditLog(site.root).head()
+    assert site.deliver() == ()
+
+
+def test_a_line_is_delivered_again_until_mlflow_took_it(site, registered, monkeypatch):
+    """The cursor stands before the line that was refused, and after the one that arrived."""
+    card = scorecard(model="digits")
+    run = site.tracker.record(card, {})
+    card = card.model_copy(update={"mlflow_run": run})
+    site.workspace.save_scorecard(card)
+    record_decision(site.root, decision(card), "digits")
+    version = registered("refused")
+    site.go_live(1, f"models:/refused/{version}")
+    with monkeypatch.context() as patch:
+
+        def refuse(*_):
+            raise TrackingError("the registry is down")
+
+        patch.setattr("enginegate.tracking.tracker.Tracker.move_alias", refuse)
+        with pytest.raises(TrackingError, match="the registry is down"):
+            site.deliver()
+        assert site.cursor.read().count == 1
+
+    assert len(site.deliver()) == 1
+    assert site.champion("refused") == version
+
+
+def test_missing_versions_and_runs_hold_nothing_up(site, registered):
+    """A deleted version, a scorecard that nobody has, and a damaged cursor are left behind."""
+    version = registered("present")
+    site.act("approved", None, scorecard="f" * 64)
+    site.go_live(1, "models:/never/7", model="digits")
+    site.cursor.path.parent.mkdir(parents=True)
+    site.cursor.path.write_text("{")
+    assert site.deliver() == ()
+
+    site.go_live(2, f"models:/present/{version}")
+
+    assert len(site.deliver()) == 1
+    assert site.champion("present") == version
+
+
+def test_an_unrecorded_change_is_delivered_with_its_own_line(site, registered):
+    """Killed between the commit and the log: recovery writes the line, which MLflow then gets."""
+    first, second = registered("cut-short"), registered("cut-short")
+    site.go_live(1, f"models:/cut-short/{first}")
+    site.commit(2, f"models:/cut-short/{second}")
+    assert site.deliver() == ()
+
+    site.act("published", 2)
+
+    assert len(site.deliver()) == 1
+    assert site.champion("cut-short") == second
+
+
+def test_another_process_is_waited_for_no_longer_than_said(site, registered):
+    """A rollback gets a refusal; a promotion is patient."""
+    version = registered("busy")
+    site.go_live(1, f"models:/busy/{version}")
+    with ThreadPoolExecutor(1) as promoter:
+        with site.cursor.exclusive():
+            with pytest.raises(TrackingError, match="is being delivered to MLflow"):
+                deliver(site.workspace, site.root, patience_s=0.0)
+            promotion = promoter.submit(deliver, site.workspace, site.root, patience_s=30.0)
+            wait([promotion], 0.2)
+            assert not promotion.done()
+        assert len(promotion.result()) == 1
+    assert site.champion("busy") == version
+
+
+def test_what_another_host_decided_is_for_that_host_to_deliver(site, registered):
+    """A replica has followed it; its own next change is delivered."""
+    first, second = registered("replica"), registered("replica")
+    site.go_live(1, f"models:/replica/{first}", origin=f"ada@host, {FOLLOWING}")
+    assert site.deliver() == ()
+    assert site.champion("replica") is None
+
+    site.go_live(2, f"models:/replica/{second}")
+    site.deliver()
+
+    assert site.champion("replica") == second
+
+
+def test_an_old_log_does_not_flood_a_new_workspace(site, registered, monkeypatch):
+    """Without a cursor only the newest change is delivered, and what people said this week."""
+    for number in (1, 2):
+        site.act("approved", None, scorecard=f"{number}" * 64)
+    version = registered("old")
+    site.go_live(1, f"models:/old/{version}")
+    asked = []
+    monkeypatch.setattr(
+        "enginegate.tracking.delivery.scorecard_of", lambda _, digest: asked.append(digest)
+    )
+    monkeypatch.setattr("enginegate.tracking.delivery._FIRST_CONTACT", timedelta(0))
+
+    assert len(site.deliver()) == 1
+    assert asked == []
+
+
+def test_a_canary_is_no_champion(site, registered):
+    """Not while it is watched, nor after it failed; but once it has held."""
+    rollouts = RolloutState(site.root)
+    first, second = registered("canary"), registered("canary")
+    site.go_live(1, f"models:/canary/{first}")
+    site.deliver()
+    progress = RolloutProgress(model="digits", before=1, canary=2)
+    for holds in (False, True):
+        with file_lock(site.root / LOCK):
+            rollouts.note(progress.model_copy(update={"held": holds}))
+            site.go_live(2, f"models:/canary/{second}")
+            assert site.deliver() == ()
+        if not holds:
+            assert site.deliver() == ()
+            site.go_live(1, f"models:/canary/{first}", event="rolled back")
+        assert site.champion("canary") == first
+        rollouts.settle("digits")
+
+        site.deliver()
+
+        assert site.champion("canary") == (second if holds else first)
+
+
+def test_a_read_only_workspace_is_delivered_from(site, registered):
+    """The audit log is there; only the cursor cannot be kept, so a line may arrive twice."""
+    version = registered("read-only")
+    site.go_live(1, f"models:/read-only/{version}")
+    site.workspace.root.mkdir()
+    site.workspace.cursors.write_text("no folder")
+
+    assert try_deliver(site.workspace, site.root) == ""
+    assert try_deliver(site.workspace, site.root) == ""
+
+    assert site.champion("read-only") == version
+
+
+def test_a_promotion_that_is_rolled_back_is_corrected(site, registered, monkeypatch):
+    """MLflow moved the alias and its answer was lost: what is live again is delivered."""
+    monkeypatch.setenv("ENGINEGATE_HOME", str(site.workspace.root))
+    first, second = registered("taken-back"), registered("taken-back")
+    made = site.go_live(2, f"models:/taken-back/{second}")
+    site.deliver()
+
+    def withdraw(*_):
+        site.go_live(1, f"models:/taken-back/{first}", event="rolled back")
+        return "release 1 is live again"
+
+    publication = SimpleNamespace(
+        tables=SimpleNamespace(target=SimpleNamespace(repository=site.root), model="digits"),
+        workspace=site.workspace,
+        layout=Layout(site.root, "digits"),
+        repository=SimpleNamespace(withdraw=withdraw),
+    )
+    take_back(SimpleNamespace(get={UNDO: publication, PUBLISHED: made}.get))
+
+    assert site.champion("taken-back") == first
+
+
+def test_the_alias_does_not_stay_on_a_withdrawn_version(site, registered):
+    """The version says by whom and why; another alias stays."""
+    version, other = registered("withdrawn"), registered("withdrawn")
+    card = scorecard(model_uri=f"models:/withdrawn/{version}")
+    site.workspace.save_scorecard(card)
+    site.go_live(1, card.model_uri)
+    site.deliver()
+    site.tracker.move_alias("withdrawn", "another", other)
+    site.withdraw(1, card)
+
+    (sentence,) = site.deliver()
+
+    assert "is not champion any more" in sentence
+    assert site.champion("withdrawn") is None
+    assert site.tracker.alias("withdrawn", "another") == other
+    tag = site.tracker.version_tags("withdrawn", version)["enginegate.withdrawn"]
+    assert tag.startswith("release 1 by ada at ")
+    assert tag.endswith(": it answers nonsense")
+
+
+def test_a_late_withdrawal_takes_no_alias_from_a_newer_release(site, registered, monkeypatch):
+    """It happened while MLflow was away; by now another release is live."""
+    first, second = registered("late"), registered("late")
+    card = scorecard(model_uri=f"models:/late/{first}")
+    site.workspace.save_scorecard(card)
+    site.go_live(1, card.model_uri)
+    site.withdraw(1, card)
+    with monkeypatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", AWAY)
+        assert try_deliver(site.workspace, site.root)
+    site.go_live(2, f"models:/late/{second}")
+
+    site.deliver()
+
+    assert site.champion("late") == second
+
+
+def test_a_run_shows_who_decided(site):
+    """Name, answer, reason and origin as tags, also of a scorecard that only MLflow has."""
+    card = scorecard(model="decided")
+    run = site.tracker.record(card, {})
+    card = card.model_copy(update={"mlflow_run": run})
+    record_decision(site.root, decision(card, origin="ada@host, command"), "decided")
+
+    assert len(site.deliver()) == 1
+
+    tags = site.tracker.client.get_run(run).data.tags
+    assert (tags["decision"], tags["decision.by"]) == ("approve", "ada")
+    assert tags["decision.why"] == decision(card).reason
+    assert tags["decision.origin"] == "ada@host, command"
