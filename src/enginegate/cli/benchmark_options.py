@@ -7,10 +7,9 @@ from typing import Any
 
 from enginegate.candidate import Candidate
 from enginegate.errors import InputError
+from enginegate.loadgen.schedule import load_pattern
 from enginegate.measurement import ClosedLoad, Driver, Load
 from enginegate.policy import Policy, parse_policy, read_policy
-
-_OPEN = ("poisson", "constant", "bursts", "replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +35,9 @@ class BenchmarkRequest:
         """
         rules = read_policy(policy)
         raw: dict[str, Any] = rules.model_dump()
-        if self.load is not None and self.load not in _OPEN and self.clients is None:
-            raise InputError(
-                f"{self.load!r} is no load. Use one of {', '.join(_OPEN)} (open loop: on a "
-                "schedule), or closed:N (N clients, each waiting for its answer)."
-            )
-        if self.load in _OPEN:
+        if self.load is not None and self.clients is None:
             raw["load"]["arrivals"] = self.load
+
         if self.driver is not None:
             raw["load"]["driver"] = self.driver
         if self.seconds is not None:
@@ -51,7 +46,15 @@ class BenchmarkRequest:
             raw["search"] |= {"min_rate_per_s": self.rate, "max_rate_per_s": self.rate}
             if rules.search.at_rate_per_s is not None:
                 raw["search"]["at_rate_per_s"] = self.rate
-        return parse_policy(raw, f"{policy} with the command's options")
+        changed = parse_policy(raw, f"{policy} with the command's options")
+        try:
+            load_pattern(changed.load.arrivals)
+        except InputError as error:
+            raise InputError(
+                f"{error}\nA pattern is an open loop (on a schedule); closed:N is N clients, each "
+                "waiting for its answer."
+            ) from error
+        return changed
 
     def one_load(self, rules: Policy) -> Load | ClosedLoad:
         """The load of a single measurement."""

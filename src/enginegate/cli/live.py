@@ -51,8 +51,8 @@ def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console)
         out.print(f"  {_nothing_words(layout)}", markup=False)
     else:
         live = layout.release(current.version)
-        out.print(f"  live: release {live.version}, {live.candidate}, {live.model_uri}")
-        out.print(f"  engine sha256 {live.engine_sha256}")
+        out.print(f"  live: release {live.version}, {live.engine.candidate}, {live.model_uri}")
+        out.print(f"  engine sha256 {live.engine.engine_sha256}")
         out.print(f"  release digest {live.digest}")
         out.print(f"  {_promise_words(layout, live)}", markup=False)
         out.print(_history(layout.releases(), current.version, layout))
@@ -242,11 +242,11 @@ def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Tab
         kept = layout.version_folder(release.version).is_dir()
         table.add_row(
             f"{release.version}{' (live)' if release.version == current else ''}",
-            str(release.candidate),
+            str(release.engine.candidate),
             release.model_uri,
             release.published_at.strftime("%Y-%m-%d %H:%M:%S"),
             escape(release.decision.approver),
             escape(release.decision.reason),
-            release.engine_sha256[:12] if kept else "bytes removed",
+            release.engine.engine_sha256[:12] if kept else "bytes removed",
         )
     return table

@@ -86,10 +86,12 @@ def _print_undelivered(refusal: str, out: Console) -> None:
 
 
 def _say_withdrawn(release: Release, policy: Path, out: Console) -> None:
-    named = f"Release {release.version} of {release.model} ({release.candidate})"
+    named = f"Release {release.version} of {release.model} ({release.engine.candidate})"
     out.print(f"{named} was withdrawn. Nothing is live.", markup=False)
     out.print(f"Next: enginegate qualify {policy}; a promotion starts anew.", markup=False)
 
 
 def _say(release: Release, out: Console) -> None:
-    out.print(f"Release {release.version} of {release.model} is live again: {release.candidate}.")
+    out.print(
+        f"Release {release.version} of {release.model} is live again: {release.engine.candidate}."
+    )

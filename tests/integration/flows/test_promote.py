@@ -118,8 +118,8 @@ def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, secon
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
     assert (first.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
-    assert first.engine_sha256 == card.verdict(first.candidate).engine_sha256
-    assert first.settings.parameters["intra_op_threads"] == "1"
+    assert first.engine.engine_sha256 == card.verdict(first.engine.candidate).engine_sha256
+    assert first.engine.settings.parameters["intra_op_threads"] == "1"
     again = promote(live, card.digest)
     assert again.version == 1
 
