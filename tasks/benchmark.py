@@ -229,28 +229,28 @@ def _live(
     if tables.slo.faster_than != "champion" or (current := layout.current()) is None:
         return None
     release = layout.release(current.version)
-    if release.engine_sha256 == engine.file.sha256:
+    if release.engine.engine_sha256 == engine.file.sha256:
         return None
     folder = layout.version_folder(release.version)
     try:
         ReleaseFiles(layout, release).check()
-        if release.parts or (release.gpu and not gpus()):
+        if release.engine.parts or (release.engine.gpu and not gpus()):
             raise ServerError("it is an ensemble, or needs a GPU that is not here")
     except EnginegateError as error:
         _log.warning("live release %d is not measured: %s", release.version, error)
         return None
     model = ServedModel(
         name=f"{live_tables.model}.live",
-        backend=release.backend,
+        backend=release.engine.backend,
         inputs=release.inputs,
         outputs=release.outputs,
-        files={name: folder / name for name in release.files},
-        gpu=release.gpu,
-        settings=release.settings,
+        files={name: folder / name for name in release.engine.files},
+        gpu=release.engine.gpu,
+        settings=release.engine.settings,
     )
-    digests = {name: digest.sha256 for name, digest in release.files.items()}
-    subject = BenchmarkTarget(model, digests, release.options.uncached)
-    return LiveTargetPlaces(subject, release.serving, release.version)
+    digests = {name: digest.sha256 for name, digest in release.engine.files.items()}
+    subject = BenchmarkTarget(model, digests, release.engine.options.uncached)
+    return LiveTargetPlaces(subject, release.engine.serving, release.version)
 
 
 @contextmanager

@@ -225,7 +225,7 @@ def promote_command(policy: PolicyFile, run: RunName) -> None:
     named = f"Release {release.version} of {release.model}"
     held = Layout(target.repository, release.model).held_to(release)
     if held.scorecard_sha256 == release.scorecard_sha256:
-        out.print(f"{named} is live: {release.candidate}.")
+        out.print(f"{named} is live: {release.engine.candidate}.")
     else:
         out.print(f"{named} serves these very bytes already, so nothing was published.")
         out.print(

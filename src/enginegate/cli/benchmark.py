@@ -17,6 +17,7 @@ from enginegate.cli.policies import PolicyFile
 from enginegate.cli.terminal import interruptible, out
 from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
+from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measurement import ClosedLoad, Driver, LatencySample, Load
 from enginegate.measuring.p99 import decide_pooled
@@ -72,9 +73,6 @@ Folder = Annotated[
 ]
 
 
-_OPEN = ("poisson", "constant", "bursts", "replay")
-
-
 @dataclass(frozen=True, slots=True)
 class BenchmarkRequest:
     """What the command line changes about a policy; None leaves the policy's own."""
@@ -98,12 +96,7 @@ class BenchmarkRequest:
         """
         rules = read_policy(policy)
         raw: dict[str, Any] = rules.model_dump()
-        if self.load is not None and self.load not in _OPEN and self.clients is None:
-            raise InputError(
-                f"{self.load!r} is no load. Use one of {', '.join(_OPEN)} (open loop: on a "
-                "schedule), or closed:N (N clients, each waiting for its answer)."
-            )
-        if self.load in _OPEN:
+        if self.load is not None and self.clients is None:
             raw["load"]["arrivals"] = self.load
         if self.driver is not None:
             raw["load"]["driver"] = self.driver
@@ -113,7 +106,15 @@ class BenchmarkRequest:
             raw["search"] |= {"min_rate_per_s": self.rate, "max_rate_per_s": self.rate}
             if rules.search.at_rate_per_s is not None:
                 raw["search"]["at_rate_per_s"] = self.rate
-        return parse_policy(raw, f"{policy} with the command's options")
+        changed = parse_policy(raw, f"{policy} with the command's options")
+        try:
+            load_pattern(changed.load.arrivals)
+        except InputError as error:
+            raise InputError(
+                f"{error}\nA pattern is an open loop (on a schedule); closed:N is N clients, each "
+                "waiting for its answer."
+            ) from error
+        return changed
 
     def one_load(self, rules: Policy) -> Load | ClosedLoad:
         """The load of a single measurement."""

@@ -16,15 +16,14 @@ from enginegate.messages import counted
 from enginegate.policy import Policy
 from enginegate.repository import (
     AuditLog,
-    Fleet,
     Layout,
     LiveRepository,
-    LiveTarget,
-    ObjectRepository,
+    StoredTarget,
+    Target,
     models,
-    open_lead,
-    open_repository,
+    open_primary,
     open_storage,
+    open_target,
     verify,
 )
 from enginegate.repository.history import broken_promises as promises
@@ -39,9 +38,9 @@ _ALIVE_EVERY_S = 1.0
 _MISSES = 5
 
 
-def repository_of(policy: Policy) -> LiveTarget:
+def repository_of(policy: Policy) -> Target:
     """Everything a release of the policy goes to, with every server that answers."""
-    return open_repository(policy.live_tables, Workspace.of(policy), way="command")
+    return open_target(policy.live_tables, Workspace.of(policy), way="command")
 
 
 def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console) -> None:
@@ -53,8 +52,8 @@ def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console)
         out.print(f"  {_nothing_words(layout)}", markup=False)
     else:
         live = layout.release(current.version)
-        out.print(f"  live: release {live.version}, {live.candidate}, {live.model_uri}")
-        out.print(f"  engine sha256 {live.engine_sha256}")
+        out.print(f"  live: release {live.version}, {live.engine.candidate}, {live.model_uri}")
+        out.print(f"  engine sha256 {live.engine.engine_sha256}")
         out.print(f"  release digest {live.digest}")
         out.print(f"  {_promise_words(layout, live)}", markup=False)
         out.print(_history(layout.releases(), current.version, layout))
@@ -145,7 +144,7 @@ def serve_live(policy: Policy, workspace: Workspace, out: Console, ports: Ports)
     with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
         with server.client() as client:
             repository = replace(
-                open_lead(policy.live_tables, workspace, way="serve"), client=client
+                open_primary(policy.live_tables, workspace, way="serve"), client=client
             )
             _follow(policy, repository, out)
             for sentence in repository.recover():
@@ -203,22 +202,21 @@ def _server_words(policy: Policy) -> str:
 def _further(policy: Policy, live: int | None) -> Iterator[str]:
     """One line for object storage, and for each further server."""
     target = repository_of(policy)
-    if isinstance(target, ObjectRepository):
-        yield _stored_words(target)
-        target = target.local
-    for member in target.members if isinstance(target, Fleet) else ():
-        where = "" if member.shares else f", {member.repository.root}"
-        if member.repository.client is None:
-            said = "does not answer"
+    if target.storage is not None:
+        yield _stored_words(target.storage)
+    for server in target.servers:
+        where = "" if server.shares else f", {server.repository.root}"
+        if server.repository.client is None:
+            state = "does not answer"
         elif live is None:
-            said = "answers"
+            state = "answers"
         else:
-            same = member.serves(policy.name, live)
-            said = f"serves release {live}" if same else f"answers, but does not serve {live}"
-        yield f"server {member.name}{where}: {said}"
+            same = server.serves(policy.name, live)
+            state = f"serves release {live}" if same else f"answers, but does not serve {live}"
+        yield f"server {server.name}{where}: {state}"
 
 
-def _stored_words(storage: ObjectRepository) -> str:
+def _stored_words(storage: StoredTarget) -> str:
     try:
         pointer = storage.current()
     except EnginegateError as error:
@@ -237,12 +235,12 @@ def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Tab
         kept = layout.version_folder(release.version).is_dir()
         table.add_row(
             f"{release.version}{' (live)' if release.version == current else ''}",
-            str(release.candidate),
+            str(release.engine.candidate),
             release.model_uri,
             release.published_at.strftime("%Y-%m-%d %H:%M:%S"),
             escape(release.decision.approver),
             escape(release.decision.reason),
-            release.engine_sha256[:12] if kept else "bytes removed",
+            release.engine.engine_sha256[:12] if kept else "bytes removed",
         )
     return table
 

@@ -14,7 +14,7 @@ from enginegate.cli.terminal import plain
 from enginegate.decision import Release
 from enginegate.errors import InputError, PolicyError
 from enginegate.policy import read_policy
-from enginegate.repository import ObjectRepository, open_repository
+from enginegate.repository import open_target
 from enginegate.repository.recovery import Withdrawal
 from enginegate.tracking import try_deliver
 from enginegate.workspace import Workspace
@@ -37,7 +37,7 @@ def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> N
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository = open_repository(rules.live_tables, workspace, way="command")
+    repository = open_target(rules.live_tables, workspace, way="command")
     release = repository.rollback(rules.name, to, reason=reason)
     _print_live(release, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
@@ -61,7 +61,7 @@ def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository = open_repository(rules.live_tables, workspace, way="command")
+    repository = open_target(rules.live_tables, workspace, way="command")
     release = repository.withdraw_first(rules.name, Withdrawal(who, reason))
     _print_withdrawn(release, policy, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
@@ -88,23 +88,25 @@ def _print_undelivered(refusal: str, out: Console) -> None:
 
 
 def _print_withdrawn(release: Release, policy: Path, out: Console) -> None:
-    named = f"Release {release.version} of {release.model} ({release.candidate})"
+    named = f"Release {release.version} of {release.model} ({release.engine.candidate})"
     out.print(f"{named} was withdrawn. Nothing is live.", markup=False)
     out.print(f"Next: enginegate qualify {policy}; a promotion starts anew.", markup=False)
 
 
 def _print_live(release: Release, out: Console) -> None:
-    out.print(f"Release {release.version} of {release.model} is live again: {release.candidate}.")
+    out.print(
+        f"Release {release.version} of {release.model} is live again: {release.engine.candidate}."
+    )
 
 
 def pull_command(policy: PolicyFile) -> None:
     """Bring this host to what is live in object storage: fetch, check, load, prove."""
     rules = read_policy(policy)
-    target = open_repository(rules.live_tables, Workspace.of(rules), way="command")
-    if not isinstance(target, ObjectRepository):
-        raise PolicyError(f"{policy} names no target.objects, so there is nothing to follow.")
-    release = target.pull()
-    where = target.store.url
+    storage = open_target(rules.live_tables, Workspace.of(rules), way="command").storage
+    if storage is None:
+        raise PolicyError(f"{policy} names no target.objects, so there is nothing to pull.")
+    release = storage.pull()
+    where = storage.store.url
     if release is None:
         plain.print(f"Nothing of {rules.name} is live in {where}.", soft_wrap=True)
     else:

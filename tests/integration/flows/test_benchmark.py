@@ -78,7 +78,7 @@ def test_the_live_release_is_measured_in_turns(live, card, family, tmp_path):
 
     for benchmark in found.report.candidates:
         gates = [finding.gate for finding in benchmark.findings]
-        if benchmark.candidate == release.candidate:
+        if benchmark.candidate == release.engine.candidate:
             assert benchmark.rival is None
             assert "speedup" not in gates
         else:

@@ -259,7 +259,7 @@ def test_benchmark_release_and_mlflow_tell_triton_the_same(rules, attempt, backe
     made = release(
         model=rules.name,
         backend=told.backend,
-        gpu=told.gpu,
+        device="gpu" if told.gpu else "cpu",
         settings=told.settings,
         inputs=engine.inputs,
         outputs=engine.outputs,
