@@ -284,7 +284,7 @@ def _check_config(layout: Layout) -> None:
 
 def _check_parts(layout: Layout) -> None:
     """Every version of a part is some release's; its bytes are checked with that release."""
-    known = {(part.name, part.version) for each in layout.releases() for part in each.parts}
+    known = {(part.name, part.version) for each in layout.releases() for part in each.engine.parts}
     for part in layout.owned_parts():
         strangers = [v for v in part.stored_versions() if (part.model, v) not in known]
         if strangers:

@@ -197,8 +197,9 @@ class Layout:
         renewed = self.renewed(release.version)
         if renewed is None:
             return release
+        engine = release.engine.model_copy(update={"promise": renewed.promise})
         held = {
-            "promise": renewed.promise,
+            "engines": (engine,),
             "scorecard_sha256": renewed.scorecard_sha256,
             "decision": renewed.decision,
             "further_decisions": renewed.further_decisions,

@@ -234,7 +234,7 @@ class ObjectReleases:
         files = self._contents(version).files
         engine = f"{self.model}/{version}/"
         stated = {n.removeprefix(engine): d for n, d in files.items() if n.startswith(engine)}
-        if stated != release.files:
+        if stated != release.engine.files:
             raise TamperedError(
                 f"{self.store.url}/{self._contents_key(version)} does not fit its manifest."
             )
