@@ -212,6 +212,15 @@ class Layout:
         found = [_read(Release, path) for path in files if path.stem.isdigit()]
         return tuple(sorted(found, key=lambda release: release.version))
 
+    @property
+    def place(self) -> str:
+        """The repository's folder, for people."""
+        return str(self.root)
+
+    def has_bytes(self, version: int) -> bool:
+        """Whether a release can still be served: retention has not removed its bytes."""
+        return self.version_folder(version).is_dir()
+
     def stored_versions(self) -> tuple[int, ...]:
         """Versions whose bytes are here, as Triton sees them, also where a manifest is missing."""
         return tuple(sorted(int(p.name) for p in self.folder.glob("[1-9]*") if p.name.isdigit()))
