@@ -1,8 +1,6 @@
 """A source -> an `OnnxModel` in the store, or the one that is there already."""
 
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from onnx import ModelProto
@@ -13,41 +11,15 @@ from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
 from enginegate.policy.model_source import ModelSource
 from enginegate.records import canonical_json, sha256_bytes
-from enginegate.sources import onnx_form
+from enginegate.sources import onnx_form, parity
 from enginegate.sources.dispatch import open_source
-from enginegate.sources.external_data import ONE_FILE_BYTES, write_model
-from enginegate.sources.parity import PARITY_SAMPLES, BatchTrial, Evidence, OpenOnnx, examine
-from enginegate.sources.types import OpenedSource
+from enginegate.sources.parity import ModelUnderTest, OpenOnnx
+from enginegate.sources.types import ExportedModel, OpenedSource
 
 MANIFEST = "manifest.json"
 _FORM = 2  # raise when the canonical form of the same export changes
 _SCRATCH = "exporting"
-_WAIT_S = 1800.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """One export: what is read, and what it is checked with."""
-
-    source: ModelSource
-    opened: OpenedSource
-    data: DataSet
-    open_onnx: OpenOnnx
-    one_file_bytes: int
-
-    @property
-    def key(self) -> str:
-        """Digest of everything that decides the bytes and the evidence beside them."""
-        deciding = {
-            "source": self.opened.sha256,
-            "exporter": self.opened.exporter,
-            "options": self.opened.options,
-            "form": _FORM,
-            "one_file_bytes": self.one_file_bytes,
-            "samples": self.data.head(PARITY_SAMPLES).sha256,
-            "parity_max_abs_error": self.source.parity_max_abs_error,
-        }
-        return sha256_bytes(canonical_json(deciding))
+_WAIT_S = 1800.0  # for another process that exports this model; large encoders take minutes
 
 
 def onnx_from_source(
@@ -57,7 +29,7 @@ def onnx_from_source(
     onnx_root: Path,
     tracking_uri: str,
     open_onnx: OpenOnnx,
-    one_file_bytes: int = ONE_FILE_BYTES,
+    one_file_bytes: int = onnx_form.ONE_FILE_BYTES,
 ) -> ContentFolder[OnnxModel]:
     """Fetch, export, check and keep a model; an earlier export is reused.
 
@@ -74,14 +46,51 @@ def onnx_from_source(
         DataError: the samples do not fit the model.
         TrackingError: MLflow cannot be reached.
     """
-    with open_source(source, data, tracking_uri=tracking_uri) as found:
-        job = _Job(source, found, data, open_onnx, one_file_bytes)
-        return make_once(
-            onnx_root / job.key,
-            read=read_onnx_model,
-            make=lambda folder: _export(job, folder),
-            wait_s=_WAIT_S,
-        )
+    with open_source(source, data, tracking_uri=tracking_uri) as opened:
+        # Everything that decides the bytes and the evidence beside them.
+        deciding = {
+            "source": opened.sha256,
+            "exporter": opened.exporter,
+            "options": opened.options,
+            "form": _FORM,
+            "one_file_bytes": one_file_bytes,
+            "samples": data.head(parity.PARITY_SAMPLES).sha256,
+            "parity_max_abs_error": source.parity_max_abs_error,
+        }
+
+        def make(folder: Path) -> OnnxModel:
+            model, external, exported = _write_onnx(opened, data, folder, limit=one_file_bytes)
+            path, limit = folder / ONNX_FILE, source.parity_max_abs_error
+            with open_onnx(path) as running:
+                tested = ModelUnderTest(
+                    running, data, exported.framework, limit, opened.uri, exported.logarithms
+                )
+                batch_sizes = parity.prove_batch_sizes(tested)
+                proven = parity.measure_parity(tested)
+                axes = onnx_form.dynamic_axes(model).items()
+                lengths = {name: parity.prove_lengths(tested, name, at) for name, at in axes}
+            onnx = OnnxModel(
+                source=opened.uri,
+                source_sha256=opened.sha256,
+                file=FileDigest.of(path),
+                external=external,
+                inputs=onnx_form.input_specs(model),
+                outputs=onnx_form.output_specs(model),
+                opset=onnx_form.opset(model),
+                ir_version=model.ir_version,
+                producer=f"{model.producer_name} {model.producer_version}".strip() or "unknown",
+                exporter=opened.exporter,
+                parity_max_abs_error=proven.max_abs_error if proven else None,
+                parity_tolerance=limit if proven else None,
+                parity_samples=proven.samples if proven else 0,
+                proven_batch_sizes=batch_sizes,
+                proven_lengths=lengths,
+            )
+            write_file(folder / MANIFEST, onnx.pretty_json())
+            return onnx
+
+        key = sha256_bytes(canonical_json(deciding))
+        return make_once(onnx_root / key, read=read_onnx_model, make=make, wait_s=_WAIT_S)
 
 
 def read_onnx_model(folder: Path) -> OnnxModel:
@@ -96,52 +105,18 @@ def read_onnx_model(folder: Path) -> OnnxModel:
     return onnx
 
 
-def _export(job: _Job, folder: Path) -> OnnxModel:
-    scratch, origin, path = folder / _SCRATCH, job.opened.uri, folder / ONNX_FILE
+def _write_onnx(
+    opened: OpenedSource, data: DataSet, folder: Path, *, limit: int
+) -> tuple[ModelProto, dict[str, FileDigest], ExportedModel]:
+    """Convert, clean, write and check; the model, its weight files, and as it was converted."""
+    scratch, origin = folder / _SCRATCH, opened.uri
     scratch.mkdir()
-    converted = job.opened.convert(job.data, scratch)
-    model = onnx_form.canonical(
-        onnx_form.read_onnx(converted.path, origin=origin, limit=job.one_file_bytes)
-    )
-    external = write_model(
-        model, folder, weights=converted.path.parent, origin=origin, limit=job.one_file_bytes
-    )
+    exported = opened.convert(data, scratch)
+    raw = onnx_form.read_onnx(exported.path, origin=origin, limit=limit)
+    model = onnx_form.canonical(raw)
+    weights = exported.path.parent
+    external = onnx_form.write_model(model, folder, weights=weights, origin=origin, limit=limit)
     shutil.rmtree(scratch)
-    onnx_form.check_sound(model, origin=origin, path=path)
-    job.data.check_fits(onnx_form.input_specs(model))
-    with job.open_onnx(path) as running:
-        limit = job.source.parity_max_abs_error
-        trial = BatchTrial(
-            running, job.data, converted.framework, limit, origin, converted.logarithms
-        )
-        evidence = examine(trial, onnx_form.dynamic_axes(model))
-    onnx = _described(job, model, FileDigest.of(path), external, evidence)
-    write_file(folder / MANIFEST, onnx.pretty_json())
-    return onnx
-
-
-def _described(
-    job: _Job,
-    model: ModelProto,
-    file: FileDigest,
-    external: Mapping[str, FileDigest],
-    evidence: Evidence,
-) -> OnnxModel:
-    parity = evidence.parity
-    return OnnxModel(
-        source=job.opened.uri,
-        source_sha256=job.opened.sha256,
-        file=file,
-        external=dict(external),
-        inputs=onnx_form.input_specs(model),
-        outputs=onnx_form.output_specs(model),
-        opset=onnx_form.opset(model),
-        ir_version=model.ir_version,
-        producer=f"{model.producer_name} {model.producer_version}".strip() or "unknown",
-        exporter=job.opened.exporter,
-        parity_max_abs_error=parity.max_abs_error if parity else None,
-        parity_tolerance=job.source.parity_max_abs_error if parity else None,
-        parity_samples=parity.samples if parity else 0,
-        proven_batch_sizes=evidence.batch_sizes,
-        proven_lengths=evidence.lengths,
-    )
+    onnx_form.check_sound(model, origin=origin, path=folder / ONNX_FILE)
+    data.check_fits(onnx_form.input_specs(model))
+    return model, external, exported
