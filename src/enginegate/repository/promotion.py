@@ -200,8 +200,8 @@ class LiveRepository:
         """There is none to cancel; what a killed process left is finished or undone."""
         self.recover()
 
-    def withdraw(self, model: str, version: int) -> str:
-        """Take back a release whose promotion failed after it was published.
+    def roll_back_promotion(self, model: str, version: int) -> str:
+        """Leave a release whose promotion failed after it was published.
 
         Returns:
             What is live now, in words.
@@ -214,9 +214,9 @@ class LiveRepository:
             why = "its promotion failed"
             back = self.rollback(model, previous, reason=why, expected=version)
             return f"Release {back.version} is live, as before."
-        return self.take_away(model, version)
+        return self.withdraw_version(model, version)
 
-    def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
+    def withdraw_version(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
         """Leave nothing live: the way back from a release before which nothing was.
 
         Returns:
@@ -232,7 +232,7 @@ class LiveRepository:
             entry = change.begin("withdraw", version, who=by.who, why=by.why, scorecard=scorecard)
             return change.recovery.end(change.layout, entry, reason=by.why)
 
-    def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
+    def withdraw(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
         """Unload the live release that nothing was before, and leave nothing live.
 
         Killed before the journal has it, it is live; after that, the next start ends it. Its bytes
@@ -255,7 +255,7 @@ class LiveRepository:
         release, live = live_release(layout), self.deployment(layout)
         if not checked:
             check_withdrawable(layout, release)
-        words = self.take_away(model, release.version, by=by)
+        words = self.withdraw_version(model, release.version, by=by)
         if any(entry.model == model for entry in Journal(self.root).unfinished()):
             raise RepositoryError(
                 f"The withdrawal of {model} release {release.version} is not finished: {words}"

@@ -331,7 +331,7 @@ class OperationRecovery:
             if pointer is not None:
                 live.restore(pointer)
             else:
-                live.take_away()
+                live.unload()
         except (ServerError, RepositoryError) as error:
             return f"that it serves could not be proved: {error}"
         return ""
