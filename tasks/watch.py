@@ -105,7 +105,7 @@ def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
 
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)
-def live_release(tables: LiveTables) -> Release | None:
+def release_to_watch(tables: LiveTables) -> Release | None:
     """What is live now, to be looked at; None before the first promotion.
 
     None as well while it is rolled out to a fleet: whoever does so looks at the canary, and the
