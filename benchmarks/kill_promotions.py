@@ -31,7 +31,7 @@ from benchmarks.lab.job import What  # noqa: E402
 from benchmarks.lab.plan import Kill, long  # noqa: E402
 from benchmarks.lab.tagged import CHAIN, ENGINE  # noqa: E402
 from enginegate.errors import ServerError  # noqa: E402
-from enginegate.loadgen.callers import Callers  # noqa: E402
+from enginegate.loadgen.background_load import BackgroundLoad  # noqa: E402
 
 KILLS, RATE_PER_S = 600, 40.0
 _EVERY = 20
@@ -96,7 +96,7 @@ def _killed(campaign: Campaign, plan: list[Kill]) -> Iterator[Killed]:
 def _figures(
     plan: list[Kill],
     found: list[Killed],
-    clients: dict[str, Callers],
+    clients: dict[str, BackgroundLoad],
     lasted_s: float,
     version: str,
 ) -> dict[str, Any]:

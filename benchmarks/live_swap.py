@@ -41,7 +41,7 @@ from benchmarks.lab.figures import (  # noqa: E402
 from benchmarks.lab.nursery import Nursery  # noqa: E402
 from benchmarks.lab.tagged import ENGINE  # noqa: E402
 from benchmarks.lab.windows import PHASES, Seen, Swap, lasted_ms, rows, seen  # noqa: E402
-from enginegate.loadgen.callers import Callers  # noqa: E402
+from enginegate.loadgen.background_load import BackgroundLoad  # noqa: E402
 from enginegate.triton.install import find_triton  # noqa: E402
 from enginegate.triton.server import start  # noqa: E402
 
@@ -100,13 +100,12 @@ def _control() -> None:
     subprocess.run(_CONTROL, check=True)  # noqa: S603
 
 
-def _figures(found: list[Seen], clients: Callers, rate_per_s: float) -> dict[str, Any]:
-    late_s = clients.result.late_s if clients.result else np.zeros(0)
+def _figures(found: list[Seen], clients: BackgroundLoad, rate_per_s: float) -> dict[str, Any]:
     return {
         "rate_per_s": rate_per_s,
         "swaps": lasted_ms(found),
         "clients": clients_row(clients),
-        "generator_late_p99_ms": percentile_ms(late_s, 0.99),
+        "generator_late_p99_ms": percentile_ms(clients.result.late_s, 0.99),
         "rows": rows(found),
     }
 

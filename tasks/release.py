@@ -23,9 +23,9 @@ from enginegate.repository import (
     AuditRecord,
     Golden,
     Layout,
-    LiveTarget,
     Package,
-    open_repository,
+    Target,
+    open_target,
     origin,
     record_act,
 )
@@ -79,10 +79,10 @@ class Publication:
     approvals: tuple[Decision, ...] = ()
 
     @property
-    def repository(self) -> LiveTarget:
+    def repository(self) -> Target:
         """Everything the release goes to, with every server that answers."""
         pinned = _pinned(self.layout, self.workspace)
-        return open_repository(
+        return open_target(
             self.tables, self.workspace, way="promote", pinned=pinned, judge=judge_reading
         )
 
@@ -128,10 +128,10 @@ class Publication:
         if verdict is None or measured is None:
             return False
         wanted = (verdict.engine_sha256, self.evidence.model_uri, measured.chosen)
-        found = (release.engine_sha256, release.model_uri, release.serving)
+        found = (release.engine.engine_sha256, release.model_uri, release.engine.serving)
         return (
             found == wanted
-            and release.options == self.options
+            and release.engine.options == self.options
             and composes(self.layout, release, self.ensemble)
         )
 
@@ -222,7 +222,9 @@ def publish(publication: Publication) -> Release:
     """Publish the approved engine; undone by itself if it does not prove itself."""
     package = _package(publication)
     release = publication.repository.publish(package, expected=publication.evidence.replaces)
-    _log.info("release %d of %s is live: %s", release.version, release.model, release.candidate)
+    _log.info(
+        "release %d of %s is live: %s", release.version, release.model, release.engine.candidate
+    )
     return release
 
 
@@ -277,7 +279,7 @@ def roll_back_to(
     tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
 ) -> Release:
     """Make an earlier release live again."""
-    repository = open_repository(tables, workspace, way="Prefect")
+    repository = open_target(tables, workspace, way="Prefect")
     release = repository.rollback(tables.model, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
@@ -299,7 +301,7 @@ def update_mlflow(repository: Path, workspace: Workspace) -> None:
 @task(task_run_name="withdraw-first", cache_policy=NO_CACHE)
 def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
-    repository = open_repository(tables, workspace, way="Prefect")
+    repository = open_target(tables, workspace, way="Prefect")
     release = repository.withdraw_first(tables.model, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release

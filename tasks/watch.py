@@ -25,8 +25,7 @@ from enginegate.repository import (
     Current,
     Golden,
     Layout,
-    ObjectRepository,
-    open_repository,
+    open_target,
     verify,
 )
 from enginegate.repository.history.audit import Event
@@ -77,22 +76,22 @@ def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
 def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Bring this host to what is live in object storage; `verify_live` says if it is not."""
-    repository = open_repository(tables, workspace, way=_WAY, judge=judge_reading)
-    if not isinstance(repository, ObjectRepository):
+    storage = open_target(tables, workspace, way=_WAY, judge=judge_reading).storage
+    if storage is None:
         return ()
     try:
-        release = repository.pull()
+        release = storage.pull()
     except EnginegateError as error:
         _log.error("object storage could not be followed: %s", error)
         return ()
     live = f"release {release.version} is" if release else "nothing is"
-    return (f"{live} live here, as in {repository.store.url}.",)
+    return (f"{live} live here, as in {storage.store.url}.",)
 
 
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
 def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """What is wrong with the live repository and its server; nothing is changed."""
-    repository = open_repository(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, way=_WAY)
     try:
         checks = verify(repository, read_back=False)
     except RepositoryBusyError as error:
@@ -190,7 +189,7 @@ def roll_back_failed(
     if before is None or not is_live(tables, release) or not looks.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
-    repository = open_repository(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, way=_WAY)
     try:
         # Whoever changes what is live after the look is right: only what failed it is left.
         back = repository.rollback(name, before, reason=str(look), expected=release.version)

@@ -15,7 +15,7 @@ from benchmarks.lab.dying import Death
 from benchmarks.lab.job import REFUSED, Account, Job, Site, What
 from benchmarks.lab.nursery import Ended, Nursery
 from benchmarks.lab.tagged import Order, made, samples, tag_in
-from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.repository import Layout
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutState
@@ -149,15 +149,15 @@ class Campaign:
         )
 
     @contextmanager
-    def called(self, *models: str, rate_per_s: float) -> Iterator[tuple[Callers, ...]]:
+    def called(self, *models: str, rate_per_s: float) -> Iterator[tuple[BackgroundLoad, ...]]:
         """Clients that never stop, of each model on each server; all of a model together."""
         with ExitStack() as stack:
             yield tuple(
                 stack.enter_context(
-                    Callers(
+                    BackgroundLoad(
                         server.grpc,
                         Traffic.of(model, samples(model)),
-                        rate_per_s,
+                        rate_per_s=rate_per_s,
                         wrong_in=_Checking(model, self.tags),
                     )
                 )
@@ -247,7 +247,7 @@ class Campaign:
     def _committed(self, model: str) -> int:
         """What recovery has to make live: a canary that has not held is to go back."""
         live, progress = self._live(model), RolloutState(self.root).of(model)
-        if progress is not None and progress.canary == live and not progress.held:
+        if progress is not None and progress.canary == live and not progress.canary_passed:
             return progress.before or 0
         return live
 

@@ -14,7 +14,6 @@ from enginegate.repository import Fleet, Layout, LiveRepository, Package, verify
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.fleet_server import FleetServer
-from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.triton.client import TritonClient
 
 What = Literal["publish", "publish-wrong", "publish-unfit", "rollback", "recover"]
@@ -112,9 +111,8 @@ def _opened(job: Job) -> Iterator[LiveRepository | Fleet]:
             job.model,
             Watch(),
             sleep=partial(sleep_or_die, job.death),
-            goes_on=partial(RolloutState(job.root).check_goes_on, job.model),
         )
-        yield Fleet(lead, tuple(members), canary_s=job.canary_s, hold=canary.hold)
+        yield Fleet(lead, tuple(members), canary_s=job.canary_s, analyse_canary=canary.analyse)
 
 
 def _publish(

@@ -6,9 +6,9 @@ import numpy as np
 
 from enginegate.repository import Layout, LiveRepository, ObjectRepository, verify
 from enginegate.repository.history.journal import Step
-from enginegate.repository.store.object_journal import is_watched
+from enginegate.repository.store.object_journal import is_analysing_canary
 
-_WINDOW_S = 60.0
+_ANALYSIS_S = 60.0
 
 
 def answer(host: ObjectRepository) -> tuple[int, float]:
@@ -35,9 +35,9 @@ def steps(host: ObjectRepository) -> list[Step]:
     return [entry.step for entry in entries if entry.operation == entries[-1].operation]
 
 
-def wait_for_window(host: ObjectRepository) -> None:
+def wait_for_canary(host: ObjectRepository) -> None:
     """Return when the journal in storage says that a canary is watched."""
-    deadline = time.monotonic() + _WINDOW_S
-    while not ((last := host.journal.last()) is not None and is_watched(last)):
+    deadline = time.monotonic() + _ANALYSIS_S
+    while not ((last := host.journal.last()) is not None and is_analysing_canary(last)):
         assert time.monotonic() < deadline, "no canary is watched"
         time.sleep(0.05)

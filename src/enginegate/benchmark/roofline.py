@@ -1,6 +1,7 @@
 """What limits an engine that was measured: its roofline at the batch that it was served with."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 from pydantic import NonNegativeFloat
@@ -15,8 +16,8 @@ from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import remembered
 
 
-class _Known(Record):
-    """A device's ceilings, kept: measuring them takes a second."""
+class _MeasuredPeak(Record):
+    """A device's peak throughput, kept: measuring it takes a second."""
 
     flops_per_s: NonNegativeFloat | None
     bytes_per_s: NonNegativeFloat | None
@@ -30,7 +31,7 @@ def roofline_of(
     *,
     shapes: Mapping[str, tuple[int, ...]],
     machine: str,
-    kept_in: Path,
+    cache: Path,
 ) -> Roofline | None:
     """At the chosen configuration's mean batch; None when nothing was chosen.
 
@@ -39,8 +40,8 @@ def roofline_of(
         engine: whose arithmetic it is.
         graph: the ONNX file whose work is counted.
         shapes: of the inputs as the traffic has them.
-        machine: what ceilings hold for.
-        kept_in: folder of known ceilings.
+        machine: where it was measured.
+        cache: folder of the devices' peak throughput.
     """
     measured = found.at_slo
     if measured is None or measured.stages is None:
@@ -52,26 +53,18 @@ def roofline_of(
     executions_per_s = sum(measured.stages.batches.values()) / (measured.lasted_s or 1.0)
     return roofline(
         work,
-        _ceilings(device, precision, machine, kept_in),
+        _peak(device, precision, machine, cache),
         samples_per_s=executions_per_s * measured.stages.mean_batch_size or None,
         instances=measured.config.instances,
     )
 
 
-def _ceilings(device: Device, precision: Precision, machine: str, kept_in: Path) -> PeakThroughput:
+def _peak(device: Device, precision: Precision, machine: str, cache: Path) -> PeakThroughput:
     key = sha256_bytes(canonical_json([device, precision.value, machine]))
     known = remembered(
-        kept_in / f"{key}.json",
-        _Known,
-        lambda: _known(peak_throughput(device, precision)),
+        cache / f"{key}.json",
+        _MeasuredPeak,
+        lambda: _MeasuredPeak(**asdict(peak_throughput(device, precision))),
         worth_keeping=lambda made: made.bytes_per_s is not None,
     )
-    return PeakThroughput(known.flops_per_s, known.bytes_per_s, known.one_thread_flops_per_s)
-
-
-def _known(found: PeakThroughput) -> _Known:
-    return _Known(
-        flops_per_s=found.flops_per_s,
-        bytes_per_s=found.bytes_per_s,
-        one_thread_flops_per_s=found.one_thread_flops_per_s,
-    )
+    return PeakThroughput(**known.model_dump())

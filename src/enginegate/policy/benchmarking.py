@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from enginegate.measurement import Arrivals, Driver, Protocol, SharedMemory
+from enginegate.measurement import Arrivals, Driver, SharedMemory, WireProtocol
 from enginegate.policy.gates import Confidence
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
@@ -67,9 +67,11 @@ class LoadShape(Record):
 
     arrivals: Arrivals = Field(
         default="poisson",
-        description="poisson, constant, bursts, or replay: the shadow sample's own arrival times",
+        description="load pattern: poisson, constant, bursts, replay (the shadow sample's own "
+        "arrival times), or one that an installed package adds; with parameters of its own, "
+        "{ name, ... }",
     )
-    protocol: Protocol = Field(default="grpc", description="grpc or http")
+    protocol: WireProtocol = Field(default="grpc", description="grpc or http")
     shared_memory: SharedMemory = Field(
         default="none", description="how tensors travel to a server on this machine"
     )

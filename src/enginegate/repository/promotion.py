@@ -30,7 +30,7 @@ no server is told. A withdrawal is 1 and 2: what is cut short after its intent i
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from enginegate.atomic_io import write_file
@@ -96,6 +96,32 @@ class LiveRepository:
     signing: ReleaseSigning | None = None
     way: str = "Python"
     pinned: frozenset[int] | None = frozenset()
+
+    @property
+    def primary(self) -> "LiveRepository":
+        """This repository: nothing else is changed."""
+        return self
+
+    @property
+    def servers(self) -> tuple[()]:
+        """No server replicates it."""
+        return ()
+
+    @property
+    def storage(self) -> None:
+        """None is before it."""
+
+    def leased(self, _lease: object) -> "LiveRepository":
+        """The same: one server has no canary whose analysis could be cancelled."""
+        return self
+
+    def without_canary(self) -> "LiveRepository":
+        """The same."""
+        return self
+
+    def through(self, channel: str) -> "LiveRepository":
+        """The repository whose changes the audit log says came through another channel."""
+        return replace(self, way=channel)
 
     def publish(
         self,
@@ -165,6 +191,14 @@ class LiveRepository:
                 change.commit(after)
             change.record(reason)
             return change.layout.release(after.version)
+
+    def publish_again(self, model: str, version: int, *, reason: str = "") -> Release:
+        """Make a release live whose bytes are here; raises as `rollback`."""
+        return self.rollback(model, version, reason=reason)
+
+    def cancel_rollout(self, _model: str, _may: object = None) -> None:
+        """There is none to cancel; what a killed process left is finished or undone."""
+        self.recover()
 
     def withdraw(self, model: str, version: int) -> str:
         """Take back a release whose promotion failed after it was published.

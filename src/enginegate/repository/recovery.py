@@ -355,7 +355,7 @@ def was_withdrawn(layout: Layout) -> bool:
 def _has_parts(layout: Layout, entry: Entry) -> bool:
     """Whether its parts are here, which a server that polls may have loaded before any note."""
     release = release_of(layout, entry)
-    return release is not None and bool(release.parts)
+    return release is not None and bool(release.engine.parts)
 
 
 def _write_right(layout: Layout, pointer: Current | None) -> None:

@@ -34,15 +34,12 @@ from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.lock import LOCK, locked
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import was_withdrawn
-from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.fleet_server import FleetServer
-from enginegate.repository.rollout.object_repository import ObjectRepository
-from enginegate.repository.rollout.replica_sync import promise_differs
 from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.rollout.target import StoredTarget, Target
 from enginegate.repository.store.layout import Layout, models
 from enginegate.repository.store.live_record import LiveRecord, check_audit
-from enginegate.repository.store.object_journal import is_abandoned, is_open
-from enginegate.repository.store.object_lease import check_recorded, cut_short
+from enginegate.repository.store.object_journal import cut_short, is_abandoned, is_open
 from enginegate.repository.store.release_files import ReleaseFiles, signed_promise
 
 L = TypeVar("L", bound=LogEntry)
@@ -64,9 +61,7 @@ class VerifyCheck(Record):
     """What could not be checked, and need not be."""
 
 
-def verify(
-    target: LiveRepository | Fleet | ObjectRepository, *, read_back: bool = True
-) -> tuple[VerifyCheck, ...]:
+def verify(target: Target, *, read_back: bool = True) -> tuple[VerifyCheck, ...]:
     """Check folders, servers and objects; nothing is changed, no problem hides another.
 
     Args:
@@ -76,11 +71,12 @@ def verify(
     Raises:
         RepositoryBusyError: somebody is changing a repository: look again when they are done.
     """
-    if isinstance(target, LiveRepository):
-        return verify_folder(target)
-    if isinstance(target, Fleet):
-        return tuple(_fleet(target))
-    return (*verify(target.local), *_objects(target, read_back=read_back))
+    checks = [*verify_folder(target.primary)]
+    for server in target.servers:
+        checks += _server(server, target.primary)
+    if target.storage is not None:
+        checks += _objects(target.storage, read_back=read_back)
+    return tuple(checks)
 
 
 def verify_folder(repository: LiveRepository) -> tuple[VerifyCheck, ...]:
@@ -288,7 +284,7 @@ def _check_config(layout: Layout) -> None:
 
 def _check_parts(layout: Layout) -> None:
     """Every version of a part is some release's; its bytes are checked with that release."""
-    known = {(part.name, part.version) for each in layout.releases() for part in each.parts}
+    known = {(part.name, part.version) for each in layout.releases() for part in each.engine.parts}
     for part in layout.owned_parts():
         strangers = [v for v in part.stored_versions() if (part.model, v) not in known]
         if strangers:
@@ -309,54 +305,52 @@ def _check_served(live: Deployment, events: Sequence[Event]) -> None:
         live.prove_gone(wait=False)
 
 
-def _fleet(fleet: Fleet) -> Iterator[VerifyCheck]:
-    yield from verify_folder(fleet.lead)
-    for member in fleet.members:
-        if not member.shares:
-            for check in verify_folder(member.repository):
-                yield check.model_copy(update={"subject": f"{member.name}: {check.subject}"})
-        for model in sorted({*models(fleet.root), *member.models()}):
-            subject = f"{member.name}: {model} as on the lead"
-            who = RolloutState(fleet.root).under_way_by(model)
-            if who is not None:
-                yield VerifyCheck(subject=subject, note=f"It is being rolled out by {who}.")
-            elif _is_silent(member, fleet, model):
-                yield VerifyCheck(
-                    subject=subject,
-                    unknown=f"Server {member.name!r} does not answer, so what it serves could not "
-                    "be found out. Start it, or take it out of target.fleet in the policy.",
-                )
-            else:
-                yield checked(subject, partial(_as_on_lead, member, fleet, model))
+def _server(server: FleetServer, primary: LiveRepository) -> Iterator[VerifyCheck]:
+    if not server.shares:
+        for check in verify_folder(server.repository):
+            yield check.model_copy(update={"subject": f"{server.name}: {check.subject}"})
+    for model in sorted({*models(primary.root), *server.models()}):
+        subject = f"{server.name}: {model} as on the primary"
+        who = RolloutState(primary.root).under_way_by(model)
+        if who is not None:
+            yield VerifyCheck(subject=subject, note=f"It is being rolled out by {who}.")
+        elif _is_silent(server, primary, model):
+            yield VerifyCheck(
+                subject=subject,
+                unknown=f"Server {server.name!r} does not answer, so what it serves could not "
+                "be found out. Start it, or take it out of target.fleet in the policy.",
+            )
+        else:
+            yield checked(subject, partial(_as_on_primary, server, primary, model))
 
 
-def _is_silent(member: FleetServer, fleet: Fleet, model: str) -> bool:
-    """Whether nothing but its server could say that a member serves what is live."""
-    live = Layout(fleet.root, model).current()
-    here = Layout(member.repository.root, model).current()
+def _is_silent(server: FleetServer, primary: LiveRepository, model: str) -> bool:
+    """Whether nothing but its server could say that a server serves what is live."""
+    live = Layout(primary.root, model).current()
+    here = Layout(server.repository.root, model).current()
     if live is None or here is None or here.version != live.version:
         return False
-    return not member.answers()
+    return not server.answers()
 
 
-def _as_on_lead(member: FleetServer, fleet: Fleet, model: str) -> None:
-    current = Layout(fleet.root, model).current()
+def _as_on_primary(server: FleetServer, primary: LiveRepository, model: str) -> None:
+    current = Layout(primary.root, model).current()
     live = current.version if current else None
-    here = Layout(member.repository.root, model).current()
-    if live is None and here is not None and was_withdrawn(Layout(fleet.root, model)):
+    here = Layout(server.repository.root, model).current()
+    if live is None and here is not None and was_withdrawn(Layout(primary.root, model)):
         raise RepositoryError(
-            f"{model} was withdrawn; server {member.name!r} has release {here.version} in "
-            f"{member.repository.root}. Take it out with `enginegate verify --repair`."
+            f"{model} was withdrawn; server {server.name!r} has release {here.version} in "
+            f"{server.repository.root}. Take it out with `enginegate verify --repair`."
         )
-    if live is not None and not member.serves(model, live):
-        state = "does not serve it" if member.answers() else "does not answer"
+    if live is not None and not server.serves(model, live):
+        state = "does not serve it" if server.answers() else "does not answer"
         raise RepositoryError(
-            f"Release {live} of {model} is live; server {member.name!r} {state}. Bring it to the "
-            "lead's with `enginegate verify --repair`."
+            f"Release {live} of {model} is live; server {server.name!r} {state}. Bring it to the "
+            "primary's with `enginegate verify --repair`."
         )
 
 
-def _objects(target: ObjectRepository, *, read_back: bool) -> Iterator[VerifyCheck]:
+def _objects(target: StoredTarget, *, read_back: bool) -> Iterator[VerifyCheck]:
     where = f"{target.model} in {target.store.url}"
     yield checked(f"{where}: journal", partial(_check_object_journal, target))
     yield checked(f"{where}: live release", partial(_check_pointer, target))
@@ -367,7 +361,7 @@ def _objects(target: ObjectRepository, *, read_back: bool) -> Iterator[VerifyChe
             yield checked(f"{where}: release {version}", check)
 
 
-def _check_object_journal(target: ObjectRepository) -> None:
+def _check_object_journal(target: StoredTarget) -> None:
     entries = target.journal.read()
     if entries and is_open(entries[-1]) and is_abandoned(entries[-1]):
         raise RepositoryError(
@@ -375,18 +369,11 @@ def _check_object_journal(target: ObjectRepository) -> None:
         )
 
 
-def _check_pointer(target: ObjectRepository) -> None:
+def _check_pointer(target: StoredTarget) -> None:
     """What is live must be what the journal says, with that manifest, and be so here too."""
-    check_recorded(target.journal, target.releases, AuditLog(target.root).read())
-    change = last_change(target.journal.read())
-    last = change.version if change is not None and change.kind != "withdraw" else None
+    target.journal.check_recorded(target.releases, AuditLog(target.root).read())
     pointer = target.current()
     live = pointer.version if pointer else None
-    if live != last:
-        raise TamperedError(
-            f"current.json says that release {live or 'none'} is live; the journal's last change "
-            f"made it {last or 'none'}. Somebody changed the bucket."
-        )
     if pointer is not None and live is not None:
         target.releases.release_of(pointer)
     current = Layout(target.root, target.model).current()
@@ -398,14 +385,14 @@ def _check_pointer(target: ObjectRepository) -> None:
         )
     if pointer is not None and current is not None and live is not None:
         wanted, held = pointer.promises.get(live), current.promises.get(live)
-        if promise_differs(pointer, current):
+        if pointer.missing_promise(current):
             raise RepositoryError(
                 f"Release {live} is held to the promise {(wanted or 'its own')[:12]}, and in "
                 f"{target.root} to {(held or 'its own')[:12]}. Follow it with `enginegate pull`."
             )
 
 
-def _check_stray_objects(target: ObjectRepository) -> None:
+def _check_stray_objects(target: StoredTarget) -> None:
     last = target.journal.last()
     stray = target.releases.stray()
     if stray and not (last is not None and is_open(last)):

@@ -13,11 +13,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from enginegate.cli.app import app
-from enginegate.cli.rollback import roll_back
+from enginegate.cli.rollback import roll_back_live
 from enginegate.errors import ApprovalError, RepositoryError, TamperedError, TrackingError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, Layout, open_repository, verify
+from enginegate.repository import AuditLog, Layout, open_target, verify
 from enginegate.tracking import Tracker, deliver
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchLog
@@ -118,8 +118,8 @@ def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, secon
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
     assert (first.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
-    assert first.engine_sha256 == card.verdict(first.candidate).engine_sha256
-    assert first.settings.parameters["intra_op_threads"] == "1"
+    assert first.engine.engine_sha256 == card.verdict(first.engine.candidate).engine_sha256
+    assert first.engine.settings.parameters["intra_op_threads"] == "1"
     again = promote(live, card.digest)
     assert again.version == 1
 
@@ -142,7 +142,7 @@ def again_of(release, family):
 
 def assert_on_record(live, family):
     """Who approved, what went live and why it went back: signed, chained, and in the registry."""
-    repository = open_repository(read_policy(live).live_tables, family.workspace)
+    repository = open_target(read_policy(live).live_tables, family.workspace)
     assert not [check for check in verify(repository) if check.problem or check.note]
     log = AuditLog(repository.root)
     assert [(e.event, e.release) for e in log.read()] == [
@@ -284,7 +284,7 @@ def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, secon
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
         patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-        roll_back(live, None, "complaints", said)
+        roll_back_live(live, None, "complaints", said)
     assert (serving(live), champion(family)) == (1, second_uri)
     assert "MLflow does not know yet" in said.file.getvalue()
 

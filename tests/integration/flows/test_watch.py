@@ -22,7 +22,7 @@ from enginegate.decision import Promise
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ExitCode, RepositoryError, ServerError
 from enginegate.evidence import Outcome
-from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.policy import read_policy
 from enginegate.policy.recording import Shadow
@@ -32,7 +32,7 @@ from enginegate.repository import (
     Layout,
     LiveRepository,
     Package,
-    open_repository,
+    open_target,
 )
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.lock import locked
@@ -164,7 +164,7 @@ def visitors(path):
     """Users' requests, eighty a second without a gap, until the block ends."""
     address = live_addresses(read_policy(path).target).grpc
     traffic = Traffic.from_data("tiny", samples(50, 9))
-    return Callers(address, traffic, 80, wrong_in=lambda *_: "")
+    return BackgroundLoad(address, traffic, rate_per_s=80)
 
 
 def gates(look):
@@ -242,7 +242,7 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
 def test_nobody_looks_while_it_is_rolled_out(released):
     """Whoever promotes looks at the canary; a roll-out that a kill cut short is nobody's."""
     rollouts = RolloutState(read_policy(released).target.repository)
-    rollouts.note(RolloutProgress(model="tiny", before=1, held=True))
+    rollouts.note(RolloutProgress(model="tiny", before=1, canary_passed=True))
     try:
         with file_lock(rollouts.root / LOCK):
             assert watch(released, 0.0).looks == ()
@@ -483,7 +483,7 @@ def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, al
 def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, alerts):
     """Somebody promotes while the watch decides: theirs stays, which is said and no alert."""
     rules, failed = read_policy(released), release_of(released)
-    real = open_repository(rules.live_tables, Workspace.here())
+    real = open_target(rules.live_tables, Workspace.here())
     asked = []
 
     class Faster:
@@ -494,7 +494,7 @@ def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, aler
             real.rollback("tiny", 1, reason="somebody else")
             return real.rollback(model, to, **options)
 
-    monkeypatch.setattr("tasks.watch.open_repository", lambda *_, **__: Faster())
+    monkeypatch.setattr("tasks.watch.open_target", lambda *_, **__: Faster())
     monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
     try:
         acted = _acted(rules.live_tables, failed, slow_look(failed), Workspace.of(rules))
@@ -520,13 +520,15 @@ def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
         assert (release_of(released).version, looks.rolled_back) == (1, True)
     finally:
         looks.return_claim()
-        alone = open_repository(read_policy(released).live_tables, Workspace.here())
+        alone = open_target(read_policy(released).live_tables, Workspace.here())
         alone.rollback("tiny", failed.version, reason="as it was")
 
     assert acted.action == "rollback"
     (alert,) = alerts()
     assert (alert["release"], alert["action"]) == (2, "rollback")
-    assert re.search(r"(?s)1 of tiny is live again on the lead, but not.*b: No live", alert["why"])
+    assert re.search(
+        r"(?s)1 of tiny is live again on the primary, but not.*b: No live", alert["why"]
+    )
     tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
     assert tracker.alias("tiny", "champion") == 1
 

@@ -40,7 +40,7 @@ def test_an_edited_commit_point_is_followed_by_nobody(two):
     for host in (one, other):
         with pytest.raises(TamperedError, match="release 1 is live; the journal's last change"):
             host.pull()
-        with pytest.raises(TamperedError, match="so nothing is followed"):
+        with pytest.raises(TamperedError, match="so nothing is replicated"):
             host.repair()
         assert answer(host) == (2, 2.0)
 

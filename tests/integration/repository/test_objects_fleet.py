@@ -13,7 +13,7 @@ import pytest
 from enginegate.errors import NotEverywhereError
 from enginegate.repository import Fleet, ObjectRepository
 from enginegate.repository.rollout.fleet_server import FleetServer
-from tests.fakes.hosts import answer, problems, steps, wait_for_window
+from tests.fakes.hosts import answer, problems, steps, wait_for_canary
 
 pytestmark = pytest.mark.triton
 WINDOW_S = 120.0
@@ -21,14 +21,12 @@ WINDOW_S = 120.0
 
 _PROMOTER = """
 import pickle, sys
-from functools import partial
 from enginegate.policy.operating import Watch
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.object_repository import ObjectRepository
-from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
 
@@ -36,9 +34,8 @@ with open(sys.argv[1], "rb") as file:
     (root, address), (own_root, own_address), url, package, window_s = pickle.load(file)
 lead = LiveRepository(root, TritonClient(address))
 own = FleetServer("own", LiveRepository(own_root, TritonClient(own_address)), lead)
-goes_on = partial(RolloutState(root).check_goes_on, "digits")
-hold = Canary(lead, "digits", Watch(), goes_on=goes_on).hold
-fleet = Fleet(lead, (own,), canary_s=window_s, hold=hold)
+analyse = Canary(lead, "digits", Watch()).analyse
+fleet = Fleet(lead, (own,), canary_s=window_s, analyse_canary=analyse)
 ObjectRepository(ObjectStore(url), "digits", fleet).publish(package, expected=2)
 """
 
@@ -55,13 +52,13 @@ def promoter(here, package, tmp_path):
     """Publishes release 3, and watches its canary by now."""
     here.publish(package(1.0), expected=None)
     here.publish(package(2.0), expected=1)
-    own = here.local.members[0].repository
-    servers = [(each.root, each.client.address) for each in (here.local.lead, own)]
+    own = here.local.servers[0].repository
+    servers = [(each.root, each.client.address) for each in (here.local.primary, own)]
     job = tmp_path / "job"
     job.write_bytes(pickle.dumps((*servers, here.store.url, package(3.0), WINDOW_S)))
     command = [sys.executable, "-c", _PROMOTER, str(job)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        wait_for_window(here)
+        wait_for_canary(here)
         assert answer(here) == (3, 3.0)
         yield running
         running.kill()
@@ -72,11 +69,11 @@ def test_a_dead_server_stops_no_way_back(here, package, second_serves, way):
     """It is named; every host goes back, and so does the dead one when it is repaired."""
     here.publish(package(1.0), expected=None)
     here.publish(package(2.0), expected=1)
-    (own,) = here.local.members
+    (own,) = here.local.servers
     off = replace(own, repository=replace(own.repository, client=None))
-    with_dead = replace(here, local=replace(here.local, members=(off,)))
+    with_dead = replace(here, local=replace(here.local, servers=(off,)))
     words = (
-        r"(?s)Release 1 of digits is live again on the lead, but not everywhere:.*own: .*No live"
+        r"(?s)Release 1 of digits is live again on the primary, but not everywhere:.*own: .*No live"
     )
 
     if way == "rollback":
@@ -95,7 +92,7 @@ def test_a_dead_server_stops_no_way_back(here, package, second_serves, way):
 @pytest.fixture
 def second_serves(here):
     """What the server that is told last answers."""
-    return lambda: answer(replace(here, local=here.local.members[0].repository))
+    return lambda: answer(replace(here, local=here.local.servers[0].repository))
 
 
 def test_a_rollback_ends_the_window(here, promoter, package, second_serves):
@@ -107,8 +104,8 @@ def test_a_rollback_ends_the_window(here, promoter, package, second_serves):
     assert time.monotonic() - began < WINDOW_S / 2
     said = promoter.communicate(timeout=WINDOW_S)[1]
     assert release.version == 2
-    assert "a rollback was asked for while it was watched" in said
-    assert "Release 2 is live again on: the lead" in said
+    assert "asked for a rollback during the canary analysis" in said
+    assert "Release 2 is live again on: the primary" in said
     assert answer(here) == second_serves() == (2, 2.0)
     assert here.store.read("digits/current.json") == before
     assert steps(here) == ["intent", "placed", "loaded", "undone"]

@@ -77,10 +77,10 @@ def alone(here, host, package):
 def there(alone):
     """The same as a fleet, whose window is longer than anybody waits."""
 
-    def watch(_seconds):
+    def watch(_seconds, check):
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
-            RolloutState(alone.root).check_goes_on("digits")
+            check()
             time.sleep(0.02)
 
     return replace(alone, local=Fleet(alone.local, (), WAIT_S, watch))
@@ -122,7 +122,7 @@ def test_a_canary_that_is_not_live_yet_is_ended_too(there, package, load, monkey
     monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 5.0)
     begin, before = there.pull, 1
     if way == "publish":
-        replace(there, local=there.local.lead).pull()
+        replace(there, local=there.local.primary).pull()
         begin, before = partial(there.publish, package(3.0), expected=2), 2
     load.armed = True
     with ThreadPoolExecutor(1) as pool:
@@ -130,7 +130,7 @@ def test_a_canary_that_is_not_live_yet_is_ended_too(there, package, load, monkey
         assert load.begun.wait(WAIT_S)
         threading.Timer(LOADS_S, load.goes_on.set).start()
         assert there.rollback("digits").version == before
-        with pytest.raises(PublishError, match="a rollback was asked for while it was watched"):
+        with pytest.raises(PublishError, match="asked for a rollback during the canary analysis"):
             rolling.result()
 
     assert (live(there), there.current().version) == (before, before)
@@ -140,23 +140,23 @@ def test_a_canary_that_is_not_live_yet_is_ended_too(there, package, load, monkey
 @pytest.mark.parametrize("which", ["alone", "there"])
 def test_what_a_pull_began_before_the_turn_is_left(request, load, monkeypatch, which):
     """The rollback had looked already, and nothing was under way then; a window is ended."""
-    host, take = request.getfixturevalue(which), ObjectJournal.take
+    host, take = request.getfixturevalue(which), ObjectJournal.acquire
     with ThreadPoolExecutor(1) as pool:
         pulls = []
 
         def take_late(self, kind, version):
-            monkeypatch.setattr(ObjectJournal, "take", take)
+            monkeypatch.setattr(ObjectJournal, "acquire", take)
             load.armed = True
             pulls.append(pool.submit(host.pull))
             assert load.begun.wait(WAIT_S)
             threading.Timer(LOADS_S, load.goes_on.set).start()
             return take(self, kind, version)
 
-        monkeypatch.setattr(ObjectJournal, "take", take_late)
+        monkeypatch.setattr(ObjectJournal, "acquire", take_late)
         assert host.rollback("digits").version == 1
         error = pulls[0].exception()
 
-    assert ("a rollback was asked for" in str(error)) is (which == "there")
+    assert ("asked for a rollback" in str(error)) is (which == "there")
     assert (live(host), host.current().version, answer(host)) == (1, 1, (1, 1.0))
     assert problems(host) == []
 
@@ -192,11 +192,11 @@ def test_a_killed_follower_tells_nothing_of_its_own(alone, monkeypatch):
     assert told(alone) == []
 
 
-def test_a_canary_that_did_not_hold_is_watched_again(alone):
+def test_a_canary_that_did_not_hold_is_analysing_canary_again(alone):
     """The bytes are here by the next pull; it brings no release to the servers without a window."""
     windows = []
 
-    def watch(_seconds):
+    def watch(_seconds, _check):
         windows.append(live(alone))
         if len(windows) < 3:
             raise PublishError("3 requests failed")
@@ -216,13 +216,13 @@ def test_a_canary_that_did_not_hold_is_watched_again(alone):
 def test_a_way_back_waits_for_no_window_and_no_dead_server(alone, here, package, tmp_path):
     """Also to a release that is newer than what is here, since its canary had not held here."""
 
-    def refuse(_seconds):
+    def refuse(_seconds, _check):
         raise PublishError("3 requests failed")
 
     (tmp_path / "own").mkdir()
     own = replace(alone.local, root=tmp_path / "own", client=FakeTriton(tmp_path / "own"))
     member = FleetServer("own", own, alone.local)
-    member.take(Layout(alone.root, "digits").release(1))
+    member.replicate(Layout(alone.root, "digits").release(1))
     fleet = replace(alone, local=Fleet(alone.local, (member,), WAIT_S, refuse))
     with pytest.raises(PublishError, match="3 requests failed"):
         fleet.pull()

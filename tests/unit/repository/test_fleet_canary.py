@@ -3,7 +3,7 @@
 import itertools
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from types import SimpleNamespace
@@ -19,7 +19,7 @@ from enginegate.repository import (
     Layout,
     LiveRepository,
     ObjectRepository,
-    open_repository,
+    open_target,
 )
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
@@ -32,6 +32,10 @@ from tests.fakes.lab import POLICY
 from validation.live import judge_reading
 
 RULES = Watch(max_error_share=0.01, min_requests=100)
+
+
+def goes_on():
+    """Nobody asks to cancel."""
 
 
 @dataclass
@@ -71,26 +75,25 @@ def test_a_canary_is_judged_by_its_own_counters(counts, serving, message, monkey
     canary = Canary(FakeLead(counts, serving), "digits", RULES, sleep=lambda _s: None)
 
     if not message:
-        canary.hold(2.0)
+        canary.analyse(2.0, goes_on)
         return
     with pytest.raises(RepositoryError, match=message):
-        canary.hold(2.0)
+        canary.analyse(2.0, goes_on)
 
 
-def test_a_canary_that_somebody_ends_is_watched_no_longer(tmp_path):
+def test_a_canary_that_somebody_ends_is_analysing_canary_no_longer(tmp_path):
     """At its next look, though nothing failed."""
     rollouts = RolloutState(tmp_path)
     now = datetime.now(tz=UTC)
     current = Current(version=2, known=(2,), changed_at=now)
     Layout(tmp_path, "digits").current_file.write_bytes(current.pretty_json())
     rollouts.note(RolloutProgress(model="digits", before=1, canary=2))
-    goes_on = partial(rollouts.check_goes_on, "digits")
-    ask = partial(rollouts.ask_to_end, "digits", leave=None)
+    ask = partial(rollouts.request_cancel, "digits", leave=None)
     lead = FakeLead([(0, 0)])
-    canary = Canary(lead, "digits", RULES, sleep=lambda _s: ask(), goes_on=goes_on)
+    canary = Canary(lead, "digits", RULES, sleep=lambda _s: ask())
 
-    with pytest.raises(RepositoryError, match="a rollback was asked for"):
-        canary.hold(60.0)
+    with pytest.raises(RepositoryError, match="asked for a rollback"):
+        canary.analyse(60.0, partial(rollouts.check_not_cancelled, "digits"))
 
 
 def seen(*, over=0, live=400):
@@ -114,7 +117,7 @@ def canary(repository, package, tmp_path):
     looking = CanaryAnalysis(
         judge_reading, LiveAddresses(grpc="h:1"), Workspace(tmp_path / "workspace")
     )
-    return Canary(repository, "digits", Watch(look_s=30.0), looking=looking)
+    return Canary(repository, "digits", Watch(look_s=30.0), analysis=looking)
 
 
 @pytest.fixture
@@ -135,8 +138,8 @@ def sees(monkeypatch):
 
 
 def looks_of(canary):
-    release = Layout(canary.lead.root, "digits").release(1)
-    return WatchLog.at(canary.looking.workspace, release).read()
+    release = Layout(canary.primary.root, "digits").release(1)
+    return WatchLog.at(canary.analysis.workspace, release).read()
 
 
 @pytest.mark.parametrize(
@@ -163,9 +166,9 @@ def test_a_canary_is_held_to_the_looks_of_the_watch(canary, sees, caplog, look, 
 
     if message:
         with pytest.raises(RepositoryError, match=message):
-            canary.hold(90.0)
+            canary.analyse(90.0, goes_on)
     else:
-        canary.hold(90.0)
+        canary.analyse(90.0, goes_on)
 
     looks = looks_of(canary)
     assert [each.outcome.word for each in looks] == outcomes
@@ -181,7 +184,7 @@ def test_looks_fill_the_window(canary, sees, seconds, lengths):
     """None is shorter than the watch's, unless the window is; without one there is none."""
     asked = sees(seen)
 
-    canary.hold(seconds)
+    canary.analyse(seconds, goes_on)
 
     assert asked == pytest.approx(lengths)
 
@@ -195,14 +198,14 @@ def test_a_long_look_is_ended_too(canary, sees):
         prober.wait(time.monotonic() + 60.0)
         return seen(over=20)
 
-    def goes_on():
+    def cancel():
         if looked.is_set():
             raise RepositoryError("a rollback was asked for")
 
     sees(long)
     started = time.monotonic()
     with pytest.raises(RepositoryError, match="a rollback was asked for"):
-        replace(canary, goes_on=goes_on).hold(60.0)
+        canary.analyse(60.0, cancel)
 
     assert time.monotonic() - started < 5.0
     assert looks_of(canary) == ()
@@ -212,14 +215,14 @@ def test_a_canary_can_be_ended_after_its_last_look(canary, sees):
     """Looks may be shorter than the time between two questions; nobody is told after the second."""
     asked = []
 
-    def goes_on():
+    def cancel():
         asked.append(True)
         if len(asked) == 2:
             raise RepositoryError("a rollback was asked for")
 
     sees(seen)
     with pytest.raises(RepositoryError, match="a rollback was asked for"):
-        replace(canary, goes_on=goes_on).hold(60.0)
+        canary.analyse(60.0, cancel)
 
     assert len(looks_of(canary)) == 2
 
@@ -242,18 +245,18 @@ def test_a_canary_can_be_ended_after_its_last_look(canary, sees):
     ids=["one-server", "fleet", "storage", "both"],
 )
 def test_the_policy_says_where_a_release_goes(tmp_path, target, kind, local):
-    """A fleet around the lead, storage around either; what does not answer has no client."""
+    """A fleet around the primary, storage around either; what does not answer has no client."""
     rules = parse_policy(
         {**POLICY, "target": {"repository": str(tmp_path / "live"), **target}}, "test"
     )
 
-    opened = open_repository(rules.live_tables, Workspace(tmp_path / "workspace"))
+    opened = open_target(rules.live_tables, Workspace(tmp_path / "workspace"))
 
     assert isinstance(opened, kind)
     assert local is None or isinstance(opened.local, local)
     assert opened.root == tmp_path / "live"
     fleet = getattr(opened, "local", opened)
     if isinstance(fleet, Fleet):
-        (member,) = fleet.members
-        assert (member.name, member.repository.client) == ("b", None)
-        assert member.shares is ("objects" not in target)
+        (server,) = fleet.servers
+        assert (server.name, server.repository.client) == ("b", None)
+        assert server.shares is ("objects" not in target)

@@ -41,27 +41,27 @@ def live(*repositories):
     return [current.version if current else None for current in found]
 
 
-def fail(_seconds):
+def fail(_seconds, _check):
     raise RepositoryError("7 of 100 requests failed on it")
 
 
 def test_a_canary_goes_back_to_what_was_live_before_it(repository, own, elsewhere):
     """Not to what its manifest says it replaced where it was first published."""
-    fleet = Fleet(repository, (own,), hold=fail)
+    fleet = Fleet(repository, (own,), analyse_canary=fail)
 
-    with pytest.raises(PublishError, match="Nothing is live again on: the lead"):
+    with pytest.raises(PublishError, match="Nothing is live again on: the primary"):
         fleet.publish(elsewhere[1], expected=None)
     assert live(repository, own.repository) == [None, None]
 
-    replace(fleet, hold=None).publish(elsewhere[0], expected=None)
-    with pytest.raises(PublishError, match="Release 1 is live again on: the lead"):
+    replace(fleet, analyse_canary=None).publish(elsewhere[0], expected=None)
+    with pytest.raises(PublishError, match="Release 1 is live again on: the primary"):
         fleet.publish(elsewhere[3], expected=1)
     assert live(repository, own.repository) == [1, 1]
     assert fleet.recover() == ()
 
 
 def test_only_the_canary_is_taken_back(repository, own, package):
-    """Cut short on the canary, and by now something else is live on the lead: that stays."""
+    """Cut short on the canary, and by now something else is live on the primary: that stays."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)
@@ -81,14 +81,16 @@ def test_a_member_that_cannot_follow_after_a_kill(repository, own, package, dead
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
-    RolloutState(fleet.root).note(RolloutProgress(model="digits", before=1, canary=2, held=True))
+    RolloutState(fleet.root).note(
+        RolloutProgress(model="digits", before=1, canary=2, canary_passed=True)
+    )
     own.repository.client.dead = dead
     own.repository.client.refuses = {2}
 
     said = "\n".join(fleet.recover())
 
     assert "own could not be: " in said
-    assert ("Release 1 is live again on: own, the lead." in said) is not dead
+    assert ("Release 1 is live again on: own, the primary." in said) is not dead
     assert live(repository, own.repository) == ([2, 1] if dead else [1, 1])
     assert list(RolloutState(fleet.root).unfinished()) == []
 
@@ -100,7 +102,9 @@ def test_a_rollback_goes_back_once(repository, own, package, expected):
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)
     repository.publish(package(3.0), expected=2)
-    RolloutState(fleet.root).note(RolloutProgress(model="digits", before=2, canary=3, held=True))
+    RolloutState(fleet.root).note(
+        RolloutProgress(model="digits", before=2, canary=3, canary_passed=True)
+    )
     own.repository.client.refuses = {3}
 
     assert fleet.rollback("digits", expected=expected).version == 2
@@ -151,15 +155,15 @@ def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package
     fleet.publish(package(2.0), expected=1)
     watched, ended = threading.Event(), []
 
-    def watch(_seconds):
+    def watch(_seconds, check):
         watched.set()
         for _ in range(2000):
-            RolloutState(fleet.root).check_goes_on("digits")
+            check()
             threading.Event().wait(0.01)
 
     def promote():
         try:
-            replace(fleet, hold=watch).publish(package(3.0), expected=2)
+            replace(fleet, analyse_canary=watch).publish(package(3.0), expected=2)
         except PublishError as error:
             ended.append(str(error))
 
@@ -170,8 +174,8 @@ def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package
     promotion.join()
 
     assert release.version == 2
-    assert "a rollback was asked for" in ended[0]
-    assert "Release 2 is live again on: the lead" in ended[0]
+    assert "asked for a rollback" in ended[0]
+    assert "Release 2 is live again on: the primary" in ended[0]
     assert live(repository, own.repository) == [2, 2]
     fleet.publish(package(4.0), expected=2)
     assert live(repository, own.repository) == [4, 4]
@@ -182,7 +186,7 @@ def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository,
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     placed, asking, ended = threading.Event(), threading.Event(), []
-    ask = RolloutState.ask_to_end
+    ask = RolloutState.request_cancel
 
     def asked(rollouts, model, *, leave):
         found = ask(rollouts, model, leave=leave)
@@ -193,14 +197,14 @@ def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository,
         placed.set()
         assert asking.wait(10.0)
 
-    def watch(_seconds):
+    def watch(_seconds, check):
         for _ in range(1000):
-            RolloutState(fleet.root).check_goes_on("digits")
+            check()
             threading.Event().wait(0.01)
 
     def promote():
         try:
-            replace(fleet, hold=watch).publish(
+            replace(fleet, analyse_canary=watch).publish(
                 package(2.0), expected=1, placed=wait_for_the_rollback
             )
         except PublishError as error:
@@ -210,11 +214,11 @@ def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository,
     promotion.start()
     assert placed.wait(10.0)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RolloutState, "ask_to_end", asked)
+        patch.setattr(RolloutState, "request_cancel", asked)
         release = fleet.rollback("digits")
     promotion.join()
 
-    assert "a rollback was asked for" in ended[0]
+    assert "asked for a rollback" in ended[0]
     assert release.version == 1
     assert live(repository, own.repository) == [1, 1]
 
@@ -226,9 +230,9 @@ def test_a_rollback_of_another_release_ends_no_canary(repository, own, package):
         fleet.publish(package(float(number)), expected=number - 1 or None)
     RolloutState(fleet.root).note(RolloutProgress(model="digits", before=2, canary=3))
 
-    assert RolloutState(fleet.root).ask_to_end("digits", leave=2) is None
+    assert RolloutState(fleet.root).request_cancel("digits", leave=2) is None
 
-    RolloutState(fleet.root).check_goes_on("digits")
+    RolloutState(fleet.root).check_not_cancelled("digits")
 
 
 def test_a_rollback_recovers_what_was_cut_short_first(repository, own, package):
@@ -263,19 +267,19 @@ def test_the_release_to_leave_is_named(repository, own, package):
     assert Journal(fleet.root).unfinished() == ()
 
 
-@pytest.mark.parametrize("dead", ["own", "the lead"])
+@pytest.mark.parametrize("dead", ["own", "the primary"])
 def test_a_rollback_says_whether_the_lead_went_back(repository, own, package, dead):
     """Then it is done but for who is named; else what is live is what was."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)
-    (repository if dead == "the lead" else own.repository).client.dead = True
+    (repository if dead == "the primary" else own.repository).client.dead = True
 
     with pytest.raises(RepositoryError, match=rf"  {dead}: ") as caught:
         fleet.rollback("digits")
 
     assert isinstance(caught.value, NotEverywhereError) is (dead == "own")
-    assert ("Nothing in" in str(caught.value)) is (dead == "the lead")
+    assert ("Nothing in" in str(caught.value)) is (dead == "the primary")
     assert live(repository, own.repository) == ([1, 2] if dead == "own" else [2, 1])
 
 
@@ -283,18 +287,18 @@ def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package)
     """While somebody rolls out; what a kill cut short is one, and nobody's roll-out."""
     seen = []
 
-    def look(_seconds):
+    def look(_seconds, _check):
         seen.append((RolloutState(fleet.root).under_way_by("digits"), tuple(verify(fleet))))
 
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
-    replace(fleet, hold=look).publish(package(2.0), expected=1)
+    replace(fleet, analyse_canary=look).publish(package(2.0), expected=1)
 
     ((who, found),) = seen
     assert f"pid {os.getpid()}" in who
     assert [check.problem for check in found if check.problem] == []
     assert [check.subject for check in found if "being rolled out by" in check.note] == [
-        "own: digits as on the lead"
+        "own: digits as on the primary"
     ]
     RolloutState(fleet.root).note(RolloutProgress(model="digits", before=1, canary=2))
     own.repository.rollback("digits", 1)
@@ -312,7 +316,7 @@ def test_a_member_that_does_not_answer_is_unknown(repository, own, package):
     found = verify(Fleet(repository, (gone,)))
     assert [check.problem for check in found if check.problem] == []
     assert [c.subject for c in found if "does not answer" in c.unknown] == [
-        "own: digits as on the lead"
+        "own: digits as on the primary"
     ]
 
     own.repository.rollback("digits", 1)

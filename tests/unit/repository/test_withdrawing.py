@@ -242,7 +242,7 @@ def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
     def refuse(*_, **__):
         raise RepositoryError("its disk is full")
 
-    monkeypatch.setattr(FleetServer, "return_to", refuse)
+    monkeypatch.setattr(FleetServer, "roll_back", refuse)
     with pytest.raises(PublishError, match=r"(?s)not withdrawn.*own: its disk is full"):
         fleet.withdraw_first("digits", ADA)
 
@@ -263,7 +263,7 @@ def test_a_lead_that_refuses_keeps_it_live_everywhere(repository, own, package, 
         return take_away(self, *given, **options)
 
     monkeypatch.setattr(LiveRepository, "take_away", refuse)
-    with pytest.raises(PublishError, match=r"(?s)not withdrawn.*the lead: somebody is changing"):
+    with pytest.raises(PublishError, match=r"(?s)not withdrawn.*the primary: somebody is changing"):
         fleet.withdraw_first("digits", ADA)
 
     assert (live(repository), live(own.repository)) == (1, 1)
@@ -291,7 +291,7 @@ def test_a_commit_point_that_was_edited_empties_no_server(repository, own, packa
 def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
     repository, own, package, monkeypatch, shares
 ):
-    """With its own folder it keeps the release live everywhere; with the lead's it is named."""
+    """With its own folder it keeps the release live everywhere; with the primary's it is named."""
     if shares:
         client = FakeTriton(repository.root)
         own = FleetServer("own", replace(repository, client=client), repository)
@@ -307,7 +307,7 @@ def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
 
 
 def test_a_fleets_withdrawal_that_was_cut_short_is_ended(repository, own, package):
-    """The note beside the lead's journal says that it is one, by whom and why."""
+    """The note beside the primary's journal says that it is one, by whom and why."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     RolloutState(fleet.root).note(
@@ -321,7 +321,7 @@ def test_a_fleets_withdrawal_that_was_cut_short_is_ended(repository, own, packag
 
 
 def test_a_server_that_was_away_is_found_and_repaired(repository, own, package):
-    """What was withdrawn on the lead alone serves nowhere after a repair."""
+    """What was withdrawn on the primary alone serves nowhere after a repair."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     repository.withdraw_first("digits", ADA)

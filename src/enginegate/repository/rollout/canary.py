@@ -1,8 +1,8 @@
-"""The window in which the first server of a fleet is watched, before the others are told.
+"""The analysis of a canary: the first server of a fleet, before the others are changed.
 
-With a judge (validation/live.py) it is held to the looks that the watch holds every live release
-to. A library caller without one gets less: the share of requests that failed. In both cases it must
-prove at the end once more what it serves.
+With a judge (validation/live.py) the canary has to pass the checks by which every live release is
+watched. A library caller without one gets less: the share of requests that failed. In both cases
+the canary must prove at the end once more what it serves.
 """
 
 import logging
@@ -32,35 +32,35 @@ Judge: TypeAlias = Callable[
     tuple[tuple[Finding, ...], tuple[Count, ...]],
 ]
 
-_ASK_S = 1.0
+_POLL_S = 1.0
 _ENDS = frozenset({Outcome.FAILED, Outcome.ERRORED})
 _log = logging.getLogger("enginegate.repository")
 
 
 @dataclass(frozen=True, slots=True)
 class CanaryAnalysis:
-    """How a canary is looked at.
+    """How a canary is checked.
 
     Attributes:
-        judge: one look's numbers, what was promised, the policy's limits and the looks before it
-            -> findings, and what they add to later looks.
+        judge: one check's numbers, what was promised, the policy's limits and the checks before it
+            -> findings, and what they add to later checks.
         server: where the canary listens; None: nobody knows.
-        workspace: where the looks are kept, so that the watch goes on from them.
+        workspace: where the checks are kept, so that the watch goes on from them.
     """
 
     judge: Judge
     server: LiveAddresses | None
     workspace: Workspace
 
-    def look(
-        self, layout: Layout, release: Release, rules: Watch, goes_on: Callable[[], None]
+    def check(
+        self, layout: Layout, release: Release, rules: Watch, check_cancelled: Callable[[], None]
     ) -> WatchCheck:
-        """Take one look of ``rules.look_s``, judge it and keep it; what broke is errored.
+        """Measure for ``rules.look_s``, judge it and keep it; a check that broke is errored.
 
-        What ``goes_on`` raises meanwhile ends the look, which then counts for nothing.
+        What ``check_cancelled`` raises meanwhile ends the check, which then counts for nothing.
         """
-        looks, ended, held = WatchLog.at(self.workspace, release), Event(), layout.held_to(release)
-        past, number = looks.read(), looks.next_number()
+        log, ended, held = WatchLog.at(self.workspace, release), Event(), layout.held_to(release)
+        past, number = log.read(), log.next_number()
         past = tuple(p for p in past if p.promised_by(release) == held.scorecard_sha256)
         prober = LiveProber(
             samples=Golden.read(layout.golden_file(release.version)).samples,
@@ -71,11 +71,12 @@ class CanaryAnalysis:
         reading: LiveReading | None = None
         counts: tuple[Count, ...] = ()
         try:
-            reading = _beside(partial(self._read, release, rules, prober), goes_on, ended)
+            reading = _beside(partial(self._read, release, rules, prober), check_cancelled, ended)
             findings, counts = self.judge(reading, held, rules, past)
         except ServerError as error:
-            findings = (_not_measured(str(error)),)
-        look = WatchCheck(
+            outcome, reason = Outcome.ERRORED, str(error)
+            findings = (Finding(gate="measured", scope="live", outcome=outcome, reason=reason),)
+        check = WatchCheck(
             model=layout.model,
             version=release.version,
             release_sha256=release.digest,
@@ -87,9 +88,9 @@ class CanaryAnalysis:
             counts=counts,
             scorecard=held.scorecard_sha256,
         )
-        if look.outcome in _ENDS:
-            look = look.model_copy(update={"action": "rollback"})
-        return looks.add(look)
+        if check.outcome in _ENDS:
+            check = check.model_copy(update={"action": "rollback"})
+        return log.add(check)
 
     def _read(self, release: Release, rules: Watch, prober: LiveProber) -> LiveReading:
         if self.server is None:
@@ -101,93 +102,90 @@ class CanaryAnalysis:
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """Watches the first server of a fleet before the others are told.
+    """The first server of a fleet, and what it has to pass before the others are changed.
 
     Attributes:
-        rules: what it is held to.
-        goes_on: raises if somebody asked to end it.
-        looking: None: only failed requests are counted.
+        rules: the limits.
+        analysis: None: only failed requests are counted.
     """
 
-    lead: LiveRepository
+    primary: LiveRepository
     model: str
     rules: Watch
     sleep: Callable[[float], None] = time.sleep
-    goes_on: Callable[[], None] = lambda: None
-    looking: CanaryAnalysis | None = None
+    analysis: CanaryAnalysis | None = None
 
-    def hold(self, seconds: float) -> None:
-        """Watch it for so long, then prove once more what it serves.
+    def analyse(self, seconds: float, check_cancelled: Callable[[], None]) -> None:
+        """Analyse it for so long, then prove once more what it serves.
+
+        Args:
+            seconds: how long.
+            check_cancelled: raises if somebody asked to cancel it; asked about once a second.
 
         Raises:
-            RepositoryError: it fell short, could not be measured, or serves something else by now.
+            RepositoryError: it fell short, could not be measured, serves something else by now, or
+                what ``check_cancelled`` raised.
             ServerError: it does not answer.
         """
-        if self.looking is None:
-            self._count(seconds)
+        if self.analysis is None:
+            self._count(seconds, check_cancelled)
         else:
-            self._look(self.looking, seconds)
-        if not self.lead.serves(self.model):
+            self._check(self.analysis, seconds, check_cancelled)
+        if not self.primary.serves(self.model):
             raise RepositoryError("it does not serve the new release any more")
 
-    def _look(self, looking: CanaryAnalysis, seconds: float) -> None:
-        """Look after look, each as long as the watch's or longer, unless the window is shorter."""
-        layout = Layout(self.lead.root, self.model)
+    def _check(
+        self, analysis: CanaryAnalysis, seconds: float, check_cancelled: Callable[[], None]
+    ) -> None:
+        """Check after check, each as long as the watch's or longer, unless there is less time."""
+        layout = Layout(self.primary.root, self.model)
         current = layout.current()
         if current is None:
             raise RepositoryError("nothing is live on it any more")
         release = layout.release(current.version)
-        looks = int(seconds // self.rules.look_s) or int(seconds > 0.0)
-        for _ in range(looks):
-            rules = self.rules.model_copy(update={"look_s": seconds / looks})
-            look = looking.look(layout, release, rules, self.goes_on)
-            if look.outcome in _ENDS:
-                raise RepositoryError(str(look))
-            self.goes_on()
-            if look.outcome is Outcome.INCONCLUSIVE:
-                _log.warning("the canary is undecided: %s", look)
+        checks = int(seconds // self.rules.look_s) or int(seconds > 0.0)
+        for _ in range(checks):
+            rules = self.rules.model_copy(update={"look_s": seconds / checks})
+            check = analysis.check(layout, release, rules, check_cancelled)
+            if check.outcome in _ENDS:
+                raise RepositoryError(str(check))
+            check_cancelled()
+            if check.outcome is Outcome.INCONCLUSIVE:
+                _log.warning("the canary is undecided: %s", check)
 
-    def _count(self, seconds: float) -> None:
+    def _count(self, seconds: float, check_cancelled: Callable[[], None]) -> None:
         before, deadline = self._counters(), time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
-            self.sleep(min(_ASK_S, left))
-            self.goes_on()
-            self._judge(before)
-
-    def _judge(self, before: Statistics) -> None:
-        found = self._counters()
-        failed = found.failures - before.failures
-        asked = failed + found.requests - before.requests
-        # One failure of three is no share yet; as many as the fewest that decide would allow is.
-        if failed <= self.rules.max_error_share * max(asked, self.rules.min_requests):
-            return
-        raise RepositoryError(
-            f"{failed} of {asked} requests failed on it; watch.max_error_share allows "
-            f"{self.rules.max_error_share:.2%}"
-        )
+            self.sleep(min(_POLL_S, left))
+            check_cancelled()
+            counters = self._counters()
+            failed = counters.failures - before.failures
+            answered = failed + counters.requests - before.requests
+            # One failure of three is no share yet; as many as the fewest that decide allow is.
+            if failed > self.rules.max_error_share * max(answered, self.rules.min_requests):
+                raise RepositoryError(
+                    f"{failed} of {answered} requests failed on it; watch.max_error_share allows "
+                    f"{self.rules.max_error_share:.2%}"
+                )
 
     def _counters(self) -> Statistics:
-        if self.lead.client is None:
+        if self.primary.client is None:
             raise RepositoryError("no live Triton answers")
-        return self.lead.client.statistics(self.model)
+        return self.primary.client.statistics(self.model)
 
 
 def _beside(
-    read: Callable[[], LiveReading], goes_on: Callable[[], None], ended: Event
+    read: Callable[[], LiveReading], check_cancelled: Callable[[], None], ended: Event
 ) -> LiveReading:
-    """Read in another thread: whoever asks for the end must not wait for it.
+    """Read in another thread: whoever asks to cancel must not wait for its end.
 
-    Asking may take its time (storage far away), which requests that are timed must not.
+    Checking may take its time (storage far away), which requests that are timed must not.
     """
     with ThreadPoolExecutor(max_workers=1) as reader:
         taken = reader.submit(read)
         try:
-            while not wait([taken], timeout=_ASK_S).done:
-                goes_on()
+            while not wait([taken], timeout=_POLL_S).done:
+                check_cancelled()
         finally:
             ended.set()
         return taken.result()
-
-
-def _not_measured(why: str) -> Finding:
-    return Finding(gate="measured", scope="live", outcome=Outcome.ERRORED, reason=why)

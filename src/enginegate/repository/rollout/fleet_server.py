@@ -1,11 +1,10 @@
-"""One more server of a fleet: with a live repository of its own, or with the lead's."""
+"""One more server of a fleet: with a live repository of its own, or with the primary's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError
-from enginegate.repository.deploy.deployment import Deployment
 from enginegate.repository.lock import locked
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, Withdrawal
@@ -17,21 +16,21 @@ _LOCK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class FleetServer:
-    """A server that follows the lead.
+    """A server that replicates the primary.
 
     Attributes:
-        repository: what it serves; the lead's folder, or its own.
-        lead: the lead's repository.
+        repository: what it serves; the primary's folder, or its own.
+        primary: the primary's repository.
     """
 
     name: str
     repository: LiveRepository
-    lead: LiveRepository
+    primary: LiveRepository
 
     @property
     def shares(self) -> bool:
-        """Whether it serves the lead's folder."""
-        return self.repository.root == self.lead.root
+        """Whether it serves the primary's folder."""
+        return self.repository.root == self.primary.root
 
     def models(self) -> tuple[str, ...]:
         """Names of the models that were published on it."""
@@ -43,28 +42,29 @@ class FleetServer:
 
     def serves(self, model: str, version: int | None) -> bool:
         """Whether its server proves now that it serves this release."""
-        here = Layout(self.repository.root, model).current()
-        live = here.version if here else None
-        return live == version and self.repository.serves(model)
+        return self._live(model) == version and self.repository.serves(model)
+
+    def has_live(self, model: str) -> bool:
+        """Whether its folder says that a release is live."""
+        return self._live(model) is not None
 
     def check_expected(self, model: str, expected: int | None) -> None:
-        """Refuse to begin where another release is live than on the lead.
+        """Refuse to begin where another release is live than on the primary.
 
         Raises:
             RepositoryError: another is.
         """
-        here = Layout(self.repository.root, model).current()
-        live = here.version if here else None
+        live = self._live(model)
         if live != expected:
             raise RepositoryError(
                 f"Server {self.name!r} has release {live or 'none'} of {model} in "
                 f"{self.repository.root}; this promotion was prepared while {expected or 'none'} "
-                "was live. Bring it to the lead's with `enginegate verify --repair`, then promote "
-                "again."
+                "was live. Bring it to the primary's with `enginegate verify --repair`, then "
+                "promote again."
             )
 
-    def take(self, release: Release) -> None:
-        """Load and prove a release that the lead serves already.
+    def replicate(self, release: Release) -> None:
+        """Load and prove a release that the primary serves already.
 
         Raises:
             RepositoryError: it does not prove itself, or cannot be copied.
@@ -79,19 +79,19 @@ class FleetServer:
             self.repository.rollback(release.model, release.version)
         else:
             expected = current.version if current else None
-            self.repository.publish(ImportedRelease(release, self.lead.root), expected=expected)
+            self.repository.publish(ImportedRelease(release, self.primary.root), expected=expected)
 
-    def return_to(self, model: str, before: Current | None, *, by: Withdrawal = UNDONE) -> None:
+    def roll_back(self, model: str, before: Current | None, *, by: Withdrawal = UNDONE) -> None:
         """Serve again what was live; before the first release that is nothing.
 
-        The lead's folder still says otherwise then: a server that shares it is told directly.
+        The primary's folder still says otherwise then: a server that shares it is changed directly.
 
         Raises:
             RepositoryError, ServerError: it could not be, or does not prove itself.
         """
         layout = Layout(self.repository.root, model)
         if self.shares:
-            self._tell(layout, before)
+            self._change_server(layout, before)
             return
         current = layout.current()
         if current is None:
@@ -103,16 +103,16 @@ class FleetServer:
         elif not self.repository.serves(model):
             self.repository.bring_up(model)
 
-    def let_go(self, model: str, *, by: Withdrawal) -> None:
+    def withdraw(self, model: str, *, by: Withdrawal) -> None:
         """Serve nothing of a model that is withdrawn, and prove it.
 
-        One that shares the lead's folder and polls it lets go when the folder does: its proof is
-        for afterwards (`check_gone`).
+        A server that shares the primary's folder and polls it unloads the model when the folder
+        has it no more: its proof is for afterwards (`check_gone`).
 
         Raises:
             RepositoryError, ServerError: it could not be, or the model still answers.
         """
-        self.return_to(model, None, by=by)
+        self.roll_back(model, None, by=by)
         if not self.shares:
             self.check_gone(model)
 
@@ -123,34 +123,32 @@ class FleetServer:
             RepositoryError: one does, after the time that a load may take.
             ServerError: the server does not answer.
         """
-        repository = self.repository
-        if repository.client is None:
-            raise RepositoryError(f"Server {self.name!r} does not answer.")
-        layout = Layout(repository.root, model)
-        Deployment(repository.client, layout, repository.load_timeout_s).prove_gone()
+        self.repository.deployment(Layout(self.repository.root, model)).prove_gone()
 
-    def _tell(self, layout: Layout, before: Current | None) -> None:
-        if self.repository.client is None:
-            raise RepositoryError(f"Server {self.name!r} does not answer.")
-        live = Deployment(self.repository.client, layout, self.repository.load_timeout_s)
+    def _change_server(self, layout: Layout, before: Current | None) -> None:
+        live = self.repository.deployment(layout)
         with locked(layout.root, timeout_s=_LOCK_TIMEOUT_S):
             if before is not None:
                 live.restore(before)
             else:
                 live.take_away()
 
+    def _live(self, model: str) -> int | None:
+        current = Layout(self.repository.root, model).current()
+        return current.version if current else None
+
 
 def each_of(
-    members: Sequence[FleetServer], do: Callable[[FleetServer], object], failed: dict[str, str]
+    servers: Sequence[FleetServer], do: Callable[[FleetServer], object], failed: dict[str, str]
 ) -> list[str]:
     """Do something on every server; the names where it worked, and why not in ``failed``."""
     reached = []
-    for member in members:
+    for server in servers:
         try:
-            do(member)
-            reached.append(member.name)
+            do(server)
+            reached.append(server.name)
         except EnginegateError as error:
-            failed[member.name] = str(error)
+            failed[server.name] = str(error)
     return reached
 
 

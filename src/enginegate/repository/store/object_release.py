@@ -7,7 +7,7 @@
     ├── releases/N.*           first N.files.json (what there will be), golden samples, signature,
     │                          last the manifest N.json: without it there is no release N
     ├── journal/00000000.json  one object for each step
-    └── current.json           the commit point
+    └── current.json           the live pointer
 
 The parts of an ensemble lie beside it, as they do in a live repository.
 """
@@ -26,10 +26,10 @@ from enginegate.candidate import FileDigest, Sha256
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.records import Record
-from enginegate.repository.store.layout import Layout
+from enginegate.repository.store.layout import Current, Layout
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.package import ImportedRelease
-from enginegate.repository.store.pointer import not_first
+from enginegate.repository.store.pointer import check_expected
 from enginegate.repository.store.release_files import ReleaseFiles, check_same
 from enginegate.triton.release_labels import RECORDS
 from enginegate.workspace import now
@@ -47,7 +47,7 @@ class Contents(Record):
 
 
 class Pointer(Record):
-    """Which release is live: ``current.json``, the commit point. No version: the last was taken."""
+    """Which release is live: ``current.json``, the live pointer. No version: the last was taken."""
 
     version: PositiveInt | None = None
     release: Sha256 | None = None
@@ -56,9 +56,16 @@ class Pointer(Record):
     """Releases that are held to another promise than their manifest's -> that record's digest."""
     who: str = ""
     why: str = ""
-    """Of a withdrawal: by whom, and why; for the audit logs of the hosts that follow."""
+    """Of a withdrawal: by whom, and why; for the audit logs of the hosts that replicate."""
     unused: bool = False
     """Nothing was ever live: written only to keep out whoever was overtaken before the first."""
+
+    def missing_promise(self, here: Current | None) -> str | None:
+        """Digest of the live release's promise that a host which has the release does not know."""
+        if here is None or self.version != here.version:
+            return None
+        given = self.promises.get(here.version)
+        return None if given == here.promises.get(here.version) else given
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +79,7 @@ class ObjectReleases:
         """What is live (None before the first release), and the tag to replace it by.
 
         Raises:
-            TamperedError: the commit point is damaged.
+            TamperedError: the live pointer is damaged.
         """
         stored = self.store.read(self._pointer_key)
         if stored is None:
@@ -86,8 +93,36 @@ class ObjectReleases:
             ) from error
         return (None if pointer.unused else pointer), stored.tag
 
+    @property
+    def place(self) -> str:
+        """The storage's address, for people."""
+        return self.store.url
+
+    def live_version(self) -> int | None:
+        """Which release is live; None: nothing is."""
+        pointer, _ = self.pointer()
+        return pointer.version if pointer else None
+
+    def live_words(self) -> str:
+        """What is live in storage, for people."""
+        live = self.live_version()
+        return f"{f'Release {live}' if live else 'Nothing'} is live in {self.store.url}."
+
+    def tag_of(self, expected: int | None) -> str | None:
+        """Read the live pointer, which must name the release that a change was prepared for.
+
+        Returns:
+            Its tag, to commit with: that fails if anybody committed after this.
+
+        Raises:
+            RepositoryError: another release is live.
+        """
+        pointer, tag = self.pointer()
+        check_expected(self, pointer, expected)
+        return tag
+
     def fence(self) -> None:
-        """Give the commit point another tag, so that whoever read it before cannot commit."""
+        """Give the live pointer another tag, so that whoever read it before cannot commit."""
         pointer, tag = self.pointer()
         again = (pointer or Pointer(changed_at=now(), unused=True)).model_copy(
             update={"changed_at": now()}
@@ -108,7 +143,7 @@ class ObjectReleases:
 
         Args:
             release: what becomes live.
-            tag: of the commit point that is replaced.
+            tag: of the live pointer that is replaced.
             who: of a withdrawal, by whom.
             why: of a withdrawal.
             promises: that releases are given; those they were given before stay.
@@ -173,7 +208,7 @@ class ObjectReleases:
         """Write a promise from storage beside the release in a live repository.
 
         Raises:
-            TamperedError: it is missing, or not the one that the commit point names.
+            TamperedError: it is missing, or not the one that the live pointer names.
         """
         layout = Layout(root, self.model)
         for path in _promise_paths(layout, version, digest):
@@ -199,7 +234,7 @@ class ObjectReleases:
         files = self._contents(version).files
         engine = f"{self.model}/{version}/"
         stated = {n.removeprefix(engine): d for n, d in files.items() if n.startswith(engine)}
-        if stated != release.files:
+        if stated != release.engine.files:
             raise TamperedError(
                 f"{self.store.url}/{self._contents_key(version)} does not fit its manifest."
             )
@@ -247,41 +282,6 @@ class ObjectReleases:
         release = self.release(pointer.version)
         check_same(self.store.url, release, pointer.release or "")
         return release
-
-    def before(self, live: int | None, to: int | None) -> Release:
-        """The release to go back to: ``to``, else the one that the live release replaced.
-
-        Raises:
-            RepositoryError: nothing is live, there is no such release, it is live already, or its
-                bytes were removed.
-        """
-        if live is None:
-            raise RepositoryError(f"{self.store.url} has no live release of {self.model} to leave.")
-        target = self.release(live).previous_version if to is None else to
-        if target is None:
-            raise RepositoryError(
-                f"Release {live} of {self.model} is the first one; nothing is before it. "
-                "To leave nothing live: enginegate withdraw POLICY --reason WHY"
-            )
-        if target == live:
-            raise RepositoryError(f"Release {target} of {self.model} is live already.")
-        release = self.release(target)
-        if not self.has_bytes(target):
-            raise RepositoryError(
-                f"The bytes of release {target} of {self.model} were removed by retention. "
-                "Promote its scorecard again to publish them under a new number."
-            )
-        return release
-
-    def check_withdrawable(self, release: Release) -> None:
-        """Refuse to withdraw a live release that replaced another one, which can come back.
-
-        Raises:
-            RepositoryError: there is a release to go back to.
-        """
-        before = release.previous_version
-        if before is not None and self.has_bytes(before):
-            raise RepositoryError(not_first(release))
 
     def versions(self) -> tuple[int, ...]:
         """Numbers of every release there ever was, oldest first, also where its bytes are gone."""

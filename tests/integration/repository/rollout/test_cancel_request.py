@@ -1,6 +1,5 @@
-"""Any host can end the watching of a canary, also one that sees only the bucket; no Triton."""
+"""Any host can cancel the analysis of a canary, also one that sees only the bucket; no Triton."""
 
-import errno
 import threading
 import time
 from contextlib import contextmanager
@@ -11,98 +10,105 @@ import pytest
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
 from enginegate.repository import Fleet, ObjectRepository
-from enginegate.repository.rollout import cancel_request, rollout_state
+from enginegate.repository.rollout import cancel_request
 from enginegate.repository.rollout.fleet_server import FleetServer
-from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.repository.store.object_client import ObjectStore
-from tests.fakes.hosts import live, problems, steps, wait_for_window
+from enginegate.repository.store.object_journal import ObjectJournal, is_cancelled
+from tests.fakes.hosts import live, problems, steps, wait_for_canary
 
-WINDOW_S = 60.0
+ANALYSIS_S = 60.0
+CANCELLED = "asked for a rollback during the canary analysis"
 
 
 @dataclass
-class Window:
-    """A canary's window that a test lets pass; ``said`` is the release, or why there is none."""
+class Analysis:
+    """A canary's analysis that a test lets pass; ``said`` is the release, or why there is none."""
 
-    rollouts: RolloutState
     passed: threading.Event = field(default_factory=threading.Event)
-    looks: bool = True
+    checks: bool = True
     said: Release | str = ""
 
-    def hold(self, seconds):
+    def run(self, seconds, check):
         deadline = time.monotonic() + seconds
         while not self.passed.wait(0.02):
-            assert time.monotonic() < deadline, "nobody ended the window"
-            if self.looks:
-                self.rollouts.check_goes_on("digits")
+            assert time.monotonic() < deadline, "nobody ended the analysis"
+            if self.checks:
+                check()
 
 
 @pytest.fixture
 def here(store, host):
     """It promotes, to two servers."""
     one, two = host("one").local, host("two").local
-    fleet = Fleet(one, (FleetServer("two", two, one),), WINDOW_S)
+    fleet = Fleet(one, (FleetServer("two", two, one),), ANALYSIS_S)
     return ObjectRepository(store, "digits", fleet)
 
 
 @pytest.fixture
 def there(host):
-    """Another host, with a server of its own; it follows."""
+    """Another host, with a server of its own; it replicates."""
     return host("there")
 
 
 @pytest.fixture
 def released(here, package):
-    """Releases 1 and 2, whose windows passed."""
+    """Releases 1 and 2, whose canaries passed."""
     here.publish(package(1.0), expected=None)
     here.publish(package(2.0), expected=1)
 
 
 @pytest.fixture
 def promoting(here, package):
-    """Publish on `here` meanwhile: the block runs in the window, which ends with it."""
+    """Publish on `here` meanwhile: the block runs during the analysis, which ends with it."""
 
     @contextmanager
     def run(expected):
-        window = Window(RolloutState(here.root))
-        watching = replace(here, local=replace(here.local, hold=window.hold))
+        analysis = Analysis()
+        watching = replace(here, local=replace(here.local, analyse_canary=analysis.run))
 
         def publish():
             try:
-                window.said = watching.publish(package(9.0), expected=expected)
+                analysis.said = watching.publish(package(9.0), expected=expected)
             except EnginegateError as error:
-                window.said = str(error)
+                analysis.said = str(error)
 
         promotion = threading.Thread(target=publish)
         promotion.start()
         try:
-            wait_for_window(here)
-            yield window
+            wait_for_canary(here)
+            yield analysis
         finally:
-            window.passed.set()
+            analysis.passed.set()
             promotion.join()
 
     return run
 
 
+def requests_in(host):
+    """How often the journal in storage says that a canary analysis was cancelled."""
+    return len([entry for entry in host.journal.read() if is_cancelled(entry)])
+
+
 @pytest.mark.usefixtures("released")
-def test_another_host_ends_the_window(here, there, promoting, caplog):
+def test_another_host_cancels_the_analysis(here, there, promoting):
     """It sees only the bucket; the promoter says who asked and why."""
     there.pull()
-    with promoting(2) as window:
+    with promoting(2) as analysis:
         release = there.rollback("digits", reason="the pager rang", expected=3)
 
     assert release.version == 2
     assert (live(here), live(there), here.current().version) == (2, 2, 2)
-    assert "a rollback was asked for while it was watched" in window.said
-    assert ": the pager rang" in caplog.text
-    assert steps(here) == ["intent", "placed", "loaded", "undone"]
+    assert f"{CANCELLED}: the pager rang" in analysis.said
+    # The canary is loaded, its analysis is cancelled.
+    assert steps(here) == ["intent", "placed", "loaded", "loaded", "undone"]
+    assert requests_in(here) == 1
+    assert (here.releases.versions(), here.releases.stray()) == ((1, 2), ())
     assert problems(here) + problems(there) == []
 
 
 @pytest.mark.usefixtures("released")
 def test_it_goes_on_to_the_release_that_was_asked_for(here, there, promoting):
-    """First the promoter goes back, then the host that asked takes its own turn."""
+    """First the promoter goes back, then the host that asked takes the lease itself."""
     there.pull()
     with promoting(2):
         assert there.rollback("digits", 1).version == 1
@@ -115,12 +121,12 @@ def test_it_goes_on_to_the_release_that_was_asked_for(here, there, promoting):
 def test_the_first_release_leaves_nothing(here, there, promoting):
     """There is no release to name, which is said together with what happened."""
     with (
-        promoting(None) as window,
-        pytest.raises(RepositoryError, match=r"release 1 was ended\. Nothing was live before"),
+        promoting(None) as analysis,
+        pytest.raises(RepositoryError, match=r"release 1 was cancelled\. Nothing was live before"),
     ):
         there.rollback("digits")
 
-    assert "Nothing is live again on: the lead" in window.said
+    assert "Nothing is live again on: the primary" in analysis.said
     assert (live(here), here.releases.versions()) == (None, ())
 
 
@@ -130,7 +136,7 @@ def test_a_host_that_serves_something_else_says_so(here, there, promoting):
     off = replace(there, local=replace(there.local, client=None))
     with (
         promoting(2),
-        pytest.raises(RepositoryError, match="ended, but this host has release none and not 2"),
+        pytest.raises(RepositoryError, match="cancelled, but this host has release none and not 2"),
     ):
         off.rollback("digits")
 
@@ -146,141 +152,126 @@ def test_a_host_that_serves_something_else_says_so(here, there, promoting):
         pytest.param(7, None, "has no release 7", id="to-nowhere"),
     ],
 )
-def test_what_cannot_be_done_ends_nothing(here, there, promoting, to, leave, message):
-    """The roll-out holds, and the other servers follow."""
+def test_what_cannot_be_done_cancels_nothing(here, there, promoting, to, leave, message):
+    """The canary passes, and the other servers replicate it."""
     there.pull()
-    with promoting(2) as window:
-        with pytest.raises(RepositoryError, match=message):
-            there.rollback("digits", to, expected=leave)
-        time.sleep(3 * cancel_request._LOOK_S)
+    with promoting(2) as analysis, pytest.raises(RepositoryError, match=message):
+        there.rollback("digits", to, expected=leave)
 
-    assert window.said.version == here.current().version == live(here) == 3
+    assert analysis.said.version == here.current().version == live(here) == 3
+    assert requests_in(here) == 0
 
 
 @pytest.mark.usefixtures("released")
-def test_asked_for_after_the_last_look_it_goes_back_all_the_same(here, there, promoting):
-    """The roll-out has held by then: the release becomes live, and is left as any other."""
+def test_a_request_after_the_last_check_is_found_before_the_commit(here, there, promoting):
+    """The promoter cannot go on past a flag in its lease: the release never becomes live."""
     there.pull()
-    with promoting(2) as window:
-        window.looks = False
-        threading.Timer(2 * cancel_request._LOOK_S, window.passed.set).start()
+    with promoting(2) as analysis:
+        analysis.checks = False
+        threading.Timer(2 * cancel_request._POLL_S, analysis.passed.set).start()
         assert there.rollback("digits").version == 2
 
-    assert here.store.read("digits/end.json") is not None
-    assert window.said.version == 3
-    assert [e.kind for e in here.journal.read() if e.step == "done"][-2:] == [
-        "publish",
-        "rollback",
-    ]
-    assert (here.current().version, live(there)) == (2, 2)
+    assert CANCELLED in analysis.said
+    assert [e.kind for e in here.journal.read() if e.step == "done"] == ["publish", "publish"]
+    assert (here.current().version, live(here), live(there)) == (2, 2, 2)
+    assert problems(here) + problems(there) == []
 
 
 @pytest.mark.usefixtures("released")
-def test_once_it_has_held_nobody_asks(here, there, promoting, monkeypatch):
-    """While the others are told nobody looks: refused at once, and not as one that ends."""
+def test_a_request_that_the_promoter_outruns_cancels_nothing(here, there, promoting, monkeypatch):
+    """Between its look at the lease and its flag the canary passed: it is refused as busy."""
+    there.pull()
+    request, switching, refused = ObjectJournal.request_cancel, threading.Event(), threading.Event()
+    replicate = FleetServer.replicate
+
+    def request_late(self, analysing, reason):
+        analysis.passed.set()
+        assert switching.wait(ANALYSIS_S)
+        return request(self, analysing, reason)
+
+    def replicate_late(self, release):
+        switching.set()
+        assert refused.wait(ANALYSIS_S)
+        replicate(self, release)
+
+    monkeypatch.setattr(ObjectJournal, "request_cancel", request_late)
+    monkeypatch.setattr(FleetServer, "replicate", replicate_late)
+    with promoting(2) as analysis:
+        with pytest.raises(RepositoryBusyError, match="is at its step 'loaded'"):
+            there.rollback("digits")
+        refused.set()
+
+    assert (analysis.said.version, requests_in(here)) == (3, 0)
+
+
+@pytest.mark.usefixtures("released")
+def test_once_it_has_passed_a_rollback_is_refused_at_once(here, there, promoting, monkeypatch):
+    """While the other servers are changed nobody checks, so nobody can ask."""
     there.pull()
     monkeypatch.setattr(cancel_request, "_PATIENCE_S", 0.0)
-    take, refused = FleetServer.take, []
+    replicate, refused = FleetServer.replicate, []
 
-    def take_late(self, release):
+    def replicate_late(self, release):
         with pytest.raises(RepositoryBusyError) as caught:
             there.rollback("digits")
         refused.append(str(caught.value))
-        take(self, release)
+        replicate(self, release)
 
-    with promoting(2) as window:
-        monkeypatch.setattr(FleetServer, "take", take_late)
+    with promoting(2) as analysis:
+        monkeypatch.setattr(FleetServer, "replicate", replicate_late)
 
     assert "is at its step 'loaded'" in refused[0]
-    assert here.store.read("digits/end.json") is None
-    assert window.said.version == here.current().version == 3
+    assert requests_in(here) == 0
+    assert analysis.said.version == here.current().version == 3
 
 
 @pytest.mark.usefixtures("released")
-def test_its_own_host_ends_it_without_storage(here, promoting):
+def test_its_own_host_cancels_it_without_storage(here, promoting):
     """Storage is away: what serves goes back, and the command says what it could not do."""
 
     def away(*_):
         raise RepositoryError("storage is away")
 
-    with promoting(2) as window, pytest.MonkeyPatch.context() as patch:
+    with promoting(2) as analysis, pytest.MonkeyPatch.context() as patch:
         patch.setattr(ObjectStore, "read", away)
         with pytest.raises(RepositoryError, match="storage is away"):
             here.rollback("digits", expected=3)
         assert live(here) == 2
 
-    assert "a rollback was asked for while it was watched" in window.said
+    assert CANCELLED in analysis.said
 
 
 @pytest.mark.usefixtures("released")
-def test_a_full_disk_delays_the_end(here, there, promoting, monkeypatch, caplog):
-    """The promoter could not note that it was asked: it tries again, and says so once."""
-    there.pull()
-    monkeypatch.setattr(cancel_request, "_PATIENCE_S", 10.0)
-    write, full = rollout_state.write_file, []
-
-    def fail_at_first(path, content):
-        if "fleet-end" in path.name and len(full) < 2:
-            full.append(path)
-            raise OSError(errno.ENOSPC, "No space left on device")
-        write(path, content)
-
-    monkeypatch.setattr(rollout_state, "write_file", fail_at_first)
-    with promoting(2) as window:
-        assert there.rollback("digits").version == 2
-
-    assert "a rollback was asked for while it was watched" in window.said
-    assert caplog.text.count("could not be handed on") == 1
-    assert (live(here), len(full)) == (2, 2)
-
-
-@pytest.mark.usefixtures("released")
-@pytest.mark.parametrize("held", [False, True])
-def test_nobody_waits_for_ever(there, promoting, monkeypatch, held):
-    """A promoter that does not look is named, with its host and with what it does next."""
+def test_nobody_waits_for_ever(here, there, promoting, monkeypatch):
+    """A promoter that does not check is named, with its host; it goes back all the same."""
     there.pull()
     monkeypatch.setattr(cancel_request, "_PATIENCE_S", 1.0)
-    then = "The canary had held by then" if held else "It goes back at its next look"
-    write, take, refused = ObjectStore.write, FleetServer.take, threading.Event()
+    with promoting(2) as analysis:
+        analysis.checks = False
+        words = r"by \S+ pid \d+ was cancelled, and has not gone back in 2 s\. It goes back at its"
+        for _ in range(2):  # asked twice is asked once
+            with pytest.raises(RepositoryBusyError, match=words):
+                there.rollback("digits")
 
-    def write_at_the_end(self, key, content):
-        write(self, key, content)
-        if held and key.endswith("end.json"):
-            window.passed.set()
-
-    def take_late(self, release):
-        assert refused.wait(WINDOW_S)
-        take(self, release)
-
-    monkeypatch.setattr(ObjectStore, "write", write_at_the_end)
-    monkeypatch.setattr(FleetServer, "take", take_late)
-    with promoting(2) as window:
-        window.looks = False
-        said = rf"by \S+ pid \d+ was asked to end, and has not in 2 s\. {then}"
-        with pytest.raises(RepositoryBusyError, match=said):
-            there.rollback("digits")
-        refused.set()
+    assert CANCELLED in analysis.said
+    assert (requests_in(here), live(here)) == (1, 2)
 
 
 @pytest.mark.usefixtures("released")
-def test_storage_that_is_away_for_a_moment_ends_nothing(here, promoting, monkeypatch):
-    """Nor does what was asked of an earlier roll-out."""
-    asked = cancel_request.CancelRequest(operation="an earlier one", by="somebody")
-    here.store.write("digits/end.json", asked.pretty_json())
-    read, looks, enough = ObjectStore.read, [], threading.Event()
+def test_storage_that_is_away_for_a_moment_cancels_nothing(promoting, monkeypatch):
+    """Without it there is no commit either."""
+    read, reads, enough = ObjectStore.read, [], threading.Event()
 
     def fail_at_times(self, key):
-        if not key.endswith("end.json"):
-            return read(self, key)
-        looks.append(key)
-        if len(looks) > 4:
+        reads.append(key)
+        if len(reads) > 4:
             enough.set()
-        if len(looks) <= 2:
+        if len(reads) <= 2:
             raise RepositoryError("storage is away")
         return read(self, key)
 
-    monkeypatch.setattr(ObjectStore, "read", fail_at_times)
-    with promoting(2) as window:
-        assert enough.wait(WINDOW_S)
+    with promoting(2) as analysis:
+        monkeypatch.setattr(ObjectStore, "read", fail_at_times)
+        assert enough.wait(ANALYSIS_S)
 
-    assert window.said.version == 3
+    assert analysis.said.version == 3

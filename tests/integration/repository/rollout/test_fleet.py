@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import pytest
@@ -42,7 +41,7 @@ BREAKABLE = """
 
 @pytest.fixture
 def twin(install, server, repository, tmp_path):
-    """Another server of the lead's repository."""
+    """Another server of the primary's repository."""
     folder = tmp_path / "twin"
     with start(install, server.repository, folder=folder) as running, running.client() as client:
         yield FleetServer("twin", replace(repository, client=client), repository)
@@ -77,11 +76,11 @@ def test_one_server_after_another_or_none(repository, twin, own, package, tmp_pa
     everywhere = (repository, twin.repository, own.repository)
     told = []
 
-    def hold(seconds):
+    def hold(seconds, _check):
         others = [twin.repository.client, own.repository.client]
         told.append((seconds, answers(repository), [c.model_ready("digits") for c in others]))
 
-    fleet = Fleet(repository, (twin, own), canary_s=7.0, hold=hold)
+    fleet = Fleet(repository, (twin, own), canary_s=7.0, analyse_canary=hold)
     fleet.publish(package(1.0), expected=None)
     assert told == [(7.0, {(1, 1.0)}, [False, False])]
     assert answers(*everywhere) == {(1, 1.0)}
@@ -95,7 +94,7 @@ def test_one_server_after_another_or_none(repository, twin, own, package, tmp_pa
     with pytest.raises(
         PublishError,
         match=r"(?s)release 2 failed at server 'own'.*this host cannot run it.*"
-        "Release 1 is live again on: own, twin, the lead",
+        "Release 1 is live again on: own, twin, the primary",
     ):
         fleet.publish(wrong, expected=1)
 
@@ -107,10 +106,10 @@ def test_one_server_after_another_or_none(repository, twin, own, package, tmp_pa
 def test_a_canary_that_does_not_hold_goes_back(repository, own, package):
     """No other server is ever told."""
 
-    def fail(_seconds):
+    def fail(_seconds, _check):
         raise RepositoryError("7 of 100 requests failed on it")
 
-    fleet = Fleet(repository, (own,), canary_s=1.0, hold=fail)
+    fleet = Fleet(repository, (own,), canary_s=1.0, analyse_canary=fail)
 
     with pytest.raises(PublishError, match=r"(?s)at the canary.*7 of 100.*Nothing is live again"):
         fleet.publish(package(1.0), expected=None)
@@ -143,10 +142,9 @@ def watched(repository, own, server, tmp_path):
     looking = CanaryAnalysis(
         judge_reading, LiveAddresses(grpc=server.grpc, metrics=server.metrics), workspace
     )
-    goes_on = partial(RolloutState(repository.root).check_goes_on, "digits")
     rules = Watch(look_s=1.0, min_requests=5)
-    canary = Canary(repository, "digits", rules, goes_on=goes_on, looking=looking)
-    return Fleet(repository, (own,), canary_s=2.0, hold=canary.hold), canary
+    canary = Canary(repository, "digits", rules, analysis=looking)
+    return Fleet(repository, (own,), canary_s=2.0, analyse_canary=canary.analyse), canary
 
 
 def test_a_slow_canary_goes_back_although_no_request_failed(
@@ -155,21 +153,21 @@ def test_a_slow_canary_goes_back_although_no_request_failed(
     """The watch's own look says so, with numbers; one that is as promised goes everywhere."""
     fleet, canary = watched
     fleet.publish(package(1.0, promise=PROMISE), expected=None)
-    first = WatchLog.at(canary.looking.workspace, Layout(fleet.root, "digits").release(1)).read()
+    first = WatchLog.at(canary.analysis.workspace, Layout(fleet.root, "digits").release(1)).read()
     assert [(look.number, look.version) for look in first] == [(1, 1), (2, 1)]
     assert not [f for look in first for f in look.findings if f.outcome > Outcome.INCONCLUSIVE]
     assert first[0].reading.pending is not None
 
     with pytest.raises(
         PublishError,
-        match=r"(?s)release 2 failed at the canary \(the lead\): look 1 at release 2 of digits: "
+        match=r"(?s)release 2 failed at the canary \(the primary\): look 1 at release 2 of digits: "
         r"failed \(latency: (\d+) of \1 requests of ours took more than 250 ms.*"
-        "Release 1 is live again on: the lead",
+        "Release 1 is live again on: the primary",
     ):
         fleet.publish(slower(package(2.0, promise=PROMISE), tmp_path), expected=1)
 
     release = Layout(fleet.root, "digits").release(2)
-    (look,) = WatchLog.at(canary.looking.workspace, release).read()
+    (look,) = WatchLog.at(canary.analysis.workspace, release).read()
     assert (look.reading.failed, look.action) == (0, "rollback")
     assert answers(repository, own.repository) == {(1, 1.0)}
     assert problems(fleet) == []
@@ -181,37 +179,37 @@ def test_a_rollback_ends_a_long_look_at_the_canary(watched, repository, own, pac
     fleet.publish(package(1.0, promise=PROMISE), expected=None)
     looked = threading.Event()
 
-    def goes_on():
-        looked.set()
-        canary.goes_on()
+    patient = replace(canary, rules=Watch(look_s=60.0))
 
-    patient = replace(canary, rules=Watch(look_s=60.0), goes_on=goes_on)
-    fleet = replace(fleet, canary_s=60.0, hold=patient.hold)
+    def analyse(seconds, check):
+        patient.analyse(seconds, lambda: (looked.set(), check()))
+
+    fleet = replace(fleet, canary_s=60.0, analyse_canary=analyse)
     with ThreadPoolExecutor(1) as promoter:
         promotion = promoter.submit(fleet.publish, package(2.0, promise=PROMISE), expected=1)
         while not looked.wait(0.05):
             assert not promotion.done()
         started = time.monotonic()
         assert fleet.rollback("digits", expected=2).version == 1
-        with pytest.raises(PublishError, match="a rollback was asked for while it was watched"):
+        with pytest.raises(PublishError, match="asked for a rollback during the canary analysis"):
             promotion.result()
 
     assert time.monotonic() - started < 10.0
     assert answers(repository, own.repository) == {(1, 1.0)}
     release = Layout(fleet.root, "digits").release(2)
-    assert WatchLog.at(canary.looking.workspace, release).read() == ()
+    assert WatchLog.at(canary.analysis.workspace, release).read() == ()
 
 
 def test_a_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, package):
     """Publishing is refused before anything is done; going back reaches whoever answers."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
-    twin.take(repository.bring_up("digits"))
+    twin.replicate(repository.bring_up("digits"))
     dead_lead = replace(repository, client=gone.repository.client)
 
     with pytest.raises(RepositoryError, match="gone does not answer, so nothing was begun"):
         Fleet(repository, (twin, gone)).publish(package(3.0), expected=2)
-    with pytest.raises(RepositoryError, match=r"(?s)Release 1 .* on twin.*the lead: .*gone: "):
+    with pytest.raises(RepositoryError, match=r"(?s)Release 1 .* on twin.*the primary: .*gone: "):
         Fleet(dead_lead, (twin, gone)).rollback("digits")
 
     assert answers(twin.repository) == {(1, 1.0)}
@@ -236,7 +234,7 @@ def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
 
 hold = die if sys.argv[2] == "on-the-canary" else None
-FleetServer.take = die
+FleetServer.replicate = die
 lead = LiveRepository(root, TritonClient(address))
 own = LiveRepository(own_root, TritonClient(own_address))
 Fleet(lead, (FleetServer("own", own, lead),), 1.0, hold).publish(package, expected=None)
@@ -273,7 +271,7 @@ def test_one_roll_out_at_a_time(repository, own, package, monkeypatch):
     fleet = Fleet(repository, (own,))
 
     with (
-        RolloutState(fleet.root).alone(),
+        RolloutState(fleet.root).exclusive(),
         pytest.raises(RepositoryBusyError, match=f"pid {os.getpid()}"),
     ):
         fleet.publish(package(1.0), expected=None)
@@ -286,7 +284,7 @@ def test_a_member_that_is_elsewhere_is_named(repository, own, package):
 
     with pytest.raises(RepositoryError, match=r"Server 'own' has release none .*while 1 was"):
         fleet.publish(package(2.0), expected=1)
-    with pytest.raises(RepositoryError, match=r"Release 1 of digits is live, but .* while none"):
+    with pytest.raises(RepositoryError, match=r"Release 1 of digits is live in .* while none"):
         fleet.publish(package(2.0), expected=None)
 
     assert fleet.recover() == ()

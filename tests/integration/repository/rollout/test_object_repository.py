@@ -236,7 +236,7 @@ def test_the_command_shows_and_follows_storage(command, store, placed):
     assert isinstance(command(["pull", "plain.toml"]).exception, PolicyError)
     root, release = placed()
     releases = ObjectReleases(store, "digits")
-    turn = ObjectJournal(store, "digits", 60.0).take("publish", 1)
+    turn = ObjectJournal(store, "digits", 60.0).acquire("publish", 1)
     releases.upload(root, release)
     releases.commit(release, None)
     turn.add("done")

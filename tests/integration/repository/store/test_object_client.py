@@ -8,6 +8,7 @@ from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_release import ObjectReleases
+from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.repository.store.staging import place
 
 
@@ -89,7 +90,7 @@ class TestReleases:
         assert copy.release == release
         (tmp_path / "host").mkdir()
         assert place(Layout(tmp_path / "host", "digits"), copy, 1, None) == release
-        Layout(tmp_path / "host", "digits").check_files(release)
+        ReleaseFiles(Layout(tmp_path / "host", "digits"), release).check()
         releases.forget(1)
         assert (releases.versions(), releases.has_bytes(1)) == ((1,), False)
         assert [key for key in store.keys("digits.") if "/1/" in key] == []
@@ -133,7 +134,8 @@ class TestReleases:
         """A host that only has the public key can check it."""
         root, release = placed()
         keys = tmp_path / "keys"
-        ReleaseSigning(True, None, None, keys).sign(Layout(root, "digits"), release)  # noqa: FBT003
+        signing = ReleaseSigning(required=True, private_key=None, public_key=None, keys=keys)
+        signing.sign(ReleaseFiles(Layout(root, "digits"), release).signed())
         ObjectReleases(store, "digits").upload(root, release)
 
         copy = ObjectReleases(store, "digits").fetch(1, tmp_path / "fetched")
@@ -147,12 +149,13 @@ class TestReleases:
             public_key=keys / "release.pub",
             keys=tmp_path / "none",
         )
-        assert elsewhere.check(host, release) == ""
+        signed = ReleaseFiles(host, release).signed()
+        assert elsewhere.check(signed) == ""
         engine = host.version_folder(1) / "engine.bin"
         engine.chmod(0o644)
         engine.write_text("9.0")
         with pytest.raises(TamperedError, match="does not hold"):
-            elsewhere.check(host, release)
+            elsewhere.check(signed)
 
     def test_bytes_that_come_back_changed_end_the_upload(self, store, placed, monkeypatch):
         """Without a manifest it is no release; what is left of it can be found and removed."""

@@ -7,7 +7,7 @@ from enginegate.repository import AuditLog, Layout, verify
 from enginegate.repository.history.audit import AUDIT
 from enginegate.repository.history.journal import JOURNAL, Journal
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.replica_sync import note_way_back
+from enginegate.repository.rollout.replica_sync import record_rollback
 from enginegate.repository.store.live_record import LiveRecord
 
 
@@ -124,11 +124,11 @@ def test_a_way_back_that_was_overtaken_is_not_the_last_change(repository, two):
     """Another release was followed here before the log was told: the log ends with that one."""
     first = two.release(1)
 
-    note_way_back(repository, first, reason="too slow", left="release 3 was live")
+    record_rollback(repository, first, reason="too slow", left="release 3 was live")
     assert problems(repository) == ""
 
     repository.rollback("digits", 1)
-    note_way_back(repository, first, reason="too slow", left="release 3 was live")
+    record_rollback(repository, first, reason="too slow", left="release 3 was live")
     assert AuditLog(two.root).read()[-1].why == "too slow; release 3 was live"
     assert problems(repository) == ""
 
