@@ -23,7 +23,7 @@ from gpu_pixels import pixels
 from gpu_points import machine, times_of
 from networks import planned
 
-from enginegate.benchmark.deployed import DeployedBenchmark, ServedModel, deployed
+from enginegate.benchmark.deployment import DeployedBenchmark, ServedModel, deploy
 from enginegate.candidate import Engine
 from enginegate.content_store import ContentFolder
 from enginegate.data import Array, Tensors
@@ -182,7 +182,7 @@ class Lab:
         traffic = Traffic.of(_MODEL, _requests(subject.data.inputs, case.rows), timeout_s=20.0)
         top = 1.1 * engine_per_s / case.rows * len(self._gpus)
         row: dict[str, Any] = {}
-        with deployed(server, model, load_timeout_s=300.0) as deployment:
+        with deploy(server, model, load_timeout_s=300.0) as deployment:
             bench = DeployedBenchmark(
                 deployment,
                 traffic,

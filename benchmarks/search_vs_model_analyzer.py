@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT))
 
 from model_analyzer import VERSION, Analyzer  # noqa: E402 - beside this file
 
-from enginegate.benchmark.deployed import DeployedBenchmark, ServedModel, deployed  # noqa: E402
+from enginegate.benchmark.deployment import DeployedBenchmark, ServedModel, deploy  # noqa: E402
 from enginegate.candidate import TensorSpec  # noqa: E402
 from enginegate.loadgen.traffic import Traffic, Transport  # noqa: E402
 from enginegate.machine import processor  # noqa: E402
@@ -160,7 +160,7 @@ class Course:
             repository.mkdir()
             with (
                 start(self.install, repository, folder=Path(folder)) as server,
-                deployed(server, self.sleeper.served()) as deployment,
+                deploy(server, self.sleeper.served()) as deployment,
             ):
                 traffic = Traffic.of(NAME, samples)
                 # HTTP costs the sender half of what gRPC does, and the sender is the narrow place.

@@ -108,7 +108,7 @@ def _broken_now(tables: LiveTables, policy: Path, look: WatchCheck) -> str:
         done = f"It was rolled back: {live} again."
     else:
         done = f'It was not rolled back: {live} (watch.on_failure = "{tables.watch.on_failure}").'
-    named = f"{look.version} of {look.model} ({release.candidate}, {release.model_uri})"
+    named = f"{look.version} of {look.model} ({release.engine.candidate}, {release.model_uri})"
     lines = (
         f"Release {named} broke its promise at check {look.number}:",
         *(f"  {broken_words(finding)}" for finding in look.broken),

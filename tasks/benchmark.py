@@ -1,7 +1,7 @@
 """Candidates under Triton's dynamic batching, against the SLO."""
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -10,10 +10,15 @@ from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
 from enginegate.atomic_io import file_lock
-from enginegate.benchmark.deployed import ServedModel
+from enginegate.benchmark.deployment import ServedModel
 from enginegate.benchmark.roofline import roofline_of
-from enginegate.benchmark.session import BenchmarkSession, benchmarked, machine, server_name
-from enginegate.benchmark.target import BenchmarkPaths, BenchmarkTarget, LiveTargetPlaces
+from enginegate.benchmark.session import (
+    BenchmarkPaths,
+    BenchmarkSession,
+    BenchmarkTarget,
+    LiveTarget,
+    machine_name,
+)
 from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
@@ -76,19 +81,19 @@ def benchmark(
     """
     if isinstance(attempt, Unbuilt) or runnable_here(attempt.value) is not None:
         return None
-    stage = _stage(tables, traffic, attempt.value, workspace)
+    session = _session(tables, traffic, attempt.value, workspace)
     live = _live(tables, live_tables, attempt.value)
     try:
-        backend = _backend(stage, attempt.value, live_tables.target)
+        backend = _backend(session, attempt.value, live_tables.target)
         served = serving(attempt.value, attempt.folder, backend=backend)
     except EnginegateError as error:
-        return _errored(attempt.value, stage, str(error))
-    key = _key(stage, attempt.value, live, backend, served.settings)
+        return _errored(attempt.value, session, str(error))
+    key = _key(session, attempt.value, live, backend, served.settings)
     model = ServedModel.of(live_tables.model, attempt.value, served)
     found = remembered(
         workspace.results / "benchmarks" / f"{key}.json",
         Benchmark,
-        lambda: _measure(stage, attempt, model, live, workspace),
+        lambda: _measure(session, attempt, model, live, workspace),
         worth_keeping=lambda made: made.outcome in {Outcome.PASSED, Outcome.FAILED},
     )
     _log.info("%s: %s", found.candidate, _described(found))
@@ -124,7 +129,7 @@ def _compares_with_fp32(slo: Slo, live_tables: LiveTables) -> bool:
     return slo.min_speedup is not None and not lives
 
 
-def _stage(
+def _session(
     tables: BenchmarkTables, recorded: TrafficTables, engine: Engine, workspace: Workspace
 ) -> BenchmarkSession:
     traffic = request_mix(recorded, engine.inputs, workspace.shadow)
@@ -140,35 +145,34 @@ def _stage(
         traffic.sha256,
         batch_sizes=traffic.batch_sizes,
         arrivals_s=traffic.arrivals_s,
-        said=lambda what: _log.warning("%s: %s", engine.candidate, what),
+        warn=lambda what: _log.warning("%s: %s", engine.candidate, what),
     )
 
 
 def _measure(
-    stage: BenchmarkSession,
+    session: BenchmarkSession,
     built: ContentFolder[Engine],
     model: ServedModel,
-    live: LiveTargetPlaces | None,
+    live: LiveTarget | None,
     workspace: Workspace,
 ) -> Benchmark:
     engine = built.value
     try:
-        subject = BenchmarkTarget.of(model, engine, stage.tables.serving.uncached)
+        target = BenchmarkTarget.of(model, engine, session.tables.serving.uncached)
         with _machine(workspace):
-            made = benchmarked(
-                stage,
+            made = session.benchmark(
                 engine,
-                subject,
+                target,
                 live=live,
-                roofline=lambda found: _roofline(stage, built, found, workspace),
-                progress=_progress(engine),
+                roofline=lambda found: _roofline(session, built, found, workspace),
+                progress=lambda at: _log.info("%s: %s", engine.candidate, progress_words(at)),
             )
         return made.model_copy(update={"backend": model.backend})
     except EnginegateError as error:
-        return _errored(engine, stage, str(error))
+        return _errored(engine, session, str(error))
 
 
-def _backend(stage: BenchmarkSession, engine: Engine, target: PromotionTarget) -> str:
+def _backend(session: BenchmarkSession, engine: Engine, target: PromotionTarget) -> str:
     """Triton's own backend for this kind where both servers have it, else the Python backend.
 
     Where it has a drawback for this engine, only a policy that insists gets it.
@@ -176,18 +180,18 @@ def _backend(stage: BenchmarkSession, engine: Engine, target: PromotionTarget) -
     Raises:
         ModelError: the policy insists on a backend that is not there.
     """
-    wanted, kind = stage.tables.serving.backend, engine_kind(engine.candidate.kind)
+    wanted, kind = session.tables.serving.backend, engine_kind(engine.candidate.kind)
     if wanted != "native" and kind.native_drawback(engine) is not None:
         wanted = "python"
     with ExitStack() as stack:
         live = live_client(target)
         if live is not None:
             stack.enter_context(live)
-        return backend_for(wanted, kind.native_name, install=stage.install, live=live)
+        return backend_for(wanted, kind.native_name, install=session.install, live=live)
 
 
 def _roofline(
-    stage: BenchmarkSession, built: ContentFolder[Engine], found: Benchmark, workspace: Workspace
+    session: BenchmarkSession, built: ContentFolder[Engine], found: Benchmark, workspace: Workspace
 ) -> Roofline | None:
     """What limits it; a graph that cannot be counted leaves that open."""
     graph = _graph(built, workspace)
@@ -198,9 +202,9 @@ def _roofline(
             found,
             built.value,
             graph,
-            shapes={name: array.shape for name, array in stage.traffic.inputs.items()},
-            machine=machine(),
-            kept_in=workspace.results / "ceilings",
+            shapes={name: array.shape for name, array in session.traffic.inputs.items()},
+            machine=machine_name(),
+            cache=workspace.results / "ceilings",
         )
     except EnginegateError as error:
         _log.warning("%s: its roofline is not known: %s", found.candidate, error)
@@ -218,9 +222,7 @@ def _graph(built: ContentFolder[Engine], workspace: Workspace) -> Path | None:
     return None
 
 
-def _live(
-    tables: BenchmarkTables, live_tables: LiveTables, engine: Engine
-) -> LiveTargetPlaces | None:
+def _live(tables: BenchmarkTables, live_tables: LiveTables, engine: Engine) -> LiveTarget | None:
     """What is live, when the policy compares with it, it is another engine, and it can be served.
 
     Its own bytes are served, from the live repository, after their digests were checked.
@@ -229,28 +231,28 @@ def _live(
     if tables.slo.faster_than != "champion" or (current := layout.current()) is None:
         return None
     release = layout.release(current.version)
-    if release.engine_sha256 == engine.file.sha256:
+    if release.engine.engine_sha256 == engine.file.sha256:
         return None
     folder = layout.version_folder(release.version)
     try:
         ReleaseFiles(layout, release).check()
-        if release.parts or (release.gpu and not gpus()):
+        if release.engine.parts or (release.engine.gpu and not gpus()):
             raise ServerError("it is an ensemble, or needs a GPU that is not here")
     except EnginegateError as error:
         _log.warning("live release %d is not measured: %s", release.version, error)
         return None
     model = ServedModel(
         name=f"{live_tables.model}.live",
-        backend=release.backend,
+        backend=release.engine.backend,
         inputs=release.inputs,
         outputs=release.outputs,
-        files={name: folder / name for name in release.files},
-        gpu=release.gpu,
-        settings=release.settings,
+        files={name: folder / name for name in release.engine.files},
+        gpu=release.engine.gpu,
+        settings=release.engine.settings,
     )
-    digests = {name: digest.sha256 for name, digest in release.files.items()}
-    subject = BenchmarkTarget(model, digests, release.options.uncached)
-    return LiveTargetPlaces(subject, release.serving, release.version)
+    digests = {name: digest.sha256 for name, digest in release.engine.files.items()}
+    target = BenchmarkTarget(model, digests, release.engine.options.uncached)
+    return LiveTarget(target, release.engine.serving, release.version)
 
 
 @contextmanager
@@ -265,13 +267,6 @@ def _machine(workspace: Workspace) -> Iterator[None]:
                 f"Another benchmark ({error}) has used this machine for an hour. Stop it, or wait."
             ) from error
         yield
-
-
-def _progress(engine: Engine) -> Callable[[SearchProgress], None]:
-    def say(at: SearchProgress) -> None:
-        _log.info("%s: %s", engine.candidate, progress_words(at))
-
-    return say
 
 
 def progress_words(at: SearchProgress) -> str:
@@ -290,12 +285,12 @@ def progress_words(at: SearchProgress) -> str:
     return f"{_WORDS[at.step]} {shown}{invalid} {spent}"
 
 
-def _errored(engine: Engine, stage: BenchmarkSession, why: str) -> Benchmark:
+def _errored(engine: Engine, session: BenchmarkSession, why: str) -> Benchmark:
     """A benchmark that broke is evidence too, and is not remembered as a measurement."""
     return Benchmark(
         candidate=engine.candidate,
         engine_sha256=engine.file.sha256,
-        server=server_name(stage.install),
+        server=session.server_name,
         measurements=(),
         chosen=None,
         throughput_at_slo_per_s=0.0,
@@ -313,14 +308,14 @@ def _errored(engine: Engine, stage: BenchmarkSession, why: str) -> Benchmark:
 
 
 def _key(
-    stage: BenchmarkSession,
+    session: BenchmarkSession,
     engine: Engine,
-    live: LiveTargetPlaces | None,
+    live: LiveTarget | None,
     backend: str,
     settings: BackendSettings,
 ) -> Sha256:
     """Digest of everything a benchmark depends on, the machine included."""
-    tables = stage.tables
+    tables = session.tables
     deciding = {
         "enginegate": __version__,
         "engine": engine.digest,
@@ -331,24 +326,24 @@ def _key(
         "serving": tables.serving.digest,
         "backend": backend,
         "settings": settings.digest,
-        "traffic": stage.traffic_sha256,
-        "server": [stage.install.origin, stage.install.binary.stat().st_size],
-        "machine": machine(),
+        "traffic": session.traffic_sha256,
+        "server": [session.install.origin, session.install.binary.stat().st_size],
+        "machine": machine_name(),
         "live": _identity(live) if live else None,
     }
     return sha256_bytes(canonical_json(deciding))
 
 
-def _identity(live: LiveTargetPlaces) -> dict[str, object]:
+def _identity(live: LiveTarget) -> dict[str, object]:
     """What is live: another repository may have other bytes under the same number."""
-    subject = live.subject
+    target = live.target
     return {
         "release": live.release,
         "config": live.config.digest,
-        "files": dict(subject.files),
-        "options": subject.options.digest,
-        "backend": subject.model.backend,
-        "settings": subject.model.settings.digest,
+        "files": dict(target.files),
+        "options": target.options.digest,
+        "backend": target.model.backend,
+        "settings": target.model.settings.digest,
     }
 
 

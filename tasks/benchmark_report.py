@@ -56,7 +56,7 @@ def report_benchmarks(
     """
     layout = Layout(live_tables.target.repository, live_tables.model)
     current = layout.current()
-    live = layout.release(current.version).engine_sha256 if current else None
+    live = layout.release(current.version).engine.engine_sha256 if current else None
     judged = with_speed(benchmarks, tables.slo, tables.search, live=live, left_out=left_out)
     measured = tuple(found for found in judged if found is not None)
     choice = choose_served(measured, tables.search)

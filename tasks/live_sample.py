@@ -152,7 +152,7 @@ def _agreeing(
     rows, answers = _answers(release, tables, sample)
     with open_reference(reference, folder) as runner:
         expected = runner.run(dict(rows.inputs))
-    limits = gates_for(gates, release.candidate.precision)
+    limits = gates_for(gates, release.engine.candidate.precision)
     agrees = np.ones(len(rows), np.bool_)
     for spec in asked:
         one = agreeing(compare(expected, answers, rows, "live", asked=spec), limits)

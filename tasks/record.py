@@ -91,7 +91,7 @@ def make_scorecard(
     """
     layout = Layout(repository, found.model)
     current = layout.current()
-    live = layout.release(current.version).engine_sha256 if current else None
+    live = layout.release(current.version).engine.engine_sha256 if current else None
     judged = with_speed(found.benchmarks, slo, search, live=live)
     measured = tuple(each for each in judged if each is not None)
     choice = choose(found.verdicts, measured, search)

@@ -128,10 +128,10 @@ class Publication:
         if verdict is None or measured is None:
             return False
         wanted = (verdict.engine_sha256, self.evidence.model_uri, measured.chosen)
-        found = (release.engine_sha256, release.model_uri, release.serving)
+        found = (release.engine.engine_sha256, release.model_uri, release.engine.serving)
         return (
             found == wanted
-            and release.options == self.options
+            and release.engine.options == self.options
             and composes(self.layout, release, self.ensemble)
         )
 
@@ -222,7 +222,9 @@ def publish(publication: Publication) -> Release:
     """Publish the approved engine; undone by itself if it does not prove itself."""
     package = _package(publication)
     release = publication.repository.publish(package, expected=publication.evidence.replaces)
-    _log.info("release %d of %s is live: %s", release.version, release.model, release.candidate)
+    _log.info(
+        "release %d of %s is live: %s", release.version, release.model, release.engine.candidate
+    )
     return release
 
 

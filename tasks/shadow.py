@@ -8,7 +8,7 @@ from functools import partial
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from enginegate.benchmark.deployed import ServedModel, deployed
+from enginegate.benchmark.deployment import ServedModel, deploy
 from enginegate.candidate import OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
@@ -175,7 +175,7 @@ def _capture(
         start(
             find_triton(workspace.root / "triton"), repository, folder=workspace.logs / "shadow"
         ) as server,
-        deployed(server, model) as deployment,
+        deploy(server, model) as deployment,
     ):
         deployment.serve(_SERVING)
         info = record_sent(server.grpc, data, wanted, load, target)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.background_load import BackgroundLoad
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 _CONFIDENCE = 0.95
@@ -35,15 +35,16 @@ def percentile_ms(latency_s: NDArray[np.float64], quantile: float) -> float:
     return float(np.quantile(latency_s, quantile, method="higher")) * 1e3
 
 
-def clients_row(clients: Callers) -> dict[str, Any]:
-    """What a load's clients saw."""
+def clients_row(clients: BackgroundLoad) -> dict[str, Any]:
+    """Requests of a load, failed and wrong answers."""
+    report = clients.report()
     return {
-        "requests": clients.sent,
-        "failed": clients.failed,
-        "errors": clients.errors,
+        "requests": report.sent,
+        "failed": report.failed,
+        "errors": report.errors,
         "wrong": len(clients.wrong),
         "first_wrong": clients.wrong[:3],
-        "failed_at_most": at_most(clients.sent) if not clients.failed else None,
+        "failed_at_most": at_most(report.sent) if not report.failed else None,
     }
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.lab.figures import percentile_ms
-from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.background_load import BackgroundLoad
 
 Floats = NDArray[np.float64]
 PHASES = ("before", "during", "after")
@@ -39,11 +39,10 @@ class Seen:
     latency_s: dict[str, Floats]
 
 
-def seen(clients: Callers, swaps: Sequence[Swap]) -> list[Seen]:
+def seen(clients: BackgroundLoad, swaps: Sequence[Swap]) -> list[Seen]:
     """Each swap's requests, by when they were due."""
-    if clients.result is None:
-        return []
-    due_s, latency_s = clients.start_s + clients.result.due_s, clients.result.latency_s
+    result = clients.result
+    due_s, latency_s = clients.start_s + result.due_s, result.latency_s
     found = []
     for swap in swaps:
         masks = {

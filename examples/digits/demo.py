@@ -23,7 +23,7 @@ from enginegate.data import DataSet, read_data
 from enginegate.decision import Decision, Release
 from enginegate.errors import ApprovalError, ExitCode, InputError, ServerError
 from enginegate.evidence import Scorecard
-from enginegate.loadgen.background_load import SteadyTraffic
+from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measuring.p99 import nearest_rank
 from enginegate.policy import Policy, read_policy
@@ -139,7 +139,7 @@ class _Demo:
         """Promote and roll back under traffic; not one request may fail."""
         data = read_data(self.policy.data.evaluation)
         traffic = Traffic.from_data(self.policy.name, data, timeout_s=_PATIENCE_S)
-        with SteadyTraffic(server.grpc, traffic, rate_per_s=_RATE_PER_S) as steady:
+        with BackgroundLoad(server.grpc, traffic, rate_per_s=_RATE_PER_S) as load:
             time.sleep(_SETTLE_S)
             self.promoted(card)
             time.sleep(_SETTLE_S)
@@ -148,7 +148,7 @@ class _Demo:
             release = rollback(POLICY)
             took_s = time.monotonic() - started
             time.sleep(_SETTLE_S)
-        report, p99_s = steady.report(), nearest_rank(steady.result().latency_s)
+        report, p99_s = load.report(), nearest_rank(load.result.latency_s)
         self.out.print(f"Release {release.version} is live again after {took_s:.1f} s.")
         self.out.print(
             f"Meanwhile {report.sent} requests were sent at {_RATE_PER_S:.0f}/s and "

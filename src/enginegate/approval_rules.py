@@ -156,7 +156,8 @@ def outdated(
     done = (
         live is not None
         and verdict is not None
-        and (live.engine_sha256, live.scorecard_sha256) == (verdict.engine_sha256, scorecard.digest)
+        and (live.engine.engine_sha256, live.scorecard_sha256)
+        == (verdict.engine_sha256, scorecard.digest)
     )
     if version == scorecard.replaces or done or not known:
         return ""

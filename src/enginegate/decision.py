@@ -3,7 +3,8 @@
 - **Decision**: who, when, why, and which scorecard digest. Anything changed needs a new one.
 - **OnRecord**: what the audit log knows of the answers to one scorecard.
 - **Promise**: what the release's scorecard said it would do live.
-- **Release**: engine + config published as one version of the live repository.
+- **Release**: config and engines (one for each kind of device) published as one version of the
+  live repository.
 """
 
 from collections.abc import Mapping
@@ -11,9 +12,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
+from enginegate.errors import RepositoryError
 from enginegate.records import Record
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 
@@ -158,28 +160,18 @@ class ComposingModel(Record):
     golden_max_abs_error: NonNegativeFloat = 0.0
 
 
-class Release(Record):
-    """One published version: everything needed to verify it and to bring it back."""
+class ReleasedEngine(Record):
+    """What one kind of device serves of a release, as it was validated and measured there."""
 
-    schema_version: Literal[1] = 1
-    model: str
-    version: PositiveInt = Field(description="issued once, never reused")
-    model_uri: str
+    device: str = Field(description="kind of device that runs it: cpu or gpu")
     candidate: Candidate
     engine_sha256: Sha256
     serving: ServingConfig
     backend: str = Field(description="Triton backend, e.g. python")
-    gpu: bool = Field(default=False, description="whether instances are placed on GPUs")
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
     golden: FileDigest = Field(description="samples and answers every load is proved with")
     golden_max_abs_error: NonNegativeFloat
     files: dict[str, FileDigest] = Field(description="path inside the version folder -> digest")
-    scorecard_sha256: Sha256
-    decision: Decision
-    previous_version: PositiveInt | None
     promise: Promise
-    published_at: datetime
     options: ServingOptions = ServingOptions()
     settings: BackendSettings = Field(
         default=BackendSettings(),
@@ -188,9 +180,70 @@ class Release(Record):
     parts: tuple[ComposingModel, ...] = Field(
         default=(), description="the models of an ensemble, in the order they run; else empty"
     )
+
+    @property
+    def gpu(self) -> bool:
+        """Whether instances are placed on GPUs."""
+        return self.device != "cpu"
+
+
+class Release(Record):
+    """One published version: everything needed to verify it and to bring it back."""
+
+    schema_version: Literal[2] = 2
+    model: str
+    version: PositiveInt = Field(description="issued once, never reused")
+    model_uri: str
+    engines: tuple[ReleasedEngine, ...] = Field(
+        min_length=1, description="one for each kind of device; publishers have one kind"
+    )
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    scorecard_sha256: Sha256
+    decision: Decision
+    previous_version: PositiveInt | None
+    published_at: datetime
     further_decisions: tuple[Decision, ...] = Field(
         default=(), description="of the other people that had to approve"
     )
     audit: Head | None = Field(
         default=None, description="the audit log when this release was staged, approvals included"
     )
+
+    @field_validator("engines")
+    @classmethod
+    def _one_for_each_device(
+        cls, engines: tuple[ReleasedEngine, ...]
+    ) -> tuple[ReleasedEngine, ...]:
+        if len({engine.device for engine in engines}) < len(engines):
+            raise ValueError("two engines are for the same kind of device")
+        return engines
+
+    def engine_for(self, device: str | None = None) -> ReleasedEngine:
+        """The engine of one kind of device.
+
+        Args:
+            device: None: of the only kind that the release is for.
+
+        Raises:
+            RepositoryError: there is none for it, or several to choose from.
+        """
+        found = [engine for engine in self.engines if device in {None, engine.device}]
+        if len(found) != 1:
+            kinds = ", ".join(engine.device for engine in self.engines)
+            raise RepositoryError(
+                f"Release {self.version} of {self.model} has engines for {kinds}, and "
+                f"{device or 'one kind of device alone'} is asked for. Publish to a server of one "
+                "of these kinds."
+            )
+        return found[0]
+
+    @property
+    def engine(self) -> ReleasedEngine:
+        """The engine of the only kind of device that the release is for."""
+        return self.engine_for()
+
+    @property
+    def promise(self) -> Promise:
+        """Of that engine."""
+        return self.engine.promise

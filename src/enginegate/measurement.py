@@ -8,19 +8,25 @@
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import (
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from enginegate.candidate import Sha256
 from enginegate.messages import per_second
 from enginegate.records import Record
 from enginegate.serving import ServingConfig
 
-Arrivals = Literal["poisson", "constant", "bursts", "replay"]
-Protocol = Literal["grpc", "http"]
+WireProtocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system", "cuda"]
 Driver = Literal["python", "perf_analyzer"]
 
@@ -28,12 +34,25 @@ Driver = Literal["python", "perf_analyzer"]
 TIMERS_MS = 5.0
 
 
+class ArrivalPattern(Record):
+    """A load pattern with parameters of its own, which are the further keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{key} {value}" for key, value in (self.model_extra or {}).items())
+        return f"{self.name} ({given})"
+
+
+Arrivals: TypeAlias = str | ArrivalPattern
+
+
 class Load(Record):
     """Open loop: requests leave on schedule, whether or not the server keeps up.
 
-    ``poisson``: exponential gaps. ``constant``: equal gaps. ``bursts``: Poisson, on for a tenth of
-    each second at ten times the rate. ``replay``: recorded arrival times, from the traffic, warped
-    in time to the mean rate asked for.
+    ``arrivals`` names a load pattern, e.g. ``poisson`` (loadgen/schedule.py has them all).
     """
 
     rate_per_s: PositiveFloat

@@ -13,6 +13,7 @@ from enginegate.candidate import Candidate
 from enginegate.data import DataHeader, read_header
 from enginegate.engines import DecisionObstacle, this_machine, undecidable
 from enginegate.errors import InputError, ModelError, PolicyError
+from enginegate.loadgen.schedule import load_pattern
 from enginegate.policy import Policy
 from enginegate.policy.gates import gates_for
 from enginegate.policy.hooks import why_missing
@@ -56,6 +57,7 @@ def check_policy(policy: Policy) -> PolicyCheck:
         *_model(policy),
         *_functions(policy),
         *_runner(policy),
+        *_arrivals(policy),
         *_unservable(files.evaluation),
         *_uneven(files),
         *_no_sample(policy, files.evaluation),
@@ -165,6 +167,14 @@ def _runner(policy: Policy) -> Iterator[str]:
             'evaluation.runner = "dask": prefect-dask is not installed. Run: pip install '
             'prefect-dask, or set runner = "threads".'
         )
+
+
+def _arrivals(policy: Policy) -> Iterator[str]:
+    """A load pattern must be installed, and take the policy's parameters."""
+    try:
+        load_pattern(policy.load.arrivals)
+    except InputError as error:
+        yield f"load.arrivals: {error}"
 
 
 def _unservable(evaluation: DataHeader | None) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from enginegate.candidate import Candidate, FileDigest, Precision
-from enginegate.decision import Decision, Promise, Release
+from enginegate.decision import Decision, Promise, Release, ReleasedEngine
 from enginegate.evidence import Benchmark, DataDigests, Finding, Outcome, Scorecard, Verdict
 from enginegate.measurement import Percentile
 from enginegate.serving import ServingConfig
@@ -82,23 +82,30 @@ def decision(card: Scorecard, **changes) -> Decision:
 
 def release(**changes) -> Release:
     card = scorecard()
-    fields = {
-        "model": "digits",
-        "version": 2,
-        "model_uri": "models:/digits/1",
+    engine = {
+        "device": "cpu",
         "candidate": INT8,
         "engine_sha256": sha("e"),
         "serving": SERVING,
         "backend": "python",
-        "inputs": (),
-        "outputs": (),
         "golden": FileDigest(sha256=sha("a"), size_bytes=1),
         "golden_max_abs_error": 0.1,
         "files": {},
+        "promise": Promise(p99_ms=20, throughput_per_s=50, slo_p99_ms=25),
+    }
+    engine |= {
+        name: changes.pop(name) for name in [*changes] if name in ReleasedEngine.model_fields
+    }
+    fields = {
+        "model": "digits",
+        "version": 2,
+        "model_uri": "models:/digits/1",
+        "engines": (ReleasedEngine(**engine),),
+        "inputs": (),
+        "outputs": (),
         "scorecard_sha256": card.digest,
         "decision": decision(card),
         "previous_version": 1,
-        "promise": Promise(p99_ms=20, throughput_per_s=50, slo_p99_ms=25),
         "published_at": WHEN,
     }
     return Release(**(fields | changes))

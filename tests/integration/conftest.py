@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginegate.benchmark.deployed import ServedModel, deployed
+from enginegate.benchmark.deployment import ServedModel, deploy
 from enginegate.candidate import TensorSpec
 from enginegate.loadgen.traffic import Traffic
 from enginegate.serving import BackendSettings, ServingConfig
@@ -54,7 +54,7 @@ def scale_model():
 @pytest.fixture(scope="session")
 def scale(server, scale_model):
     """The plain model, served for the whole session."""
-    with deployed(server, scale_model("scale")) as deployment:
+    with deploy(server, scale_model("scale")) as deployment:
         deployment.serve(PLAIN)
         yield deployment
 

@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from enginegate.benchmark.deployed import ServedModel
+from enginegate.benchmark.deployment import ServedModel
 from enginegate.candidate import Engine
 from enginegate.engines import serving
 from enginegate.evidence import Benchmark

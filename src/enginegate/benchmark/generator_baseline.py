@@ -1,73 +1,170 @@
-"""What the generator costs on this machine, found out once and kept."""
+"""What sending alone costs: the generator against a model that does nothing, found out once.
 
+The model's time is Triton's and Python's own, well below a millisecond, so what is measured here is
+the floor under every latency, and the highest rate that this generator keeps up with here and now.
+"""
+
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from enginegate.benchmark.null_load import calibrate
+import numpy as np
+
+from enginegate.benchmark.deployment import ServedModel, deploy
+from enginegate.candidate import TensorSpec
 from enginegate.errors import EnginegateError
-from enginegate.loadgen.traffic import Transport
-from enginegate.measurement import Generator
+from enginegate.loadgen.traffic import LoadResult, Traffic, Transport, run_load
+from enginegate.measurement import TIMERS_MS, Generator, Load
+from enginegate.measuring.p99 import nearest_rank
 from enginegate.records import canonical_json, sha256_bytes
+from enginegate.serving import ServingConfig
 from enginegate.triton.server import Server
 from enginegate.workspace import remembered
 
-_BUDGET_S = 3.0
+_NAME = "enginegate_null"
+# Far more than wait at any rate that is tried, so that the model itself is never the limit.
+_BATCH = 64
+# A second has enough requests for a p99 at the lowest rates; three of them are little of a budget.
+_TRIAL_S, _BUDGET_S = 1.0, 3.0
+_WARMUP_S = 0.2
+# Sent at this share of the asked rate or more: as strict as a measurement's own validity.
+_MIN_ACHIEVED = 0.99
+# Factor to the next rate after one that was not kept up with: from the top to a fifth in three.
+_LESS = 0.6
+_LEAST_PER_S = 50.0
+# One that fell short of the highest rate may have met a bad moment.
 _ATTEMPTS = 2
 
 
 @dataclass(frozen=True, slots=True)
 class GeneratorBaseline:
-    """How the generator is calibrated.
+    """What sending alone costs, measured once for one machine, server and way of sending.
 
     Attributes:
         up_to_per_s: the highest rate that will be offered.
-        deciding: what else the result holds for, e.g. machine and server.
+        conditions: what else the result holds for, e.g. machine and server.
         folder: where results are kept.
-        said: told why there is none.
+        warn: told why there is none.
     """
 
     sending: Transport
     up_to_per_s: float
-    deciding: tuple[str, ...]
+    conditions: tuple[str, ...]
     folder: Path
-    said: Callable[[str], None]
+    warn: Callable[[str], None]
 
-    def of(self, server: Server) -> Generator:
+    def measure(self, server: Server) -> Generator:
         """What sending alone costs, and the highest rate that was kept up with.
 
         One that did not make every rate may have met a bad moment: it is made again at once, and
         not kept. Without one (no Python backend, a model that fails) nothing is known, which is no
         reason not to measure.
         """
-        key = sha256_bytes(canonical_json([*self.deciding, self.up_to_per_s]))
+        key = sha256_bytes(canonical_json([*self.conditions, self.up_to_per_s]))
         try:
             return remembered(
                 self.folder / f"{key}.json",
                 Generator,
-                lambda: self._best(server),
+                lambda: self._best_of_attempts(server),
                 worth_keeping=self._made_all,
             )
         except EnginegateError as error:
-            self.said(f"the generator was not calibrated: {error}")
+            self.warn(f"the generator was not calibrated: {error}")
             return Generator()
 
-    def stated(self, made: Generator) -> Generator:
-        """What goes into each measurement: short of every rate, the highest one is only a note.
+    def for_measurements(self, baseline: Generator) -> Generator:
+        """Without the rate limit where it is short of every rate: then it is only a note.
 
         Each measurement says itself how late its requests were.
         """
-        return made if self._made_all(made) else made.model_copy(update={"trusted_per_s": None})
+        if self._made_all(baseline):
+            return baseline
+        return baseline.model_copy(update={"trusted_per_s": None})
 
-    def _best(self, server: Server) -> Generator:
-        found: list[Generator] = []
-        while len(found) < _ATTEMPTS and not (found and self._made_all(found[-1])):
-            found.append(
-                calibrate(
-                    server, sending=self.sending, up_to_per_s=self.up_to_per_s, budget_s=_BUDGET_S
-                )
-            )
-        return max(found, key=lambda made: made.trusted_per_s or 0.0)
+    def _best_of_attempts(self, server: Server) -> Generator:
+        made: list[Generator] = []
+        while len(made) < _ATTEMPTS and not (made and self._made_all(made[-1])):
+            made.append(calibrate(server, sending=self.sending, up_to_per_s=self.up_to_per_s))
+        return max(made, key=lambda baseline: baseline.trusted_per_s or 0.0)
 
-    def _made_all(self, made: Generator) -> bool:
-        return (made.trusted_per_s or 0.0) >= self.up_to_per_s
+    def _made_all(self, baseline: Generator) -> bool:
+        return (baseline.trusted_per_s or 0.0) >= self.up_to_per_s
+
+
+def calibrate(
+    server: Server, *, sending: Transport, up_to_per_s: float, budget_s: float = _BUDGET_S
+) -> Generator:
+    """Send to a do-nothing model, at the rate asked for and, while that is too much, at lower ones.
+
+    Args:
+        server: an embedded server; the model is placed on it, loaded, and taken away again.
+        sending: how requests travel, as in the measurements that this stands beside.
+        up_to_per_s: the highest rate that will be offered.
+        budget_s: for sending; loading the model takes a second or two more.
+
+    Returns:
+        ``null_p50_ms`` and ``null_p99_ms`` at the highest rate it kept up with (sent at 99 % of it
+        or more, p99 of lateness less than 5 ms, none failed), which is ``trusted_per_s``. If it
+        kept up with none, 0 and the latencies of the lowest that was tried.
+
+    Raises:
+        ServerError: the server is not ours to change, or the model does not load.
+    """
+    address = server.http if sending.protocol == "http" and server.http else server.grpc
+    traffic = Traffic.of(_NAME, [{"x": np.zeros((1, 64), np.uint8)}])
+    transport = replace(sending, control=server.grpc)
+
+    def send(rate_per_s: float, duration_s: float) -> LoadResult:
+        load = Load(rate_per_s=rate_per_s, duration_s=duration_s, seed=0)
+        return run_load(address, traffic, load, sending=transport)
+
+    with deploy(server, do_nothing()) as deployment:
+        deployment.serve(ServingConfig(max_batch_size=_BATCH, max_queue_delay_us=0, instances=1))
+        send(_LEAST_PER_S, _WARMUP_S)
+        return _highest(send, up_to_per_s, budget_s)
+
+
+def _highest(
+    send: Callable[[float, float], LoadResult], rate_per_s: float, budget_s: float
+) -> Generator:
+    """Lower the rate until it is kept up with, or the time is spent."""
+    end_s = time.monotonic() + budget_s
+    while True:
+        result = send(rate_per_s, _TRIAL_S)
+        kept_up, lower = _kept_up(result), rate_per_s * _LESS
+        if kept_up or lower < _LEAST_PER_S or time.monotonic() + _TRIAL_S > end_s:
+            return _baseline(result, rate_per_s if kept_up else 0.0)
+        rate_per_s = lower
+
+
+def _kept_up(result: LoadResult) -> bool:
+    return (
+        result.failed == 0
+        and result.achieved_share >= _MIN_ACHIEVED
+        and len(result.due_s) > 0
+        and nearest_rank(result.late_s) * 1e3 < TIMERS_MS
+    )
+
+
+def _baseline(result: LoadResult, trusted_per_s: float) -> Generator:
+    answered_ms = result.latency_s[np.isfinite(result.latency_s)] * 1e3
+    known = len(answered_ms) > 0
+    return result.generator.model_copy(
+        update={
+            "null_p50_ms": nearest_rank(answered_ms, 0.5) if known else None,
+            "null_p99_ms": nearest_rank(answered_ms) if known else None,
+            "trusted_per_s": trusted_per_s,
+        }
+    )
+
+
+def do_nothing(name: str = _NAME) -> ServedModel:
+    """The model, to be served under a name."""
+    return ServedModel(
+        name=name,
+        backend="python",
+        inputs=(TensorSpec(name="x", dtype="uint8", shape=(-1, -1)),),
+        outputs=(TensorSpec(name="y", dtype="uint8", shape=(-1, -1)),),
+        files={"model.py": Path(__file__).with_name("null_model.py")},
+    )

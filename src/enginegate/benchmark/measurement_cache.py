@@ -6,7 +6,6 @@ search repeats nothing, and a moved SLO is decided from what was kept. The one e
 was ended early because *another* limit was decided is measured again where it leaves this one open.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.search.trial_runner import Measure
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 
+# A run that lasted this share of its load was not ended early: the last gap may be long.
 _WHOLE = 0.95
 
 
@@ -50,7 +50,7 @@ class CacheKey(Record):
 
 @dataclass(frozen=True, slots=True)
 class MeasurementCache:
-    """Where measurements are kept.
+    """Where measurements are kept; invalid ones are not.
 
     Attributes:
         folder: of the records, named by what they depend on.
@@ -60,84 +60,46 @@ class MeasurementCache:
     folder: Path
     latencies: Path
 
-    def find(self, key: Sha256) -> LatencySample | None:
-        """What was kept under a key; None when there is nothing, or it is damaged."""
-        with suppress(InputError, TamperedError):
-            return read_sample(Measurement.read(self.folder / f"{key}.json"), self.latencies)
-        return None
+    def measure_with(self, measure: Measure, key: CacheKey, *, limit_ms: float) -> Measure:
+        """Measure only what is not kept.
 
-    def keep(self, key: Sha256, found: LatencySample) -> None:
-        """Write a measurement; its raw latencies are in place already."""
-        write_file(self.folder / f"{key}.json", found.measurement.pretty_json())
+        Args:
+            measure: makes a measurement; it writes the raw latencies to ``latencies``.
+            key: what it depends on.
+            limit_ms: the SLO now, which decides whether a run that was ended early says enough.
+        """
 
+        def measure_cached(
+            config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
+        ) -> LatencySample:
+            deciding = {"setup": key.digest, "config": config.digest, "load": load.digest}
+            path = self.folder / f"{sha256_bytes(canonical_json(deciding))}.json"
+            # A damaged file is no measurement.
+            with suppress(InputError, TamperedError):
+                kept = read_sample(Measurement.read(path), self.latencies)
+                if self._decides(kept, load, ends, limit_ms):
+                    return replace(kept, cached=True)
+            made = measure(config, load, ends=ends)
+            if not made.measurement.invalid:
+                write_file(path, made.measurement.pretty_json())
+            return made
 
-def measure_cached(
-    measure: Measure,
-    setup: CacheKey,
-    shelf: MeasurementCache,
-    *,
-    limit_ms: float,
-    reused: Callable[[], None] = lambda: None,
-) -> Measure:
-    """The same, but a valid measurement that was made before is returned instead of made.
+        return measure_cached
 
-    Args:
-        measure: makes one; it writes the raw latencies to ``shelf.latencies``.
-        setup: what it depends on.
-        shelf: where measurements are kept; void ones are not.
-        limit_ms: the SLO now, which decides whether a run that was ended early says enough.
-        reused: called when nothing had to be measured.
-    """
+    def _decides(
+        self, kept: LatencySample, load: Load, ends: SequentialTest | None, limit_ms: float
+    ) -> bool:
+        """Whether a run says as much about this limit as a new one would.
 
-    def measured(
-        config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
-    ) -> LatencySample:
-        key = measurement_key(setup, config, load)
-        found = shelf.find(key)
-        if (
-            found is not None
-            and _says_enough(found, load, ends, limit_ms)
-            and _of_the_server(found, shelf, limit_ms)
-        ):
-            reused()
-            return replace(found, cached=True)
-        made = measure(config, load, ends=ends)
-        if not made.measurement.invalid:
-            shelf.keep(key, made)
-        return made
-
-    return measured
-
-
-def measurement_key(setup: CacheKey, config: ServingConfig, load: Load) -> Sha256:
-    """Digest of everything one measurement depends on."""
-    deciding = {
-        "setup": setup.digest,
-        "config": config.digest,
-        "load": load.digest,
-    }
-    return sha256_bytes(canonical_json(deciding))
-
-
-def _of_the_server(found: LatencySample, shelf: MeasurementCache, limit_ms: float) -> bool:
-    """Whether the sender's lateness does not decide about this limit; it did not about another."""
-    requests = read_requests(shelf.latencies, found.measurement.latencies_sha256)
-    return not lateness_decides(requests, limit_ms)
-
-
-def _says_enough(
-    found: LatencySample, load: Load, ends: SequentialTest | None, limit_ms: float
-) -> bool:
-    """Whether a run went to its end, or was ended where this limit is decided too.
-
-    The generator may be less late under a shorter limit, so that is looked at again too.
-    """
-    if found.measurement.late_p99_ms > allowed_lateness_ms(limit_ms):
-        return False
-    lasted_s = found.measurement.lasted_s
-    if lasted_s is None or lasted_s >= _WHOLE * load.duration_s:
-        return True
-    if ends is None:
-        return False
-    decided = ends.decide(len(found.latencies_ms), found.over(limit_ms))
-    return decided is not Outcome.INCONCLUSIVE
+        It went to its end, or was ended where this limit is decided too; and the generator's
+        lateness, which may be less under a shorter limit, does not decide about it.
+        """
+        measurement = kept.measurement
+        if measurement.late_p99_ms > allowed_lateness_ms(limit_ms):
+            return False
+        if measurement.sent_for_s < _WHOLE * load.duration_s:
+            over = kept.over(limit_ms)
+            if ends is None or ends.decide(len(kept.latencies_ms), over) is Outcome.INCONCLUSIVE:
+                return False
+        requests = read_requests(self.latencies, measurement.latencies_sha256)
+        return not lateness_decides(requests, limit_ms)

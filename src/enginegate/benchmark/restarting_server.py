@@ -16,19 +16,20 @@ from enginegate.measuring.p99 import SequentialTest
 from enginegate.search.trial_runner import Measure
 from enginegate.serving import ServingConfig
 
+# A server that dies this often dies of what it serves; each restart costs seconds of the budget.
 _RESTARTS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningServer:
     """What is up now.
 
     Attributes:
-        benches: name -> measures one model on the server.
+        measures: name -> measures one model on the server.
         check_alive: returns if the server answers, else raises ServerError with its last words.
     """
 
-    benches: Mapping[str, Measure]
+    measures: Mapping[str, Measure]
     check_alive: Callable[[], None]
 
 
@@ -37,18 +38,18 @@ class RestartingServer:
     """Measures on a server; when that dies, starts another and measures again.
 
     Attributes:
-        up: starts the server, deploys what is measured, and takes both down at its end.
+        start: starts the server, deploys what is measured, and takes both down at its end.
         restarts: how many servers may die before the error is passed on.
-        said: told about each restart.
+        warn: told about each restart.
         restarted: how often it was.
     """
 
-    up: Callable[[], AbstractContextManager[Running]]
+    start: Callable[[], AbstractContextManager[RunningServer]]
     restarts: int = _RESTARTS
-    said: Callable[[str], None] = lambda _: None
+    warn: Callable[[str], None] = lambda _: None
     restarted: int = 0
     _stack: ExitStack = field(default_factory=ExitStack)
-    _running: Running | None = None
+    _running: RunningServer | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -62,27 +63,24 @@ class RestartingServer:
         self._running = None
         self._stack.close()
 
-    def bench(self, name: str) -> Measure:
+    def measure(self, name: str) -> Measure:
         """Measures the model of that name, on whichever server is up by then."""
 
         def measure(
             config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
         ) -> LatencySample:
             while True:
-                running = self._running or self._start()
+                if self._running is None:
+                    self._stack = ExitStack()
+                    self._running = self._stack.enter_context(self.start())
                 try:
-                    return running.benches[name](config, load, ends=ends)
+                    return self._running.measures[name](config, load, ends=ends)
                 except ServerError as error:
-                    self._recover(running, f"{config} at {load}", error)
+                    self._recover(self._running, f"{config} at {load}", error)
 
         return measure
 
-    def _start(self) -> Running:
-        self._stack = ExitStack()
-        self._running = self._stack.enter_context(self.up())
-        return self._running
-
-    def _recover(self, running: Running, during: str, error: ServerError) -> None:
+    def _recover(self, running: RunningServer, during: str, error: ServerError) -> None:
         """Take a dead server down, so that the next measurement starts another.
 
         Raises:
@@ -101,7 +99,7 @@ class RestartingServer:
                     f"{during}.\n{death}"
                 ) from error
             self.restarted += 1
-            self.said(
+            self.warn(
                 f"the server died under {during}; starting another (restart {self.restarted} of "
                 f"{self.restarts}) and measuring again"
             )

@@ -19,7 +19,7 @@ def roofline_of(
     *,
     shapes: Mapping[str, tuple[int, ...]],
     machine: str,
-    kept_in: Path,
+    cache: Path,
 ) -> Roofline | None:
     """At the chosen configuration's mean batch; None when nothing was chosen.
 
@@ -28,8 +28,8 @@ def roofline_of(
         engine: whose arithmetic it is.
         graph: the ONNX file whose work is counted.
         shapes: of the inputs as the traffic has them.
-        machine: what ceilings hold for.
-        kept_in: folder of known ceilings.
+        machine: where it was measured.
+        cache: folder of the devices' peak throughput.
     """
     measured = found.at_slo
     if measured is None or measured.stages is None:
@@ -41,17 +41,17 @@ def roofline_of(
     executions_per_s = sum(measured.stages.batches.values()) / (measured.lasted_s or 1.0)
     return roofline(
         stats,
-        _ceilings(device, precision, machine, kept_in),
+        _peak(device, precision, machine, cache),
         samples_per_s=executions_per_s * measured.stages.mean_batch_size or None,
         instances=measured.config.instances,
     )
 
 
-def _ceilings(device: Device, precision: Precision, machine: str, kept_in: Path) -> PeakThroughput:
-    """A device's ceilings, remembered: measuring them takes a second."""
+def _peak(device: Device, precision: Precision, machine: str, cache: Path) -> PeakThroughput:
+    """A device's peak throughput, remembered: measuring them takes a second."""
     key = sha256_bytes(canonical_json([device, precision.value, machine]))
     return remembered(
-        kept_in / f"{key}.json",
+        cache / f"{key}.json",
         PeakThroughput,
         lambda: peak_throughput(device, precision),
         worth_keeping=lambda made: made.bytes_per_s is not None,

@@ -7,58 +7,59 @@ nothing.
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 from enginegate.evidence import Pattern
 from enginegate.loadgen.traffic import Traffic
-from enginegate.measurement import Arrivals, Load, Measurement
+from enginegate.measurement import Arrivals, Load
 from enginegate.search.trial_runner import Measure
 from enginegate.serving import ServingConfig
 
 RECORDED, BURSTS, LARGE = "recorded", "bursts", "large together"
+# A tenth is few enough to be heavier than the mix, and enough to vary.
 _LARGEST_SHARE = 0.1
-_WORTH_TELLING_APART = 1.05
+# Requests whose sizes differ by less are about equal.
+_LARGER = 1.05
 
 
-def heavier(
+def measure_mixes(
     measures: Mapping[str, Measure], config: ServingConfig, load: Load
 ) -> tuple[Pattern, ...]:
-    """Measure the chosen configuration under each pattern; void measurements are left out.
+    """Measure the chosen configuration under each mix; invalid measurements are left out.
 
     Args:
-        measures: by pattern; ``recorded`` sends the traffic as it is, ``large together`` sends
-            `largest` of it. What is missing is not measured.
+        measures: by mix; ``recorded`` sends the traffic as it is, ``large together`` sends
+            `largest_requests` of it. What is missing is not measured.
         config: what was chosen.
         load: at its confirmed rate, with the recorded arrivals.
     """
-    found = []
-    for name, arrivals in _arrivals(load.arrivals).items():
-        measure = measures.get(name) or (measures.get(RECORDED) if name == BURSTS else None)
-        if measure is not None:
-            made = measure(config, load.model_copy(update={"arrivals": arrivals})).measurement
-            if not made.invalid:
-                found.append(_pattern(name, made))
-    return tuple(found)
+    mixes: list[tuple[str, str, Arrivals]] = [
+        (RECORDED, RECORDED, load.arrivals),
+        (BURSTS, RECORDED, "bursts"),
+        (LARGE, LARGE, load.arrivals),
+    ]
+    patterns = []
+    for name, traffic, arrivals in mixes:
+        if traffic not in measures:
+            continue
+        heavier = load.model_copy(update={"arrivals": arrivals})
+        measurement = measures[traffic](config, heavier).measurement
+        if not measurement.invalid:
+            answered = measurement.completed + measurement.failed
+            patterns.append(
+                Pattern(
+                    name=name,
+                    rate_per_s=measurement.rate_per_s,
+                    percentiles=measurement.percentiles,
+                    failed_share=measurement.failed / answered if answered else 0.0,
+                )
+            )
+    return tuple(patterns)
 
 
-def largest(traffic: Traffic) -> Traffic | None:
+def largest_requests(traffic: Traffic) -> Traffic | None:
     """Only the largest tenth of the requests; None when they are about as large as the others."""
-    sizes = sorted(traffic.requests, key=len)
-    count = max(1, round(_LARGEST_SHARE * len(sizes)))
-    if len(sizes[-count]) < _WORTH_TELLING_APART * len(sizes[len(sizes) // 2]):
+    by_size = sorted(traffic.requests, key=len)
+    count = max(1, round(_LARGEST_SHARE * len(by_size)))
+    if len(by_size[-count]) < _LARGER * len(by_size[len(by_size) // 2]):
         return None
-    return replace(traffic, requests=tuple(sizes[-count:]))
-
-
-def _arrivals(recorded: Arrivals) -> Mapping[str, Arrivals]:
-    return MappingProxyType({RECORDED: recorded, BURSTS: "bursts", LARGE: recorded})
-
-
-def _pattern(name: str, made: Measurement) -> Pattern:
-    asked = made.completed + made.failed
-    return Pattern(
-        name=name,
-        rate_per_s=made.rate_per_s,
-        percentiles=made.percentiles,
-        failed_share=made.failed / asked if asked else 0.0,
-    )
+    return replace(traffic, requests=tuple(by_size[-count:]))

@@ -23,7 +23,6 @@ from typing import Annotated, Literal
 import typer
 
 from enginegate.cli import approve as _approve
-from enginegate.cli import audit as _audit
 from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import live as _live
@@ -31,8 +30,8 @@ from enginegate.cli import rollback as _rollback
 from enginegate.cli import shadow as _shadow
 from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.failures import failure_of, keep_traceback
-from enginegate.cli.policies import policies_of, print_check, print_policy
+from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
+from enginegate.cli.policies import PolicyFile, policies_of, print_check, print_policy
 from enginegate.cli.terminal import (
     ended_by,
     err,
@@ -45,8 +44,7 @@ from enginegate.cli.vendor_log import vendors_logged
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
-from enginegate.report import explain as explained
-from enginegate.report import print_scorecard
+from enginegate.report import explain, print_scorecard
 from enginegate.repository import Layout
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
@@ -69,12 +67,13 @@ app = typer.Typer(
 )
 policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
-app.add_typer(_shadow.app, name="shadow")
-_watch.register(app)
-_benchmark.register(app)
-PolicyFile = Annotated[
-    Path, typer.Argument(help="the model family's policy, e.g. policies/digits.toml")
-]
+app.add_typer(_shadow.shadow_app, name="shadow")
+app.command("watch")(_watch.watch_command)
+app.command("acknowledge")(_watch.acknowledge_command)
+app.command("automations")(_watch.automations_command)
+app.command("scan")(_watch.scan_command)
+app.command("pull")(_rollback.pull_command)
+app.command("benchmark")(_benchmark.benchmark_command)
 RunName = Annotated[str, typer.Argument(metavar="SCORECARD", help="digest, or its beginning")]
 RulesFile = Annotated[
     Path | None, typer.Option("--policy", help="default: the one of policies/ that it was made by")
@@ -82,15 +81,7 @@ RulesFile = Annotated[
 Approver = Annotated[str, typer.Option(help="who decides", default_factory=getpass.getuser)]
 
 
-_EXIT_CODES = {
-    Outcome.PASSED: ExitCode.GATES_FAILED,
-    Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-    Outcome.FAILED: ExitCode.GATES_FAILED,
-    Outcome.ERRORED: ExitCode.COULD_NOT_FIND_OUT,
-}
-
-
-def main() -> None:
+def run_command() -> None:
     """Run the command; expected failures become one message and their exit code."""
     log_to_terminal()
     try:
@@ -128,8 +119,8 @@ def _every_command(context: typer.Context) -> None:
     context.obj = context.with_resource(vendors_logged(Workspace.here()))
 
 
-@app.command()
-def doctor(
+@app.command("doctor")
+def doctor_command(
     server: Annotated[
         str | None,
         typer.Option(
@@ -150,11 +141,11 @@ def doctor(
         return
     outcome = _doctor.print_contract(server, repository, out)
     if outcome is not Outcome.PASSED:
-        raise typer.Exit(_EXIT_CODES[outcome])
+        raise typer.Exit(EXIT_CODES[outcome])
 
 
 @policy_app.command("check")
-def policy_check(policy: PolicyFile) -> None:
+def policy_check_command(policy: PolicyFile) -> None:
     """Check a policy file, and what it names, and show what it asks for.
 
     Every problem is listed with its place: keys and limits, files, functions and types. What no
@@ -166,8 +157,8 @@ def policy_check(policy: PolicyFile) -> None:
     out.print(f"\n{policy} is valid. Next: enginegate qualify {policy}")
 
 
-@app.command()
-def qualify(
+@app.command("qualify")
+def qualify_command(
     policy: PolicyFile,
     model: Annotated[
         str | None, typer.Option(help="another version, e.g. models:/digits/2")
@@ -187,14 +178,14 @@ def qualify(
     out.print(f"then: enginegate promote {policy} {scorecard.digest[:12]}")
 
 
-@app.command()
-def explain(run: RunName) -> None:
+@app.command("explain")
+def explain_command(run: RunName) -> None:
     """Say each verdict of a scorecard in words: what was checked, and by how much."""
-    out.print(explained(Workspace.here().scorecard(run)), markup=False)
+    out.print(explain(Workspace.here().scorecard(run)), markup=False)
 
 
-@app.command()
-def approve(
+@app.command("approve")
+def approve_command(
     run: RunName,
     reason: Annotated[str, typer.Option(help="why; kept with the release")],
     approver: Approver,
@@ -210,11 +201,11 @@ def approve(
     """Approve the winner of a scorecard. Binds to that digest, and expires."""
     workspace = _workspace(policy)
     given = _approve.PersonAnswer("approve", approver, reason, candidate, accept_inconclusive)
-    _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
+    _approve.decide_scorecard(workspace.scorecard(run), given, policy, workspace, out)
 
 
-@app.command()
-def reject(
+@app.command("reject")
+def reject_command(
     run: RunName,
     reason: Annotated[str, typer.Option(help="why; kept in the workspace")],
     approver: Approver,
@@ -223,18 +214,18 @@ def reject(
     """Reject a scorecard: it cannot be promoted unless somebody approves it later."""
     workspace = _workspace(policy)
     given = _approve.PersonAnswer("reject", approver, reason)
-    _approve.decide(workspace.scorecard(run), given, policy, workspace, out)
+    _approve.decide_scorecard(workspace.scorecard(run), given, policy, workspace, out)
 
 
-@app.command()
-def promote(policy: PolicyFile, run: RunName) -> None:
+@app.command("promote")
+def promote_command(policy: PolicyFile, run: RunName) -> None:
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
     target = read_policy(policy).target  # a mistake in it is told before Prefect is started
     release = of_checkout("flows.promote").promote(policy, run)
     named = f"Release {release.version} of {release.model}"
     held = Layout(target.repository, release.model).held_to(release)
     if held.scorecard_sha256 == release.scorecard_sha256:
-        out.print(f"{named} is live: {release.candidate}.")
+        out.print(f"{named} is live: {release.engine.candidate}.")
     else:
         out.print(f"{named} serves these very bytes already, so nothing was published.")
         out.print(
@@ -244,18 +235,18 @@ def promote(policy: PolicyFile, run: RunName) -> None:
     out.print(f"Next: enginegate status {policy}\nback: enginegate rollback {policy}")
 
 
-@app.command()
-def rollback(
+@app.command("rollback")
+def rollback_command(
     policy: PolicyFile,
     to: Annotated[int | None, typer.Option(help="release number; default: the one before")] = None,
     reason: Annotated[str, typer.Option(help="why; kept in the audit log")] = "",
 ) -> None:
     """Make an earlier release live again, proved like a promotion. Needs folder and server only."""
-    _rollback.roll_back(policy, to, reason, out)
+    _rollback.roll_back_live(policy, to, reason, out)
 
 
-@app.command()
-def withdraw(
+@app.command("withdraw")
+def withdraw_command(
     policy: PolicyFile,
     reason: Annotated[str, typer.Option(help="why; kept in the audit log")],
     approver: Annotated[
@@ -264,22 +255,22 @@ def withdraw(
     ],
 ) -> None:
     """Unload a first release, which has nothing to go back to: nothing is live afterwards."""
-    _rollback.withdraw(policy, approver, reason, out)
+    _rollback.withdraw_live(policy, approver, reason, out)
 
 
-@app.command()
-def audit(
+@app.command("audit")
+def audit_command(
     policy: PolicyFile,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="one event a line")] = False,
 ) -> None:
     """Show who did what, when and why; verify that nothing was changed or removed."""
-    if not _audit.print_audit(read_policy(policy), out, as_json=as_json):
+    if not _live.print_audit(read_policy(policy), out, as_json=as_json):
         raise typer.Exit(ExitCode.GATES_FAILED)
 
 
-@app.command()
-def status(
+@app.command("status")
+def status_command(
     policies: Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")] = None,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
@@ -298,8 +289,8 @@ def status(
     raise typer.Exit(code)
 
 
-@app.command()
-def verify(
+@app.command("verify")
+def verify_command(
     policies: Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")] = None,
     *,
     repair: Annotated[
@@ -323,8 +314,8 @@ def verify(
             raise typer.Exit(worst)
 
 
-@app.command()
-def serve(
+@app.command("serve")
+def serve_command(
     policy: PolicyFile,
     http_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
     grpc_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
@@ -332,11 +323,11 @@ def serve(
     """Run Triton on a policy's live repository, on 127.0.0.1, until Ctrl-C."""
     ports = Ports(http=http_port, grpc=grpc_port)
     rules = read_policy(policy)
-    _live.serve(rules, Workspace.of(rules), out, ports)
+    _live.serve_live(rules, Workspace.of(rules), out, ports)
 
 
-@app.command()
-def demo(
+@app.command("demo")
+def demo_command(
     answer: Annotated[
         Literal["yes", "no", "ask"], typer.Option("--approve", help="how the approval is answered")
     ] = "yes",
@@ -360,7 +351,8 @@ def _workspace(policy: Path | None) -> Workspace:
 
 def _why_not(scorecard: Scorecard) -> ExitCode:
     outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
-    return _EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
+    worst = max(outcomes, default=Outcome.INCONCLUSIVE)
+    return ExitCode.GATES_FAILED if worst is Outcome.PASSED else EXIT_CODES[worst]
 
 
 def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> ExitCode:

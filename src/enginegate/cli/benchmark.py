@@ -1,24 +1,27 @@
 """Benchmarks on the command line: a search on a server of our own, or one load on yours."""
 
 import logging
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from enginegate.atomic_io import write_file
 from enginegate.benchmark.remote import RemoteModel, remote_model
 from enginegate.candidate import Candidate
-from enginegate.cli.benchmark_options import BenchmarkRequest, wanted
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.terminal import interruptible
+from enginegate.cli.failures import EXIT_CODES
+from enginegate.cli.policies import PolicyFile
+from enginegate.cli.terminal import interruptible, out
 from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
+from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import Traffic
-from enginegate.measurement import ClosedLoad, Driver, LatencySample
+from enginegate.measurement import ClosedLoad, Driver, LatencySample, Load
 from enginegate.measuring.p99 import decide_pooled
-from enginegate.policy import Policy
+from enginegate.policy import Policy, parse_policy, read_policy
 from enginegate.policy.benchmarking import Slo
 from enginegate.report import (
     ServingReport,
@@ -31,15 +34,7 @@ from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.benchmark")
-_EXIT_CODES = {
-    Outcome.PASSED: ExitCode.OK,
-    Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
-    Outcome.FAILED: ExitCode.GATES_FAILED,
-    Outcome.ERRORED: ExitCode.COULD_NOT_FIND_OUT,
-}
-_PIPE_COLUMNS = 120
 
-PolicyFile = Annotated[Path, typer.Argument(help="the model family's policy")]
 Names = Annotated[
     list[str] | None,
     typer.Option(help="KIND-PRECISION, may repeat; default: all of the policy"),
@@ -63,7 +58,7 @@ Seconds = Annotated[
 DriverName = Annotated[
     Driver | None, typer.Option(help="who sends; perf_analyzer is a cross-check")
 ]
-Address = Annotated[
+ServerAddress = Annotated[
     str | None,
     typer.Option(
         help="gRPC HOST:PORT of a running Triton: measures what it serves, at one load; its "
@@ -74,25 +69,79 @@ ModelName = Annotated[
     str | None, typer.Option(help="with --server: the model there. Default: the policy's name")
 ]
 Folder = Annotated[
-    Path | None, typer.Option(help="of the results. Default: .enginegate/serving/NAME")
+    Path | None, typer.Option("--out", help="of the results. Default: .enginegate/serving/NAME")
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command()(benchmark)
+@dataclass(frozen=True, slots=True)
+class BenchmarkRequest:
+    """What the command line changes about a policy; None leaves the policy's own."""
+
+    load: str | None = None
+    rate: float | None = None
+    seconds: float | None = None
+    driver: Driver | None = None
+
+    @property
+    def clients(self) -> int | None:
+        """Of a closed loop; None for an open one."""
+        found = re.fullmatch(r"closed:([1-9]\d{0,4})", self.load or "")
+        return int(found[1]) if found else None
+
+    def rules(self, policy: Path) -> Policy:
+        """The policy with these changes, checked like one that was written so.
+
+        Raises:
+            InputError: the load is none, or the policy does not allow the values.
+        """
+        rules = read_policy(policy)
+        raw: dict[str, Any] = rules.model_dump()
+        if self.load is not None and self.clients is None:
+            raw["load"]["arrivals"] = self.load
+        if self.driver is not None:
+            raw["load"]["driver"] = self.driver
+        if self.seconds is not None:
+            raw["search"]["measurement_s"] = self.seconds
+        if self.rate is not None:
+            raw["search"] |= {"min_rate_per_s": self.rate, "max_rate_per_s": self.rate}
+            if rules.search.at_rate_per_s is not None:
+                raw["search"]["at_rate_per_s"] = self.rate
+        changed = parse_policy(raw, f"{policy} with the command's options")
+        try:
+            load_pattern(changed.load.arrivals)
+        except InputError as error:
+            raise InputError(
+                f"{error}\nA pattern is an open loop (on a schedule); closed:N is N clients, each "
+                "waiting for its answer."
+            ) from error
+        return changed
+
+    def one_load(self, rules: Policy) -> Load | ClosedLoad:
+        """The load of a single measurement."""
+        search = rules.search
+        if self.clients is not None:
+            return ClosedLoad(
+                clients=self.clients, duration_s=search.measurement_s, seed=search.seed
+            )
+        rate = self.rate or rules.slo.min_throughput_per_s
+        return Load(
+            rate_per_s=rate,
+            duration_s=search.measurement_s,
+            seed=search.seed,
+            arrivals=rules.load.arrivals,
+        )
 
 
-def benchmark(  # noqa: PLR0913, PLR0917 - one argument for each option
+def benchmark_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     policy: PolicyFile,
     candidate: Names = None,
     load: LoadName = None,
     rate: Rate = None,
     seconds: Seconds = None,
     driver: DriverName = None,
-    server: Address = None,
+    server: ServerAddress = None,
     model: ModelName = None,
-    out: Folder = None,
+    folder: Folder = None,
 ) -> None:
     """Find the serving configuration that holds the SLO best, and nothing else.
 
@@ -116,13 +165,13 @@ def benchmark(  # noqa: PLR0913, PLR0917 - one argument for each option
     """
     asked = BenchmarkRequest(load, rate, seconds, driver)
     rules = asked.rules(policy)
-    folder = out or Workspace.of(rules).root / "serving" / rules.name
+    results = folder or Workspace.of(rules).root / "serving" / rules.name
     _check_use(asked, server, candidate, model)
-    if folder.exists() and not folder.is_dir():
-        raise InputError(f"--out {folder} is a file. Name a folder, which need not be there yet.")
+    if results.exists() and not results.is_dir():
+        raise InputError(f"--out {results} is a file. Name a folder, which need not be there yet.")
     if server is not None:
-        raise typer.Exit(_measure_there(rules, asked, (server, model or rules.name), folder))
-    raise typer.Exit(_search_here(rules, wanted(rules, candidate or []), folder))
+        raise typer.Exit(_measure_there(rules, asked, (server, model or rules.name), results))
+    raise typer.Exit(_search_here(rules, _candidates_named(rules, candidate or []), results))
 
 
 def _check_use(
@@ -138,23 +187,14 @@ def _check_use(
         )
 
 
-def _console() -> Console:
-    """A pipe has no width of its own; the tables need this much."""
-    plain = Console(highlight=False, emoji=False)
-    return (
-        plain if plain.is_terminal else Console(highlight=False, emoji=False, width=_PIPE_COLUMNS)
-    )
-
-
 def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path) -> ExitCode:
-    console = _console()
     flow = of_checkout("flows.benchmark")
-    with interruptible(console):
+    with interruptible(out):
         found = flow.benchmark_candidates(rules, candidates)
     report: ServingReport = found.report
-    print_serving(report, console)
+    print_serving(report, out)
     for candidate, why in found.unmeasured.items():
-        console.print(f"Not measured: {candidate}: {' '.join(why.split())}", markup=False)
+        out.print(f"Not measured: {candidate}: {' '.join(why.split())}", markup=False)
     files = {
         "serving.html": serving_page(report, serving_figures(report)).encode(),
         "serving.json": report.pretty_json(),
@@ -163,18 +203,17 @@ def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path)
     for name, content in files.items():
         if content:
             write_file(folder / name, content)
-            console.print(f"Written: {folder / name}", markup=False)
+            out.print(f"Written: {folder / name}", markup=False)
     if report.winner is not None:
         return ExitCode.OK
     outcomes = [benchmark.outcome for benchmark in report.candidates]
-    return _EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
+    return EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
 
 
 def _measure_there(
     rules: Policy, asked: BenchmarkRequest, where: tuple[str, str], folder: Path
 ) -> ExitCode:
     """One load; of an open one the exit code says whether the SLO is shown to hold."""
-    console = _console()
     served, workspace = remote_model(*where), Workspace.of(rules)
     traffic = _traffic(rules, served)
     load = asked.one_load(rules)
@@ -186,15 +225,15 @@ def _measure_there(
         slo_p99_ms=rules.slo.p99_ms,
         driver=rules.load.driver,
     )
-    print_measured([found.measurement], rules.slo, console)
+    print_measured([found.measurement], rules.slo, out)
     write_file(folder / "measurement.json", found.measurement.pretty_json())
-    console.print(f"Written: {folder / 'measurement.json'}", markup=False)
-    code, said = said_of(found, rules.slo)
-    console.print(said, markup=False)
+    out.print(f"Written: {folder / 'measurement.json'}", markup=False)
+    code, said = slo_sentence(found, rules.slo)
+    out.print(said, markup=False)
     return code
 
 
-def said_of(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
+def slo_sentence(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
     """Whether one measurement shows that the SLO holds; of a closed loop that is not asked."""
     if found.measurement.invalid:
         return ExitCode.INCONCLUSIVE, "p99 is open: the measurement is not valid."
@@ -207,7 +246,7 @@ def said_of(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
     held = {Outcome.PASSED: "holds", Outcome.FAILED: "does not hold"}
     said = held.get(decision.outcome, f"is open; about {decision.needed} requests would decide")
     counted = f"{decision.over} of {decision.requests} over"
-    return _EXIT_CODES[decision.outcome], f"p99 <= {slo.p99_ms:g} ms {said} ({counted})."
+    return EXIT_CODES[decision.outcome], f"p99 <= {slo.p99_ms:g} ms {said} ({counted})."
 
 
 def _traffic(rules: Policy, served: RemoteModel) -> Traffic:
@@ -220,3 +259,19 @@ def _traffic(rules: Policy, served: RemoteModel) -> Traffic:
         arrivals_s=requests.arrivals_s,
         batch_sizes=requests.batch_sizes,
     )
+
+
+def _candidates_named(rules: Policy, names: list[str]) -> tuple[Candidate, ...]:
+    """The policy's candidates of those names; all of them when none is given.
+
+    Raises:
+        InputError: a name is not one of them; lists those there are.
+    """
+    there = {candidate.name: candidate for candidate in rules.candidates.all()}
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise InputError(
+            f"The policy has no candidate {', '.join(map(repr, unknown))}.\n"
+            f"It has: {', '.join(there)}. Add others under [candidates]."
+        )
+    return tuple(there[name] for name in dict.fromkeys(names or there))

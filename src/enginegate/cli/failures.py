@@ -14,8 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginegate.errors import ExitCode
+from enginegate.evidence import Outcome
 from enginegate.workspace import Workspace
 
+EXIT_CODES = {
+    Outcome.PASSED: ExitCode.OK,
+    Outcome.INCONCLUSIVE: ExitCode.INCONCLUSIVE,
+    Outcome.FAILED: ExitCode.GATES_FAILED,
+    Outcome.ERRORED: ExitCode.COULD_NOT_FIND_OUT,
+}
 # By the package whose exception reaches us: who did not answer. They may not be imported here.
 _SERVERS = {
     "httpx": "Prefect",

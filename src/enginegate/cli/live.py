@@ -1,6 +1,5 @@
-"""The live repository on the terminal: status, verification, serving."""
+"""The live repository on the terminal: status, verification, audit log, serving."""
 
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,11 +9,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from enginegate.cli.acknowledge import state_words
-from enginegate.cli.checkout import of_checkout
-from enginegate.cli.waiting import waiting
-from enginegate.decision import Decision, Release
+from enginegate.cli.approve import waiting
+from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, ServerError, TamperedError
+from enginegate.messages import counted
 from enginegate.policy import Policy
 from enginegate.repository import (
     AuditLog,
@@ -28,12 +26,15 @@ from enginegate.repository import (
     open_target,
     verify,
 )
+from enginegate.repository.history import broken_promises as promises
 from enginegate.repository.history.changes import last_live_event
+from enginegate.repository.store.live_record import check_audit
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
 from enginegate.triton.server import LOOPBACK, Ports, Server, ServerOptions
+from enginegate.watch.log import WatchCheck, WatchLog
 from enginegate.workspace import Workspace
 
-_LOOK_S = 1.0
+_ALIVE_EVERY_S = 1.0
 _MISSES = 5
 
 
@@ -51,15 +52,15 @@ def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console)
         out.print(f"  {_nothing_words(layout)}", markup=False)
     else:
         live = layout.release(current.version)
-        out.print(f"  live: release {live.version}, {live.candidate}, {live.model_uri}")
-        out.print(f"  engine sha256 {live.engine_sha256}")
+        out.print(f"  live: release {live.version}, {live.engine.candidate}, {live.model_uri}")
+        out.print(f"  engine sha256 {live.engine.engine_sha256}")
         out.print(f"  release digest {live.digest}")
         out.print(f"  {_promise_words(layout, live)}", markup=False)
         out.print(_history(layout.releases(), current.version, layout))
     for sentence in _further(policy, current.version if current else None):
         out.print(f"  {sentence}", markup=False)
     try:
-        for sentence in state_words(policy, workspace):
+        for sentence in _state_words(policy, workspace):
             out.print(f"  {sentence}", markup=False)
     except TamperedError as error:
         out.print(f"  what people acknowledged cannot be read: {error}", markup=False)
@@ -137,7 +138,7 @@ def _silent_server(policy: Policy) -> str:
     )
 
 
-def serve(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> None:
+def serve_live(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> None:
     """Run Triton on the live repository until Ctrl-C; every live release is loaded and proved."""
     root, member = policy.target.repository, _member_at(policy, ports.grpc)
     with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
@@ -180,7 +181,7 @@ def _watch(server: Server) -> None:
     """Return only by Ctrl-C, or when the server has not answered several times in a row."""
     missed = 0
     while True:
-        time.sleep(_LOOK_S)
+        time.sleep(_ALIVE_EVERY_S)
         try:
             server.check_alive()
             missed = 0
@@ -188,14 +189,6 @@ def _watch(server: Server) -> None:
             missed += 1
             if missed == _MISSES:
                 raise
-
-
-def answer_suspended(decision: Decision) -> tuple[str, ...]:
-    """Resume promotions that wait on a Prefect server; none without one."""
-    if not os.environ.get("PREFECT_API_URL") or not Path("flows/answer.py").is_file():
-        return ()
-    names: tuple[str, ...] = of_checkout("flows.answer").answer_suspended(decision)
-    return names
 
 
 def _server_words(policy: Policy) -> str:
@@ -242,11 +235,84 @@ def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Tab
         kept = layout.version_folder(release.version).is_dir()
         table.add_row(
             f"{release.version}{' (live)' if release.version == current else ''}",
-            str(release.candidate),
+            str(release.engine.candidate),
             release.model_uri,
             release.published_at.strftime("%Y-%m-%d %H:%M:%S"),
             escape(release.decision.approver),
             escape(release.decision.reason),
-            release.engine_sha256[:12] if kept else "bytes removed",
+            release.engine.engine_sha256[:12] if kept else "bytes removed",
         )
     return table
+
+
+def print_audit(policy: Policy, out: Console, *, as_json: bool) -> bool:
+    """Print every event about the policy's model, oldest first, if the chain holds; whether so.
+
+    Raises:
+        RepositoryError: the policy's repository is no folder.
+    """
+    layout = Layout(policy.target.repository, policy.name)
+    log = AuditLog(layout.root)
+    try:
+        check_audit(layout, log)
+    except TamperedError as error:
+        out.print(f"problem  {error}", markup=False)
+        return False
+    _print_events(log, policy, out, as_json=as_json)
+    return True
+
+
+def _print_events(log: AuditLog, policy: Policy, out: Console, *, as_json: bool) -> None:
+    events = [event for event in log.read() if event.model == policy.name]
+    if as_json:
+        for event in events:
+            out.print(event.canonical_json().decode(), markup=False, soft_wrap=True)
+        return
+    if not events:
+        out.print(f"Nothing has happened to {policy.name} in {policy.target.repository} yet.")
+        return
+    table = Table("line", "when", "event", "release", "who", "why", "from", "scorecard")
+    for event in events:
+        table.add_row(
+            str(event.sequence + 1),
+            event.at.strftime("%Y-%m-%d %H:%M:%S"),
+            event.event,
+            str(event.release or ""),
+            escape(event.who),
+            escape(event.why),
+            escape(event.origin),
+            (event.scorecard or "")[:12],
+        )
+    out.print(table)
+    head = log.head()
+    if head is not None:
+        out.print(f"The chain holds: {counted(head.count, 'line')}, head {head.sha256}")
+
+
+def _state_words(policy: Policy, workspace: Workspace) -> Iterator[str]:
+    """How the live release's checks ended, and every broken promise nobody has acknowledged.
+
+    Raises:
+        TamperedError: the audit log was changed.
+    """
+    layout = Layout(policy.target.repository, policy.name)
+    events = AuditLog(layout.root).read()
+    current, checks = layout.current(), live_checks(layout, workspace)
+    if current is not None and checks:
+        state = promises.shown_state(events, policy.name, current.version, checks)
+        newest = checks[-1]
+        yield (
+            f"watch: {state.word} (newest check: {newest.number} of "
+            f"{newest.at:%Y-%m-%d %H:%M:%S %Z}, {newest.outcome.word})"
+        )
+    for broken in promises.broken_promises(events, policy.name, checks):
+        if broken.acknowledged is None:
+            yield f"promise broken, not acknowledged: {broken}"
+            yield f"  enginegate acknowledge POLICY --release {broken.release} --reason WHY"
+
+
+def live_checks(layout: Layout, workspace: Workspace) -> tuple[WatchCheck, ...]:
+    current = layout.current()
+    if current is None:
+        return ()
+    return WatchLog.at(workspace, layout.release(current.version)).read()

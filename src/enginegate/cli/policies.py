@@ -1,7 +1,9 @@
 """Policies on the terminal: which ones are meant, and what one asks for."""
 
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 
 from enginegate.errors import InputError
@@ -9,6 +11,10 @@ from enginegate.messages import counted
 from enginegate.policy import Policy
 from enginegate.policy.paths import project_of
 from enginegate.preflight import check_policy
+
+PolicyFile = Annotated[
+    Path, typer.Argument(help="the model family's policy, e.g. policies/digits.toml")
+]
 
 
 def policies_of(given: list[Path] | None) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Going back on the terminal: with nothing but the folder and the server, if need be."""
+"""Changing what is live without a promotion: roll back, withdraw, pull from object storage."""
 
 import os
 import urllib.error
@@ -9,8 +9,10 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from enginegate.cli.checkout import of_checkout
+from enginegate.cli.policies import PolicyFile
+from enginegate.cli.terminal import plain
 from enginegate.decision import Release
-from enginegate.errors import InputError
+from enginegate.errors import InputError, PolicyError
 from enginegate.policy import read_policy
 from enginegate.repository import open_target
 from enginegate.repository.recovery import Withdrawal
@@ -21,7 +23,7 @@ _ANSWER_S = 2.0
 _SHORTEST_REASON = 5
 
 
-def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
+def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> None:
     """Make an earlier release live, as a flow where Prefect's server answers, else right here.
 
     Raises:
@@ -31,17 +33,17 @@ def roll_back(policy: Path, to: int | None, reason: str, out: Console) -> None:
         raise InputError(f"--to {to} is no release number: they begin at 1.")
     if prefect_answers() and Path("flows/rollback.py").is_file():
         release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
-        _say(release, out)
+        _print_live(release, out)
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
     repository = open_target(rules.live_tables, workspace, way="command")
     release = repository.rollback(rules.name, to, reason=reason)
-    _say(release, out)
+    _print_live(release, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
 
 
-def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
+def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
     """Leave nothing live, as a flow where Prefect's server answers, else right here.
 
     Raises:
@@ -55,13 +57,13 @@ def withdraw(policy: Path, who: str, reason: str, out: Console) -> None:
         )
     if prefect_answers() and Path("flows/withdraw.py").is_file():
         release: Release = of_checkout("flows.withdraw").withdraw(policy, reason, who)
-        _say_withdrawn(release, policy, out)
+        _print_withdrawn(release, policy, out)
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
     repository = open_target(rules.live_tables, workspace, way="command")
     release = repository.withdraw_first(rules.name, Withdrawal(who, reason))
-    _say_withdrawn(release, policy, out)
+    _print_withdrawn(release, policy, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
 
 
@@ -85,11 +87,28 @@ def _print_undelivered(refusal: str, out: Console) -> None:
         out.print(f"  {refusal}", markup=False)
 
 
-def _say_withdrawn(release: Release, policy: Path, out: Console) -> None:
-    named = f"Release {release.version} of {release.model} ({release.candidate})"
+def _print_withdrawn(release: Release, policy: Path, out: Console) -> None:
+    named = f"Release {release.version} of {release.model} ({release.engine.candidate})"
     out.print(f"{named} was withdrawn. Nothing is live.", markup=False)
     out.print(f"Next: enginegate qualify {policy}; a promotion starts anew.", markup=False)
 
 
-def _say(release: Release, out: Console) -> None:
-    out.print(f"Release {release.version} of {release.model} is live again: {release.candidate}.")
+def _print_live(release: Release, out: Console) -> None:
+    out.print(
+        f"Release {release.version} of {release.model} is live again: {release.engine.candidate}."
+    )
+
+
+def pull_command(policy: PolicyFile) -> None:
+    """Bring this host to what is live in object storage: fetch, check, load, prove."""
+    rules = read_policy(policy)
+    storage = open_target(rules.live_tables, Workspace.of(rules), way="command").storage
+    if storage is None:
+        raise PolicyError(f"{policy} names no target.objects, so there is nothing to pull.")
+    release = storage.pull()
+    where = storage.store.url
+    if release is None:
+        plain.print(f"Nothing of {rules.name} is live in {where}.", soft_wrap=True)
+    else:
+        sentence = f"Release {release.version} of {rules.name} is live here, as in {where}."
+        plain.print(sentence, soft_wrap=True)

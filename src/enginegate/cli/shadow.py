@@ -4,8 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from enginegate.cli.policies import PolicyFile
+from enginegate.cli.terminal import plain
 from enginegate.errors import InputError
 from enginegate.policy import Policy, read_policy
 from enginegate.policy.hooks import importable_from
@@ -15,17 +16,14 @@ from enginegate.triton.endpoint import live_addresses
 from enginegate.triton.server import connect
 from enginegate.workspace import Workspace
 
-app = typer.Typer(
+shadow_app = typer.Typer(
     help="Record, import and look at samples of live traffic (docs/shadow.md).",
     no_args_is_help=True,
 )
-_out = Console(highlight=False, markup=False, emoji=False)
-
-PolicyFile = Annotated[Path, typer.Argument(help="the model family's policy")]
 
 
-@app.command()
-def record(
+@shadow_app.command("record")
+def record_command(
     policy: PolicyFile,
     endpoint: Annotated[
         str | None, typer.Option(help="gRPC HOST:PORT; default: the policy's live server")
@@ -41,8 +39,8 @@ def record(
     _show(*taken)
 
 
-@app.command("import")
-def take(
+@shadow_app.command("import")
+def import_command(
     policy: PolicyFile,
     source: Annotated[Path, typer.Argument(help=".parquet, .npz, or a folder of .npy")],
     shape: Annotated[
@@ -56,17 +54,17 @@ def take(
     _show(*import_sample(source, rules.name, _wanted(rules), home=home, shapes=shapes or None))
 
 
-@app.command()
-def info(sample: Annotated[Path, typer.Argument(help="a sample's folder")]) -> None:
+@shadow_app.command("info")
+def info_command(sample: Annotated[Path, typer.Argument(help="a sample's folder")]) -> None:
     """Say what is known about a sample; nothing of what users sent is shown."""
     for line in sample_info(sample).lines():
-        _out.print(line)
+        plain.print(line)
 
 
 def _show(path: Path, found: SampleInfo) -> None:
     for line in found.lines():
-        _out.print(line)
-    _out.print(f"Kept in {path}. Name it in the policy: [data] shadow.")
+        plain.print(line)
+    plain.print(f"Kept in {path}. Name it in the policy: [data] shadow.")
 
 
 def _read(policy: Path) -> Policy:

@@ -29,6 +29,8 @@ open_missing()
 # A pipe has no width of its own; the tables need this much.
 _PIPE_COLUMNS = 120
 out = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else _PIPE_COLUMNS)
+# For sentences of the program's own, which may hold brackets.
+plain = Console(highlight=False, markup=False, emoji=False)
 err = Console(
     file=cast("TextIO", ours),
     highlight=False,

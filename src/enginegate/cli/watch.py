@@ -1,33 +1,25 @@
 """Watching what is live, and scanning the registry, on the command line."""
 
 import getpass
-from pathlib import Path
+from contextlib import suppress
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from enginegate.cli import acknowledge as _acknowledge
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.pull import pull
-from enginegate.policy import read_policy
-from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched, gate_of
-
-_out = Console(highlight=False, markup=False, emoji=False)
-
-PolicyFile = Annotated[Path, typer.Argument(help="the model family's policy")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verbs."""
-    app.command()(watch)
-    app.command()(acknowledge)
-    app.command()(automations)
-    app.command()(scan)
-    app.command()(pull)
+from enginegate.cli.live import live_checks
+from enginegate.cli.policies import PolicyFile
+from enginegate.cli.terminal import plain
+from enginegate.errors import EnginegateError
+from enginegate.policy import Policy, read_policy
+from enginegate.repository import AuditLog, Layout
+from enginegate.repository.history import broken_promises as promises
+from enginegate.tracking import try_deliver
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched, WatchLog, gate_of
+from enginegate.workspace import Workspace
 
 
-def watch(
+def watch_command(
     policy: PolicyFile,
     *,
     once: Annotated[bool, typer.Option("--once", help="one look, also at a young release")] = False,
@@ -45,7 +37,7 @@ def watch(
         raise
 
 
-def acknowledge(
+def acknowledge_command(
     policy: PolicyFile,
     reason: Annotated[str, typer.Option(help="what was found out or will be done")],
     approver: Annotated[
@@ -62,19 +54,19 @@ def acknowledge(
 
     A check that fails later needs its own acknowledgement.
     """
-    _acknowledge.acknowledge(read_policy(policy), approver, reason, release, _out)
+    _acknowledge(read_policy(policy), approver, reason, release)
 
 
 def _show_run(seen: Watched) -> None:
     for sentence in seen.done:
-        _out.print(sentence)
+        plain.print(sentence)
     for look in seen.looks:
         _show(look)
     if not seen.looks:
-        _out.print("Nothing is live, or it is being rolled out to a fleet.")
+        plain.print("Nothing is live, or it is being rolled out to a fleet.")
 
 
-def automations(
+def automations_command(
     webhook: Annotated[
         str | None,
         typer.Option(
@@ -91,10 +83,10 @@ def automations(
     """
     done: tuple[str, ...] = of_checkout("flows.automations").apply_automations(webhook)
     for sentence in done:
-        _out.print(sentence)
+        plain.print(sentence)
 
 
-def scan(
+def scan_command(
     policy: PolicyFile,
     deployment: Annotated[
         str | None, typer.Option(help="who qualifies, e.g. qualify/digits; default: this process")
@@ -104,17 +96,42 @@ def scan(
     read_policy(policy)  # a mistake in it is told before Prefect is started
     started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
     for uri in started:
-        _out.print(f"Started: {uri}")
+        plain.print(f"Started: {uri}")
     if not started:
-        _out.print("No new version.")
+        plain.print("No new version.")
 
 
 def _show(look: WatchCheck) -> None:
     kind = "intensive" if look.intensive else "steady"
-    _out.print(
+    plain.print(
         f"Look {look.number} ({kind}) at release {look.version} of {look.model}: "
         f"{look.outcome.word}; action: {look.action}"
     )
     for finding in look.findings:
         word = f"{finding.outcome.word}{', advisory' if finding.advisory else ''}"
-        _out.print(f"  {gate_of(finding)} ({word}): {finding.reason}")
+        plain.print(f"  {gate_of(finding)} ({word}): {finding.reason}")
+
+
+def _acknowledge(policy: Policy, who: str, why: str, release: int | None) -> None:
+    """Write who knows of a broken promise into the audit log, and update MLflow.
+
+    Raises:
+        InputError: nothing waits for an acknowledgement, or name or reason are missing.
+        RepositoryError: the audit log cannot be written, or was changed.
+    """
+    root, workspace = policy.target.repository, Workspace.of(policy)
+    layout = Layout(root, policy.name)
+    given = promises.Acknowledgement(who, why, release, way="command")
+    done = promises.acknowledge(root, policy.name, given, live_checks(layout, workspace))
+    for broken in done:
+        plain.print(f"Acknowledged by {who}: {broken}.")
+    events = AuditLog(root).read()
+    for number in sorted({broken.release for broken in done}):
+        with suppress(EnginegateError):  # the manifest of a withdrawn release is gone
+            manifest = layout.release(number)
+            checks = WatchLog.at(workspace, manifest).read()
+            state = promises.shown_state(events, policy.name, number, checks)
+            plain.print(f"Release {number} is shown as: {state.word}.")
+    refusal = try_deliver(workspace, root)
+    if refusal:
+        plain.print(f"MLflow is updated later: {refusal.splitlines()[0]}")

@@ -1,32 +1,31 @@
-"""Does this server keep what promotions rely on? Proved on it, with a model of our own.
+"""Whether a server behaves as promotions rely on, tried on it with a model of this program's own.
 
 Triton's documentation withdrew its promise of a reload without loss in January 2026, and versions
-differ: so each promise is tried out under load. No other model is touched.
+differ: so each promise is tried under load. No other model is touched.
 """
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from enginegate.contract.probe_model import BROKEN, SOURCE, ProbeModel
+from enginegate.contract.probe_model import BROKEN_SOURCE, WORKING_SOURCE, ProbeModel
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
-from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.records import Record
 from enginegate.triton.client import TritonClient
 from enginegate.triton.types import Reply
 
 _SAMPLES = 16
-_ASKS = 5
+_UNVERSIONED_REQUESTS = 5
 _RATE_PER_S = 50.0
 _LOAD_TIMEOUT_S = 60.0
 _SETTLE_S = 0.25
-_GONE_S = 10.0
+_READY_WITHIN_S = 10.0
 _NOT_EXPLICIT = "explicit model load / unload is not allowed"
 _NO_PYTHON = "unable to find backend library"
 # 1 - 0.05 ** (1 / N) is about 3 / N.
@@ -49,13 +48,13 @@ def check_contract(
     rate_per_s: float = _RATE_PER_S,
     load_timeout_s: float = _LOAD_TIMEOUT_S,
 ) -> tuple[ContractCheck, ...]:
-    """Try out on a running server what publishing and rolling back rely on.
+    """Try on a running server everything that publishing and rolling back rely on.
 
     Args:
         address: its gRPC ``HOST:PORT``.
         repository: a folder it reads models from, seen from here. Without one the files travel in
             the load call: everything is tried but the load of files that look unmodified.
-        switches: how often the new version is taken up and let go of.
+        switches: how often the new version is published and rolled back.
         rate_per_s: of requests meanwhile, Poisson.
         load_timeout_s: limit on one load.
 
@@ -68,18 +67,18 @@ def check_contract(
     with TritonClient(address) as client:
         client.metadata()
         was_ready = client.ready()
-        scratch = ProbeModel(client, repository, load_timeout_s)
+        model = ProbeModel(client, repository, load_timeout_s)
         try:
-            scratch.issue(1)
-            scratch.serve(1)
+            model.add_release(1)
+            model.serve(1)
         except ServerError as error:
-            scratch.remove()
-            return (_cannot_be_tried(str(error)),)
+            model.remove()
+            return (_not_testable(str(error)),)
         try:
-            checks = _Trial(scratch, rate_per_s).run(switches)
+            checks = _Trial(model, rate_per_s).run(switches)
         finally:
-            scratch.remove()
-        return (*checks, _left_as_it_was(client, was_ready=was_ready))
+            model.remove()
+        return (*checks, _readiness_check(client, was_ready=was_ready))
 
 
 @dataclass(slots=True)
@@ -87,161 +86,163 @@ class _Trial:
     """One round through all promises.
 
     Attributes:
-        untrue: where index, parameters or answers were not what had been asked for.
+        mismatches: where index, configuration or answers differed from what had been loaded.
+        comparisons: how often they were compared.
     """
 
-    scratch: ProbeModel
+    model: ProbeModel
     rate_per_s: float
-    untrue: list[str] = field(default_factory=list)
-    looks: int = 0
+    mismatches: list[str] = field(default_factory=list)
+    comparisons: int = 0
 
     def run(self, switches: int) -> tuple[ContractCheck, ...]:
-        with self._called() as callers:
-            found = [self._failed_load(), *self._switching(switches), self._reload()]
+        with self._background_load() as load:
+            checks = [self._failed_load(), *self._switching(switches), self._reload()]
             time.sleep(_SETTLE_S)
-        # A server that died in between kept nothing, but that is another matter than a promise.
-        self.scratch.client.metadata()
-        lost = self._lost(callers, 2 * switches)
+        # A server that died in between is an error, not a broken promise.
+        self.model.client.metadata()
         truth = _check(
             "the index, the configuration and unversioned answers tell what serves",
-            not self.untrue,
-            f"{self.looks} looks" if not self.untrue else "; ".join(self.untrue),
+            not self.mismatches,
+            "; ".join(self.mismatches) or f"{self.comparisons} comparisons",
         )
-        return (lost, *found, truth, self._control())
+        return (_lost_requests(load, 2 * switches), *checks, truth, self._control())
 
     def _failed_load(self) -> ContractCheck:
         """Version 2 is broken; the next load of it is not, which clears strict readiness."""
-        before = self._load_of_one()
-        self.scratch.files[2] = BROKEN
-        said = ""
+        before = self._load_of_version_1()
+        self.model.sources[2] = BROKEN_SOURCE
+        refused = False
         try:
-            self.scratch.serve(1, 2)
-        except ServerError as error:
-            said = str(error)
+            self.model.serve(1, 2)
+        except ServerError:
+            refused = True
         finally:
-            self.scratch.files[2] = SOURCE.read_bytes()
-        self._look(serves=1, ready={1}, digest="first")
-        stayed = _same(before, self._load_of_one())
-        kept = bool(said) and stayed
+            self.model.sources[2] = WORKING_SOURCE
+        self._compare(serving=1, ready={1}, digest="first")
+        stayed = _is_same_load(before, self._load_of_version_1())
         reason = "refused, and version 1 was not even reloaded"
-        if not kept:
-            reason = "version 1 was reloaded" if said else "Triton said that it had loaded"
-        return _check("a load that fails leaves the old version serving", kept, reason)
+        if not (refused and stayed):
+            reason = "version 1 was reloaded" if refused else "Triton said that it had loaded"
+        return _check(
+            "a load that fails leaves the old version serving", refused and stayed, reason
+        )
 
     def _switching(self, switches: int) -> Iterator[ContractCheck]:
         """The policy goes [1] -> [1, 2] -> [1], as in a promotion and its rollback."""
-        reloads, moved, back_s = 0, 0, []
+        reloaded_by_publish, reloaded_by_rollback, rollback_s = 0, 0, []
         for number in range(2, switches + 2):
-            alone = self._load_of_one()
-            self.scratch.issue(number)
-            self._told(1, 2)
-            self._look(serves=2, ready={1, 2}, digest="first")
-            before = self._load_of_one()
-            moved += not _same(alone, before)
-            back_s.append(self._told(1))
-            self._look(serves=1, ready={1}, digest="first")
-            reloads += not _same(before, self._load_of_one())
+            before = self._load_of_version_1()
+            self.model.add_release(number)
+            self._serve(1, 2)
+            self._compare(serving=2, ready={1, 2}, digest="first")
+            beside = self._load_of_version_1()
+            reloaded_by_publish += not _is_same_load(before, beside)
+            rollback_s.append(self._serve(1))
+            self._compare(serving=1, ready={1}, digest="first")
+            reloaded_by_rollback += not _is_same_load(beside, self._load_of_version_1())
         yield _check(
             "a version published beside the live one leaves it in place",
-            moved == 0,
-            f"{moved} of {switches} reloaded version 1",
+            reloaded_by_publish == 0,
+            f"{reloaded_by_publish} of {switches} reloaded version 1",
         )
         yield _check(
             "a rollback by the version policy alone does not reload",
-            reloads == 0,
-            f"{reloads} of {switches} reloaded; the slowest took {max(back_s) * 1e3:.0f} ms",
+            reloaded_by_rollback == 0,
+            f"{reloaded_by_rollback} of {switches} reloaded; "
+            f"the slowest took {max(rollback_s) * 1e3:.0f} ms",
         )
 
     def _reload(self) -> ContractCheck:
-        """The files are as they were; only the configuration in the call says something new."""
-        before = self._load_of_one()
-        self._told(1, digest="second", write=False)
-        self._look(serves=1, ready={1}, digest="second")
-        after = self._load_of_one()
+        """The files stay as they were; only the configuration in the call changes."""
+        before = self._load_of_version_1()
+        self._serve(1, digest="second", write=False)
+        self._compare(serving=1, ready={1}, digest="second")
+        after = self._load_of_version_1()
         reloaded = isinstance(after, int) and after != before
         return _check(
             "a configuration in the load call reloads files that look unmodified"
-            if self.scratch.repository is not None
+            if self.model.repository is not None
             else "a configuration in the load call reloads",
             reloaded,
             "reloaded, and the new digest is in force" if reloaded else "nothing was reloaded",
         )
 
-    def _lost(self, callers: Callers, switched: int) -> ContractCheck:
-        """Failed and wrong answers over everything that was done to the server meanwhile."""
-        sent, wrong = callers.sent, len(callers.wrong)
-        reason = f"{callers.failed} failed and {wrong} wrong of {sent} requests"
-        good = callers.failed == 0 and wrong == 0
-        if good and sent:
-            reason += (
-                f" in {switched} switches (with 95 % confidence less than "
-                f"{_RULE_OF_THREE / sent:.2g} of requests are lost)"
-            )
-        elif not good:
-            reason += f": {callers.errors or callers.wrong[0]}"
-        return _check("no request is lost while versions are switched", good, reason)
-
     def _control(self) -> ContractCheck:
-        """What must lose requests: if it does not, the checks above could not see a loss."""
-        with self._called() as callers:
-            self.scratch.unload()
+        """A change that must lose requests: if it does not, the other checks see no loss either."""
+        with self._background_load() as load:
+            self.model.unload()
             time.sleep(_SETTLE_S)
-            self._told(1, digest="second")
-            self._load_of_one()
+            self._serve(1, digest="second")
+            self._load_of_version_1()
             time.sleep(_SETTLE_S)
-        seen = callers.failed > 0
+        report = load.report()
         return ContractCheck(
             promise="control: unload and load does lose requests, and is seen to",
-            outcome=Outcome.PASSED if seen else Outcome.INCONCLUSIVE,
-            reason=f"{callers.failed} of {callers.sent} requests failed",
+            outcome=Outcome.PASSED if report.failed else Outcome.INCONCLUSIVE,
+            reason=f"{report.failed} of {report.sent} requests failed",
         )
 
-    @contextmanager
-    def _called(self) -> Iterator[Callers]:
+    def _background_load(self) -> BackgroundLoad:
         samples = [{"x": np.full((1, 1), number, np.float32)} for number in range(_SAMPLES)]
-        traffic = Traffic.of(self.scratch.name, samples)
-        with Callers(
-            self.scratch.client.address, traffic, self.rate_per_s, wrong_in=_wrong_in
-        ) as callers:
-            yield callers
-
-    def _look(self, *, serves: int, ready: set[int], digest: str) -> None:
-        """Compare what the server says, three ways, with what it was told."""
-        self.looks += 1
-        facts: tuple[tuple[str, Callable[[], object], object], ...] = (
-            ("ready are", self.scratch.ready, ready),
-            ("the configuration names", self.scratch.digest, digest),
-            ("of releases it names", self.scratch.named, self.scratch.releases),
-            ("unversioned requests went to", self._answering, {serves}),
+        return BackgroundLoad(
+            self.model.client.address,
+            Traffic.of(self.model.name, samples),
+            rate_per_s=self.rate_per_s,
+            wrong_in=_wrong_in,
         )
-        for what, ask, wanted in facts:
-            found = _answer(ask)
-            if found != wanted:
-                self.untrue.append(f"{what} {found}, not {wanted}")
 
-    def _told(self, *versions: int, digest: str = "first", write: bool = True) -> float:
-        """Seconds that the call took; a refusal is noted."""
+    def _compare(self, *, serving: int, ready: set[int], digest: str) -> None:
+        """Compare four answers of the server with what was loaded."""
+        self.comparisons += 1
+        facts: tuple[tuple[str, Callable[[], object], object], ...] = (
+            ("ready are", self.model.ready_versions, ready),
+            ("the configuration names", self.model.digest_in_force, digest),
+            ("of releases it names", self.model.labels_in_force, self.model.digests),
+            ("unversioned requests went to", self._unversioned_answers, {serving}),
+        )
+        for subject, ask, expected in facts:
+            answer = _answer_or_error(ask)
+            if answer != expected:
+                self.mismatches.append(f"{subject} {answer}, not {expected}")
+
+    def _serve(self, *versions: int, digest: str = "first", write: bool = True) -> float:
+        """Seconds that the call took; a refusal is a mismatch."""
         try:
-            return self.scratch.serve(*versions, digest=digest, write=write)
+            return self.model.serve(*versions, digest=digest, write=write)
         except ServerError as error:
-            self.untrue.append(str(error))
+            self.mismatches.append(str(error))
             return 0.0
 
-    def _load_of_one(self) -> object:
-        return _answer(lambda: self.scratch.ask("1").load)
+    def _load_of_version_1(self) -> object:
+        return _answer_or_error(lambda: self.model.infer("1").load)
 
-    def _answering(self) -> set[int]:
-        said = [self.scratch.ask() for _ in range(_ASKS)]
-        return {each.version for each in said} | {int(each.header) for each in said}
+    def _unversioned_answers(self) -> set[int]:
+        answers = [self.model.infer() for _ in range(_UNVERSIONED_REQUESTS)]
+        return {each.version for each in answers} | {int(each.triton_version) for each in answers}
 
 
-def _same(load: object, later: object) -> bool:
-    """Whether a version told the same load twice; an error is no load."""
+def _lost_requests(load: BackgroundLoad, switches: int) -> ContractCheck:
+    """Failed and wrong answers over everything that was done to the server meanwhile."""
+    report, wrong = load.report(), len(load.wrong)
+    reason = f"{report.failed} failed and {wrong} wrong of {report.sent} requests"
+    lossless = report.failed == 0 and wrong == 0
+    if lossless and report.sent:
+        reason += (
+            f" in {switches} switches (with 95 % confidence less than "
+            f"{_RULE_OF_THREE / report.sent:.2g} of requests are lost)"
+        )
+    elif not lossless:
+        reason += f": {report.errors or load.wrong[0]}"
+    return _check("no request is lost while versions are switched", lossless, reason)
+
+
+def _is_same_load(load: object, later: object) -> bool:
+    """Whether a version answered with the same load number twice; an error is no number."""
     return isinstance(load, int) and load == later
 
 
-def _answer(ask: Callable[[], object]) -> object:
-    """What the server says, or why it does not."""
+def _answer_or_error(ask: Callable[[], object]) -> object:
     try:
         return ask()
     except ServerError as error:
@@ -263,23 +264,23 @@ def _check(promise: str, kept: bool, reason: str) -> ContractCheck:  # noqa: FBT
     return ContractCheck(promise=promise, outcome=outcome, reason=reason)
 
 
-def _cannot_be_tried(error: str) -> ContractCheck:
+def _not_testable(error: str) -> ContractCheck:
     if _NOT_EXPLICIT in error:
         why = (
             "it takes no load calls: it polls its repository, or was started with "
             "--model-control-mode=none. Start it with --model-control-mode=explicit"
         )
     elif _NO_PYTHON in error:
-        why = "it has no Python backend, which the scratch model needs"
+        why = "it has no Python backend, which the probe model needs"
     else:
-        why = f"the scratch model did not load: {error}"
+        why = f"the probe model did not load: {error}"
     promise = "a model of our own can be loaded"
     return ContractCheck(promise=promise, outcome=Outcome.INCONCLUSIVE, reason=why)
 
 
-def _left_as_it_was(client: TritonClient, *, was_ready: bool) -> ContractCheck:
-    """Under strict readiness a server is not ready before what was unloaded is gone."""
-    deadline = time.monotonic() + _GONE_S
+def _readiness_check(client: TritonClient, *, was_ready: bool) -> ContractCheck:
+    """Under strict readiness a server is not ready before an unloaded model is gone."""
+    deadline = time.monotonic() + _READY_WITHIN_S
     while client.ready() != was_ready and time.monotonic() < deadline:
         time.sleep(_SETTLE_S)
     now, words = client.ready(), {True: "ready", False: "not ready"}

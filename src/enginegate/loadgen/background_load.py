@@ -1,11 +1,10 @@
 """Keeps sending in the background while something else happens, e.g. a promotion."""
 
-import itertools
 import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -13,19 +12,19 @@ from typing import Self
 import numpy as np
 
 from enginegate.errors import ServerError
-from enginegate.loadgen.schedule import poisson
-from enginegate.loadgen.traffic import LoadResult, Traffic
-from enginegate.loadgen.transcript import OnReply, Transcript
-from enginegate.loadgen.worker_load import RunClock, WorkerLoad, drive, own_loop
+from enginegate.loadgen.traffic import LoadResult, Traffic, whole_load
+from enginegate.loadgen.transcript import Transcript
+from enginegate.loadgen.worker_load import RunClock, drive, own_loop
 from enginegate.measurement import Load
+from enginegate.triton.types import Reply
 
-_START_S = 15.0
-_CHUNK_S = 3600.0
+_FIRST_ANSWER_S = 20.0
+_LONGEST_S = 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficReport:
-    """What became of background traffic.
+    """Summary of a background load.
 
     Attributes:
         versions: model version -> requests it answered.
@@ -40,14 +39,17 @@ class TrafficReport:
     longest_gap_ms: float
 
 
-class SteadyTraffic:
-    """Poisson traffic from entering the block to leaving it, sent by a thread of its own.
+class BackgroundLoad:
+    """Poisson arrivals from entering the block to leaving it, sent by a thread of its own.
 
     Example::
 
-        with SteadyTraffic(server.grpc, traffic, rate_per_s=50) as steady:
+        with BackgroundLoad(server.grpc, traffic, rate_per_s=50) as load:
             promote()
-        assert steady.report().failed == 0
+        assert load.report().failed == 0
+
+    Attributes:
+        wrong: one sentence for each wrong answer.
     """
 
     def __init__(
@@ -57,32 +59,41 @@ class SteadyTraffic:
         *,
         rate_per_s: float,
         seed: int = 0,
-        on_reply: OnReply | None = None,
+        wrong_in: Callable[[int, Reply], str] | None = None,
     ) -> None:
-        """Prepare; nothing is sent yet. ``on_reply`` runs in the sending thread."""
-        self._address, self._traffic = address, traffic
-        self._rate_per_s, self._seed = rate_per_s, seed
-        self._transcript = Transcript(on_reply)
-        self._thread = threading.Thread(target=self._run, name="steady-traffic", daemon=True)
-        self._sending = threading.Event()
-        self._course = RunClock()
+        """Prepare; nothing is sent yet.
+
+        Args:
+            address: gRPC ``HOST:PORT``.
+            traffic: the requests.
+            rate_per_s: of the arrivals.
+            seed: of the arrivals.
+            wrong_in: says in words why the answer to a sample is wrong, nothing if it is right;
+                runs in the sending thread, and ends the load by raising.
+        """
+        self._address, self._traffic, self._wrong_in = address, traffic, wrong_in
+        self._load = Load(rate_per_s=rate_per_s, duration_s=_LONGEST_S, seed=seed)
+        self._transcript = Transcript(self._check)
+        self._thread = threading.Thread(target=self._run, name="background-load", daemon=True)
+        self._started = threading.Event()
+        self._clock = RunClock()
         self._error: BaseException | None = None
-        self._started_s = 0.0
-        self._ended_s = 0.0
+        self._ended_s = math.nan
+        self.wrong: list[str] = []
 
     def __enter__(self) -> Self:
-        """Start sending; returns once the connection stands.
+        """Start sending; returns when the first answer is there.
 
         Raises:
-            ServerError: no connection could be made.
+            ServerError: no connection could be made, or no request was answered.
         """
-        self._started_s = time.perf_counter()
         self._thread.start()
-        if not self._sending.wait(_START_S) or self._error is not None:
+        if not self._started.wait(_FIRST_ANSWER_S) or self._error is not None:
             self._stop()
             raise self._error or ServerError(
-                f"No traffic could be sent to Triton at {self._address} within {_START_S:g} s. "
-                "Check that the server runs."
+                f"No request to Triton at {self._address} was answered within "
+                f"{_FIRST_ANSWER_S:g} s: {self.result.errors or 'nothing came back'}. Check that "
+                "the server runs and that the model is loaded."
             )
         return self
 
@@ -92,60 +103,54 @@ class SteadyTraffic:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Stop sending and wait for the answers still due; what ``on_reply`` raised comes out."""
+        """Stop sending and wait for the answers still due; raises what ended the load."""
         self._stop()
         if self._error is not None and error is None:
             raise self._error
 
+    @property
+    def start_s(self) -> float:
+        """The reading of ``time.perf_counter`` when the load's time was 0."""
+        return self._clock.start_s
+
+    @property
     def result(self) -> LoadResult:
         """Every request so far; complete once the block has ended."""
-        end_s = self._ended_s or time.perf_counter()
-        load = Load(
-            rate_per_s=self._rate_per_s, duration_s=end_s - self._started_s, seed=self._seed
-        )
+        end_s = time.perf_counter() if math.isnan(self._ended_s) else self._ended_s
+        load = self._load.model_copy(update={"duration_s": max(end_s - self.start_s, 0.0)})
         return LoadResult.of(load, self._transcript.sent())
 
     def report(self) -> TrafficReport:
         """Counts, versions and tail so far; complete once the block has ended."""
-        found = self.result()
-        answered = np.isfinite(found.latency_s)
-        done_s = np.sort((found.due_s + found.latency_s)[answered])
+        result = self.result
+        answered = np.isfinite(result.latency_s)
+        answered_s = np.sort((result.due_s + result.latency_s)[answered])
         return TrafficReport(
-            sent=len(found.latency_s),
-            failed=found.failed,
-            versions=dict(Counter(found.versions[answered].tolist())),
-            errors=found.errors,
-            longest_gap_ms=float(np.diff(done_s).max()) * 1e3 if len(done_s) > 1 else math.nan,
+            sent=len(result.latency_s),
+            failed=result.failed,
+            versions=dict(Counter(result.versions[answered].tolist())),
+            errors=result.errors,
+            longest_gap_ms=float(np.diff(answered_s).max()) * 1e3
+            if len(answered_s) > 1
+            else math.nan,
         )
 
     def _stop(self) -> None:
-        self._course.stop_s = 0.0
+        self._clock.stop_s = 0.0
         self._thread.join()
         self._ended_s = time.perf_counter()
 
     def _run(self) -> None:
+        work = whole_load(self._address, self._traffic, self._load)
         try:
             with own_loop("grpc") as runner:
-                runner.run(self._send())
+                runner.run(drive(work, work.due(), self._transcript, self._clock))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
         finally:
-            self._sending.set()
+            self._started.set()
 
-    async def _send(self) -> None:
-        errand = WorkerLoad(
-            address=self._address,
-            protocol="grpc",
-            requests=self._traffic.requests,
-            order_seed=self._traffic.order_seed,
-            timeout_s=self._traffic.timeout_s,
-            load=Load(rate_per_s=self._rate_per_s, duration_s=_CHUNK_S, seed=self._seed),
-        )
-        await drive(errand, self._arrivals(), self._transcript, self._course)
-
-    def _arrivals(self) -> Iterator[float]:
-        self._sending.set()
-        for chunk in itertools.count():
-            load = Load(rate_per_s=self._rate_per_s, duration_s=_CHUNK_S, seed=self._seed + chunk)
-            for due_s in poisson(load):
-                yield chunk * _CHUNK_S + due_s
+    def _check(self, sample: int, reply: Reply) -> None:
+        self._started.set()
+        if self._wrong_in is not None and (problem := self._wrong_in(sample, reply)):
+            self.wrong.append(problem)

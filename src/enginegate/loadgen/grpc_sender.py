@@ -12,7 +12,7 @@ _INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class Response(NamedTuple):
-    """What became of one request; ``error`` is empty when it succeeded."""
+    """The outcome of one request; ``error`` is empty when it succeeded."""
 
     error: str
     version: str
@@ -37,10 +37,10 @@ class GrpcSender:
             _INFER, response_deserializer=vendor().messages.ModelInferResponse.FromString
         )
 
-    async def ask(self, request: bytes, timeout_s: float) -> Response:
+    async def send(self, request: bytes, timeout_s: float) -> Response:
         """Send one request; a failure is an answer too, never an exception."""
         try:
-            # Not gRPC's own deadline: it is a time of day, and the clock may be set meanwhile.
+            # Not gRPC's own deadline: that is a time of day, and the clock may be set meanwhile.
             async with asyncio.timeout(timeout_s):
                 message = await self._infer(request)
         except self._failure as error:
@@ -63,7 +63,7 @@ class GrpcSender:
 
 
 async def hold_queue() -> Callable[[], None]:
-    """Keep what gRPC shares between event loops; call the result when this one is closed."""
+    """Keep the queue that gRPC shares between event loops; call the result to release it."""
     import grpc.aio  # noqa: PLC0415
 
     grpc.aio.init_grpc_aio()
@@ -71,7 +71,9 @@ async def hold_queue() -> Callable[[], None]:
     return release
 
 
-def prepare(model: str, inputs: Tensors, *, version: str = "", request_id: str = "") -> bytes:
+def encode_request(
+    model: str, inputs: Tensors, *, version: str = "", request_id: str = ""
+) -> bytes:
     """A request in wire form, made once and sent often."""
     request = vendor().messages.ModelInferRequest(
         model_name=model, model_version=version, id=request_id
@@ -81,5 +83,5 @@ def prepare(model: str, inputs: Tensors, *, version: str = "", request_id: str =
 
 
 def parse_request(request: bytes) -> Any:
-    """A ``ModelInferRequest`` that was made by `prepare`, to be sent in another form."""
+    """The ``ModelInferRequest`` that `encode_request` made, to be sent in another form."""
     return vendor().messages.ModelInferRequest.FromString(request)

@@ -1,15 +1,18 @@
 """Inference over HTTP: requests in Triton's binary form, made once, on connections kept open.
 
 The protocol is KServe's v2 with Triton's binary tensor data extension. Written on asyncio's streams
-because tritonclient builds each request anew. Inference only: control calls go through gRPC, since
-over HTTP a load stalls every inference (client.py).
+for its price: of a do-nothing model on two cores, 64-byte requests cost this sender 49 us of
+processor time each, aiohttp 123 us and httpx 912 us; at 150 kB 183, 248 and 1,092 us. The
+generator's own time is the floor of every latency. Inference only: control calls go through gRPC,
+since over HTTP a load stalls every inference (triton/client.py).
 """
 
 import asyncio
 import json
 import time
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeAlias
+from http import HTTPStatus
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,12 +21,14 @@ from enginegate.loadgen.grpc_sender import Response, parse_request
 from enginegate.triton.codec import numpy_type
 from enginegate.triton.types import Reply
 
+# Opened before the first request, so that a quiet load never waits for one.
 _OPEN_FIRST = 8
+# More would exhaust file numbers; a request that waits for one is charged for the wait.
 _MOST = 256
 _LENGTH = b"content-length"
 _HEADER_LENGTH = b"inference-header-content-length"
 _CONNECTION = b"connection"
-# As Triton maps its own status codes, the other way round.
+# The inverse of Triton's own mapping.
 _STATUS = {
     400: "INVALID_ARGUMENT",
     404: "NOT_FOUND",
@@ -40,7 +45,7 @@ _Connection: TypeAlias = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def http_request(address: str, request: bytes) -> bytes:
-    """The same request as one HTTP message; tensors in shared memory stay there.
+    """A request as one HTTP message; tensors in shared memory stay there.
 
     Args:
         address: the server's HTTP ``HOST:PORT``.
@@ -49,8 +54,8 @@ def http_request(address: str, request: bytes) -> bytes:
     message = parse_request(request)
     contents = [bytes(content) for content in message.raw_input_contents]
     # A request holds contents only for those inputs that are not in shared memory.
-    left = iter(contents)
-    inputs = [_input(tensor, left) for tensor in message.inputs]
+    remaining = iter(contents)
+    inputs = [_input(tensor, remaining) for tensor in message.inputs]
     head = {"id": message.id, "inputs": inputs, "parameters": {"binary_data_output": True}}
     header = json.dumps(head, separators=(",", ":")).encode()
     version = f"/versions/{message.model_version}" if message.model_version else ""
@@ -94,7 +99,7 @@ def http_reply(body: "Body") -> Reply:
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """An HTTP answer: what its JSON says, and the bytes after it."""
+    """An HTTP answer: its JSON, and the bytes after it."""
 
     head: dict[str, Any]
     content: bytes
@@ -111,7 +116,7 @@ class HttpSender:
     _idle: list[_Connection] = field(default_factory=list)
     _free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MOST))
 
-    async def ask(self, request: bytes, timeout_s: float) -> Response:
+    async def send(self, request: bytes, timeout_s: float) -> Response:
         """Send one request; a failure is an answer too, never an exception."""
         try:
             async with asyncio.timeout(timeout_s), self._free:
@@ -146,7 +151,7 @@ class HttpSender:
         host, _, port = self.address.rpartition(":")
         return await asyncio.open_connection(host.strip("[]"), int(port))
 
-    def _used(self) -> _Connection | None:
+    def _reusable(self) -> _Connection | None:
         """The connection that was used last, unless the server has closed it."""
         while self._idle:
             reader, writer = self._idle.pop()
@@ -156,38 +161,33 @@ class HttpSender:
         return None
 
     async def _exchange(self, request: bytes) -> Response:
-        reader, writer = self._used() or await self._open()
+        reader, writer = self._reusable() or await self._open()
         try:
             writer.write(request)
-            status, body, stays = await _read(reader)
+            status, body, stays_open = await _read(reader)
         except BaseException:
             # Half an answer may still come: this connection is of no more use.
             writer.close()
             raise
-        if stays:
+        if stays_open:
             self._idle.append((reader, writer))
         else:
             writer.close()
-        if status != 200:  # noqa: PLR2004 - HTTP's OK
+        if status != HTTPStatus.OK:
             return Response(_STATUS.get(status, f"HTTP_{status}"), "", None)
         return Response("", str(body.head["model_version"]), body, http_reply)
 
 
-class _Answered(NamedTuple):
-    status: int
-    body: Body
-    stays: bool
-
-
-async def _read(reader: asyncio.StreamReader) -> _Answered:
+async def _read(reader: asyncio.StreamReader) -> tuple[int, Body, bool]:
+    """An answer's status and body, and whether the server keeps the connection open."""
     lines = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n")
     fields = dict(line.lower().split(b":", 1) for line in lines[1:] if line)
     length = int(fields[_LENGTH])
     content = await reader.readexactly(length)
     # A server that says so closes after this answer, maybe a moment from now.
-    stays = fields.get(_CONNECTION, b"").strip() != b"close"
+    stays_open = fields.get(_CONNECTION, b"").strip() != b"close"
     status = int(lines[0].split(b" ", 2)[1])
-    if status != 200:  # noqa: PLR2004 - HTTP's OK
-        return _Answered(status, Body({}, content), stays)
+    if status != HTTPStatus.OK:
+        return status, Body({}, content), stays_open
     end = int(fields.get(_HEADER_LENGTH, length))
-    return _Answered(status, Body(json.loads(content[:end]), content[end:]), stays)
+    return status, Body(json.loads(content[:end]), content[end:]), stays_open

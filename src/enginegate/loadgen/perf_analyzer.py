@@ -1,12 +1,12 @@
-"""The second driver: NVIDIA's perf_analyzer sends the same load, as a cross-check of our own.
+"""The second driver: NVIDIA's perf_analyzer sends the same load, as a cross-check of this one.
 
 It is a program of its own (the wheel of tritonclient 2.51.0 has it, later ones do not), named by
 PERF_ANALYZER or found on PATH; PERF_ANALYZER_LIBRARY_PATH names folders of libraries it needs
-(libb64, libcudart). What it cannot do:
+(libb64, libcudart). Its limits:
 
 - It stops at the first request that fails, so it cannot count failures.
-- It notes when a request left, not when it was meant to. It is given our own schedule, and the
-  schedule is laid so that its least late request is on time; a delay that all share stays hidden.
+- It notes when a request left, not when it was meant to. It follows this program's schedule, whose
+  start is set so that its least late request is on time: a delay that all share stays hidden.
 - It reads the wall clock, which must not be set meanwhile.
 - It writes every tensor as text beside each request's times, so large inputs need short runs.
 """
@@ -30,10 +30,9 @@ from numpy.typing import NDArray
 
 from enginegate.errors import InputError, ServerError
 from enginegate.loadgen.grpc_sender import parse_request
-from enginegate.loadgen.sample_order import shuffled
-from enginegate.loadgen.schedule import arrivals
+from enginegate.loadgen.schedule import due_times, shuffled
 from enginegate.loadgen.traffic import LoadResult, Traffic
-from enginegate.measurement import ClosedLoad, Generator, Load, Protocol
+from enginegate.measurement import ClosedLoad, Generator, Load, WireProtocol
 
 _PROGRAM = "PERF_ANALYZER"
 _LIBRARIES = "PERF_ANALYZER_LIBRARY_PATH"
@@ -55,8 +54,8 @@ class _Stamps:
 
 def find() -> Path | None:
     """The program, if this machine has it."""
-    found = os.environ.get(_PROGRAM) or shutil.which("perf_analyzer")
-    return Path(found) if found else None
+    program = os.environ.get(_PROGRAM) or shutil.which("perf_analyzer")
+    return Path(program) if program else None
 
 
 def run(
@@ -64,24 +63,24 @@ def run(
     traffic: Traffic,
     load: Load | ClosedLoad,
     *,
-    protocol: Protocol = "grpc",
+    protocol: WireProtocol = "grpc",
     binary: Path | None = None,
 ) -> LoadResult:
-    """Have perf_analyzer send a load; see above for what its numbers lack.
+    """Have perf_analyzer send a load; its numbers have the limits above.
 
     Args:
         address: the server's ``HOST:PORT`` for the protocol.
         traffic: all requests for one model and of one batch size; one round of its order is
             repeated.
         load: open loop (the very schedule that `traffic.run_load` would follow) or closed loop.
-        protocol: what requests travel over.
-        binary: the program; otherwise the one that `find` finds.
+        protocol: gRPC or HTTP.
+        binary: the program; None: the one that `find` finds.
 
     Returns:
         As `traffic.run_load`, but model versions are not known (empty).
 
     Raises:
-        InputError: traffic that it cannot send.
+        InputError: perf_analyzer cannot send this traffic.
         ServerError: there is no such program, or it failed, as it does when any request fails.
     """
     program = binary or find()
@@ -97,7 +96,7 @@ def run(
         folder = Path(name)
         command = _command(program, _write(folder, traffic, order), load, due_s)
         command += ["-u", address, "-i", protocol, "--profile-export-file", f"{folder}/profile"]
-        with _said(command, load.duration_s):
+        with _run(command, load.duration_s):
             stamps = _stamps(json.loads((folder / "profile").read_bytes()))
     wall_s = time.perf_counter() - started_s
     return _result(load, due_s, stamps, order, (_children_s() - cpu_s) / wall_s)
@@ -114,7 +113,7 @@ def _round(traffic: Traffic, load: Load | ClosedLoad) -> NDArray[np.int64]:
 def _schedule(traffic: Traffic, load: Load | ClosedLoad) -> NDArray[np.float64] | None:
     if isinstance(load, ClosedLoad):
         return None
-    due_s = np.fromiter(arrivals(load, traffic.arrivals_s), np.float64)
+    due_s = np.fromiter(due_times(load, traffic.arrivals_s), np.float64)
     if not len(due_s):
         raise InputError(f"No request falls into {load.duration_s:g} s at {load}: send longer.")
     largest = max(map(len, traffic.requests))
@@ -165,7 +164,7 @@ def _command(
     load: Load | ClosedLoad,
     due_s: NDArray[np.float64] | None,
 ) -> list[str]:
-    # Whatever it measures is stable enough: we judge, from the raw times.
+    # Its own judgement of stability is off: this program judges the raw times.
     command = [str(program), *inputs, "--async", "--stability-percentage", "999"]
     if isinstance(load, ClosedLoad):
         window_ms = max(1, round(load.duration_s * 1e3 / _WINDOWS))
@@ -179,11 +178,15 @@ def _command(
 
 
 @contextmanager
-def _said(command: list[str], duration_s: float) -> Iterator[str]:
-    """Run it to its end; what it said goes with whatever is wrong with what it wrote."""
+def _run(command: list[str], duration_s: float) -> Iterator[None]:
+    """Run it to its end, then the block that reads its files; an error of either shows its output.
+
+    Raises:
+        ServerError: it did not run, or the block could not read its files.
+    """
     libraries = [os.environ.get(_LIBRARIES), os.environ.get("LD_LIBRARY_PATH")]
     environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(filter(None, libraries))}
-    said = ""
+    output = ""
     try:
         done = subprocess.run(  # noqa: S603
             command,
@@ -194,11 +197,12 @@ def _said(command: list[str], duration_s: float) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             timeout=4 * duration_s + _GRACE_S,
         )
-        said = f"It ended with status {done.returncode} and said:\n{(done.stdout + done.stderr)}"
-        yield said
+        output = f"It ended with status {done.returncode} and said:\n{done.stdout + done.stderr}"
+        yield
     except (OSError, subprocess.TimeoutExpired, ValueError, LookupError) as error:
         raise ServerError(
-            f"perf_analyzer measured nothing ({type(error).__name__}: {error}).\n{said[-_TAIL:]}\n"
+            f"perf_analyzer measured nothing ({type(error).__name__}: {error}).\n"
+            f"{output[-_TAIL:]}\n"
             "It stops at the first request that fails. Check the model with the driver python, "
             f"which counts failures; name missing libraries with {_LIBRARIES}."
         ) from error

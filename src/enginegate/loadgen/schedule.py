@@ -1,104 +1,79 @@
-"""When requests are due: schedules in seconds from the start, each a function of its load alone.
+"""Load patterns: when requests are due, seconds from the start; and in which order they are sent.
 
-And how nearly one was kept. Not in scope: keeping to it (sending.py).
+A pattern is one entry of `PATTERNS`: its schedule, and a model of its own parameters where it has
+any. An installed package adds one by an entry point in the group ``enginegate.load_patterns``.
+Not in scope: keeping to a schedule (worker_load.py).
 """
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from importlib.metadata import entry_points
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from enginegate.errors import InputError
 from enginegate.measurement import Arrivals, Load
+from enginegate.messages import explain_validation
+from enginegate.records import Record
 
 Times = Iterator[float]
 
+_GROUP = "enginegate.load_patterns"
 _BLOCK = 1024
 _BURST_S = 0.1
 _BURST_EVERY_S = 1.0
 _MIN_RECORDED = 2
-_PARTS = 4
 
 
-def arrivals(load: Load, recorded_s: Sequence[float] | None = None) -> Times:
-    """Times at which requests are due, ascending from 0, until the load's duration is over.
+class NoParameters(Record):
+    """A pattern without parameters of its own."""
 
-    Args:
-        load: kind, rate, duration and seed.
-        recorded_s: recorded arrival times, seconds from the first, ascending; for ``replay``.
 
-    Raises:
-        InputError: a replay without recorded times, or of times that cannot be replayed.
+@dataclass(frozen=True, slots=True)
+class LoadPattern:
+    """How requests are spread over time.
+
+    Attributes:
+        schedule: called with the load and the pattern's parameters by name; ascending times from 0
+            on, at the load's mean rate, without end. A function of its arguments alone.
+        parameters: what a policy may set besides the name.
+        replays: whether ``schedule`` also takes ``recorded_s``, recorded arrival times from 0.
+        is_steady: whether every part of a run has the mean rate, up to chance.
     """
-    if load.arrivals == "replay":
-        return _until(load.duration_s, _replayed(load, _checked(recorded_s)))
-    return _KINDS[load.arrivals](load)
 
-
-def achieved_share(due_s: NDArray[np.float64], sent_s: NDArray[np.float64]) -> float:
-    """Rate sent over rate asked for; 1 is perfect, also of fewer than two moments.
-
-    Between the least late request of the first quarter and that of the last: one late request at
-    either end says nothing about the rate.
-    """
-    if not len(due_s):
-        return 1.0
-    late_s, quarter = sent_s - due_s, max(1, len(due_s) // _PARTS)
-    first = int(np.argmin(late_s[:quarter]))
-    last = len(due_s) - quarter + int(np.argmin(late_s[-quarter:]))
-    asked_s = due_s[last] - due_s[first]
-    if asked_s <= 0.0:
-        return 1.0
-    return float(asked_s / max(sent_s[last] - sent_s[first], 1e-9))
+    schedule: Callable[..., Times]
+    parameters: type[Record] = NoParameters
+    replays: bool = False
+    is_steady: bool = True
 
 
 def poisson(load: Load) -> Times:
     """A Poisson process: exponential gaps, as many independent users make them."""
-    return _until(load.duration_s, _exponential(load.seed, load.rate_per_s))
+    return _exponential(load.seed, load.rate_per_s)
 
 
 def constant(load: Load) -> Times:
     """Equal gaps; the seed sets only where in the first gap the first request falls."""
     gap_s = 1.0 / load.rate_per_s
     first_s = float(np.random.default_rng(load.seed).uniform(0.0, gap_s))
-    return _until(load.duration_s, (first_s + number * gap_s for number in itertools.count()))
+    return (first_s + number * gap_s for number in itertools.count())
 
 
 def bursts(load: Load) -> Times:
     """A Poisson process at ten times the rate in the first tenth of each second, then silence."""
-    factor = _BURST_EVERY_S / _BURST_S
-    on_s = _exponential(load.seed, load.rate_per_s * factor)
-    return _until(load.duration_s, map(_in_burst, on_s))
+    for on_s in _exponential(load.seed, load.rate_per_s * _BURST_EVERY_S / _BURST_S):
+        number, within_s = divmod(on_s, _BURST_S)
+        yield number * _BURST_EVERY_S + within_s
 
 
-_KINDS: dict[Arrivals, Callable[[Load], Times]] = {
-    "poisson": poisson,
-    "constant": constant,
-    "bursts": bursts,
-}
-
-
-def _in_burst(on_s: float) -> float:
-    number, within_s = divmod(on_s, _BURST_S)
-    return number * _BURST_EVERY_S + within_s
-
-
-def _exponential(seed: int, rate_per_s: float) -> Times:
-    source = np.random.default_rng(seed)
-    at_s = 0.0
-    while True:
-        for gap_s in source.exponential(1.0 / rate_per_s, _BLOCK).tolist():
-            at_s += gap_s
-            yield at_s
-
-
-def _replayed(load: Load, recorded_s: NDArray[np.float64]) -> Times:
+def replay(load: Load, recorded_s: NDArray[np.float64]) -> Times:
     """The recording at another speed, again and again, from a place that the seed draws.
 
     The recording is a ring: its last arrival is followed by its first after one mean gap (the
-    seam), so that every turn takes ``N / rate`` and the mean rate is the one asked for.
+    seam), so that every round takes ``N / rate`` and the mean rate is the load's.
     """
     count = len(recorded_s)
     mean_gap_s = recorded_s[-1] / (count - 1)
@@ -110,7 +85,105 @@ def _replayed(load: Load, recorded_s: NDArray[np.float64]) -> Times:
         at_s += gap_s
 
 
-def _checked(recorded_s: Sequence[float] | None) -> NDArray[np.float64]:
+PATTERNS: dict[str, LoadPattern] = {
+    "poisson": LoadPattern(poisson),
+    "constant": LoadPattern(constant),
+    "bursts": LoadPattern(bursts, is_steady=False),
+    "replay": LoadPattern(replay, replays=True),
+}
+
+
+def load_pattern(arrivals: Arrivals) -> LoadPattern:
+    """The pattern that a policy or a load names, its parameters checked.
+
+    Raises:
+        InputError: there is no such pattern, or it does not take these parameters.
+    """
+    name, parameters = _split(arrivals)
+    if name not in PATTERNS:
+        PATTERNS.update({each.name: each.load() for each in entry_points(group=_GROUP, name=name)})
+    if name not in PATTERNS:
+        raise InputError(
+            f"There is no load pattern {name!r}. Use one of {', '.join(PATTERNS)}, or install the "
+            f"package that adds it (an entry point in the group {_GROUP})."
+        )
+    try:
+        PATTERNS[name].parameters.model_validate(parameters)
+    except ValidationError as error:
+        explained = explain_validation(error, PATTERNS[name].parameters)
+        raise InputError(f"The load pattern {name!r} does not take this:\n{explained}") from error
+    return PATTERNS[name]
+
+
+def due_times(
+    load: Load, recorded_s: Sequence[float] | None = None, pattern: LoadPattern | None = None
+) -> Times:
+    """Times at which requests are due, ascending from 0, until the load's duration is over.
+
+    Args:
+        load: pattern, rate, duration and seed.
+        recorded_s: recorded arrival times, seconds from the first, ascending; for a replay.
+        pattern: the load's, in a process that may not know it by name.
+
+    Raises:
+        InputError: there is no such pattern, or its parameters or recorded times are unusable.
+    """
+    pattern = pattern or load_pattern(load.arrivals)
+    given = pattern.parameters.model_validate(_split(load.arrivals)[1])
+    arguments = {name: getattr(given, name) for name in type(given).model_fields}
+    if pattern.replays:
+        arguments["recorded_s"] = _offsets(recorded_s)
+    times = pattern.schedule(load, **arguments)
+    return itertools.takewhile(lambda at_s: at_s < load.duration_s, times)
+
+
+def shuffled(count: int, seed: int) -> Iterator[int]:
+    """Indices without end: every one once in each round, shuffled anew."""
+    source = np.random.default_rng(seed)
+    while True:
+        yield from source.permutation(count).tolist()
+
+
+def batches(count: int, sizes: tuple[int, ...], seed: int) -> Iterator[list[int]]:
+    """Rows of each request: whole rounds of the sizes, until every row was used.
+
+    Args:
+        count: of rows.
+        sizes: of requests, each as often as it is named.
+        seed: of the sizes' order and the rows'.
+
+    Raises:
+        InputError: a size is below 1, or there is none.
+    """
+    if not sizes or min(sizes) < 1:
+        raise InputError(f"Batch sizes {sizes} cannot be sent: name at least one, each 1 or more.")
+    if set(sizes) == {1}:
+        yield from ([row] for row in range(count))
+        return
+    rows = shuffled(count, seed)
+    used, source = 0, np.random.default_rng(seed)
+    while used < count:
+        for size in source.permutation(sizes).tolist():
+            yield [next(rows) for _ in range(size)]
+        used += sum(sizes)
+
+
+def _split(arrivals: Arrivals) -> tuple[str, dict[str, object]]:
+    if isinstance(arrivals, str):
+        return arrivals, {}
+    return arrivals.name, dict(arrivals.model_extra or {})
+
+
+def _exponential(seed: int, rate_per_s: float) -> Times:
+    source = np.random.default_rng(seed)
+    at_s = 0.0
+    while True:
+        for gap_s in source.exponential(1.0 / rate_per_s, _BLOCK).tolist():
+            at_s += gap_s
+            yield at_s
+
+
+def _offsets(recorded_s: Sequence[float] | None) -> NDArray[np.float64]:
     times_s: NDArray[np.float64] = np.asarray(recorded_s or (), np.float64)
     if len(times_s) < _MIN_RECORDED:
         raise InputError(
@@ -126,7 +199,3 @@ def _checked(recorded_s: Sequence[float] | None) -> NDArray[np.float64]:
         )
     offsets_s: NDArray[np.float64] = times_s - times_s[0]
     return offsets_s
-
-
-def _until(end_s: float, times: Iterator[Any]) -> Times:
-    return itertools.takewhile(lambda at_s: at_s < end_s, times)

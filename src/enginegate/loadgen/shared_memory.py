@@ -22,20 +22,20 @@ from enginegate.loadgen.grpc_sender import parse_request
 from enginegate.measurement import SharedMemory
 from enginegate.triton.client import SharedRegion, TritonClient
 
-_log = logging.getLogger("enginegate.triton")
+_log = logging.getLogger("enginegate.loadgen")
 _ALIGNMENT = 64
 _PREFIX = "enginegate-load-"
-_SYSTEM = Path("/dev/shm")  # noqa: S108 - the system's, not a temporary file of ours
+_SYSTEM = Path("/dev/shm")  # noqa: S108 - the system's shared memory, not a temporary file
 _DEVICE = 0
 _LAST_ANSWER_S = 10.0
-_LOOK_S = 0.01
+_POLL_S = 0.01
 
 
 @contextmanager
-def shared(
+def in_shared_memory(
     control: str, requests: tuple[bytes, ...], kind: SharedMemory
 ) -> Iterator[tuple[bytes, ...]]:
-    """The same requests, with their input tensors in shared memory for as long as the block runs.
+    """Requests whose input tensors lie in shared memory for as long as the block runs.
 
     Args:
         control: the server's gRPC ``HOST:PORT``.
@@ -51,22 +51,22 @@ def shared(
         return
     _check_local(control)
     name = f"{_PREFIX}{uuid.uuid4().hex[:16]}"
-    known, tensors = _moved(requests, name)
-    made = _system(name, tensors) if kind == "system" else _cuda(name, tensors)
-    with made as region, TritonClient(control) as client:
-        _forget_dead(client)
+    moved, tensors = _move_tensors(requests, name)
+    memory = _system_memory(name, tensors) if kind == "system" else _cuda_memory(name, tensors)
+    with memory as region, TritonClient(control) as client:
+        _unregister_leftovers(client)
         try:
             client.share_memory(region)
-            yield known
+            yield moved
         finally:
-            _take_back(client, region)
+            _unregister(client, region)
 
 
-def _take_back(client: TritonClient, region: SharedRegion) -> None:
-    """Wait for requests that nobody waits for any more: they still read the memory.
+def _unregister(client: TritonClient, region: SharedRegion) -> None:
+    """Unregister the memory once the server has answered every request that reads it.
 
-    Until the last of them is answered Triton 2.51 refuses to forget it (tried); later ones promise
-    it for then.
+    Until then Triton 2.51 refuses (tried); later versions promise to unregister it at that moment.
+    Requests that timed out at the client still read it.
     """
     deadline, why = time.monotonic() + _LAST_ANSWER_S, "requests still use it"
     while time.monotonic() < deadline:
@@ -78,23 +78,23 @@ def _take_back(client: TritonClient, region: SharedRegion) -> None:
             why = str(error)
             if not client.live():
                 break
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     _log.warning("shared memory %s stays registered: %s", region.name, why)
 
 
-def _forget_dead(client: TritonClient) -> None:
-    """Take back what a killed run shared: its memory is gone, but the server still holds it."""
+def _unregister_leftovers(client: TritonClient) -> None:
+    """Unregister memory that a killed run shared: it is gone, but the server still lists it."""
     for name in client.shared_memory():
         if name.startswith(_PREFIX) and not (_SYSTEM / name).exists():
             with suppress(ServerError):
                 client.forget_memory(SharedRegion(name, 0))
 
 
-def _moved(
+def _move_tensors(
     requests: Sequence[bytes], region: str
 ) -> tuple[tuple[bytes, ...], list[tuple[int, bytes]]]:
-    """Requests that name places in the region, and what is to lie there: (offset, bytes)."""
-    known: list[bytes] = []
+    """Requests that name offsets in the region, and the tensors to put there: (offset, bytes)."""
+    moved: list[bytes] = []
     tensors: list[tuple[int, bytes]] = []
     at = 0
     for request in requests:
@@ -106,8 +106,8 @@ def _moved(
             tensor.parameters["shared_memory_byte_size"].int64_param = len(content)
             at += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
         del message.raw_input_contents[:]
-        known.append(message.SerializeToString())
-    return tuple(known), tensors
+        moved.append(message.SerializeToString())
+    return tuple(moved), tensors
 
 
 def _size(tensors: Sequence[tuple[int, bytes]]) -> int:
@@ -115,11 +115,11 @@ def _size(tensors: Sequence[tuple[int, bytes]]) -> int:
 
 
 @contextmanager
-def _system(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
+def _system_memory(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
     size = _size(tensors)
     free = shutil.disk_usage(_SYSTEM).free
     if size > free:
-        # Writing past what there is would kill this process.
+        # Writing past the end of the file system would kill this process.
         raise ServerError(
             f"The inputs need {size:,} bytes of shared memory, and {_SYSTEM} has {free:,} free. "
             "Enlarge it (docker: --shm-size), send fewer samples, or do not share memory."
@@ -137,7 +137,7 @@ def _system(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedR
 
 
 @contextmanager
-def _cuda(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
+def _cuda_memory(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
     size = _size(tensors)
     content = np.zeros(size, np.uint8)
     for at, part in tensors:

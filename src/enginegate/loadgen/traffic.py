@@ -1,41 +1,42 @@
 """Offers a load to a server, whether or not it keeps up, and keeps every outcome.
 
 Latency counts from when a request was *meant* to leave, so a server that stalls is charged for the
-requests that piled up behind the stall. Not in scope: what the numbers mean (measure.py).
+requests that piled up behind the stall. Not in scope: judging the numbers (measuring/measure.py).
 """
 
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import InputError
-from enginegate.loadgen.grpc_sender import prepare
+from enginegate.loadgen.grpc_sender import encode_request
 from enginegate.loadgen.http_sender import http_request
-from enginegate.loadgen.sample_order import batches, shuffled
-from enginegate.loadgen.schedule import achieved_share
-from enginegate.loadgen.shared_memory import shared
-from enginegate.loadgen.transcript import MaturedCounts, OnReply, Sent, Transcript
-from enginegate.loadgen.worker_load import RunClock, WorkerLoad, send
-from enginegate.loadgen.workers import spread
-from enginegate.measurement import ClosedLoad, Generator, Load, Protocol, SharedMemory
+from enginegate.loadgen.schedule import batches, load_pattern, shuffled
+from enginegate.loadgen.shared_memory import in_shared_memory
+from enginegate.loadgen.transcript import MaturedCounts, OnReply, SentRequests, Transcript
+from enginegate.loadgen.worker_load import RunClock, WorkerLoad, send_load
+from enginegate.loadgen.workers import send_from_processes
+from enginegate.measurement import ClosedLoad, Generator, Load, SharedMemory, WireProtocol
 
 # Half of what one Python process was shown to send with clean tails on two cores.
 _RATE_A_PROCESS = 1500.0
+# More in one process make it the slowest part; each process takes a core from the server.
 _CLIENTS_A_PROCESS = 64
+# Of a run, for its first and last part: where its least late requests are looked for.
+_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is sent: requests in wire form, the order they are drawn in, and recorded arrivals.
+    """Requests in wire form, the order they are drawn in, and recorded arrivals.
 
     Attributes:
-        requests: made once; sample ``i`` of whatever they were made from.
+        requests: made once, request ``i`` from sample ``i``.
         order_seed: seed of the order, apart from the seed of the arrivals.
         timeout_s: a request without an answer by then has failed.
         arrivals_s: recorded arrival times, seconds from the first; a replay needs them.
@@ -58,7 +59,8 @@ class Traffic:
     ) -> "Traffic":
         """Requests from samples, each with its batch axis in front; their sizes may differ."""
         requests = tuple(
-            prepare(model, sample, request_id=str(index)) for index, sample in enumerate(samples)
+            encode_request(model, sample, request_id=str(index))
+            for index, sample in enumerate(samples)
         )
         return cls(requests, order_seed, timeout_s, arrivals_s)
 
@@ -78,7 +80,7 @@ class Traffic:
         Args:
             model: its name in Triton.
             data: every sample is used at least once.
-            order_seed: also of how sizes and samples are put together.
+            order_seed: also of the combination of sizes and samples.
             batch_sizes: samples a request, each as often as it is named: of ``(1, 1, 1, 8)``
                 every fourth request holds eight. Its id is its first sample's.
 
@@ -86,7 +88,7 @@ class Traffic:
             InputError: a batch size below 1, or none.
         """
         requests = tuple(
-            prepare(
+            encode_request(
                 model,
                 {name: array[rows] for name, array in data.inputs.items()},
                 request_id=str(data.ids[rows[0]]),
@@ -112,7 +114,7 @@ class Transport:
         control: gRPC ``HOST:PORT``; needed for shared memory when requests travel over HTTP.
     """
 
-    protocol: Protocol = "grpc"
+    protocol: WireProtocol = "grpc"
     shared_memory: SharedMemory = "none"
     processes: int = 0
     control: str = ""
@@ -150,7 +152,7 @@ class LoadResult:
     """Every request of one run, in the order it was due. R requests.
 
     Attributes:
-        load: what was asked for.
+        load: as it was asked for.
         due_s: when each should have left, seconds from the start, shape ``(R,)``. In a closed loop:
             when its client was free to send it.
         sent_s: when it left.
@@ -159,7 +161,7 @@ class LoadResult:
         versions: model version that answered; empty for a failure.
         errors: status, by its gRPC name -> failures.
         cpu_share: processor over wall time of the busiest sender; near 1 the numbers are its own.
-        lasted_s: how long was sent; less than asked when the run was decided early.
+        lasted_s: for how long requests were sent; less than the load's when decided early.
     """
 
     load: Load | ClosedLoad
@@ -174,8 +176,8 @@ class LoadResult:
     generator: Generator = field(default_factory=Generator)
 
     @classmethod
-    def of(cls, load: Load | ClosedLoad, sent: Sent, *, processes: int = 1) -> "LoadResult":
-        """What this program's own generator sent, from so many processes."""
+    def of(cls, load: Load | ClosedLoad, sent: SentRequests, *, processes: int = 1) -> "LoadResult":
+        """Of requests that this program's own generator sent."""
         return cls(
             load=load,
             due_s=sent.due_s,
@@ -203,8 +205,20 @@ class LoadResult:
 
     @property
     def achieved_share(self) -> float:
-        """Rate sent over rate asked for; 1 is perfect."""
-        return achieved_share(self.due_s, self.sent_s)
+        """Rate sent over rate asked for; 1 is perfect, also of fewer than two moments.
+
+        Between the least late request of the first quarter and that of the last: one late request
+        at either end says nothing about the rate.
+        """
+        if not len(self.due_s):
+            return 1.0
+        quarter = max(1, len(self.due_s) // _PARTS)
+        first = int(np.argmin(self.late_s[:quarter]))
+        last = len(self.due_s) - quarter + int(np.argmin(self.late_s[-quarter:]))
+        asked_s = self.due_s[last] - self.due_s[first]
+        if asked_s <= 0.0:
+            return 1.0
+        return float(asked_s / max(self.sent_s[last] - self.sent_s[first], 1e-9))
 
 
 def run_load(
@@ -228,7 +242,8 @@ def run_load(
         sending: how requests travel.
 
     Raises:
-        InputError: a replay without recorded arrivals, or ``on_reply`` with several processes.
+        InputError: there is no such load pattern, a replay has no recorded arrivals, or
+            ``on_reply`` is given with several processes.
         ServerError: no connection could be made, memory could not be shared, or a process that
             sent requests has died. Failing requests are not errors; they are kept.
     """
@@ -239,61 +254,54 @@ def run_load(
             f"Replies can be looked at in one process only, not in {sending.processes}. Set "
             "processes to 1, or leave out on_reply."
         )
-    with _travelling(address, traffic.requests, sending) as requests:
-        errand = _errand(address, traffic, load, requests, sending.protocol)
-        errand.due()  # A schedule that cannot be made is refused before anything starts.
-        settled = None if ends is None else MaturedCounts(ends.limit_s, ends.skip_s)
+    work = whole_load(address, traffic, load, sending.protocol)
+    work.due()  # A schedule that cannot be made is refused before anything starts.
+    control = address if sending.protocol == "grpc" else sending.control
+    with in_shared_memory(control, work.requests, sending.shared_memory) as encoded:
+        is_http = sending.protocol == "http"
+        requests = tuple(http_request(address, each) for each in encoded) if is_http else encoded
+        work = replace(work, requests=requests)
+        counts = None if ends is None else MaturedCounts(ends.limit_s, ends.skip_s)
         if processes > 1:
             decided = ends.decided if ends else None
-            found = spread(errand, processes, settled=settled, decided=decided)
+            sent = send_from_processes(work, processes, counts=counts, decided=decided)
         else:
-            found = send(errand, Transcript(on_reply), _Deciding(settled=settled, ends=ends))
-    return LoadResult.of(load, found, processes=processes)
+            sent = send_load(work, Transcript(on_reply), _EarlyEndClock(counts=counts, ends=ends))
+    return LoadResult.of(load, sent, processes=processes)
 
 
-@contextmanager
-def _travelling(
-    address: str, requests: tuple[bytes, ...], sending: Transport
-) -> Iterator[tuple[bytes, ...]]:
-    """The requests as they are written to a connection."""
-    control = address if sending.protocol == "grpc" else sending.control
-    with shared(control, requests, sending.shared_memory) as known:
-        if sending.protocol == "http":
-            yield tuple(http_request(address, request) for request in known)
-        else:
-            yield known
-
-
-def _errand(
-    address: str,
-    traffic: Traffic,
-    load: Load | ClosedLoad,
-    requests: tuple[bytes, ...],
-    protocol: Protocol,
+def whole_load(
+    address: str, traffic: Traffic, load: Load | ClosedLoad, protocol: WireProtocol = "grpc"
 ) -> WorkerLoad:
-    order_seed = load.seed if isinstance(load, ClosedLoad) else load.order_seed
+    """A load as one process would send all of it.
+
+    Raises:
+        InputError: there is no such load pattern.
+    """
+    order_seed = load.order_seed if isinstance(load, Load) else load.seed
     return WorkerLoad(
         address=address,
         protocol=protocol,
-        requests=requests,
+        requests=traffic.requests,
         order_seed=traffic.order_seed if order_seed is None else order_seed,
         timeout_s=traffic.timeout_s,
         load=load,
+        pattern=load_pattern(load.arrivals) if isinstance(load, Load) else None,
         recorded_s=traffic.arrivals_s,
     )
 
 
 @dataclass(slots=True)
-class _Deciding(RunClock):
+class _EarlyEndClock(RunClock):
     """Ends a run of one process when it is decided."""
 
-    settled: MaturedCounts | None = None
+    counts: MaturedCounts | None = None
     ends: EarlyEnd | None = None
 
-    def look(self, transcript: Transcript) -> None:
-        if self.settled is None or self.ends is None or math.isfinite(self.stop_s):
+    def tick(self, transcript: Transcript) -> None:
+        if self.counts is None or self.ends is None or math.isfinite(self.stop_s):
             return
         now_s = self.now_s()
-        self.settled.look(transcript, now_s)
-        if self.ends.decided(self.settled.count, self.settled.over):
+        self.counts.update(transcript, now_s)
+        if self.ends.decided(self.counts.count, self.counts.over):
             self.stop_s = now_s

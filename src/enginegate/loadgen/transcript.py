@@ -1,4 +1,4 @@
-"""What was sent and what came back, request by request."""
+"""Requests of a run and their answers, in columns."""
 
 import math
 from collections import Counter
@@ -15,12 +15,12 @@ OnReply = Callable[[int, Reply], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """What became of requests, in the order they were due. R requests, shapes ``(R,)``.
+class SentRequests:
+    """Requests and their fate, in the order they were due. R requests, shapes ``(R,)``.
 
     Attributes:
-        stop_s: from when nothing was sent any more; infinite if to the end.
-        cpu_share: processor time over wall time, of the busiest process that sent; NaN: not known.
+        stop_s: from when nothing was sent any more; infinite if sent to the end.
+        cpu_share: processor time over wall time of the busiest sending process; NaN: not known.
     """
 
     due_s: NDArray[np.float64]
@@ -35,7 +35,7 @@ class Sent:
 
 @dataclass(slots=True)
 class Transcript:
-    """What was sent and came back, in columns; filled by one event loop."""
+    """Requests and their answers as they come; filled by one event loop."""
 
     on_reply: OnReply | None = None
     due_s: list[float] = field(default_factory=list)
@@ -45,8 +45,8 @@ class Transcript:
     versions: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
-    def open(self, due_s: float, sample: int) -> int:
-        """Note a request that is due, as failed until its answer comes; returns its row."""
+    def add_request(self, due_s: float, sample: int) -> int:
+        """Add a request that is due, as failed until its answer comes; returns its row."""
         self.due_s.append(due_s)
         self.sent_s.append(due_s)
         self.latency_s.append(np.inf)
@@ -54,8 +54,8 @@ class Transcript:
         self.versions.append("")
         return len(self.due_s) - 1
 
-    def close(self, row: int, answer: Response, now_s: float) -> None:
-        """Note what came back."""
+    def add_answer(self, row: int, answer: Response, now_s: float) -> None:
+        """Add the answer to a request."""
         if answer.error:
             self.errors[answer.error] += 1
             return
@@ -64,10 +64,10 @@ class Transcript:
         if self.on_reply is not None:
             self.on_reply(self.samples[row], answer.reply())
 
-    def sent(self, *, stop_s: float = math.inf, cpu_share: float = math.nan) -> Sent:
-        """The columns as arrays; rows that are being opened by another thread are left out."""
+    def sent(self, *, stop_s: float = math.inf, cpu_share: float = math.nan) -> SentRequests:
+        """The columns as arrays, without a row that another thread is adding."""
         rows = len(self.versions)
-        return Sent(
+        return SentRequests(
             due_s=np.array(self.due_s[:rows], np.float64),
             sent_s=np.array(self.sent_s[:rows], np.float64),
             latency_s=np.array(self.latency_s[:rows], np.float64),
@@ -81,7 +81,7 @@ class Transcript:
 
 @dataclass(slots=True)
 class MaturedCounts:
-    """Counts requests whose fate is sealed: due at least the limit ago, warm-up left out.
+    """Counts requests whose outcome is final: due at least the limit ago, warm-up left out.
 
     Each of them was answered within the limit, was answered late, has failed, or is over the limit
     by now. Which requests are counted depends on the clock alone, never on their answers, so fast
@@ -94,8 +94,8 @@ class MaturedCounts:
     over: int = 0
     row: int = 0
 
-    def look(self, transcript: Transcript, now_s: float) -> None:
-        """Count what has settled since the last look."""
+    def update(self, transcript: Transcript, now_s: float) -> None:
+        """Count the requests that have matured since the last update."""
         due_s, latency_s = transcript.due_s, transcript.latency_s
         while self.row < len(due_s) and due_s[self.row] <= now_s - self.limit_s:
             if due_s[self.row] >= self.skip_s:

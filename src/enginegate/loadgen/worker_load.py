@@ -3,7 +3,7 @@
 Latency counts from when a request was *meant* to leave, so a server that stalls is charged for the
 requests that piled up behind the stall. Every time is read from one monotonic clock, so a step of
 the wall clock changes nothing. Not in scope: several processes (workers.py), the schedule
-(arrivals.py), and what the numbers mean (measure.py).
+(schedule.py), and judging the numbers (measuring/measure.py).
 """
 
 import asyncio
@@ -15,19 +15,21 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol as Port
+from typing import Protocol
 
 from enginegate.errors import ServerError
 from enginegate.loadgen.grpc_sender import GrpcSender, Response, hold_queue
 from enginegate.loadgen.http_sender import HttpSender
-from enginegate.loadgen.sample_order import shuffled
-from enginegate.loadgen.schedule import Times, arrivals
-from enginegate.loadgen.transcript import Sent, Transcript
-from enginegate.measurement import ClosedLoad, Load, Protocol
+from enginegate.loadgen.schedule import LoadPattern, Times, due_times, shuffled
+from enginegate.loadgen.transcript import SentRequests, Transcript
+from enginegate.measurement import ClosedLoad, Load, WireProtocol
 
 _CONNECT_S = 10.0
+# From the connection to the run's time 0, so that its first request is not late already.
 _LEAD_S = 0.02
-_LOOK_S = 0.1
+# How soon a run that was decided ends, against processor time spent on asking.
+_TICK_S = 0.1
+# A server that refuses at once must not be asked without end.
 _PAUSE_S = 0.01
 # select() takes file numbers below 1024, and HTTP may open a few hundred connections.
 _SELECT_FILES = 700
@@ -35,23 +37,25 @@ _SELECT_FILES = 700
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What one process sends; can be handed to another process.
+    """The requests that one process sends; can be handed to another process.
 
     Attributes:
         address: ``HOST:PORT`` of the protocol.
         requests: ready to be written to a connection of that protocol.
         order_seed: of the order in which they are drawn.
         timeout_s: a request without an answer by then has failed.
+        pattern: of an open loop; another process may not know it by name.
         recorded_s: recorded arrival times, for a replay.
         part: this process's number; it sends requests ``part``, ``part + parts``, ...
     """
 
     address: str
-    protocol: Protocol
+    protocol: WireProtocol
     requests: tuple[bytes, ...]
     order_seed: int
     timeout_s: float
     load: Load | ClosedLoad
+    pattern: LoadPattern | None = None
     recorded_s: tuple[float, ...] | None = None
     part: int = 0
     parts: int = 1
@@ -60,7 +64,8 @@ class WorkerLoad:
         """When this part's requests are due."""
         if isinstance(self.load, ClosedLoad):
             return iter(())
-        return itertools.islice(arrivals(self.load, self.recorded_s), self.part, None, self.parts)
+        times = due_times(self.load, self.recorded_s, self.pattern)
+        return itertools.islice(times, self.part, None, self.parts)
 
     def order(self) -> Iterator[int]:
         """Which requests are sent: the whole load's order, of which this part takes its own."""
@@ -80,9 +85,9 @@ class RunClock:
     """When a run starts and stops, on the monotonic clock, which all processes share.
 
     Attributes:
-        start_s: what the clock shows when the run's time is 0.
-        stop_s: nothing that is due from then on is sent; may be moved while the run goes on.
-        cpu_s: this process's processor time when the run began; connecting is no part of it.
+        start_s: the clock's reading when the run's time is 0.
+        stop_s: no request that is due from then on is sent; may be moved while the run goes on.
+        cpu_s: this process's processor time when the run began, after connecting.
     """
 
     start_s: float = 0.0
@@ -90,66 +95,64 @@ class RunClock:
     cpu_s: float = 0.0
 
     def begin(self) -> None:
-        """Called once the connection stands; sets the start."""
+        """Set the start; called once the connection stands."""
         self.start_s = time.perf_counter() + _LEAD_S
 
     def now_s(self) -> float:
         """Seconds since the start."""
         return time.perf_counter() - self.start_s
 
-    def look(self, transcript: Transcript) -> None:
+    def tick(self, transcript: Transcript) -> None:
         """Called about every 0.1 s while requests are sent; may move the stop."""
 
 
-def send(errand: WorkerLoad, transcript: Transcript, course: RunClock) -> Sent:
-    """Send an errand's requests in this process; returns once the last is answered.
+def send_load(work: WorkerLoad, transcript: Transcript, clock: RunClock) -> SentRequests:
+    """Send a load from this process; returns once the last request is answered.
 
     Raises:
         ServerError: no connection could be made.
     """
-    with own_loop(errand.protocol) as runner:
-        runner.run(drive(errand, errand.due(), transcript, course))
+    with own_loop(work.protocol) as runner:
+        runner.run(drive(work, work.due(), transcript, clock))
     # A run without a request is over before its start, which lies a moment ahead.
-    cpu_share = (time.process_time() - course.cpu_s) / max(course.now_s(), _LEAD_S)
-    return transcript.sent(stop_s=course.stop_s, cpu_share=cpu_share)
+    cpu_share = (time.process_time() - clock.cpu_s) / max(clock.now_s(), _LEAD_S)
+    return transcript.sent(stop_s=clock.stop_s, cpu_share=cpu_share)
 
 
-async def drive(errand: WorkerLoad, due: Times, transcript: Transcript, course: RunClock) -> None:
-    """Send at the given times (or with so many clients), then wait for every answer.
+async def drive(work: WorkerLoad, due: Times, transcript: Transcript, clock: RunClock) -> None:
+    """Send at the given times (or with a closed loop's clients), then wait for every answer.
 
     Raises:
         ServerError: no connection could be made.
     """
-    asker = _asker(errand)
+    sender: _Sender = (
+        HttpSender(work.address) if work.protocol == "http" else GrpcSender(work.address)
+    )
     try:
-        if not await asker.connect(_CONNECT_S):
+        if not await sender.connect(_CONNECT_S):
             raise ServerError(
-                f"No connection to Triton at {errand.address} within {_CONNECT_S:g} s, so no load "
+                f"No connection to Triton at {work.address} within {_CONNECT_S:g} s, so no load "
                 f"was sent. Check that the server runs and that this is its "
-                f"{'HTTP' if errand.protocol == 'http' else 'gRPC'} address."
+                f"{'HTTP' if work.protocol == 'http' else 'gRPC'} address."
             )
-        course.begin()
-        course.cpu_s = time.process_time()
-        run = _Run(errand, asker, transcript, course, errand.order())
+        clock.begin()
+        clock.cpu_s = time.process_time()
+        run = _Run(work, sender, transcript, clock, work.order())
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(_look(transcript, course))
+            ticking = group.create_task(_tick(transcript, clock))
             await run.send_all(group, due)
-            looking.cancel()
+            ticking.cancel()
     except ExceptionGroup as problems:
-        raise _first(problems) from None
+        first: Exception = problems
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
     finally:
-        await asker.close()
-
-
-def _first(problem: Exception) -> Exception:
-    """What went wrong first, out of the groups that tasks of tasks wrap it in."""
-    while isinstance(problem, ExceptionGroup):
-        problem = problem.exceptions[0]
-    return problem
+        await sender.close()
 
 
 @contextmanager
-def own_loop(protocol: Protocol) -> Iterator[asyncio.Runner]:
+def own_loop(protocol: WireProtocol) -> Iterator[asyncio.Runner]:
     """An event loop for this thread to send from.
 
     gRPC has one queue for all loops of a process, and closes it with the last channel: under the
@@ -173,69 +176,64 @@ def precise_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(selector)
 
 
-class _Asker(Port):
+class _Sender(Protocol):
     async def connect(self, timeout_s: float) -> bool: ...
 
-    async def ask(self, request: bytes, timeout_s: float) -> Response: ...
+    async def send(self, request: bytes, timeout_s: float) -> Response: ...
 
     async def close(self) -> None: ...
 
 
-def _asker(errand: WorkerLoad) -> _Asker:
-    return HttpSender(errand.address) if errand.protocol == "http" else GrpcSender(errand.address)
-
-
-async def _look(transcript: Transcript, course: RunClock) -> None:
+async def _tick(transcript: Transcript, clock: RunClock) -> None:
     while True:
-        await asyncio.sleep(_LOOK_S)
-        course.look(transcript)
+        await asyncio.sleep(_TICK_S)
+        clock.tick(transcript)
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    errand: WorkerLoad
-    asker: _Asker
+    work: WorkerLoad
+    sender: _Sender
     transcript: Transcript
-    course: RunClock
+    clock: RunClock
     order: Iterator[int]
 
     async def send_all(self, group: asyncio.TaskGroup, due: Times) -> None:
-        if isinstance(self.errand.load, ClosedLoad):
-            end_s = self.errand.load.duration_s
+        if isinstance(self.work.load, ClosedLoad):
+            end_s = self.work.load.duration_s
             async with asyncio.TaskGroup() as clients:
-                for _ in range(self.errand.clients):
+                for _ in range(self.work.clients):
                     clients.create_task(self._client(end_s))
             return
         for due_s in due:
             if not await self._wait(due_s):
                 return
-            group.create_task(self._send(*self._open(due_s)))
+            group.create_task(self._send(*self._next_request(due_s)))
 
     async def _wait(self, due_s: float) -> bool:
         """Wait until a request is due; false if the run is to stop before."""
-        while due_s < self.course.stop_s:
-            wait_s = due_s - self.course.now_s()
+        while due_s < self.clock.stop_s:
+            wait_s = due_s - self.clock.now_s()
             # Even a late request lets answers in first.
-            await asyncio.sleep(min(max(wait_s, 0.0), _LOOK_S))
-            if wait_s <= _LOOK_S:
-                return due_s < self.course.stop_s
+            await asyncio.sleep(min(max(wait_s, 0.0), _TICK_S))
+            if wait_s <= _TICK_S:
+                return due_s < self.clock.stop_s
         return False
 
     async def _client(self, end_s: float) -> None:
         # The start lies a moment ahead, so that the processes of one load begin together.
-        await asyncio.sleep(max(0.0, -self.course.now_s()))
-        while (now_s := self.course.now_s()) < min(end_s, self.course.stop_s):
-            row, request = self._open(now_s)
+        await asyncio.sleep(max(0.0, -self.clock.now_s()))
+        while (now_s := self.clock.now_s()) < min(end_s, self.clock.stop_s):
+            row, request = self._next_request(now_s)
             await self._send(row, request)
             if math.isinf(self.transcript.latency_s[row]):
-                # A server that refuses at once must not be asked without end.
                 await asyncio.sleep(_PAUSE_S)
 
-    def _open(self, due_s: float) -> tuple[int, bytes]:
+    def _next_request(self, due_s: float) -> tuple[int, bytes]:
         sample = next(self.order)
-        return self.transcript.open(due_s, sample), self.errand.requests[sample]
+        return self.transcript.add_request(due_s, sample), self.work.requests[sample]
 
     async def _send(self, row: int, request: bytes) -> None:
-        self.transcript.sent_s[row] = self.course.now_s()
-        answer = await self.asker.ask(request, self.errand.timeout_s)
-        self.transcript.close(row, answer, self.course.now_s())
+        self.transcript.sent_s[row] = self.clock.now_s()
+        answer = await self.sender.send(request, self.work.timeout_s)
+        self.transcript.add_answer(row, answer, self.clock.now_s())

@@ -1,7 +1,7 @@
 """One load from several processes: each sends every n-th request of one schedule, on one clock.
 
-They are fresh interpreters, never forks, so threads and connections of this process stay its own.
-Each ends when this process lets go of it, and by itself when this process dies.
+The processes are fresh interpreters, never forks, so threads and connections of this process stay
+its own. Each ends with its connection to this process.
 """
 
 import os
@@ -20,19 +20,20 @@ from typing import TypeAlias
 import numpy as np
 
 from enginegate.errors import EnginegateError, ServerError
-from enginegate.loadgen.transcript import MaturedCounts, Sent, Transcript
-from enginegate.loadgen.worker_load import RunClock, WorkerLoad, send
+from enginegate.loadgen.transcript import MaturedCounts, SentRequests, Transcript
+from enginegate.loadgen.worker_load import RunClock, WorkerLoad, send_load
 
+# Ahead of the run's time 0, and of its stop: long enough for a message to reach every process.
 _LEAD_S = 0.05
 _STOP_IN_S = 0.25
 _START_S = 60.0
-_WORKER = "from enginegate.loadgen.workers import work; work()"
+_WORKER = "from enginegate.loadgen.workers import run_worker; run_worker()"
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    errand: WorkerLoad
-    settled: MaturedCounts | None
+    load: WorkerLoad
+    counts: MaturedCounts | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,55 +47,55 @@ class _Ready:
     pass
 
 
-_Said: TypeAlias = "_Ready | _Counts | Sent | Exception"
+_Message: TypeAlias = "_Ready | _Counts | SentRequests | Exception"
 
 
-def spread(
-    errand: WorkerLoad,
+def send_from_processes(
+    load: WorkerLoad,
     processes: int,
     *,
-    settled: MaturedCounts | None = None,
+    counts: MaturedCounts | None = None,
     decided: Callable[[int, int], bool] | None = None,
-) -> Sent:
+) -> SentRequests:
     """Send a load from several processes; results are in the order requests were due.
 
     Args:
-        errand: the whole load.
+        load: the whole load.
         processes: how many.
-        settled: what to count, if the run may end early.
-        decided: from settled requests and those of them over the limit, whether to end now.
+        counts: of matured requests, if the run may end early.
+        decided: from matured requests and those of them over the limit, whether to end now.
 
     Raises:
         ServerError: no connection could be made, or a process died.
     """
     with _workers(processes) as workers:
         for part, worker in enumerate(workers):
-            worker.say(_Task(replace(errand, part=part, parts=processes), settled))
+            worker.send(_Task(replace(load, part=part, parts=processes), counts))
         for worker in workers:
-            worker.expect_ready()
+            worker.wait_until_ready()
         start_s = time.perf_counter() + _LEAD_S
         for worker in workers:
-            worker.say(start_s)
-        return _merged(_Collection(workers, start_s, decided).results())
+            worker.send(start_s)
+        return _merge(_Collection(workers, start_s, decided).results())
 
 
 @dataclass(frozen=True, slots=True)
 class _Worker:
     process: "subprocess.Popen[bytes]"
-    line: Connection
+    connection: Connection
 
-    def say(self, what: _Task | float) -> None:
+    def send(self, message: _Task | float) -> None:
         with suppress(ConnectionError):
-            self.line.send(what)
+            self.connection.send(message)
 
-    def hear(self) -> _Said:
-        """What it said next.
+    def receive(self) -> _Message:
+        """The worker's next message.
 
         Raises:
-            ServerError: it died.
+            ServerError: the worker died.
         """
         try:
-            said: _Said = self.line.recv()
+            message: _Message = self.connection.recv()
         except (EOFError, ConnectionError, pickle.UnpicklingError) as error:
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(5.0)
@@ -103,17 +104,17 @@ class _Worker:
                 "load is incomplete. Measure again; if it happens again, look for what kills it "
                 "(memory?), or set processes to 1."
             ) from error
-        if isinstance(said, Exception):
-            raise said
-        return said
+        if isinstance(message, Exception):
+            raise message
+        return message
 
-    def expect_ready(self) -> None:
-        if not self.line.poll(_START_S):
+    def wait_until_ready(self) -> None:
+        if not self.connection.poll(_START_S):
             raise ServerError(
-                f"A process that is to send requests was not ready after {_START_S:g} s. Stop what "
-                "else runs on this machine, or set processes to 1."
+                f"A process that is to send requests was not ready after {_START_S:g} s. Stop "
+                "other programs on this machine, or set processes to 1."
             )
-        self.hear()
+        self.receive()
 
 
 @dataclass(slots=True)
@@ -124,39 +125,39 @@ class _Collection:
     start_s: float
     decided: Callable[[int, int], bool] | None
 
-    def results(self) -> list[Sent]:
-        found: dict[int, Sent] = {}
+    def results(self) -> list[SentRequests]:
+        sent: dict[int, SentRequests] = {}
         counts = [_Counts(0, 0)] * len(self.workers)
-        lines = {id(worker.line): number for number, worker in enumerate(self.workers)}
-        while len(found) < len(self.workers):
-            waiting = [w.line for n, w in enumerate(self.workers) if n not in found]
-            for line in wait(waiting):
-                number = lines[id(line)]
-                said = self.workers[number].hear()
-                if isinstance(said, Sent):
-                    found[number] = said
-                elif isinstance(said, _Counts):
-                    counts[number] = said
+        numbers = {id(worker.connection): number for number, worker in enumerate(self.workers)}
+        while len(sent) < len(self.workers):
+            waiting = [w.connection for n, w in enumerate(self.workers) if n not in sent]
+            for connection in wait(waiting):
+                number = numbers[id(connection)]
+                message = self.workers[number].receive()
+                if isinstance(message, SentRequests):
+                    sent[number] = message
+                elif isinstance(message, _Counts):
+                    counts[number] = message
                     self._decide(counts)
-        return [found[number] for number in range(len(self.workers))]
+        return [sent[number] for number in range(len(self.workers))]
 
     def _decide(self, counts: Sequence[_Counts]) -> None:
-        """Tell all workers one moment to stop at, a little ahead, so that none sends more."""
+        """Have all workers stop at one moment a little ahead, so that none sends more."""
         total, over = sum(c.count for c in counts), sum(c.over for c in counts)
         if self.decided is None or not self.decided(total, over):
             return
         self.decided = None
         stop_s = time.perf_counter() - self.start_s + _STOP_IN_S
         for worker in self.workers:
-            worker.say(stop_s)
+            worker.send(stop_s)
 
 
-def _merged(parts: Sequence[Sent]) -> Sent:
+def _merge(parts: Sequence[SentRequests]) -> SentRequests:
     order = np.argsort(np.concatenate([part.due_s for part in parts]), kind="stable")
     errors: Counter[str] = Counter()
     for part in parts:
         errors.update(part.errors)
-    return Sent(
+    return SentRequests(
         due_s=np.concatenate([part.due_s for part in parts])[order],
         sent_s=np.concatenate([part.sent_s for part in parts])[order],
         latency_s=np.concatenate([part.latency_s for part in parts])[order],
@@ -177,7 +178,7 @@ def _workers(count: int) -> Iterator[list[_Worker]]:
         yield workers
     finally:
         for worker in workers:
-            worker.line.close()
+            worker.connection.close()
             worker.process.kill()
         for worker in workers:
             worker.process.wait()
@@ -191,46 +192,43 @@ def _start() -> _Worker:
             pass_fds=[theirs.fileno()],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.DEVNULL,
-            # Ctrl-C is ours to handle.
+            # Ctrl-C is for this process to handle.
             start_new_session=True,
         )
     return _Worker(process, Connection(ours.detach()))
 
 
-def work() -> None:
-    """What a worker runs: takes its task from the connection that it was started with."""
-    line = Connection(int(sys.argv[1]))
+def run_worker() -> None:
+    """Main function of a worker: takes its task from the connection that it was started with."""
+    connection = Connection(int(sys.argv[1]))
     try:
-        task: _Task = line.recv()
-        line.send(_share(task, line))
+        task: _Task = connection.recv()
+        clock = _WorkerClock(connection=connection, counts=task.counts)
+        connection.send(send_load(task.load, Transcript(), clock))
     except (EOFError, ConnectionError):
-        # Nobody is left to tell.
+        # The first process is gone, and with it all that this one works for.
         os._exit(1)
     except EnginegateError as error:
-        line.send(error)
-
-
-def _share(task: _Task, line: Connection) -> Sent:
-    return send(task.errand, Transcript(), _Told(line=line, settled=task.settled))
+        connection.send(error)
 
 
 @dataclass(slots=True)
-class _Told(RunClock):
-    """A worker's run: starts and stops when the first process says so."""
+class _WorkerClock(RunClock):
+    """A worker's run: the first process starts and stops it."""
 
-    line: Connection | None = None
-    settled: MaturedCounts | None = None
+    connection: Connection | None = None
+    counts: MaturedCounts | None = None
 
     def begin(self) -> None:
-        if self.line is not None:
-            self.line.send(_Ready())
-            self.start_s = self.line.recv()
+        if self.connection is not None:
+            self.connection.send(_Ready())
+            self.start_s = self.connection.recv()
 
-    def look(self, transcript: Transcript) -> None:
-        if self.line is None:
+    def tick(self, transcript: Transcript) -> None:
+        if self.connection is None:
             return
-        if self.settled is not None:
-            self.settled.look(transcript, self.now_s())
-            self.line.send(_Counts(self.settled.count, self.settled.over))
-        if self.line.poll():
-            self.stop_s = self.line.recv()
+        if self.counts is not None:
+            self.counts.update(transcript, self.now_s())
+            self.connection.send(_Counts(self.counts.count, self.counts.over))
+        if self.connection.poll():
+            self.stop_s = self.connection.recv()

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.evidence import Outcome
+from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import TIMERS_MS, ClosedLoad, Generator
 from enginegate.measuring.p99 import P99, decide, nearest_rank
@@ -142,8 +143,7 @@ def _drifted(result: LoadResult) -> str:
     load = result.load
     if isinstance(load, ClosedLoad) or result.lasted_s < _WHOLE * load.duration_s:
         return ""
-    if load.arrivals == "bursts":
-        # Their mean is kept over whole seconds only.
+    if not load_pattern(load.arrivals).is_steady:
         return ""
     sent, asked = len(result.due_s), load.rate_per_s * result.lasted_s
     if abs(sent - asked) <= max(_MOST_DRIFT * asked, _CHANCE * asked**0.5):

@@ -261,7 +261,7 @@ def _release_tags(release: Release, event: Event) -> dict[str, str]:
     head = head_at(event)
     tags = {
         "enginegate.release": str(release.version),
-        "enginegate.engine": release.engine_sha256,
+        "enginegate.engine": release.engine.engine_sha256,
         "enginegate.promise": f"{release.promise}, by scorecard {release.scorecard_sha256[:12]}",
         "enginegate.approved_by": ", ".join(d.approver for d in decisions),
         "enginegate.approved_why": "; ".join(d.reason for d in decisions),

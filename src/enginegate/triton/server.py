@@ -1,6 +1,6 @@
 """Starts a Triton server on this machine and ends it, whatever happens; or finds a running one.
 
-Not in scope: the models it serves (benchmark/deployed.py), and how well (measuring/).
+Not in scope: the models it serves (benchmark/deployment.py), and how well (measuring/).
 """
 
 import socket

@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from enginegate.benchmark.session import BenchmarkSession, benchmarked
-from enginegate.benchmark.target import BenchmarkPaths, BenchmarkTarget
+from enginegate.benchmark.session import BenchmarkPaths, BenchmarkSession, BenchmarkTarget
 from enginegate.candidate import Candidate, Engine, FileDigest, PrecisionProof
 from enginegate.data import DataSet
 from enginegate.errors import ModelError, ServerError
@@ -39,11 +38,11 @@ def rules():
 
 
 @pytest.fixture
-def stage(rules, install, tmp_path):
+def session(rules, install, tmp_path):
     x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
     data = DataSet("test", {"x": x}, None, np.arange(50).astype(np.str_), {})
-    places = BenchmarkPaths(tmp_path / "repository", tmp_path / "logs", tmp_path / "results")
-    return BenchmarkSession(rules.benchmark_tables, install, places, data, data.sha256)
+    paths = BenchmarkPaths(tmp_path / "repository", tmp_path / "logs", tmp_path / "results")
+    return BenchmarkSession(rules.benchmark_tables, install, paths, data, data.sha256)
 
 
 def engine():
@@ -68,7 +67,7 @@ def engine():
     )
 
 
-def subject(model):
+def target(model):
     files = {name: sha256_file(path) for name, path in model.files.items()}
     return BenchmarkTarget(model, files, ServingOptions())
 
@@ -93,7 +92,7 @@ def server_of(repository):
     ],
 )
 def test_a_server_that_is_lost_is_replaced_and_the_measurement_repeated(
-    stage, scale_model, number, within_s
+    session, scale_model, number, within_s
 ):
     """The search goes on as if nothing had been; each valid measurement is kept for the next.
 
@@ -104,7 +103,7 @@ def test_a_server_that_is_lost_is_replaced_and_the_measurement_repeated(
 
     def kill_once(_):
         if not killers:
-            pid = server_of(stage.places.repository)
+            pid = server_of(session.paths.repository)
             at_s.append(time.monotonic())
             killers.append(threading.Timer(0.3, os.kill, (pid, number)))
             killers[0].start()
@@ -113,15 +112,14 @@ def test_a_server_that_is_lost_is_replaced_and_the_measurement_repeated(
         said.append(text)
         at_s.append(time.monotonic())
 
-    watched = replace(stage, said=say)
+    watched = replace(session, warn=say)
 
     def broken(_):
         raise ModelError("its graph cannot be read")
 
-    found = benchmarked(
-        watched,
+    found = watched.benchmark(
         engine(),
-        subject(scale_model("staged")),
+        target(scale_model("staged")),
         roofline=broken,
         progress=kill_once,
     )
@@ -135,20 +133,22 @@ def test_a_server_that_is_lost_is_replaced_and_the_measurement_repeated(
     assert found.outcome is Outcome.PASSED
     assert found.p99_at_slo.samples >= 240
     assert found.cold_start_s > 0
-    assert len(list(stage.places.shelf.folder.iterdir())) == len(valid)
-    assert not list(stage.places.repository.iterdir())
+    assert len(list(session.paths.cache.folder.iterdir())) == len(valid)
+    assert not list(session.paths.repository.iterdir())
 
 
-def test_a_model_that_never_becomes_ready_is_an_error_with_its_reason(stage, scale_model, tmp_path):
+def test_a_model_that_never_becomes_ready_is_an_error_with_its_reason(
+    session, scale_model, tmp_path
+):
     """It says what Triton said, starts no second server, and leaves nothing behind."""
     broken = tmp_path / "broken.py"
     broken.write_text("raise RuntimeError('weights are missing')\n")
     model = replace(scale_model("broken"), files={"model.py": broken})
     said = []
-    watched = replace(stage, said=said.append)
+    watched = replace(session, warn=said.append)
 
     with pytest.raises(ServerError, match="weights are missing"):
-        benchmarked(watched, engine(), subject(model))
+        watched.benchmark(engine(), target(model))
 
     assert said == []
-    assert server_of(stage.places.repository) is None
+    assert server_of(session.paths.repository) is None

@@ -7,9 +7,8 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
-from enginegate.cli.approve import PersonAnswer, decide
-from enginegate.cli.audit import print_audit
-from enginegate.cli.waiting import waiting
+from enginegate.cli.approve import PersonAnswer, decide_scorecard, waiting
+from enginegate.cli.live import print_audit
 from enginegate.decision import Decision, RenewedPromise
 from enginegate.errors import ApprovalError, InputError, RepositoryBusyError
 from enginegate.evidence import Outcome
@@ -41,7 +40,7 @@ class Desk:
 
     def say(self, card, answer="approve", approver="ada", **options):
         given = PersonAnswer(answer, approver, "margins are wide", **options)
-        decide(card, given, None, self.workspace, self.out)
+        decide_scorecard(card, given, None, self.workspace, self.out)
 
     @property
     def said(self):
@@ -269,7 +268,7 @@ def test_an_approval_that_is_over_is_asked_for_again(desk, monkeypatch):
     card = here.card()
     here.workspace.save_scorecard(card)
     here.say(card)
-    monkeypatch.setattr("enginegate.cli.waiting.now", lambda: now() + timedelta(hours=2))
+    monkeypatch.setattr("enginegate.cli.approve.now", lambda: now() + timedelta(hours=2))
 
     (sentence,) = waiting(here.rules, here.workspace, here.policy)
 

@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from benchmarks.lab.tagged import ENGINE, QUICK, Order, made, samples, tag_in
 from enginegate.errors import EnginegateError, PublishError, RepositoryError, ServerError
 from enginegate.repository import Layout, LiveRepository, verify
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.lock import locked
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import ServerOptions, start
+from tests.kills.tagged import ENGINE, QUICK, Order, made, samples, tag_in
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("repository-faults")]
 
@@ -212,7 +212,7 @@ def test_of_two_promoters_one_wins(repository, package):
 
     (refused,) = [end for end in ended if isinstance(end, str)]
     assert 2 in ended
-    assert "Release 2 of lab is live, but this promotion was prepared while 1 was" in refused
+    assert "but this was prepared while 1 was" in refused
     assert answering(repository)[0] == 2
     assert problems(repository) == []
 

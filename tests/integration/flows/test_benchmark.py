@@ -1,10 +1,9 @@
 """The serving half of a qualification, alone."""
 
-from pathlib import Path
-
 import pytest
 
 from enginegate.evidence import Outcome
+from enginegate.measurement import Measurement
 from enginegate.policy import read_policy
 from enginegate.triton.config import read_config
 from flows.benchmark import benchmark_candidates
@@ -16,19 +15,21 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
 
 def measured(family):
-    """When each valid measurement was made; void ones are not kept."""
+    """When each valid measurement was made, by its file; invalid ones are not kept."""
     folder = family.workspace.results / "measurements"
-    return {path.name: path.stat().st_mtime_ns for path in Path(folder).iterdir()}
+    return {path: path.stat().st_mtime_ns for path in folder.iterdir()}
 
 
 def check_reused(before, after, benchmarks):
-    """No valid measurement was made again; only what was void may be there anew.
+    """No valid measurement was made again, and anything new began with one that was invalid.
 
-    A void one is not kept, so it is measured again, and the search may go on elsewhere from it.
+    An invalid one is not kept, so it is measured again; where it is valid now, the search may go on
+    elsewhere from it.
     """
-    assert {name: after[name] for name in before} == before
-    if not any(m.invalid for found in benchmarks for m in found.measurements):
-        assert after.keys() == before.keys()
+    assert {path: after[path] for path in before} == before
+    made = [Measurement.read(path) for path in after.keys() - before.keys()]
+    invalid = {(m.config, m.load) for found in benchmarks for m in found.measurements if m.invalid}
+    assert not made or any((m.config, m.load) in invalid for m in made)
 
 
 def test_what_qualify_measured_is_not_measured_again(qualified, family):
@@ -78,7 +79,7 @@ def test_the_live_release_is_measured_in_turns(live, card, family, tmp_path):
 
     for benchmark in found.report.candidates:
         gates = [finding.gate for finding in benchmark.findings]
-        if benchmark.candidate == release.candidate:
+        if benchmark.candidate == release.engine.candidate:
             assert benchmark.rival is None
             assert "speedup" not in gates
         else:

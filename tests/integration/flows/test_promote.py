@@ -13,7 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from enginegate.cli.app import app
-from enginegate.cli.rollback import roll_back
+from enginegate.cli.rollback import roll_back_live
 from enginegate.errors import ApprovalError, RepositoryError, TamperedError, TrackingError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
@@ -118,8 +118,8 @@ def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, secon
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
     assert (first.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
-    assert first.engine_sha256 == card.verdict(first.candidate).engine_sha256
-    assert first.settings.parameters["intra_op_threads"] == "1"
+    assert first.engine.engine_sha256 == card.verdict(first.engine.candidate).engine_sha256
+    assert first.engine.settings.parameters["intra_op_threads"] == "1"
     again = promote(live, card.digest)
     assert again.version == 1
 
@@ -284,7 +284,7 @@ def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, secon
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
         patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-        roll_back(live, None, "complaints", said)
+        roll_back_live(live, None, "complaints", said)
     assert (serving(live), champion(family)) == (1, second_uri)
     assert "MLflow does not know yet" in said.file.getvalue()
 

@@ -22,7 +22,7 @@ from enginegate.decision import Promise
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ExitCode, RepositoryError, ServerError
 from enginegate.evidence import Outcome
-from enginegate.loadgen.callers import Callers
+from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.policy import read_policy
 from enginegate.policy.recording import Shadow
@@ -164,7 +164,7 @@ def visitors(path):
     """Users' requests, eighty a second without a gap, until the block ends."""
     address = live_addresses(read_policy(path).target).grpc
     traffic = Traffic.from_data("tiny", samples(50, 9))
-    return Callers(address, traffic, 80, wrong_in=lambda *_: "")
+    return BackgroundLoad(address, traffic, rate_per_s=80)
 
 
 def gates(look):

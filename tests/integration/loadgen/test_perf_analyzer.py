@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from enginegate.benchmark.deployed import deployed
+from enginegate.benchmark.deployment import deploy
 from enginegate.errors import InputError, ServerError
 from enginegate.loadgen import perf_analyzer
 from enginegate.loadgen.traffic import Traffic, Transport, run_load
@@ -44,7 +44,7 @@ def summary(result):
 def test_both_drivers_measure_the_same(server, scale_model, samples):
     """p50, p99 and throughput within 10 %; on a busy machine in one try of five."""
     load = Load(rate_per_s=20, duration_s=2.5, seed=5)
-    with deployed(server, scale_model("compared", sleep_ms=25)) as deployment:
+    with deploy(server, scale_model("compared", sleep_ms=25)) as deployment:
         deployment.serve(ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1))
         traffic = Traffic.of("compared", samples)
         for _ in range(5):

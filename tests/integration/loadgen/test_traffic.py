@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from enginegate.benchmark.deployed import deployed
-from enginegate.benchmark.null_load import do_nothing
+from enginegate.benchmark.deployment import deploy
+from enginegate.benchmark.generator_baseline import do_nothing
 from enginegate.errors import InputError, ServerError
-from enginegate.loadgen.background_load import SteadyTraffic
+from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import EarlyEnd, Traffic, Transport, run_load
 from enginegate.measurement import ClosedLoad, Load
 from enginegate.measuring.p99 import nearest_rank
@@ -27,7 +27,7 @@ def test_the_offered_rate(server):
     By the least late send of the first and of the last quarter: a stall makes some sends late, a
     wrong rate makes all of them later and later.
     """
-    with deployed(server, do_nothing("nothing")) as deployment:
+    with deploy(server, do_nothing("nothing")) as deployment:
         deployment.serve(PLAIN)
         traffic = Traffic.of("nothing", [{"x": np.zeros((1, 64), np.uint8)}])
         result = run_load(server.grpc, traffic, Load(rate_per_s=500, duration_s=1.2, seed=7))
@@ -73,7 +73,7 @@ def test_shared_memory_is_given_back_after_a_failure(server, client, scale_model
 
     before, load = set(client.shared_memory()), Load(rate_per_s=100, duration_s=0.6, seed=1)
     sending = Transport(shared_memory="system")
-    with deployed(server, scale_model("sleeping", sleep_ms=200)) as deployment:
+    with deploy(server, scale_model("sleeping", sleep_ms=200)) as deployment:
         deployment.serve(PLAIN)
         with pytest.raises(AssertionError):
             run_load(
@@ -105,7 +105,7 @@ def test_mixed_batch_sizes(server):
 
 def test_a_stalling_server_is_charged_for_what_piled_up(server, scale_model, samples):
     """A server that stops for 500 ms shows it in the p99; a closed loop does not see it."""
-    with deployed(server, scale_model("stalling", stall_every=150, stall_ms=500)) as deployment:
+    with deploy(server, scale_model("stalling", stall_every=150, stall_ms=500)) as deployment:
         deployment.serve(PLAIN)
         traffic = Traffic.of("stalling", samples)
         result = run_load(server.grpc, traffic, Load(rate_per_s=200, duration_s=1.5, seed=3))
@@ -242,7 +242,7 @@ def test_failures_are_kept_as_infinite(server, samples):
 def test_late_and_rejected_requests_are_failures(server, scale_model, samples):
     """No answer in time, or turned away at a full queue (which no counter of the server shows)."""
     load = Load(rate_per_s=100, duration_s=0.4, seed=1)
-    with deployed(server, scale_model("failing", sleep_ms=100)) as deployment:
+    with deploy(server, scale_model("failing", sleep_ms=100)) as deployment:
         one = ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1)
         deployment.serve(one, ServingOptions(max_queue_size=1))
         patient = run_load(server.grpc, Traffic.of("failing", samples), load)
@@ -262,7 +262,7 @@ def test_no_connection_is_an_error(traffic, monkeypatch):
         run_load("127.0.0.1:1", traffic, Load(rate_per_s=10, duration_s=0.5, seed=1))
     with (
         pytest.raises(ServerError, match="No connection"),
-        SteadyTraffic("127.0.0.1:1", traffic, rate_per_s=10),
+        BackgroundLoad("127.0.0.1:1", traffic, rate_per_s=10),
     ):
         pass
 
@@ -312,38 +312,38 @@ def test_what_a_check_raises_ends_the_run(server, traffic, load):
         run_load(server.grpc, traffic, load, on_reply=refuse)
 
 
-def test_steady_traffic_sees_a_reload_and_loses_nothing(server, scale_model, samples):
+def test_background_load_sees_a_reload_and_loses_nothing(server, scale_model, samples):
     """Background traffic goes on through a reload and reports counts, versions and gaps."""
     traffic = Traffic.of("swapped", samples)
-    with deployed(server, scale_model("swapped")) as deployment:
+    with deploy(server, scale_model("swapped")) as deployment:
         deployment.serve(ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1))
-        with SteadyTraffic(server.grpc, traffic, rate_per_s=100) as steady:
+        with BackgroundLoad(server.grpc, traffic, rate_per_s=100) as load:
             deployment.serve(ServingConfig(max_batch_size=4, max_queue_delay_us=0, instances=1))
             time.sleep(0.3)
-            during = steady.report()
-        report = steady.report()
+            during = load.report()
+        report = load.report()
 
     assert (report.failed, report.errors) == (0, {})
     assert report.versions == {"1": report.sent}
     assert report.sent > 20
     assert during.sent <= report.sent
     assert report.longest_gap_ms < 1000
-    latencies_s = steady.result().latency_s
+    latencies_s = load.result.latency_s
     assert len(latencies_s) == report.sent
     assert 0 < nearest_rank(latencies_s) < 1.0
 
 
-def test_steady_traffic_notices_an_outage(server, client, scale_model, samples):
+def test_background_load_counts_an_outage(server, client, scale_model, samples):
     """Unload then load, which drops requests, is seen: failures are counted with their status."""
     traffic = Traffic.of("dropped", samples)
     config = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
-    with deployed(server, scale_model("dropped")) as deployment:
+    with deploy(server, scale_model("dropped")) as deployment:
         deployment.serve(config)
-        with SteadyTraffic(server.grpc, traffic, rate_per_s=100) as steady:
+        with BackgroundLoad(server.grpc, traffic, rate_per_s=100) as load:
             client.unload("dropped")
             client.load("dropped", deployment.model.config(config))
             time.sleep(0.2)
-        report = steady.report()
+        report = load.report()
 
     assert report.failed
     assert sum(report.errors.values()) == report.failed

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from enginegate.errors import ServerError
+from enginegate.loadgen.schedule import PATTERNS, due_times
 from enginegate.loadgen.traffic import Transport, run_load
-from enginegate.measurement import Load
+from enginegate.measurement import ArrivalPattern, Load
+from tests.fakes.load_patterns import RAMP
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
@@ -23,14 +25,14 @@ import signal
 import sys
 import numpy as np
 from enginegate.measurement import Load
-from enginegate.loadgen.traffic import Sending, Traffic, run_load
+from enginegate.loadgen.traffic import Traffic, Transport, run_load
 # Where the tests run in a shell's background, Ctrl-C is ignored, by this process too.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 run_load(
     sys.argv[1],
     Traffic.of("scale", [{"x": np.zeros((1, 4), np.float32)}]),
     Load(rate_per_s=50, duration_s=600, seed=1),
-    sending=Sending(processes=2, shared_memory="system"),
+    sending=Transport(processes=2, shared_memory="system"),
 )
 """
 
@@ -49,7 +51,7 @@ def _workers(pid):
         # A thread may end between being listed and being looked at.
         with contextlib.suppress(OSError):
             children += (task / "children").read_text().split()
-    return {int(child) for child in children if "triton.workers" in _command(child)}
+    return {int(child) for child in children if "loadgen.workers" in _command(child)}
 
 
 def _regions():
@@ -115,6 +117,19 @@ def test_a_sending_process_that_dies_is_an_error(server, client, traffic):
     _wait(lambda: not any(_command(worker) for worker in workers))
 
 
+@pytest.mark.usefixtures("scale")
+def test_processes_follow_a_pattern_that_another_package_adds(server, traffic, monkeypatch):
+    """The schedule travels to the processes, which have never heard of the pattern's name."""
+    monkeypatch.setitem(PATTERNS, "ramp", RAMP)
+    ramp = ArrivalPattern(name="ramp", start_share=0.5)
+    load = Load(rate_per_s=100, duration_s=0.5, seed=1, arrivals=ramp)
+
+    result = run_load(server.grpc, traffic, load, sending=Transport(processes=2))
+
+    assert result.failed == 0
+    assert result.due_s.tolist() == list(due_times(load))
+
+
 def test_processes_say_that_there_is_no_server(traffic, monkeypatch):
     """The error of a sending process comes out as if it had been raised here."""
     monkeypatch.setattr("enginegate.loadgen.workers._WORKER", _IMPATIENT)
@@ -129,7 +144,7 @@ def test_processes_say_that_there_is_no_server(traffic, monkeypatch):
 
 
 _IMPATIENT = """
-from enginegate.triton import sending, workers
-sending._CONNECT_S = 0.2
-workers.work()
+from enginegate.loadgen import worker_load, workers
+worker_load._CONNECT_S = 0.2
+workers.run_worker()
 """

@@ -71,7 +71,7 @@ def test_a_dead_server_stops_no_way_back(here, package, second_serves, way):
     here.publish(package(2.0), expected=1)
     (own,) = here.local.servers
     off = replace(own, repository=replace(own.repository, client=None))
-    with_dead = replace(here, local=replace(here.local, members=(off,)))
+    with_dead = replace(here, local=replace(here.local, servers=(off,)))
     words = (
         r"(?s)Release 1 of digits is live again on the primary, but not everywhere:.*own: .*No live"
     )

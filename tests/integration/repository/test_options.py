@@ -39,7 +39,7 @@ def test_every_option_a_cpu_can_have_is_in_force(repository, package, ask):
     found = repository.client.config("digits")
     batching, message = found.message.dynamic_batching, found.message
     policy = batching.default_queue_policy
-    assert (made.options, found.serving, ask()) == (OPTIONS, SERVING, (1, 1.0))
+    assert (made.engine.options, found.serving, ask()) == (OPTIONS, SERVING, (1, 1.0))
     assert (batching.priority_levels, batching.default_priority_level) == (3, 2)
     assert (policy.max_queue_size, policy.default_timeout_microseconds) == (64, 2_000_000)
     assert (policy.timeout_action, policy.allow_timeout_override) == (policy.DELAY, True)

@@ -1,6 +1,6 @@
 import pytest
 
-from enginegate.benchmark.deployed import DeployedBenchmark, deployed
+from enginegate.benchmark.deployment import DeployedBenchmark, deploy
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measuring.raw_requests import read_requests
@@ -30,7 +30,7 @@ def test_the_batching_configuration_wins(server, scale_model, samples, tmp_path)
         confirm_requests=600,
     )
 
-    with deployed(server, scale_model("searched", sleep_ms=10)) as deployment:
+    with deploy(server, scale_model("searched", sleep_ms=10)) as deployment:
         bench = DeployedBenchmark(deployment, Traffic.of("searched", samples), tmp_path, slo.p99_ms)
         result = search(bench.measure, bounds, slo)
 
@@ -56,7 +56,7 @@ def test_an_slo_that_cannot_be_met_is_failed(server, scale_model, samples, tmp_p
     )
     slo = Slo(p99_ms=0.01, min_throughput_per_s=1.0, confidence=0.99)
 
-    with deployed(server, scale_model("impossible", sleep_ms=5)) as deployment:
+    with deploy(server, scale_model("impossible", sleep_ms=5)) as deployment:
         bench = DeployedBenchmark(
             deployment, Traffic.of("impossible", samples), tmp_path, slo.p99_ms
         )

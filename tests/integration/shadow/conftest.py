@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from enginegate.benchmark.deployed import ServedModel, deployed
+from enginegate.benchmark.deployment import ServedModel, deploy
 from enginegate.candidate import TensorSpec
 from enginegate.serving import ServingConfig
 from enginegate.triton.install import find_triton
@@ -34,6 +34,6 @@ def scale(server):
         outputs=(x.model_copy(update={"name": "y"}),),
         files={"model.py": _SCALE},
     )
-    with deployed(server, model) as deployment:
+    with deploy(server, model) as deployment:
         deployment.serve(ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1))
         yield model.name

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from enginegate.errors import DataError
-from enginegate.loadgen.background_load import SteadyTraffic
-from enginegate.loadgen.schedule import poisson
+from enginegate.loadgen.background_load import BackgroundLoad
+from enginegate.loadgen.schedule import due_times
 from enginegate.loadgen.traffic import Traffic, run_load
 from enginegate.measurement import Load
 from enginegate.policy.recording import Shadow
@@ -41,7 +41,7 @@ def sent():
 def visitors(server, scale, sent):
     """Makes a steady load that lasts for a block, however long that takes."""
     traffic = Traffic.of(scale, sent)
-    return lambda rate_per_s: SteadyTraffic(server.grpc, traffic, rate_per_s=rate_per_s)
+    return lambda rate_per_s: BackgroundLoad(server.grpc, traffic, rate_per_s=rate_per_s)
 
 
 def _wait(condition):
@@ -66,7 +66,7 @@ def test_live_requests_become_a_sample(server, scale, home, sent, caplog):
     """Inputs, outputs, versions, stages and arrival times of live requests are kept, privately."""
     caplog.set_level(logging.DEBUG)
     load = Load(rate_per_s=100, duration_s=1.5, seed=3)
-    due = np.fromiter(poisson(load), float)
+    due = np.fromiter(due_times(load), float)
     every = Shadow(trace_rate=1, max_samples=len(due))
 
     with ThreadPoolExecutor(1) as visitor:

@@ -10,7 +10,7 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
-from enginegate.benchmark.deployed import deployed
+from enginegate.benchmark.deployment import deploy
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
 from enginegate.loadgen.traffic import run_load
@@ -119,7 +119,7 @@ def test_settings_are_restored_after_a_failure(server, client, notes):
 @pytest.fixture
 def slow(server, scale_model):
     """A model that takes its time to answer."""
-    with deployed(server, scale_model("slow", sleep_ms=400)) as deployment:
+    with deploy(server, scale_model("slow", sleep_ms=400)) as deployment:
         deployment.serve(ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1))
         yield deployment
 
@@ -302,7 +302,7 @@ def test_types_that_a_trace_cannot_hold_are_refused(server, scale_model, notes):
     model = replace(
         scale_model("bytes"), inputs=(TensorSpec(name="x", dtype="uint8", shape=(-1, 4)),)
     )
-    with deployed(server, model) as deployment:
+    with deploy(server, model) as deployment:
         config = deployment.model.config(
             ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1)
         )

@@ -3,7 +3,7 @@ import time
 import numpy as np
 import pytest
 
-from enginegate.benchmark.deployed import deployed
+from enginegate.benchmark.deployment import deploy
 from enginegate.errors import ServerError
 from enginegate.serving import ServingConfig
 from enginegate.triton.client import TritonClient
@@ -116,7 +116,7 @@ def test_a_load_past_its_deadline_says_that_it_may_still_come(server, client, sc
     slow = scale_model("slow_load", sleep_ms=400)
     config = slow.config(ServingConfig(max_batch_size=2, max_queue_delay_us=0, instances=1))
 
-    with deployed(server, slow):
+    with deploy(server, slow):
         assert client.ready()
         with pytest.raises(ServerError, match="a deadline does not stop a load"):
             client.load("slow_load", config, timeout_s=0.3)
@@ -131,7 +131,7 @@ def test_a_model_that_fails_to_load_gives_its_reason(server, client, scale_model
     broken = scale_model("broken", fail="no such engine")
     config = broken.config(ServingConfig(max_batch_size=2, max_queue_delay_us=0, instances=1))
 
-    with deployed(server, broken):
+    with deploy(server, broken):
         with pytest.raises(ServerError, match="no such engine"):
             client.load("broken", config)
         reasons = [row.reason for row in client.index() if row.name == "broken"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from enginegate.benchmark.deployed import DeployedBenchmark, deployed
+from enginegate.benchmark.deployment import DeployedBenchmark, deploy
 from enginegate.errors import ServerError
 from enginegate.loadgen.traffic import Traffic, Transport, run_load
 from enginegate.measurement import Load
@@ -165,7 +165,7 @@ def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, sa
     # It ends once enough requests have failed; until then a slow machine has time to crash.
     longer = Load(rate_per_s=100, duration_s=6.0, seed=1)
 
-    with _start(install, tmp_path) as doomed, deployed(doomed, scale_model("doomed")) as model:
+    with _start(install, tmp_path) as doomed, deploy(doomed, scale_model("doomed")) as model:
         shared = model.client.metadata().name
         bench = DeployedBenchmark(model, Traffic.of("doomed", samples), tmp_path, slo_p99_ms=100)
         assert bench.measure(serving, load).measurement.failed == 0

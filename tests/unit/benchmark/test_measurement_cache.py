@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginegate.benchmark.measurement_cache import CacheKey, MeasurementCache, measure_cached
+from enginegate.benchmark.measurement_cache import CacheKey, MeasurementCache
 from enginegate.measurement import LatencySample, Load, Measurement
 from enginegate.measuring.p99 import SequentialTest, percentiles
 from enginegate.measuring.raw_requests import Requests, save_requests
@@ -57,11 +57,11 @@ class Counting:
 
 
 @pytest.fixture
-def shelf(tmp_path):
+def cache(tmp_path):
     return MeasurementCache(tmp_path / "measurements", tmp_path / "latencies")
 
 
-def setup(**changes):
+def key(**changes):
     fields = {
         "files": {"model.onnx": sha("e")},
         "backend": "python",
@@ -74,18 +74,19 @@ def setup(**changes):
     return CacheKey(**(fields | changes))
 
 
-def on(shelf, fake, *, limit_ms=40.0, **changes):
-    return measure_cached(fake, setup(**changes), shelf, limit_ms=limit_ms)
+def cached_on(cache, fake, *, limit_ms=40.0, **changes):
+    return cache.measure_with(fake, key(**changes), limit_ms=limit_ms)
 
 
-def test_the_same_is_measured_once(shelf):
+def test_the_same_is_measured_once(cache):
     """What comes back is what was measured, raw latencies included."""
-    server = Counting(shelf.latencies)
+    server = Counting(cache.latencies)
 
-    first = on(shelf, server)(CONFIG, LOAD)
-    again = on(shelf, server)(CONFIG, LOAD)
+    first = cached_on(cache, server)(CONFIG, LOAD)
+    again = cached_on(cache, server)(CONFIG, LOAD)
 
     assert len(server.asked) == 1
+    assert (first.cached, again.cached) == (False, True)
     assert again.measurement == first.measurement
     assert again.latencies_ms.tolist() == first.latencies_ms.tolist()
 
@@ -103,20 +104,20 @@ def test_the_same_is_measured_once(shelf):
         pytest.param({"settings": BackendSettings(cuda_provider={"use_tf32": "0"})}, id="settings"),
     ],
 )
-def test_anything_it_depends_on_asks_for_another(shelf, changes):
+def test_anything_it_depends_on_asks_for_another(cache, changes):
     """A measurement is never used for something else than it was made on."""
-    server = Counting(shelf.latencies)
-    on(shelf, server)(CONFIG, LOAD)
+    server = Counting(cache.latencies)
+    cached_on(cache, server)(CONFIG, LOAD)
 
-    on(shelf, server, **changes)(CONFIG, LOAD)
+    cached_on(cache, server, **changes)(CONFIG, LOAD)
 
     assert len(server.asked) == 2
 
 
-def test_configuration_and_load_ask_for_another(shelf):
+def test_configuration_and_load_ask_for_another(cache):
     """So does every field of them, the seed included."""
-    server = Counting(shelf.latencies)
-    measure = on(shelf, server)
+    server = Counting(cache.latencies)
+    measure = cached_on(cache, server)
 
     for load in (LOAD, LOAD.model_copy(update={"seed": 2})):
         for config in (CONFIG, CONFIG.model_copy(update={"instances": 2})):
@@ -125,10 +126,10 @@ def test_configuration_and_load_ask_for_another(shelf):
     assert len(server.asked) == 4
 
 
-def test_a_void_measurement_is_not_kept(shelf):
+def test_a_void_measurement_is_not_kept(cache):
     """It says nothing, so it is made again."""
-    server = Counting(shelf.latencies, invalid=("the generator was late",))
-    measure = on(shelf, server)
+    server = Counting(cache.latencies, invalid=("the generator was late",))
+    measure = cached_on(cache, server)
 
     measure(CONFIG, LOAD)
     measure(CONFIG, LOAD)
@@ -137,18 +138,18 @@ def test_a_void_measurement_is_not_kept(shelf):
 
 
 @pytest.mark.parametrize("part", ["measurements", "latencies"])
-def test_a_damaged_file_is_measured_again(shelf, tmp_path, part):
+def test_a_damaged_file_is_measured_again(cache, tmp_path, part):
     """Record or raw latencies: what is not what it was is not believed."""
-    server = Counting(shelf.latencies)
-    whole = on(shelf, server)(CONFIG, LOAD)
+    server = Counting(cache.latencies)
+    whole = cached_on(cache, server)(CONFIG, LOAD)
     for path in (tmp_path / part).iterdir():
         path.write_bytes(path.read_bytes()[:-20])
 
-    again = on(shelf, server)(CONFIG, LOAD)
+    again = cached_on(cache, server)(CONFIG, LOAD)
 
     assert len(server.asked) == 2
     assert again.measurement == whole.measurement
-    assert on(shelf, server)(CONFIG, LOAD).measurement == whole.measurement
+    assert cached_on(cache, server)(CONFIG, LOAD).measurement == whole.measurement
     assert len(server.asked) == 2
 
 
@@ -161,39 +162,39 @@ def test_a_damaged_file_is_measured_again(shelf, tmp_path, part):
         pytest.param(40.0, None, 2, id="the-whole-run-is-wanted"),
     ],
 )
-def test_a_run_that_ended_early_counts_where_it_decides(shelf, limit_ms, ends, measured):
+def test_a_run_that_ended_early_counts_where_it_decides(cache, limit_ms, ends, measured):
     """Another limit may need the rest of it; p99 is 20 ms here."""
-    server = Counting(shelf.latencies, ended_after=5.0)
-    on(shelf, server)(CONFIG, LOAD, ends=ENDS)
+    server = Counting(cache.latencies, ended_after=5.0)
+    cached_on(cache, server)(CONFIG, LOAD, ends=ENDS)
 
-    on(shelf, server, limit_ms=limit_ms)(CONFIG, LOAD, ends=ends)
+    cached_on(cache, server, limit_ms=limit_ms)(CONFIG, LOAD, ends=ends)
 
     assert len(server.asked) == measured
 
 
-def test_lateness_that_decides_about_a_shorter_limit_is_asked_again(shelf):
+def test_lateness_that_decides_about_a_shorter_limit_is_asked_again(cache):
     """A p99 of 20 ms, sent 4 ms late: within 40 ms either way, and within 22 ms but for that."""
-    server = Counting(shelf.latencies, sent_late_ms=4.0)
-    on(shelf, server)(CONFIG, LOAD)
+    server = Counting(cache.latencies, sent_late_ms=4.0)
+    cached_on(cache, server)(CONFIG, LOAD)
 
-    on(shelf, server, limit_ms=35.0)(CONFIG, LOAD)
+    cached_on(cache, server, limit_ms=35.0)(CONFIG, LOAD)
     assert len(server.asked) == 1
 
-    on(shelf, server, limit_ms=22.0)(CONFIG, LOAD)
+    cached_on(cache, server, limit_ms=22.0)(CONFIG, LOAD)
     assert len(server.asked) == 2
 
 
-def test_a_generator_too_late_for_a_shorter_limit_is_asked_again(shelf):
+def test_a_generator_too_late_for_a_shorter_limit_is_asked_again(cache):
     """It was 5.5 ms late, which a limit of 40 ms allows, and one of 20 ms does not."""
-    server = Counting(shelf.latencies)
-    on(shelf, server)(CONFIG, LOAD)
+    server = Counting(cache.latencies)
+    cached_on(cache, server)(CONFIG, LOAD)
 
-    on(shelf, server, limit_ms=20.0)(CONFIG, LOAD)
+    cached_on(cache, server, limit_ms=20.0)(CONFIG, LOAD)
 
     assert len(server.asked) == 2
 
 
-def searched(shelf, server, p99_ms):
+def searched(cache, server, p99_ms):
     bounds = Search(
         max_batch_sizes=(8,),
         queue_delays_us=(0, 1000),
@@ -204,16 +205,16 @@ def searched(shelf, server, p99_ms):
         budget_s=10_000,
     )
     slo = Slo(p99_ms=p99_ms, min_throughput_per_s=100, confidence=0.95, confirm_requests=3000)
-    return search(on(shelf, server, limit_ms=p99_ms), bounds, slo)
+    return search(cached_on(cache, server, limit_ms=p99_ms), bounds, slo)
 
 
-def test_a_second_search_measures_nothing(shelf):
+def test_a_second_search_measures_nothing(cache):
     """Kill and resume repeats nothing, and ends at the same answer."""
-    server = Counting(shelf.latencies)
-    first = searched(shelf, server, 40.0)
+    server = Counting(cache.latencies)
+    first = searched(cache, server, 40.0)
     asked = len(server.asked)
 
-    again = searched(shelf, server, 40.0)
+    again = searched(cache, server, 40.0)
 
     assert first.chosen is not None
     assert asked == len(set(server.asked))
@@ -224,13 +225,13 @@ def test_a_second_search_measures_nothing(shelf):
     )
 
 
-def test_a_moved_slo_measures_only_what_is_missing(shelf):
+def test_a_moved_slo_measures_only_what_is_missing(cache):
     """Raw latencies are decided on again; only rates that nobody asked about are new."""
-    server = Counting(shelf.latencies)
-    first = searched(shelf, server, 40.0)
+    server = Counting(cache.latencies)
+    first = searched(cache, server, 40.0)
     before = set(server.asked)
 
-    moved = searched(shelf, server, 60.0)
+    moved = searched(cache, server, 60.0)
 
     new = server.asked[len(before) :]
     assert moved.throughput_at_slo_per_s > first.throughput_at_slo_per_s

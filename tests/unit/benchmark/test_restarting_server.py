@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from enginegate.benchmark.restarting_server import RestartingServer, Running
+from enginegate.benchmark.restarting_server import RestartingServer, RunningServer
 from enginegate.errors import ServerError
 from enginegate.measurement import Load
 from enginegate.serving import ServingConfig
@@ -40,7 +40,7 @@ class Mortal:
                 raise ServerError("it does not answer. The end of its log: out of memory")
 
         try:
-            yield Running({"a": measure, "b": measure}, check_alive)
+            yield RunningServer({"a": measure, "b": measure}, check_alive)
         finally:
             self.ended += 1
 
@@ -49,8 +49,8 @@ def test_nothing_is_started_before_it_is_needed():
     """What was measured before needs no server."""
     servers = Mortal(1)
 
-    with RestartingServer(servers.up) as stand:
-        stand.bench("a")
+    with RestartingServer(servers.up) as server:
+        server.measure("a")
 
     assert servers.started == 0
 
@@ -59,22 +59,22 @@ def test_one_server_serves_all_benches():
     """Candidate and champion are measured side by side, and all is taken down at the end."""
     servers = Mortal(4)
 
-    with RestartingServer(servers.up) as stand:
-        seen = [stand.bench(name)(CONFIG, LOAD) for name in ("a", "b", "a")]
+    with RestartingServer(servers.up) as server:
+        seen = [server.measure(name)(CONFIG, LOAD) for name in ("a", "b", "a")]
 
     assert seen == [1, 1, 1]
-    assert (servers.started, servers.ended, stand.restarted) == (1, 1, 0)
+    assert (servers.started, servers.ended, server.restarted) == (1, 1, 0)
 
 
 def test_a_dead_server_is_replaced_and_the_measurement_repeated():
     """The caller sees nothing of it; people are told."""
     servers, said = Mortal(1, 0, 9), []
 
-    with RestartingServer(servers.up, said=said.append) as stand:
-        seen = [stand.bench("a")(CONFIG, LOAD) for _ in range(3)]
+    with RestartingServer(servers.up, warn=said.append) as server:
+        seen = [server.measure("a")(CONFIG, LOAD) for _ in range(3)]
 
     assert seen == [1, 3, 3]
-    assert (servers.started, servers.ended, stand.restarted) == (3, 3, 2)
+    assert (servers.started, servers.ended, server.restarted) == (3, 3, 2)
     assert "restart 2 of 3" in said[1]
 
 
@@ -83,10 +83,10 @@ def test_servers_are_not_started_without_end():
     servers = Mortal(0, 0, 0, 0, 0)
 
     with (
-        RestartingServer(servers.up, restarts=2) as stand,
+        RestartingServer(servers.up, restarts=2) as server,
         pytest.raises(ServerError, match=r"3 servers died.*batch <= 8.*\n.*out of memory"),
     ):
-        stand.bench("a")(CONFIG, LOAD)
+        server.measure("a")(CONFIG, LOAD)
 
     assert (servers.started, servers.ended) == (3, 3)
 
@@ -96,9 +96,9 @@ def test_an_error_of_a_living_server_is_passed_on():
     servers = Mortal(9, refuses=True)
 
     with (
-        RestartingServer(servers.up) as stand,
+        RestartingServer(servers.up) as server,
         pytest.raises(ServerError, match="does not load"),
     ):
-        stand.bench("a")(CONFIG, LOAD)
+        server.measure("a")(CONFIG, LOAD)
 
     assert (servers.started, servers.ended) == (1, 1)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginegate.benchmark.stress_mixes import heavier, largest
+from enginegate.benchmark.stress_mixes import largest_requests, measure_mixes
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measurement import LatencySample, Load, Measurement
 from enginegate.measuring.p99 import percentiles
@@ -45,7 +45,7 @@ def test_the_same_configuration_and_rate_under_three_patterns():
     """Bursts are the recorded requests in other time; large ones come from a bench of their own."""
     recorded, large = answering(5.0), answering(9.0, failed=2)
 
-    found = heavier({"recorded": recorded, "large together": large}, CONFIG, LOAD)
+    found = measure_mixes({"recorded": recorded, "large together": large}, CONFIG, LOAD)
 
     assert [pattern.name for pattern in found] == ["recorded", "bursts", "large together"]
     assert [load.arrivals for _, load in recorded.asked] == ["constant", "bursts"]
@@ -59,8 +59,8 @@ def test_void_measurements_and_missing_benches_are_left_out():
     """What could not be measured is not reported as if it had been."""
     void = answering(5.0, invalid=("the generator was late",))
 
-    assert heavier({"recorded": void}, CONFIG, LOAD) == ()
-    assert [p.name for p in heavier({"recorded": answering(5.0)}, CONFIG, LOAD)] == [
+    assert measure_mixes({"recorded": void}, CONFIG, LOAD) == ()
+    assert [p.name for p in measure_mixes({"recorded": answering(5.0)}, CONFIG, LOAD)] == [
         "recorded",
         "bursts",
     ]
@@ -76,7 +76,7 @@ def test_void_measurements_and_missing_benches_are_left_out():
 )
 def test_the_largest_requests(sizes, kept):
     """A tenth of the traffic; none when the sizes hardly differ."""
-    found = largest(Traffic(tuple(bytes(size) for size in sizes), order_seed=3))
+    found = largest_requests(Traffic(tuple(bytes(size) for size in sizes), order_seed=3))
 
     assert (found and [len(request) for request in found.requests]) == kept
     assert found is None or found.order_seed == 3

@@ -75,7 +75,7 @@ def test_the_command_prints_no_traceback(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("enginegate.cli.app._doctor.table", lambda: {}["oops"])
 
     with pytest.raises(SystemExit) as ended:
-        app.main()
+        app.run_command()
 
     told = capsys.readouterr().err
     assert ended.value.code == ExitCode.CRASH

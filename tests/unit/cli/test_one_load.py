@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from enginegate.cli.benchmark import said_of
+from enginegate.cli.benchmark import slo_sentence
 from enginegate.errors import ExitCode
 from enginegate.measurement import ClosedLoad, LatencySample, Load, Measurement
 from enginegate.measuring.p99 import percentiles
@@ -58,7 +58,7 @@ def measured(latencies_ms, load=OPEN, invalid=()):
 )
 def test_what_is_said(found, code, said):
     """An open loop is judged, its clusters counted for less; a closed one hides its tail."""
-    ended, words = said_of(found, SLO)
+    ended, words = slo_sentence(found, SLO)
 
     assert ended is code
     assert said in words

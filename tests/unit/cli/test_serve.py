@@ -36,6 +36,6 @@ def test_a_port_that_the_policy_names_is_that_member_of_the_fleet(
 
     monkeypatch.setattr(live, "live_server", live_server)
     with pytest.raises(ServerError, match="far enough"):
-        live.serve(read_policy(path), Workspace(tmp_path), Console(), Ports(grpc=port))
+        live.serve_live(read_policy(path), Workspace(tmp_path), Console(), Ports(grpc=port))
 
     assert started == [member]

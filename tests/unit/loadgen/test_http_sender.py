@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from enginegate.loadgen.grpc_sender import prepare
+from enginegate.loadgen.grpc_sender import encode_request
 from enginegate.loadgen.http_sender import HttpSender, http_request
 from enginegate.loadgen.traffic import Traffic, Transport, run_load
 from enginegate.measurement import Load
@@ -96,7 +96,7 @@ def test_the_request_is_one_message_made_once():
     """Head, JSON and raw tensor go out as they were made; nothing is added on the way."""
     _, met, replies = _run([])
 
-    request = prepare("m", {"x": np.array([[1, 2]], np.float32)}, request_id="0")
+    request = encode_request("m", {"x": np.array([[1, 2]], np.float32)}, request_id="0")
     assert {bytes(sent) for sent in met["requests"]} == {
         http_request(met["requests"][0].split(b"Host: ")[1].split(b"\r\n")[0].decode(), request)
     }
@@ -134,11 +134,11 @@ def test_a_broken_answer_is_one_failure(answer, status):
 
 
 async def _one_by_one(address, count):
-    asker = HttpSender(address)
-    request = http_request(address, prepare("m", {"x": np.array([[1, 2]], np.float32)}))
-    assert await asker.connect(30.0)
-    errors = [(await asker.ask(request, 30.0)).error for _ in range(count)]
-    await asker.close()
+    sender = HttpSender(address)
+    request = http_request(address, encode_request("m", {"x": np.array([[1, 2]], np.float32)}))
+    assert await sender.connect(30.0)
+    errors = [(await sender.send(request, 30.0)).error for _ in range(count)]
+    await sender.close()
     return errors
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from enginegate.errors import ServerError
 from enginegate.loadgen import shared_memory
-from enginegate.loadgen.grpc_sender import parse_request, prepare
+from enginegate.loadgen.grpc_sender import encode_request, parse_request
 
 REQUESTS = tuple(
-    prepare("m", {"x": np.full((1, 5), number, np.uint8), "z": np.float32([[number]])})
+    encode_request("m", {"x": np.full((1, 5), number, np.uint8), "z": np.float32([[number]])})
     for number in (1, 2)
 )
 
@@ -75,7 +75,7 @@ def test_memory_of_a_gpu(cuda, monkeypatch):
     server = _Server()
     monkeypatch.setattr(shared_memory, "TritonClient", server)
 
-    with shared_memory.shared("127.0.0.1:1", REQUESTS, "cuda") as known:
+    with shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "cuda") as known:
         region = server.regions[0]
         places = [dict(tensor.parameters) for r in known for tensor in parse_request(r).inputs]
 
@@ -102,7 +102,7 @@ def test_memory_in_use_is_waited_for(cuda, monkeypatch, caplog, busy, left):
     monkeypatch.setattr(shared_memory, "TritonClient", server)
     monkeypatch.setattr(shared_memory, "_LAST_ANSWER_S", 0.5)
 
-    with shared_memory.shared("127.0.0.1:1", REQUESTS, "cuda"):
+    with shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "cuda"):
         pass
 
     assert (len(server.regions), len(caplog.messages)) == (left, left)
@@ -115,7 +115,7 @@ def test_a_server_that_refuses_memory(cuda, monkeypatch):
 
     with (
         pytest.raises(ServerError, match="no GPU"),
-        shared_memory.shared("127.0.0.1:1", REQUESTS, "cuda"),
+        shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "cuda"),
     ):
         pass
 
@@ -132,7 +132,7 @@ def test_without_cuda(monkeypatch):
 
     with (
         pytest.raises(ServerError, match=r"(?s)No memory on GPU 0.*Share system memory instead"),
-        shared_memory.shared("127.0.0.1:1", REQUESTS, "cuda"),
+        shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "cuda"),
     ):
         pass
 
@@ -144,6 +144,6 @@ def test_more_than_the_machine_has(monkeypatch):
 
     with (
         pytest.raises(ServerError, match=r"16 free.*--shm-size"),
-        shared_memory.shared("127.0.0.1:1", REQUESTS, "system"),
+        shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "system"),
     ):
         pass

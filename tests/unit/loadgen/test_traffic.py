@@ -3,8 +3,7 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.errors import ModelError, ServerError
-from enginegate.loadgen.grpc_sender import prepare
-from enginegate.loadgen.schedule import poisson
+from enginegate.loadgen.grpc_sender import encode_request
 from enginegate.loadgen.traffic import LoadResult, Traffic, Transport
 from enginegate.measurement import ClosedLoad, Load
 from enginegate.triton.codec import reply_of
@@ -13,23 +12,6 @@ from enginegate.triton.types import Statistics
 
 def _load(**changes):
     return Load(**{"rate_per_s": 500.0, "duration_s": 20.0, "seed": 1, **changes})
-
-
-def test_arrivals_are_poisson():
-    """Gaps have the mean and the spread of an exponential, within the load's duration."""
-    arrivals = np.array(list(poisson(_load())))
-
-    gaps = np.diff(arrivals)
-    assert abs(len(arrivals) / 10_000 - 1) < 0.04
-    assert arrivals[0] > 0
-    assert arrivals[-1] < 20.0
-    assert abs(gaps.std() / gaps.mean() - 1) < 0.05
-
-
-def test_a_seed_fixes_the_arrivals():
-    """The same seed gives the same times, another seed others."""
-    assert list(poisson(_load())) == list(poisson(_load()))
-    assert list(poisson(_load())) != list(poisson(_load(seed=2)))
 
 
 def test_the_order_has_its_own_seed_and_uses_every_sample():
@@ -112,7 +94,7 @@ def test_requests_from_data_carry_ids_and_one_sample():
     traffic = Traffic.from_data("m", data)
 
     assert traffic.requests == tuple(
-        prepare("m", {"x": data.inputs["x"][row : row + 1]}, request_id=name)
+        encode_request("m", {"x": data.inputs["x"][row : row + 1]}, request_id=name)
         for row, name in enumerate("abc")
     )
 
@@ -120,7 +102,7 @@ def test_requests_from_data_carry_ids_and_one_sample():
 def test_a_dtype_that_cannot_be_sent():
     """Text cannot be sent, and the error lists what can."""
     with pytest.raises(ModelError, match="Supported"):
-        prepare("m", {"x": np.array([["text"]])})
+        encode_request("m", {"x": np.array([["text"]])})
 
 
 class _Output:

@@ -8,7 +8,7 @@ OK = Response("", "1", None)
 LIMIT_S = 0.1
 
 
-def _play(took_s, *, until_s, settled, naive=None):
+def _play(took_s, *, until_s, matured, naive=None):
     """A request each millisecond, answered in time order; looked at every 10 ms until a time."""
     transcript = Transcript()
     waiting = [(0.001 * row + took, row) for row, took in enumerate(took_s)]
@@ -17,12 +17,12 @@ def _play(took_s, *, until_s, settled, naive=None):
     while now_s < until_s:
         now_s += 0.01
         while opened < len(took_s) and 0.001 * opened <= now_s:
-            transcript.open(0.001 * opened, 0)
+            transcript.add_request(0.001 * opened, 0)
             opened += 1
         while waiting and waiting[0][0] <= now_s:
             done_s, row = waiting.pop(0)
-            transcript.close(row, OK, done_s)
-        settled.look(transcript, now_s)
+            transcript.add_answer(row, OK, done_s)
+        matured.update(transcript, now_s)
         if naive is not None:
             answered = np.isfinite(transcript.latency_s)
             late = np.array(transcript.latency_s)[answered] > LIMIT_S
@@ -30,17 +30,17 @@ def _play(took_s, *, until_s, settled, naive=None):
     return transcript
 
 
-def test_settled_requests_are_counted_without_bias():
+def test_matured_requests_are_counted_without_bias():
     """The share over the limit is right at every moment, also while slow answers are under way."""
     source = np.random.default_rng(4)
     slow = source.random(3000) < 0.2
     took_s = np.where(slow, 0.9, 0.005)
-    settled, naive = MaturedCounts(LIMIT_S, skip_s=0.0), []
+    matured, naive = MaturedCounts(LIMIT_S, skip_s=0.0), []
 
-    _play(took_s, until_s=0.6, settled=settled, naive=naive)
+    _play(took_s, until_s=0.6, matured=matured, naive=naive)
 
-    assert settled.count == pytest.approx(500, abs=2)
-    assert settled.over == slow[: settled.count].sum() > 70
+    assert matured.count == pytest.approx(500, abs=2)
+    assert matured.over == slow[: matured.count].sum() > 70
     # Counting what has been answered would have seen none of the slow ones by then.
     assert naive[-1][0] > 400
     assert naive[-1][1] == 0
@@ -48,16 +48,16 @@ def test_settled_requests_are_counted_without_bias():
 
 def test_warm_up_and_failures():
     """Requests due in the warm-up are not counted; one that failed counts as over."""
-    transcript, settled = Transcript(), MaturedCounts(LIMIT_S, skip_s=1.0)
+    transcript, matured = Transcript(), MaturedCounts(LIMIT_S, skip_s=1.0)
     for row, due_s in enumerate((0.5, 0.999, 1.0, 1.1, 1.2)):
-        transcript.open(due_s, row)
-    transcript.close(0, OK, 9.0)
-    transcript.close(2, OK, 1.05)
-    transcript.close(3, Response("UNAVAILABLE", "", None), 1.1)
-    transcript.close(4, OK, 1.25)
+        transcript.add_request(due_s, row)
+    transcript.add_answer(0, OK, 9.0)
+    transcript.add_answer(2, OK, 1.05)
+    transcript.add_answer(3, Response("UNAVAILABLE", "", None), 1.1)
+    transcript.add_answer(4, OK, 1.25)
 
-    settled.look(transcript, 1.25)
-    assert (settled.count, settled.over) == (2, 1)
-    settled.look(transcript, 1.31)
-    assert (settled.count, settled.over) == (3, 1)
+    matured.update(transcript, 1.25)
+    assert (matured.count, matured.over) == (2, 1)
+    matured.update(transcript, 1.31)
+    assert (matured.count, matured.over) == (3, 1)
     assert transcript.errors == {"UNAVAILABLE": 1}

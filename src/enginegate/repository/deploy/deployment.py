@@ -153,7 +153,7 @@ class Deployment:
 
     def _prove_parts(self, current: Current) -> None:
         """Those with validated answers of their own give them."""
-        for part in self.layout.release(current.version).parts:
+        for part in self.layout.release(current.version).engine.parts:
             if part.golden is not None:
                 path = self.layout.part_file(current.version, part.name, "golden.npz")
                 self._part(part.name).prove_answers(

@@ -28,7 +28,7 @@ def known_digests(layout: Layout, current: Current) -> dict[int, str]:
 
 def served_versions(current: Current, release: Release) -> tuple[int, ...]:
     """Versions of the model itself that are ready; of an ensemble only its parts stay loaded."""
-    return (current.version,) if release.parts else current.served
+    return (current.version,) if release.engine.parts else current.served
 
 
 def served_config(layout: Layout, current: Current) -> Config:
@@ -73,7 +73,7 @@ def part_configs(
     """
     versions: dict[str, set[int]] = {}
     for version in reversed(current.served):
-        for part in layout.release(version).parts:
+        for part in layout.release(version).engine.parts:
             versions.setdefault(part.name, set()).add(version)
     for name in versions:
         versions[name] |= also.get(name, set())
@@ -128,4 +128,4 @@ def _shared(layout: Layout, name: str, versions: set[int]) -> Config:
 
 
 def _parts_named(layout: Layout, version: int, name: str) -> list[ComposingModel]:
-    return [part for part in layout.release(version).parts if part.name == name]
+    return [part for part in layout.release(version).engine.parts if part.name == name]

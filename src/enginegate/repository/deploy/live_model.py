@@ -76,7 +76,7 @@ class LiveModel:
             )
         golden = Golden.read(self.layout.golden_file(current.version))
         return golden.replay(
-            self._ask, version=current.version, max_abs_error=release.golden_max_abs_error
+            self._ask, version=current.version, max_abs_error=release.engine.golden_max_abs_error
         )
 
     def prove_answers(self, golden: Golden, *, version: int, max_abs_error: float) -> float:

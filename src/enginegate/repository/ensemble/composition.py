@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 
 from enginegate.candidate import FileDigest, TensorSpec
-from enginegate.decision import ComposingModel, Release
+from enginegate.decision import ComposingModel, Release, ReleasedEngine
 from enginegate.engine_kinds import is_fixed_batch
 from enginegate.errors import EnginegateError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
@@ -109,7 +109,7 @@ def part_name(model: str, step: str) -> str:
     return f"{model}.{step}"
 
 
-def engine_step(made: Package | Release) -> str:
+def engine_step(made: Package | ReleasedEngine) -> str:
     """What the engine is called among the steps, e.g. ``engine`` or ``engine-onnxruntime``.
 
     Both versions of a part serve while the ensemble goes over, with one configuration. So engines
@@ -275,13 +275,13 @@ def composes(layout: Layout, release: Release, rules: Ensemble | None) -> bool:
         ModelError: the policy's steps are not there any more, or do not fit the release's engine.
         TamperedError: the release's own files are not what was published.
     """
-    if rules is None or not release.parts:
-        return rules is None and not release.parts
-    published = {part.name: part for part in release.parts}
-    name = part_name(release.model, engine_step(release))
+    if rules is None or not release.engine.parts:
+        return rules is None and not release.engine.parts
+    published = {part.name: part for part in release.engine.parts}
+    name = part_name(release.model, engine_step(release.engine))
     engine = part_config(layout, release.version, published[name])
     composed = compose(release.model, rules, PartPackage(name, engine, {}))
-    own = release.files[ENSEMBLE_FILE].sha256
+    own = release.engine.files[ENSEMBLE_FILE].sha256
     return own == _text_digest(composed.config) and all(
         part.name == name or _is_published(part, published.get(part.name))
         for part in composed.parts

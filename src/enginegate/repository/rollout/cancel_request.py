@@ -20,6 +20,7 @@ from enginegate.repository.store.object_journal import (
     is_cancelled,
 )
 from enginegate.repository.store.object_release import ObjectReleases
+from enginegate.repository.store.pointer import rollback_target
 
 _POLL_S = 0.5
 _PATIENCE_S = 30.0
@@ -67,7 +68,7 @@ class CancelRequest:
         if progress.canary is None or self.to == progress.canary:
             return False
         if self.to not in {None, progress.before}:
-            self.releases.rollback_target(self.releases.live_version(), self.to)
+            rollback_target(self.releases, self.releases.pointer()[0], self.to)
         return self.leave in {None, progress.canary}
 
     def _cancel_lease(self) -> RolloutProgress | None:

@@ -20,7 +20,7 @@ from enginegate.errors import (
     RepositoryError,
 )
 from enginegate.repository.promotion import LiveRepository
-from enginegate.repository.recovery import UNDONE, Withdrawal, was_withdrawn
+from enginegate.repository.recovery import UNDONE, AlignServers, Withdrawal, decide, was_withdrawn
 from enginegate.repository.rollout.fleet_server import FleetServer, each_of, lines
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
 from enginegate.repository.store.layout import Layout, models
@@ -103,11 +103,8 @@ class Fleet:
     ) -> Release:
         """Make a package live on the primary, analyse the canary, then on every other server.
 
-        Raises:
-            RepositoryBusyError: a roll-out is under way.
-            RepositoryError: a server does not answer, or another release is live somewhere.
-            PublishError: a server failed; all were returned to the previous release. The message
-                names the server, and any that could not be returned.
+        If a server fails, all return to the previous release; the message names that server, and
+        any that could not be returned.
         """
 
         def note_canary(release: Release) -> None:
@@ -129,10 +126,7 @@ class Fleet:
             return release
 
     def publish_again(self, model: str, version: int, *, reason: str = "") -> Release:
-        """Make a release live whose bytes are here, by the path of a new one.
-
-        Nobody knows why it was left: its canary may not have passed. Raises as `publish`.
-        """
+        """Make a release live again that was left, perhaps because its canary did not pass."""
         if self.analyse_canary is None:
             return self.rollback(model, version, reason=reason)
         with self._rolling_out(model):
@@ -150,11 +144,6 @@ class Fleet:
 
         If the primary's server is dead, another one that serves its folder stands in. The analysis
         of a canary is cancelled by this, and going back from the canary is all that is done.
-
-        Raises:
-            NotEverywhereError: a server could not be changed: the message names it; the primary
-                and the others serve the earlier release.
-            RepositoryError: there is no such release, or no server of the primary's folder answers.
         """
         with self._preempting(model, lambda p: expected in {None, p.canary}) as preempted:
             layout, cancelled = Layout(self.root, model), preempted
@@ -181,19 +170,12 @@ class Fleet:
         return self._take_back(RolloutProgress(model=model, before=previous, canary=version))
 
     def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
-        """Leave nothing live on every server that answers; what is live now, in words.
-
-        Raises:
-            RepositoryError: another release is live by now.
-        """
+        """Leave nothing live on every server that answers."""
         progress = RolloutProgress(model=model, canary=version, who=by.who, why=by.why)
         return self._take_back(progress)
 
     def renew(self, renewed: RenewedPromise, *, new: bool = True) -> RenewedPromise:
-        """Hold the live release to another promise; only the primary's repository says to which.
-
-        Raises as `LiveRepository.renew`.
-        """
+        """Give the live release another promise; only the primary's repository says which."""
         return self.primary.renew(renewed, new=new)
 
     def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
@@ -202,17 +184,7 @@ class Fleet:
         A server that does not answer would serve it again when it is back, so all must answer. The
         primary is last: until then all go back to the release if one refuses.
 
-        Args:
-            model: its name.
-            by: whom, and why.
-            checked: whoever calls knows that there is no release to go back to.
-
-        Returns:
-            What was live.
-
         Raises:
-            RepositoryError: a server does not answer, nothing is live, or there is a release to go
-                back to.
             PublishError: a server did not unload it, so it is live on all that could be reached;
                 the message names the server.
             NotEverywhereError: it is withdrawn, and a server that shares the primary's folder goes
@@ -259,18 +231,7 @@ class Fleet:
     def cancel_rollout(
         self, model: str, may: Callable[[RolloutProgress], bool] = lambda _: True
     ) -> RolloutProgress | None:
-        """Cancel the analysis of a canary, also of one that is about to be live; then recover.
-
-        Args:
-            model: of which model.
-            may: whether it may be cancelled.
-
-        Returns:
-            The roll-out that was cancelled.
-
-        Raises:
-            RepositoryBusyError: a roll-out goes on.
-        """
+        """Cancel the analysis of a canary, also of one that is about to be live; then recover."""
         with self._preempting(model, may) as cancelled:
             self._recover()
             return cancelled
@@ -294,12 +255,7 @@ class Fleet:
         return self.primary.serves(model) and all(s.serves(model, live) for s in self.servers)
 
     def bring_up(self, model: str) -> Release:
-        """Load the primary's release on every server that does not serve it, and prove it.
-
-        Raises:
-            NotEverywhereError: a server could not be brought to it; the message names it.
-            RepositoryError: the primary could not.
-        """
+        """Load the primary's release on every server that does not serve it, and prove it."""
         release = self.primary.bring_up(model)
         failed: dict[str, str] = {}
         each_of(self.servers, lambda server: server.replicate(release), failed)
@@ -458,11 +414,14 @@ class Fleet:
             except EnginegateError as error:  # must not keep the others from going back
                 done.append(f"{server.name} could not be recovered: {error}")
         for progress in self.rollouts.unfinished():
-            if self.rollouts.is_settled(progress):
-                done += self._finish(progress)
-            else:
-                words = self._return_all(progress, self.servers)
-                done.append(f"A roll-out of {progress.model} was cut short on the canary. {words}")
+            pointer = Layout(self.root, progress.model).current()
+            for action in decide((), pointer, progress):
+                if action == AlignServers():
+                    done += self._finish(progress)
+                else:
+                    words = self._return_all(progress, self.servers)
+                    cut = f"A roll-out of {progress.model} was cut short on the canary."
+                    done.append(f"{cut} {words}")
             self.rollouts.settle(progress.model)
         return tuple(done)
 

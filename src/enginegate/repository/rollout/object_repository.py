@@ -28,6 +28,11 @@ from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import Lease, ObjectJournal, was_undone
 from enginegate.repository.store.object_release import ObjectReleases, Pointer
 from enginegate.repository.store.package import Package
+from enginegate.repository.store.pointer import (
+    check_expected,
+    check_withdrawable,
+    rollback_target,
+)
 from enginegate.triton.client import TritonClient
 
 LEASE_S = 3600.0
@@ -89,11 +94,11 @@ class ObjectRepository:
         """Make a package the live release, here and in storage, or leave everything as it was."""
         self.store.check_conditions()
         self.recover()
-        self.releases.check_expected(expected)
+        self.releases.tag_of(expected)
         here = LiveRecord.of(Layout(self.root, self.model)).last_number
         newest = max(here, *self.releases.versions(), *self.releases.stray(), 0)
         with self._lease("publish", newest + 1) as lease:
-            tag = self.releases.check_expected(expected)
+            tag = self.releases.tag_of(expected)
 
             def upload(release: Release) -> None:
                 self.releases.upload(self.root, release, lease.entry.operation)
@@ -118,26 +123,24 @@ class ObjectRepository:
 
         The analysis of a canary, on whichever host, is cancelled by this: its promoter goes back.
         A release that is live, and to be left, is not fetched for that by a host that lacks it.
-
-        Raises:
-            RepositoryBusyError: another host is changing this model, or a canary that was cancelled
-                has not gone back.
         """
         self._check_model(model)
         request = CancelRequest(self.releases, self.journal, self.local, to, expected, reason)
         cancelled = request.cancel()
         self._close_left()
-        live = self.releases.live_version()
+        pointer = self.current()
+        live = pointer.version if pointer else None
         if cancelled is not None and live == cancelled.before:
             if to in {None, live}:
                 return self._after_cancel(cancelled)
         elif expected is not None:
-            self.releases.check_expected(expected)
-        target = self.releases.rollback_target(live, to).version
+            check_expected(self.releases, pointer, expected)
+        target = rollback_target(self.releases, pointer, to)
         partly: NotEverywhereError | None = None
         with self._lease("rollback", target) as lease:
-            tag = self.releases.check_expected(live)
-            release = self.releases.rollback_target(live, target)
+            tag = self.releases.tag_of(live)
+            rollback_target(self.releases, pointer, target)
+            release = self.releases.release(target)
             # A pull may have begun to load before the lease was taken; from then on none begins.
             self.local.cancel_rollout(model)
             here = self._sync.current()
@@ -155,11 +158,7 @@ class ObjectRepository:
         return release
 
     def withdraw(self, model: str, version: int) -> str:
-        """Take back a release whose promotion failed after it was published.
-
-        Raises:
-            RepositoryError: another release is live by now.
-        """
+        """Take back a release whose promotion failed after it was published."""
         self._check_model(model)
         previous = self.releases.release(version).previous_version
         if previous is not None:
@@ -168,9 +167,9 @@ class ObjectRepository:
             except NotEverywhereError as error:
                 return str(error)
             return f"Release {back.version} is live, as before."
-        self.releases.check_expected(version)
+        self.releases.tag_of(version)
         with self._lease("withdraw", version) as lease:
-            tag = self.releases.check_expected(version)
+            tag = self.releases.tag_of(version)
             self.local.withdraw(self.model, version)
             lease.add("loaded")
             self.releases.commit(None, tag)
@@ -188,9 +187,9 @@ class ObjectRepository:
         release = self.releases.release_of(pointer) if pointer else None
         if release is None:
             raise RepositoryError(f"Nothing of {model} is live in {self.store.url}.")
-        self.releases.check_withdrawable(release)
+        check_withdrawable(self.releases, release)
         with self._lease("withdraw", release.version) as lease:
-            tag = self.releases.check_expected(release.version)
+            tag = self.releases.tag_of(release.version)
             self.local.withdraw_first(model, by, checked=True)
             lease.add("loaded")
             self.releases.commit(None, tag, who=by.who or user_at_host(), why=by.why)
@@ -201,12 +200,12 @@ class ObjectRepository:
         self.store.check_conditions()
         self.recover()
         version = renewed.version
-        self.releases.check_expected(version)
+        self.releases.tag_of(version)
         given = Layout(self.root, self.model).renewed(version)
         if given is not None and given.scorecard_sha256 == renewed.scorecard_sha256:
             return given
         with self._lease("promise", version, promise=renewed.digest) as lease:
-            tag = self.releases.check_expected(version)
+            tag = self.releases.tag_of(version)
             release = self.releases.release(version)
             self.primary.prepare_promise(renewed)
             self.releases.upload_promise(self.root, renewed)
@@ -304,7 +303,7 @@ class ObjectRepository:
             return done
         release = Layout(self.root, self.model).release(here.version)
         with self._lease("rollback", release.version) as lease:
-            tag = self.releases.check_expected(None)
+            tag = self.releases.tag_of(None)
             self.releases.upload(self.root, release)
             lease.add("loaded")
             given = {v: digest for v, digest in here.promises.items() if v == release.version}

@@ -64,7 +64,12 @@ class Target(Protocol):
         """Take back a release whose promotion failed after it was published; what is live then."""
 
     def withdraw_first(self, model: str, by: Withdrawal) -> Release:
-        """Unload the live release that nothing was before, and leave nothing live."""
+        """Unload the live release that nothing was before, and leave nothing live.
+
+        Raises:
+            RepositoryError: nothing is live, a server does not answer, or there is a release to go
+                back to.
+        """
 
     def renew(self, renewed: RenewedPromise) -> RenewedPromise:
         """Hold the live release to another promise from now on; nothing is loaded."""
@@ -79,7 +84,12 @@ class Target(Protocol):
         """Whether every server proves now that it serves what is live."""
 
     def bring_up(self, model: str) -> Release:
-        """Load what is live on servers that have just started, and prove it."""
+        """Load what is live on servers that have just started, and prove it.
+
+        Raises:
+            RepositoryError: nothing is live, or it does not prove itself.
+            NotEverywhereError: a server of a fleet could not be brought to it.
+        """
 
 
 class StoredTarget(Target, Protocol):
@@ -152,4 +162,15 @@ class LocalTarget(Target, Protocol):
     def cancel_rollout(
         self, model: str, may: Callable[[RolloutProgress], bool] = lambda _: True
     ) -> RolloutProgress | None:
-        """Cancel the analysis of a canary that is under way here, then recover."""
+        """Cancel the analysis of a canary that is under way here, then recover.
+
+        Args:
+            model: of which model.
+            may: whether a roll-out may be cancelled.
+
+        Returns:
+            The roll-out that was cancelled.
+
+        Raises:
+            RepositoryBusyError: a roll-out goes on.
+        """

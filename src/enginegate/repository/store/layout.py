@@ -197,8 +197,9 @@ class Layout:
         renewed = self.renewed(release.version)
         if renewed is None:
             return release
+        engine = release.engine.model_copy(update={"promise": renewed.promise})
         held = {
-            "promise": renewed.promise,
+            "engines": (engine,),
             "scorecard_sha256": renewed.scorecard_sha256,
             "decision": renewed.decision,
             "further_decisions": renewed.further_decisions,
@@ -210,6 +211,15 @@ class Layout:
         files = (self.folder / RECORDS / "releases").glob("*.json")
         found = [_read(Release, path) for path in files if path.stem.isdigit()]
         return tuple(sorted(found, key=lambda release: release.version))
+
+    @property
+    def place(self) -> str:
+        """The repository's folder, for people."""
+        return str(self.root)
+
+    def has_bytes(self, version: int) -> bool:
+        """Whether a release can still be served: retention has not removed its bytes."""
+        return self.version_folder(version).is_dir()
 
     def stored_versions(self) -> tuple[int, ...]:
         """Versions whose bytes are here, as Triton sees them, also where a manifest is missing."""

@@ -29,7 +29,7 @@ from enginegate.records import Record
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.package import ImportedRelease
-from enginegate.repository.store.pointer import not_first
+from enginegate.repository.store.pointer import check_expected
 from enginegate.repository.store.release_files import ReleaseFiles, check_same
 from enginegate.triton.release_labels import RECORDS
 from enginegate.workspace import now
@@ -93,6 +93,11 @@ class ObjectReleases:
             ) from error
         return (None if pointer.unused else pointer), stored.tag
 
+    @property
+    def place(self) -> str:
+        """The storage's address, for people."""
+        return self.store.url
+
     def live_version(self) -> int | None:
         """Which release is live; None: nothing is."""
         pointer, _ = self.pointer()
@@ -103,8 +108,8 @@ class ObjectReleases:
         live = self.live_version()
         return f"{f'Release {live}' if live else 'Nothing'} is live in {self.store.url}."
 
-    def check_expected(self, expected: int | None) -> str | None:
-        """Read the live pointer, which must say what a change was prepared for.
+    def tag_of(self, expected: int | None) -> str | None:
+        """Read the live pointer, which must name the release that a change was prepared for.
 
         Returns:
             Its tag, to commit with: that fails if anybody committed after this.
@@ -113,13 +118,7 @@ class ObjectReleases:
             RepositoryError: another release is live.
         """
         pointer, tag = self.pointer()
-        live = pointer.version if pointer else None
-        if live != expected:
-            raise RepositoryError(
-                f"Release {live or 'none'} of {self.model} is live in {self.store.url}, but this "
-                f"was prepared while {expected or 'none'} was. Look at `enginegate status`, then "
-                "decide again."
-            )
+        check_expected(self, pointer, expected)
         return tag
 
     def fence(self) -> None:
@@ -235,7 +234,7 @@ class ObjectReleases:
         files = self._contents(version).files
         engine = f"{self.model}/{version}/"
         stated = {n.removeprefix(engine): d for n, d in files.items() if n.startswith(engine)}
-        if stated != release.files:
+        if stated != release.engine.files:
             raise TamperedError(
                 f"{self.store.url}/{self._contents_key(version)} does not fit its manifest."
             )
@@ -283,41 +282,6 @@ class ObjectReleases:
         release = self.release(pointer.version)
         check_same(self.store.url, release, pointer.release or "")
         return release
-
-    def rollback_target(self, live: int | None, to: int | None) -> Release:
-        """The release to go back to: ``to``, else the one that the live release replaced.
-
-        Raises:
-            RepositoryError: nothing is live, there is no such release, it is live already, or its
-                bytes were removed.
-        """
-        if live is None:
-            raise RepositoryError(f"{self.store.url} has no live release of {self.model} to leave.")
-        target = self.release(live).previous_version if to is None else to
-        if target is None:
-            raise RepositoryError(
-                f"Release {live} of {self.model} is the first one; nothing is before it. "
-                "To leave nothing live: enginegate withdraw POLICY --reason WHY"
-            )
-        if target == live:
-            raise RepositoryError(f"Release {target} of {self.model} is live already.")
-        release = self.release(target)
-        if not self.has_bytes(target):
-            raise RepositoryError(
-                f"The bytes of release {target} of {self.model} were removed by retention. "
-                "Promote its scorecard again to publish them under a new number."
-            )
-        return release
-
-    def check_withdrawable(self, release: Release) -> None:
-        """Refuse to withdraw a live release that replaced another one, which can come back.
-
-        Raises:
-            RepositoryError: there is a release to go back to.
-        """
-        before = release.previous_version
-        if before is not None and self.has_bytes(before):
-            raise RepositoryError(not_first(release))
 
     def versions(self) -> tuple[int, ...]:
         """Numbers of every release there ever was, oldest first, also where its bytes are gone."""

@@ -103,4 +103,4 @@ class ImportedRelease:
     @property
     def part_names(self) -> tuple[str, ...]:
         """The models beside its own that it brings in."""
-        return tuple(part.name for part in self.release.parts)
+        return tuple(part.name for part in self.release.engine.parts)

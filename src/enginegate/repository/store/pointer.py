@@ -3,6 +3,8 @@
 Every rule of a change is here, without side effects but `commit`.
 """
 
+from typing import Protocol
+
 from enginegate.atomic_io import sync_folder, write_file
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import RepositoryError
@@ -22,33 +24,64 @@ def commit(layout: Layout, after: Current | None) -> None:
         write_file(layout.current_file, after.pretty_json())
 
 
-def check_expected(layout: Layout, before: Current | None, expected: int | None) -> None:
+class LivePointer(Protocol):
+    """What says which release of a model is live."""
+
+    @property
+    def version(self) -> int | None:
+        """The release's number; None: nothing is live."""
+
+
+class ReleaseStore(Protocol):
+    """Where the releases of one model are kept: a live repository's folder, or object storage."""
+
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+
+    @property
+    def place(self) -> str:
+        """The folder or address, for people."""
+
+    def release(self, version: int) -> Release:
+        """A release's manifest.
+
+        Raises:
+            RepositoryError: there is no such release.
+            TamperedError: it is no manifest.
+        """
+
+    def has_bytes(self, version: int) -> bool:
+        """Whether a release can still be served: retention has not removed its bytes."""
+
+
+def check_expected(store: ReleaseStore, live: LivePointer | None, expected: int | None) -> None:
     """Refuse evidence that was made against another live release (compare-and-swap).
 
     Raises:
         RepositoryError: the live release is not ``expected``.
     """
-    live = before.version if before else None
-    if live != expected:
+    version = live.version if live else None
+    if version != expected:
         raise RepositoryError(
-            f"Release {live or 'none'} of {layout.model} is live, but this promotion was prepared "
-            f"while {expected or 'none'} was. Somebody else promoted or rolled back: look at "
-            "`enginegate status`, then promote again."
+            f"Release {version or 'none'} of {store.model} is live in {store.place}, but this was "
+            f"prepared while {expected or 'none'} was. Somebody else promoted or rolled back: look "
+            "at `enginegate status`, then decide again."
         )
 
 
-def check_still_live(layout: Layout, before: Current | None, expected: int | None) -> None:
+def check_still_live(store: ReleaseStore, live: LivePointer | None, expected: int | None) -> None:
     """Refuse to leave another release than the one that was judged; None: whichever is live.
 
     Raises:
         RepositoryError: the live release is not ``expected``.
     """
-    live = before.version if before else None
-    if expected is not None and live != expected:
+    version = live.version if live else None
+    if expected is not None and version != expected:
         raise RepositoryError(
-            f"Release {live or 'none'} of {layout.model} is live, not {expected}, which was to be "
-            "left. Somebody else promoted or rolled back meanwhile, so nothing was changed: look "
-            "at `enginegate status`."
+            f"Release {version or 'none'} of {store.model} is live, not {expected}, which was to "
+            "be left. Somebody else promoted or rolled back meanwhile, so nothing was changed: "
+            "look at `enginegate status`."
         )
 
 
@@ -88,34 +121,35 @@ def after_promise(layout: Layout, renewed: RenewedPromise) -> Current:
 
 
 def rollback_target(
-    layout: Layout, before: Current | None, to: int | None, *, lost: bool = False
+    store: ReleaseStore, live: LivePointer | None, to: int | None, *, lost: bool = False
 ) -> int:
     """The version to go back to: ``to``, else the one that the live release replaced.
 
     Args:
-        layout: of the model.
-        before: what is live; of a lost commit point, what it was.
+        store: of the model.
+        live: what is live; of a lost live pointer, what it was.
         to: what somebody asks for.
-        lost: the commit point is lost, so the release that was live may be asked for.
+        lost: the live pointer is lost, so the release that was live may be asked for.
 
     Raises:
         RepositoryError: nothing is live, there is no such release, it is live already, or its bytes
             were removed.
     """
-    if before is None:
-        raise RepositoryError(f"{layout.root} has no live release of {layout.model} to leave.")
-    target = layout.release(before.version).previous_version if to is None else to
+    version = live.version if live else None
+    if version is None:
+        raise RepositoryError(f"{store.place} has no live release of {store.model} to leave.")
+    target = store.release(version).previous_version if to is None else to
     if target is None:
         raise RepositoryError(
-            f"Release {before.version} of {layout.model} is the first one; nothing is before it. "
+            f"Release {version} of {store.model} is the first one; nothing is before it. "
             "To leave nothing live: enginegate withdraw POLICY --reason WHY"
         )
-    if target == before.version and not lost:
-        raise RepositoryError(f"Release {target} of {layout.model} is live already.")
-    layout.release(target)
-    if not layout.version_folder(target).is_dir():
+    if target == version and not lost:
+        raise RepositoryError(f"Release {target} of {store.model} is live already.")
+    store.release(target)
+    if not store.has_bytes(target):
         raise RepositoryError(
-            f"The bytes of release {target} of {layout.model} were removed by retention. "
+            f"The bytes of release {target} of {store.model} were removed by retention. "
             "Promote its scorecard again to publish them under a new number."
         )
     return target
@@ -133,24 +167,19 @@ def live_release(layout: Layout) -> Release:
     return layout.release(current.version)
 
 
-def check_withdrawable(layout: Layout, release: Release) -> None:
+def check_withdrawable(store: ReleaseStore, release: Release) -> None:
     """Refuse to withdraw a live release that replaced another one, which can come back.
 
     Raises:
         RepositoryError: there is a release to go back to.
     """
     before = release.previous_version
-    if before is not None and layout.version_folder(before).is_dir():
-        raise RepositoryError(not_first(release))
-
-
-def not_first(release: Release) -> str:
-    """Why a release is not withdrawn, and what to do instead."""
-    return (
-        f"Release {release.version} of {release.model} is not the first one: it replaced release "
-        f"{release.previous_version}. Go back with `enginegate rollback POLICY`; a withdrawal "
-        "leaves nothing live."
-    )
+    if before is not None and store.has_bytes(before):
+        raise RepositoryError(
+            f"Release {release.version} of {release.model} is not the first one: it replaced "
+            f"release {before}. Go back with `enginegate rollback POLICY`; a withdrawal leaves "
+            "nothing live."
+        )
 
 
 def live_words(current: Current | None) -> str:

@@ -11,16 +11,17 @@ ENSEMBLE_FILE = "ensemble.pbtxt"
 
 def engine_config(release: Release) -> Config:
     """The configuration that a release of one engine asks for."""
+    engine = release.engine
     return model_config(
         name=release.model,
         inputs=release.inputs,
         outputs=release.outputs,
-        serving=release.serving,
-        backend=release.backend,
+        serving=engine.serving,
+        backend=engine.backend,
         parameters={},
-        gpu=release.gpu,
-        options=release.options,
-        settings=release.settings,
+        gpu=engine.gpu,
+        options=engine.options,
+        settings=engine.settings,
     )
 
 
@@ -30,10 +31,10 @@ def published_config(layout: Layout, release: Release) -> Config:
     Raises:
         TamperedError: the published configuration of an ensemble is not what it was.
     """
-    if not release.parts:
+    if not release.engine.parts:
         return engine_config(release)
     path = layout.version_folder(release.version) / ENSEMBLE_FILE
-    release.files[ENSEMBLE_FILE].check(path)
+    release.engine.files[ENSEMBLE_FILE].check(path)
     return read_config(path.read_text(), str(path))
 
 
@@ -74,6 +75,10 @@ def why_not_beside(live: Release, release: Release) -> str:
     to load the older one's files too. The parts of an ensemble are models of their own, and
     staging looks at each.
     """
-    if bool(live.parts) != bool(release.parts):
+    if bool(live.engine.parts) != bool(release.engine.parts):
         return "an engine and an ensemble share no configuration"
-    return "" if release.parts else sharing_obstacle(engine_config(live), engine_config(release))
+    return (
+        ""
+        if release.engine.parts
+        else sharing_obstacle(engine_config(live), engine_config(release))
+    )

@@ -34,16 +34,16 @@ class ReleaseFiles:
     @property
     def served(self) -> dict[Path, dict[str, FileDigest]]:
         """Version folders that Triton reads -> their files; retention removes these alone."""
-        own = {self.layout.version_folder(self.release.version): self.release.files}
-        parts = self.release.parts
+        own = {self.layout.version_folder(self.release.version): self.release.engine.files}
+        parts = self.release.engine.parts
         return own | {self.layout.part(p.name).version_folder(p.version): p.files for p in parts}
 
     @property
     def records(self) -> dict[Path, FileDigest]:
         """What is kept beside the manifest: golden samples, configurations of parts."""
         version = self.release.version
-        found = {self.layout.golden_file(version): self.release.golden}
-        for part in self.release.parts:
+        found = {self.layout.golden_file(version): self.release.engine.golden}
+        for part in self.release.engine.parts:
             found[self.layout.part_file(version, part.name, "pbtxt")] = part.config
             if part.golden is not None:
                 found[self.layout.part_file(version, part.name, "golden.npz")] = part.golden

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from enginegate.atomic_io import sync_folder, sync_tree, write_file
 from enginegate.candidate import FileDigest
-from enginegate.decision import ComposingModel, Head, Release
+from enginegate.decision import ComposingModel, Head, Release, ReleasedEngine
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.store.layout import PART_OF, Current, Layout
 from enginegate.repository.store.package import ImportedRelease, Package, PartPackage
@@ -144,30 +144,33 @@ def _stage_package(
         write_file(folder / ENSEMBLE_FILE, config_text(package.ensemble).encode(), mode=0o444)
         files = {ENSEMBLE_FILE: FileDigest.of(folder / ENSEMBLE_FILE)}
     package.golden.write(golden)
-    release = Release(
-        model=package.model,
-        version=version,
-        model_uri=package.model_uri,
+    engine = ReleasedEngine(
+        device="gpu" if package.gpu else "cpu",
         candidate=package.candidate,
         engine_sha256=package.engine_sha256,
         serving=package.serving,
         backend=package.backend,
-        gpu=package.gpu,
-        inputs=package.inputs,
-        outputs=package.outputs,
         golden=FileDigest.of(golden),
         golden_max_abs_error=package.golden_max_abs_error,
         files=files,
-        scorecard_sha256=package.scorecard_sha256,
-        decision=package.decision,
-        previous_version=previous,
         promise=package.promise,
-        published_at=now(),
-        further_decisions=package.further_decisions,
-        audit=audit,
         options=package.options,
         settings=package.settings,
         parts=tuple(_stage_part(part, version, staged) for part in package.parts),
+    )
+    release = Release(
+        model=package.model,
+        version=version,
+        model_uri=package.model_uri,
+        engines=(engine,),
+        inputs=package.inputs,
+        outputs=package.outputs,
+        scorecard_sha256=package.scorecard_sha256,
+        decision=package.decision,
+        previous_version=previous,
+        published_at=now(),
+        further_decisions=package.further_decisions,
+        audit=audit,
     )
     write_file(staged.release_file(version), release.pretty_json())
     return release
@@ -215,7 +218,7 @@ def _move_in(layout: Layout, release: Release, staged: Layout) -> None:
     Its records are first, so that recovery knows its parts, and its own bytes are last.
     """
     own = published_config(staged, release)
-    parts = {part.name: part_config(staged, release.version, part) for part in release.parts}
+    parts = {part.name: part_config(staged, release.version, part) for part in release.engine.parts}
     if layout.folder.is_dir():
         records = layout.release_file(release.version).parent
         for path in record_files(staged, release.version):
@@ -266,7 +269,7 @@ def _check_parts_fit(layout: Layout, live: Release, parts: tuple[PartPackage, ..
     Raises:
         RepositoryError: the live release's part cannot be loaded with the new configuration.
     """
-    old = {part.name: part for part in live.parts}
+    old = {part.name: part for part in live.engine.parts}
     for part in parts:
         if part.name not in old:
             continue

@@ -101,7 +101,7 @@ def test_an_engine_of_another_kind_is_a_part_of_its_own(repository, ensemble, se
     with Traffic(server) as traffic:
         made = repository.publish(ensemble(2.0, engine={"settings": tf32}), expected=1)
         assert answer(repository.client) == (2, 2.0)
-        assert [part.name for part in made.parts][1] == "digits.engine-tf32"
+        assert [part.name for part in made.engine.parts][1] == "digits.engine-tf32"
         assert (ready(repository, "digits.engine"), ready(repository, OTHER)) == ({1}, {2})
         assert composes(Layout(repository.root, "digits"), made, steps)
         repository.rollback("digits")

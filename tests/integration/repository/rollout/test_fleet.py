@@ -284,7 +284,7 @@ def test_a_member_that_is_elsewhere_is_named(repository, own, package):
 
     with pytest.raises(RepositoryError, match=r"Server 'own' has release none .*while 1 was"):
         fleet.publish(package(2.0), expected=1)
-    with pytest.raises(RepositoryError, match=r"Release 1 of digits is live, but .* while none"):
+    with pytest.raises(RepositoryError, match=r"Release 1 of digits is live in .* while none"):
         fleet.publish(package(2.0), expected=None)
 
     assert fleet.recover() == ()

@@ -121,24 +121,24 @@ def test_the_ensemble_is_golden(step, engine):
     ("changes", "name"),
     [
         ({}, "engine"),
-        ({"gpu": True}, "engine-gpu"),
+        ({"device": "gpu"}, "engine-gpu"),
         ({"backend": "onnxruntime"}, "engine-onnxruntime"),
         (
             {
                 "backend": "onnxruntime",
-                "gpu": True,
+                "device": "gpu",
                 "settings": BackendSettings(cuda_provider={"use_tf32": "1"}),
             },
             "engine-onnxruntime-gpu-tf32",
         ),
-        ({"backend": "tensorrt", "gpu": True}, "engine-tensorrt-gpu-b8"),
+        ({"backend": "tensorrt", "device": "gpu"}, "engine-tensorrt-gpu-b8"),
     ],
 )
 def test_engines_that_share_no_configuration_have_different_names(changes, name):
     """Each is a part of its own, so both can serve while the ensemble goes over."""
     serving = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 
-    assert engine_step(release(serving=serving, **changes)) == name
+    assert engine_step(release(serving=serving, **changes).engine) == name
 
 
 def test_files_come_along_but_no_bytecode(step, engine, tmp_path):

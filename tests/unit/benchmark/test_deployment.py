@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from enginegate.benchmark.deployed import DeployedModel
+from enginegate.benchmark.deployment import DeployedModel
 from enginegate.errors import ModelError, NotLoadedError, ServerError
 from enginegate.serving import ServingConfig
 from enginegate.triton.repository_files import check_model_files

@@ -1,6 +1,6 @@
 import pytest
 
-from enginegate.benchmark import null_load
+from enginegate.benchmark import generator_baseline
 from enginegate.errors import ServerError
 from enginegate.loadgen.traffic import Transport
 from enginegate.triton.server import connect
@@ -10,9 +10,9 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
 def test_the_generators_own_cost(server, client, monkeypatch):
     """Latencies of a model that does nothing, and a rate that was kept up with; then it is gone."""
-    monkeypatch.setattr(null_load, "_PROBE_S", 0.3)
+    monkeypatch.setattr(generator_baseline, "_TRIAL_S", 0.3)
 
-    found = null_load.calibrate(
+    found = generator_baseline.calibrate(
         server, sending=Transport(protocol="http", shared_memory="system"), up_to_per_s=200
     )
 
@@ -25,4 +25,4 @@ def test_the_generators_own_cost(server, client, monkeypatch):
 def test_a_server_of_somebody_else(server):
     """No model is placed on a server that was not started here."""
     with pytest.raises(ServerError, match="not started here"):
-        null_load.calibrate(connect(server.grpc), sending=Transport(), up_to_per_s=100)
+        generator_baseline.calibrate(connect(server.grpc), sending=Transport(), up_to_per_s=100)

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from enginegate.benchmark.deployed import DeployedBenchmark, deployed
+from enginegate.benchmark.deployment import DeployedBenchmark, deploy
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError, ServerError
 from enginegate.evidence import Outcome
@@ -28,7 +28,7 @@ def test_an_override_changes_what_the_running_server_does(
 ):
     """A load with another configuration changes batching, delay and instances without a restart."""
     load = Load(rate_per_s=150, duration_s=1.0, seed=1)
-    with deployed(server, scale_model("tuned", sleep_ms=10)) as deployment:
+    with deploy(server, scale_model("tuned", sleep_ms=10)) as deployment:
         bench = DeployedBenchmark(
             deployment, Traffic.of("tuned", samples), tmp_path, slo_p99_ms=100
         )
@@ -47,7 +47,7 @@ def test_an_override_changes_what_the_running_server_does(
 def test_a_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
     """A run that is allowed to end does so long before its time, with its answer kept."""
     test, load = SequentialTest(0.99), Load(rate_per_s=100, duration_s=6.0, seed=1)
-    with deployed(server, scale_model("hopeless", sleep_ms=40)) as deployment:
+    with deploy(server, scale_model("hopeless", sleep_ms=40)) as deployment:
         bench = DeployedBenchmark(
             deployment, Traffic.of("hopeless", samples), tmp_path, slo_p99_ms=20
         )
@@ -62,7 +62,7 @@ def test_a_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
 
 def test_what_stands_beside_the_latencies(server, scale_model, samples, tmp_path):
     """Cold start once, the server's and the client's time, batches, cores, cost, and who sent."""
-    with deployed(server, scale_model("noted", sleep_ms=5)) as deployment:
+    with deploy(server, scale_model("noted", sleep_ms=5)) as deployment:
         traffic, known = Traffic.of("noted", samples), Generator(trusted_per_s=2000.0)
         bench = DeployedBenchmark(
             deployment, traffic, tmp_path, 200, generator=known, price_per_hour=1.0
@@ -86,7 +86,7 @@ def test_what_stands_beside_the_latencies(server, scale_model, samples, tmp_path
 def test_options_are_served_and_refusals_counted(server, client, scale_model, samples, tmp_path):
     """A queue limit of the options is in force, and what it refuses is a failure, over HTTP too."""
     options, load = ServingOptions(max_queue_size=2), Load(rate_per_s=200, duration_s=0.5, seed=1)
-    with deployed(server, scale_model("limited", sleep_ms=50)) as deployment:
+    with deploy(server, scale_model("limited", sleep_ms=50)) as deployment:
         traffic, sending = Traffic.of("limited", samples), Transport(protocol="http")
         bench = DeployedBenchmark(
             deployment, traffic, tmp_path, 500, options=options, sending=sending
@@ -116,7 +116,7 @@ def test_nothing_is_left_behind(server, client, scale_model):
     """After the block the model is unloaded and its folder is gone, also when the block raised."""
 
     def interrupted():
-        with deployed(server, scale_model("passing")) as deployment:
+        with deploy(server, scale_model("passing")) as deployment:
             deployment.serve(_serving(2, 0, 1))
             raise KeyboardInterrupt
 
@@ -131,7 +131,7 @@ def test_a_missing_file_is_refused_before_the_load(server, scale_model, tmp_path
     """A Python model without its file would hang the server, so nothing is placed or loaded."""
     model = replace(scale_model("hollow"), files={"model.py": tmp_path / "model.py"})
 
-    with pytest.raises(ModelError, match=r"missing .*model\.py"), deployed(server, model):
+    with pytest.raises(ModelError, match=r"missing .*model\.py"), deploy(server, model):
         pass
 
     assert not (server.repository / "hollow").exists()
@@ -144,7 +144,7 @@ def test_a_model_of_somebody_else_is_not_removed(server, scale_model):
 
     with (
         pytest.raises(ServerError, match="not put there for a benchmark"),
-        deployed(server, scale_model("theirs")),
+        deploy(server, scale_model("theirs")),
     ):
         pass
 
@@ -159,7 +159,7 @@ def test_a_remote_server_cannot_be_deployed_to(scale_model):
 
     with (
         pytest.raises(ServerError, match="was not started here"),
-        deployed(remote, scale_model("x")),
+        deploy(remote, scale_model("x")),
     ):
         pass
 
@@ -170,7 +170,7 @@ def test_the_config_survives_the_server(server, client, scale_model):
         scale_model("odd", note='quote " newline \n end'),
         outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, 4)),),
     )
-    with deployed(server, model) as deployment:
+    with deploy(server, model) as deployment:
         deployment.serve(_serving(4, 250, 1))
         found = client.config("odd")
 

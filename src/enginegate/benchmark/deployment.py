@@ -257,7 +257,7 @@ def _mark(serving: ServingConfig, options: ServingOptions) -> str:
 
 
 @contextmanager
-def deployed(
+def deploy(
     server: Server, model: ServedModel, *, load_timeout_s: float = 120.0
 ) -> Iterator[DeployedModel]:
     """Place a model's files in an embedded server's repository; unload and remove them at the end.

@@ -5,9 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from enginegate.benchmark.deployed import ServedModel
-from enginegate.benchmark.session import BenchmarkSession
-from enginegate.benchmark.target import BenchmarkPaths, BenchmarkTarget, LiveTargetPlaces
+from enginegate.benchmark.deployment import ServedModel
+from enginegate.benchmark.session import (
+    BenchmarkPaths,
+    BenchmarkSession,
+    BenchmarkTarget,
+    LiveTarget,
+)
 from enginegate.candidate import (
     Candidate,
     Engine,
@@ -72,7 +76,7 @@ def attempt(tmp_path):
 
 
 @pytest.fixture
-def stage(rules, tmp_path):
+def session(rules, tmp_path):
     """Of an installation that has every backend."""
     (tmp_path / "backends" / "onnxruntime").mkdir(parents=True)
     (tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so").touch()
@@ -96,27 +100,27 @@ def live(settings=None, **changes):
     fields = {"files": {"model.onnx": sha("a")}, "options": ServingOptions()}
     told = settings or BackendSettings()
     model = ServedModel("digits.live", "python", (), (), {}, settings=told)
-    return LiveTargetPlaces(BenchmarkTarget(model, **(fields | changes)), PLAIN, 3)
+    return LiveTarget(BenchmarkTarget(model, **(fields | changes)), PLAIN, 3)
 
 
-def test_a_benchmark_is_remembered_by_what_served_it(stage, attempt):
+def test_a_benchmark_is_remembered_by_what_served_it(session, attempt):
     """Backend and what it was told, and of what is live its bytes and options: a number names them
     in one place only.
     """
     one, told, other = attempt.value, BackendSettings(), BackendSettings(graph_level=1)
     threads = BackendSettings(parameters={"intra_op_thread_count": "1"})
     keys = [
-        tried._key(stage, one, None, "python", told),
-        tried._key(stage, one, None, "onnxruntime", told),
-        tried._key(stage, one, None, "onnxruntime", threads),
-        tried._key(stage, one, live(), "python", told),
-        tried._key(stage, one, live(files={"model.onnx": sha("b")}), "python", told),
-        tried._key(stage, one, live(options=ServingOptions(max_queue_size=8)), "python", told),
-        tried._key(stage, one, live(settings=other), "python", told),
+        tried._key(session, one, None, "python", told),
+        tried._key(session, one, None, "onnxruntime", told),
+        tried._key(session, one, None, "onnxruntime", threads),
+        tried._key(session, one, live(), "python", told),
+        tried._key(session, one, live(files={"model.onnx": sha("b")}), "python", told),
+        tried._key(session, one, live(options=ServingOptions(max_queue_size=8)), "python", told),
+        tried._key(session, one, live(settings=other), "python", told),
     ]
 
     assert len(set(keys)) == len(keys)
-    assert keys[3] == tried._key(stage, one, live(), "python", told)
+    assert keys[3] == tried._key(session, one, live(), "python", told)
 
 
 @pytest.mark.parametrize(("faster_than", "lives", "skips"), BASELINES)
@@ -137,14 +141,14 @@ def test_fp32_is_measured_only_where_somebody_is_compared_with_it(
 
 
 def test_only_who_insists_gets_an_engine_for_a_gpu_in_onnx_runtimes_own_backend(
-    stage, attempt, rules
+    session, attempt, rules
 ):
     """It takes no buckets: auto takes the Python backend there, and "native" is a choice."""
     native = replace(rules.benchmark_tables, serving=ServingOptions(backend="native"))
-    insisting, target = replace(stage, tables=native), rules.target
+    insisting, target = replace(session, tables=native), rules.target
 
-    assert tried._backend(stage, attempt.value, target) == "onnxruntime"
-    assert tried._backend(stage, on_gpu(attempt.value), target) == "python"
+    assert tried._backend(session, attempt.value, target) == "onnxruntime"
+    assert tried._backend(session, on_gpu(attempt.value), target) == "python"
     assert tried._backend(insisting, on_gpu(attempt.value), target) == "onnxruntime"
 
 
@@ -259,7 +263,7 @@ def test_benchmark_release_and_mlflow_tell_triton_the_same(rules, attempt, backe
     made = release(
         model=rules.name,
         backend=told.backend,
-        gpu=told.gpu,
+        device="gpu" if told.gpu else "cpu",
         settings=told.settings,
         inputs=engine.inputs,
         outputs=engine.outputs,
