@@ -24,14 +24,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.lab.campaign import Campaign, Killed  # noqa: E402
 from benchmarks.lab.figures import at_most, clients_row, counted, keep, machine  # noqa: E402
-from benchmarks.lab.fleet import OPERATIONS, fleet_kills, standing  # noqa: E402
-from benchmarks.lab.job import What  # noqa: E402
-from benchmarks.lab.plan import Kill, long  # noqa: E402
-from benchmarks.lab.tagged import CHAIN, ENGINE  # noqa: E402
 from enginegate.errors import ServerError  # noqa: E402
 from enginegate.loadgen.background_load import BackgroundLoad  # noqa: E402
+from tests.kills.campaign import Campaign, Killed  # noqa: E402
+from tests.kills.fleet import OPERATIONS, fleet_kills, standing  # noqa: E402
+from tests.kills.job import What  # noqa: E402
+from tests.kills.plan import Kill, long  # noqa: E402
+from tests.kills.tagged import CHAIN, ENGINE  # noqa: E402
 
 KILLS, RATE_PER_S = 600, 40.0
 _EVERY = 20

@@ -29,7 +29,6 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.lab.campaign import Campaign  # noqa: E402
 from benchmarks.lab.figures import (  # noqa: E402
     RESULTS,
     clients_row,
@@ -38,12 +37,13 @@ from benchmarks.lab.figures import (  # noqa: E402
     machine,
     percentile_ms,
 )
-from benchmarks.lab.nursery import Nursery  # noqa: E402
-from benchmarks.lab.tagged import ENGINE  # noqa: E402
 from benchmarks.lab.windows import PHASES, Seen, Swap, lasted_ms, rows, seen  # noqa: E402
 from enginegate.loadgen.background_load import BackgroundLoad  # noqa: E402
 from enginegate.triton.install import find_triton  # noqa: E402
 from enginegate.triton.server import start  # noqa: E402
+from tests.kills.campaign import Campaign  # noqa: E402
+from tests.kills.fork_server import ForkServer  # noqa: E402
+from tests.kills.tagged import ENGINE  # noqa: E402
 
 SWAPS, RATE_PER_S, CALM_S = 100, 100.0, 0.7
 WORK_MS = (20.0, 0.0)
@@ -62,9 +62,9 @@ def measure(
         install = find_triton(folder / "triton")
         with (
             start(install, folder / "repository", folder=folder) as server,
-            Nursery(folder / "nursery") as nursery,
+            ForkServer(folder / "forks") as forks,
         ):
-            campaign = Campaign(server, nursery, folder, work_ms=work_ms)
+            campaign = Campaign(server, forks, folder, work_ms=work_ms)
             campaign.begin(ENGINE)
             with campaign.called(ENGINE, rate_per_s=rate_per_s) as (clients,):
                 time.sleep(calm_s)

@@ -64,7 +64,7 @@ class BackendSettings(Record):
 
 
 class ServingOptions(Record):
-    """What Triton is told besides batching and instances; every default is Triton's own."""
+    """Triton's settings besides batching and instances; every default is Triton's own."""
 
     backend: Literal["auto", "native", "python"] = Field(
         default="auto",

@@ -30,10 +30,12 @@ class Slo(Record):
     model_config = _FINITE
 
     p99_ms: PositiveFloat = Field(description="99th percentile of latency at the client")
-    min_throughput_per_s: PositiveFloat = Field(description="requests a second while p99 holds")
-    confidence: Confidence = Field(description="of 'p99 holds', by the binomial rule, e.g. 0.99")
+    min_throughput_per_s: PositiveFloat = Field(description="requests a second within the SLO")
+    confidence: Confidence = Field(
+        description="that the SLO is met, by the binomial rule, e.g. 0.99"
+    )
     confirmations: PositiveInt = Field(
-        default=3, description="fresh seeds the chosen configuration must hold the SLO with"
+        default=3, description="fresh seeds with which the chosen configuration must meet the SLO"
     )
     confirm_requests: PositiveInt = Field(
         default=10_000, description="requests it is confirmed with, all seeds together"
@@ -95,7 +97,7 @@ class Search(Record):
 
     objective: Literal["throughput", "cost", "latency"] = Field(
         default="throughput",
-        description="what the best is: highest rate that holds the SLO, lowest cost of a request "
+        description="what the best is: highest rate that meets the SLO, lowest cost of a request "
         "there, or lowest p99 at `at_rate_per_s`",
     )
     at_rate_per_s: PositiveFloat | None = Field(
@@ -112,17 +114,17 @@ class Search(Record):
     )
     min_rate_per_s: PositiveFloat = Field(description="lowest offered load worth knowing about")
     max_rate_per_s: PositiveFloat = Field(
-        description="highest offered load that is tried; the look past the answer, at overload, "
+        description="highest offered load that is tried; the trial past the answer, at overload, "
         "needs 1.2 times the answer to be within it"
     )
     resolution: float = Field(
         default=0.05,
         gt=0.0,
         le=0.5,
-        description="how closely the highest rate that holds is found, as a share of it",
+        description="how closely the highest rate that meets the SLO is found, as a share of it",
     )
     measurement_s: PositiveFloat = Field(
-        description="longest one look of the search may last; it ends earlier once it is decided. "
+        description="longest one trial of the search may last; it ends earlier once it is decided. "
         "A confirmation lasts as long, or longer where its share of [slo] confirm_requests takes "
         "longer"
     )

@@ -120,11 +120,11 @@ class PromotionTarget(Record):
         "watched (an embedded one's address is known)",
     )
     fleet: tuple[ServerEntry, ...] = Field(
-        default=(), description="further servers, told one at a time after the first has held"
+        default=(), description="further servers, loaded one at a time once the first was accepted"
     )
     canary_s: NonNegativeFloat = Field(
         default=0.0,
-        description="how long the first server is watched before the rest of the fleet is told",
+        description="how long the first server is watched before the rest of the fleet follows",
     )
     load_timeout_s: PositiveFloat = Field(default=120.0, description="limit on one model load")
 
@@ -153,7 +153,7 @@ class Approval(Record):
         description="whether a person may accept a candidate whose evidence is inconclusive; never "
         "one that failed",
     )
-    expires_hours: PositiveFloat = Field(description="an approval older than this is void")
+    expires_hours: PositiveFloat = Field(description="an approval older than this is invalid")
     timeout_hours: PositiveFloat = Field(
         default=24.0, description="how long a suspended promotion waits; no answer means no"
     )
@@ -200,28 +200,28 @@ class Signing(Record):
 
 
 class Watch(Record):
-    """What a live release is held to after its promotion, and what happens when it falls short."""
+    """What a live release must keep to after its promotion, and what follows if it does not."""
 
     window_s: NonNegativeFloat = Field(
         default=600.0, description="a release younger than this is watched intensively"
     )
     look_s: PositiveFloat = Field(
-        default=30.0, description="time over which live counters are compared in one look"
+        default=30.0, description="time over which live counters are compared in one check"
     )
     max_error_share: float = Field(
         default=0.001, ge=0.0, le=1.0, description="requests that may fail on the server"
     )
     p99_over_promise: PositiveFloat = Field(
-        default=1.5, description="live latency over the promised, from which a look fails"
+        default=1.5, description="live latency over the promised, from which a check fails"
     )
     max_pending: PositiveInt = Field(
-        default=1000, description="requests waiting in the live queue, from which a look fails"
+        default=1000, description="requests waiting in the live queue, from which a check fails"
     )
     max_gpu_memory_share: float = Field(
-        default=0.95, gt=0.0, le=1.0, description="of the fullest GPU, above which a look fails"
+        default=0.95, gt=0.0, le=1.0, description="of the fullest GPU, above which a check fails"
     )
     min_requests: PositiveInt = Field(
-        default=100, description="fewer live requests in a look decide nothing"
+        default=100, description="fewer live requests in a check decide nothing"
     )
     min_agreement: float = Field(
         default=0.98, ge=0.0, le=1.0, description="with FP32, on recorded live requests"
@@ -229,11 +229,12 @@ class Watch(Record):
     max_drift: NonNegativeFloat | None = Field(
         default=None,
         description="population stability index of any live input against calibration, from which "
-        "a look fails (it alerts, and never rolls back); none: 0.25, and only shown",
+        "a check fails (it alerts, and never rolls back); none: 0.25, and only shown",
     )
-    confidence: Confidence = Field(default=0.99, description="over all looks together")
+    confidence: Confidence = Field(default=0.99, description="over all checks together")
     on_failure: Literal["nothing", "alert", "rollback"] = Field(
-        default="alert", description="what a failed look does; one that broke always alerts"
+        default="alert",
+        description="what follows a failed check; one that could not measure always alerts",
     )
 
 

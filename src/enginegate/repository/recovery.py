@@ -138,8 +138,8 @@ class Rollout(Protocol):
         """The release that the first server was given."""
 
     @property
-    def held(self) -> bool:
-        """Whether its canary analysis had passed."""
+    def canary_passed(self) -> bool:
+        """Whether the canary analysis had passed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,9 +186,13 @@ def decide(
             pointer = None
         endings.append(Ending(entry, actions))
     if rollout is not None:
-        may_stand = rollout.held or pointer is None or pointer.version != rollout.canary
-        endings.append(AlignServers() if may_stand else RollBackServers())
+        endings.append(AlignServers() if may_stand(pointer, rollout) else RollBackServers())
     return tuple(endings)
+
+
+def may_stand(pointer: Current | None, rollout: Rollout) -> bool:
+    """Whether what is live may stay live, by a roll-out that came to no end."""
+    return rollout.canary_passed or pointer is None or pointer.version != rollout.canary
 
 
 def _ending(

@@ -17,13 +17,13 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from benchmarks.lab.tagged import ENGINE, QUICK, Order, made, samples, tag_in
 from enginegate.errors import EnginegateError, PublishError, RepositoryError, ServerError
 from enginegate.repository import Layout, LiveRepository, verify
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.lock import locked
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import ServerOptions, start
+from tests.kills.tagged import ENGINE, QUICK, Order, made, samples, tag_in
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("repository-faults")]
 

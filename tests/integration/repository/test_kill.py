@@ -7,14 +7,14 @@ from typing import get_args
 
 import pytest
 
-from benchmarks.lab.campaign import Campaign
-from benchmarks.lab.dying import Death
-from benchmarks.lab.nursery import Nursery
-from benchmarks.lab.plan import short
-from benchmarks.lab.tagged import CHAIN, ENGINE, QUICK
 from enginegate.repository import Layout
 from enginegate.repository.history.journal import Step
 from enginegate.triton.server import ServerOptions, start
+from tests.kills.campaign import Campaign
+from tests.kills.fork_server import ForkServer
+from tests.kills.kill_points import Death
+from tests.kills.plan import short
+from tests.kills.tagged import CHAIN, ENGINE, QUICK
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("kills")]
 RATE_PER_S = 40.0
@@ -28,9 +28,9 @@ def campaign(install, tmp_path_factory):
     options = ServerOptions(flags=QUICK)
     with (
         start(install, tmp_path / "repository", folder=tmp_path, options=options) as server,
-        Nursery(tmp_path / "nursery") as nursery,
+        ForkServer(tmp_path / "forks") as forks,
     ):
-        made = Campaign(server, nursery, tmp_path)
+        made = Campaign(server, forks, tmp_path)
         made.begin(ENGINE)
         made.begin(CHAIN)
         yield made

@@ -18,6 +18,36 @@ from validation.speedup import GATE
 from validation.statistics import Pairs, Share, loss_interval, quantile_interval, share_interval
 
 ROOT = Path(__file__).parents[3]
+PICTURES = runpy.run_path(str(ROOT / "docs" / "draw_pictures.py"))["PICTURES"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_CODE = re.compile(r"^ *```.*?^ *```$", re.DOTALL | re.MULTILINE)
+_NEXT_PARAGRAPH = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.|#+) )|(?<=[^\\])\|")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_no_paragraph_is_too_long_to_read_in_one_go(page):
+    """Paragraphs, list items and cells of tables have at most 80 words."""
+    paragraphs = _NEXT_PARAGRAPH.split(_CODE.sub("\n\n", page.read_text()))
+
+    assert [(len(p.split()), p.strip()[:60]) for p in paragraphs if len(p.split()) > 80] == []
+
+
+def test_the_first_screen_of_the_readme_is_short():
+    """A picture comes first, and what the program prints takes 15 lines at most."""
+    readme = (ROOT / "README.md").read_text()
+    outputs = re.findall(r"^```text\n(.*?)^```$", readme, re.DOTALL | re.MULTILINE)
+
+    assert readme.splitlines()[2].startswith("![")
+    assert sum(len(output.splitlines()) for output in outputs) <= 15
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_current_and_described(name):
+    """Each is what docs/draw_pictures.py draws (run it when this fails), and described."""
+    drawn = (ROOT / "docs" / "images" / f"{name}.svg").read_text()
+
+    assert drawn == PICTURES[name]().svg()
+    assert re.search(r"<title[^>]*>[^<]{20,}</title>\n<desc[^>]*>[^<]{80,}</desc>", drawn)
 
 
 def test_policy_reference_is_current():

@@ -7,13 +7,27 @@ import pytest
 from enginegate.atomic_io import file_lock
 from enginegate.errors import PublishError, RepositoryBusyError, RepositoryError, TamperedError
 from enginegate.repository import AuditLog, Layout, LiveRepository, ReleaseSigning, verify
-from enginegate.repository.history.journal import Journal
+from enginegate.repository.history.journal import Entry, Journal
 from enginegate.repository.lock import LOCK
+from enginegate.repository.recovery import (
+    AlignServers,
+    ReleaseOldParts,
+    RemoveModel,
+    RemovePointer,
+    RemovePromise,
+    RemoveRelease,
+    RollBackServers,
+    ServePointer,
+    decide,
+)
+from enginegate.repository.rollout.rollout_state import RolloutProgress
+from enginegate.repository.store.layout import Current
 from enginegate.repository.store.package import ImportedRelease
 from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.repository.store.removal import forget_old
 from enginegate.repository.store.staging import place
 from enginegate.repository.verify import verify_folder
+from tests.fakes.evidence import WHEN
 
 
 def problems(repository):
@@ -238,3 +252,156 @@ def test_a_repository_without_a_server_is_still_recovered(tmp_path):
     assert len(offline.recover()) == 1
     assert offline.recover() == ()
     assert problems(offline) == []
+
+
+def steps_of(kind, version, *steps, operation="a" * 32, **detail):
+    """The journal of one operation."""
+    return tuple(
+        Entry(
+            sequence=number,
+            at=WHEN,
+            previous="0" * 64,
+            operation=operation,
+            kind=kind,
+            model="digits",
+            step=step,
+            version=version,
+            detail=detail if step == "intent" else {},
+        )
+        for number, step in enumerate(steps)
+    )
+
+
+def pointer(version, **changes):
+    return Current(version=version, known=(version,), changed_at=WHEN, **changes)
+
+
+LIVE_1, LIVE_2 = pointer(1), pointer(2)
+REMOVED = RemoveRelease(keep_history=False)
+GONE = RemoveModel(with_history=False)
+PUBLISH = ("intent", "placed", "prepared", "configured", "loaded")
+DIGEST = "d" * 64
+
+
+@pytest.mark.parametrize("cut", range(1, len(PUBLISH) + 1))
+@pytest.mark.parametrize(
+    ("live", "removed"), [(LIVE_1, (REMOVED,)), (None, (REMOVED, GONE))], ids=["second", "first"]
+)
+def test_a_publish_before_its_commit_is_undone(cut, live, removed):
+    """Whatever step it was killed after: the old release serves, then the new one goes."""
+    (ending,) = decide(steps_of("publish", 2, *PUBLISH[:cut]), live)
+
+    *actions, close = ending.actions
+    assert actions == [ServePointer(live, told=cut > 2), *removed]
+    assert (close.done, close.why) == (False, f"cut short after {PUBLISH[cut - 1]}")
+    assert close.words == (
+        "Release 1 is live, as before." if live else "Nothing is live, as before."
+    )
+
+
+@pytest.mark.parametrize("kind", ["publish", "rollback"])
+@pytest.mark.parametrize("cut", range(1, len(PUBLISH) + 1))
+def test_what_is_committed_is_finished(kind, cut):
+    """The pointer has it, so the new release stands; old parts go, and it is closed as done."""
+    (ending,) = decide(steps_of(kind, 2, *PUBLISH[:cut]), LIVE_2)
+
+    released, close = ending.actions
+    assert released == ReleaseOldParts(LIVE_2)
+    assert (close.done, close.words) == (True, "Release 2 is live.")
+
+
+@pytest.mark.parametrize(
+    ("journal", "live", "actions", "done"),
+    [
+        pytest.param(
+            steps_of("rollback", 1, "intent"), LIVE_2, [ServePointer(LIVE_2, told=False)], False,
+            id="rollback-before-its-switch",
+        ),
+        pytest.param(
+            steps_of("rollback", 1, "intent", "configured"), LIVE_2,
+            [ServePointer(LIVE_2, told=True)], False, id="rollback-in-its-switch",
+        ),
+        pytest.param(
+            steps_of("rollback", 2, "intent", "loaded"), None, [], False,
+            id="rollback-to-a-lost-pointer",
+        ),
+        pytest.param(
+            steps_of("withdraw", 1, "intent"), LIVE_1,
+            [RemovePointer(), ServePointer(None, told=True), RemoveModel(with_history=True)],
+            True, id="withdrawal-before-its-commit",
+        ),
+        pytest.param(
+            steps_of("withdraw", 1, "intent"), None,
+            [ServePointer(None, told=True), RemoveModel(with_history=True)],
+            True, id="withdrawal-after-its-commit",
+        ),
+        pytest.param(
+            steps_of("withdraw", 1, "intent"), LIVE_2, [], False, id="withdrawal-of-another",
+        ),
+        pytest.param(
+            steps_of("promise", 1, "intent", promise=DIGEST), LIVE_1, [RemovePromise(DIGEST)],
+            False, id="promise-before-its-commit",
+        ),
+        pytest.param(
+            steps_of("promise", 1, "intent", promise=DIGEST), pointer(1, promises={1: DIGEST}),
+            [], True, id="promise-after-its-commit",
+        ),
+        pytest.param(
+            (
+                *steps_of("publish", 1, *PUBLISH, "done", operation="b" * 32),
+                *steps_of("publish", 1, "intent", "placed"),
+            ),
+            LIVE_2,
+            [ServePointer(LIVE_2, told=False), RemoveRelease(keep_history=True)],
+            False,
+            id="an-import-of-what-was-live-before",
+        ),
+    ],
+)  # fmt: skip
+def test_every_other_operation_ends_by_the_pointer(journal, live, actions, done):
+    """What the pointer says is finished, anything else is undone."""
+    (ending,) = decide(journal, live)
+
+    assert list(ending.actions[:-1]) == actions
+    assert ending.actions[-1].done is done
+
+
+def test_what_has_ended_is_left_alone():
+    """Done or undone, and so are operations other than the one that failed."""
+    ended = steps_of("publish", 1, *PUBLISH, "done", operation="b" * 32)
+    open_one = steps_of("rollback", 1, "intent", operation="c" * 32)
+    failed = steps_of("publish", 2, "intent")
+
+    assert decide(ended, LIVE_1) == ()
+    (ending,) = decide((*ended, *open_one, *failed), LIVE_1, failed=failed[0], reason="no room")
+    assert (ending.entry.version, ending.actions[-1].why) == (2, "no room")
+
+
+def test_a_withdrawal_leaves_nothing_for_what_is_ended_after_it():
+    """The pointer that it removes is gone for the operations behind it too."""
+    journal = (
+        *steps_of("withdraw", 1, "intent", operation="b" * 32),
+        *steps_of("publish", 2, "intent", "placed"),
+    )
+
+    _, second = decide(journal, LIVE_1)
+
+    assert second.actions[0] == ServePointer(None, told=False)
+
+
+@pytest.mark.parametrize(
+    ("canary_passed", "live", "decided"),
+    [
+        (False, LIVE_2, RollBackServers()),
+        (True, LIVE_2, AlignServers()),
+        (False, LIVE_1, AlignServers()),
+        (False, None, AlignServers()),
+    ],
+)
+def test_a_roll_out_goes_back_only_from_a_live_canary_that_had_not_passed(
+    canary_passed, live, decided
+):
+    """Otherwise every server follows the first one's pointer."""
+    rollout = RolloutProgress(model="digits", before=1, canary=2, canary_passed=canary_passed)
+
+    assert decide((), live, rollout) == (decided,)

@@ -52,7 +52,7 @@ class TensorRtTable(Record):
     version_compatible: bool = Field(
         default=False,
         description="plans that newer TensorRT versions load too; they carry code that the loader "
-        "must be told to trust (full library only)",
+        "must be allowed to trust (full library only)",
     )
     timing_cache: bool = Field(
         default=True,

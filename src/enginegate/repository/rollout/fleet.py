@@ -20,7 +20,7 @@ from enginegate.errors import (
     RepositoryError,
 )
 from enginegate.repository.promotion import LiveRepository
-from enginegate.repository.recovery import UNDONE, Withdrawal, was_withdrawn
+from enginegate.repository.recovery import UNDONE, AlignServers, Withdrawal, decide, was_withdrawn
 from enginegate.repository.rollout.fleet_server import FleetServer, each_of, lines
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
 from enginegate.repository.store.layout import Layout, models
@@ -414,11 +414,14 @@ class Fleet:
             except EnginegateError as error:  # must not keep the others from going back
                 done.append(f"{server.name} could not be recovered: {error}")
         for progress in self.rollouts.unfinished():
-            if self.rollouts.is_settled(progress):
-                done += self._finish(progress)
-            else:
-                words = self._return_all(progress, self.servers)
-                done.append(f"A roll-out of {progress.model} was cut short on the canary. {words}")
+            pointer = Layout(self.root, progress.model).current()
+            for action in decide((), pointer, progress):
+                if action == AlignServers():
+                    done += self._finish(progress)
+                else:
+                    words = self._return_all(progress, self.servers)
+                    cut = f"A roll-out of {progress.model} was cut short on the canary."
+                    done.append(f"{cut} {words}")
             self.rollouts.settle(progress.model)
         return tuple(done)
 

@@ -15,6 +15,7 @@ from enginegate.atomic_io import file_lock, lock_holder, write_file
 from enginegate.errors import InputError, RepositoryBusyError, RepositoryError
 from enginegate.machine import user_at_host
 from enginegate.records import Record
+from enginegate.repository.recovery import may_stand
 from enginegate.repository.store.layout import Current, Layout
 
 LOCK = ".enginegate-fleet.lock"
@@ -72,7 +73,7 @@ class RolloutState:
     def is_settled(self, progress: RolloutProgress) -> bool:
         """Whether the release that the primary's repository says is live may stay live."""
         current = Layout(self.root, progress.model).current()
-        return progress.canary_passed or current is None or current.version != progress.canary
+        return may_stand(current, progress)
 
     def settle(self, model: str) -> None:
         """Forget a roll-out, unless its canary is live, has not passed and could not go back."""

@@ -8,11 +8,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from benchmarks.lab.campaign import Campaign
-from benchmarks.lab.dying import Death
-from benchmarks.lab.job import What
-from benchmarks.lab.nursery import Nursery
-from benchmarks.lab.plan import (
+from enginegate.triton.install import find_triton
+from enginegate.triton.server import ServerOptions, start
+from tests.kills.campaign import Campaign
+from tests.kills.fork_server import ForkServer
+from tests.kills.job import What
+from tests.kills.kill_points import Death
+from tests.kills.plan import (
     PUBLISH,
     ROLLBACK,
     Kill,
@@ -20,9 +22,7 @@ from benchmarks.lab.plan import (
     every_act,
     filled,
 )
-from benchmarks.lab.tagged import CHAIN, ENGINE, QUICK
-from enginegate.triton.install import find_triton
-from enginegate.triton.server import ServerOptions, start
+from tests.kills.tagged import CHAIN, ENGINE, QUICK
 
 CANARY_S = 0.2
 OPERATIONS: tuple[tuple[What, str], ...] = (
@@ -58,9 +58,9 @@ def standing(folder: Path, *, fleet: bool) -> Iterator[Campaign]:
             repository.mkdir(parents=True, exist_ok=True)
             running = start(install, repository, folder=place, options=options)
             servers[name] = stack.enter_context(running)
-        nursery = stack.enter_context(Nursery(folder / "nursery"))
+        forks = stack.enter_context(ForkServer(folder / "forks"))
         lead = servers.pop("")
-        campaign = Campaign(lead, nursery, folder, members=servers, canary_s=CANARY_S)
+        campaign = Campaign(lead, forks, folder, members=servers, canary_s=CANARY_S)
         for model in (ENGINE, CHAIN):
             campaign.begin(model)
         yield campaign

@@ -4,9 +4,9 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from benchmarks.lab.dying import Death
-from benchmarks.lab.job import What
-from benchmarks.lab.tagged import CHAIN, ENGINE
+from tests.kills.job import What
+from tests.kills.kill_points import Death
+from tests.kills.tagged import CHAIN, ENGINE
 
 PUBLISH = ("intent", "placed", "configured", "loaded", "done")
 ROLLBACK = ("intent", "configured", "loaded", "done")

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from benchmarks.lab.dying import Death, arm, sleep_or_die
 from enginegate.errors import PublishError
 from enginegate.policy.operating import Watch
 from enginegate.repository import Fleet, Layout, LiveRepository, Package, verify
@@ -15,6 +14,7 @@ from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.triton.client import TritonClient
+from tests.kills.kill_points import Death, arm, sleep_or_die
 
 What = Literal["publish", "publish-wrong", "publish-unfit", "rollback", "recover"]
 REFUSED: tuple[What, ...] = ("publish-wrong", "publish-unfit")

@@ -5,7 +5,6 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, Self
 
 from enginegate.repository.history.journal import Entry, Journal
@@ -114,16 +113,16 @@ def _after_step(step: str, nth: int) -> None:
 
 
 def _inside_append(number: int) -> None:
-    opened, seen = Path.open, Counter()
+    opened, seen = os.fdopen, Counter()
 
-    def opened_to_tear(self: Path, mode: str = "r", *given: Any, **named: Any) -> Any:
-        file = opened(self, mode, *given, **named)
+    def opened_to_tear(handle: int, mode: str = "r", *given: Any, **named: Any) -> Any:
+        file = opened(handle, mode, *given, **named)
         if mode != "ab":
             return file
         seen.acts += 1
         return _Torn(file) if seen.acts == number else file
 
-    Path.open = opened_to_tear  # type: ignore[method-assign]
+    os.fdopen = opened_to_tear  # type: ignore[assignment]
 
 
 class _Torn:

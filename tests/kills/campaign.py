@@ -11,10 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from benchmarks.lab.dying import Death
-from benchmarks.lab.job import REFUSED, Account, Job, Site, What
-from benchmarks.lab.nursery import Ended, Nursery
-from benchmarks.lab.tagged import Order, made, samples, tag_in
 from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.repository import Layout
@@ -23,6 +19,10 @@ from enginegate.repository.store.live_record import LiveRecord
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import Server
 from enginegate.triton.types import Reply
+from tests.kills.fork_server import Ended, ForkServer
+from tests.kills.job import REFUSED, Account, Job, Site, What
+from tests.kills.kill_points import Death
+from tests.kills.tagged import Order, made, samples, tag_in
 
 _TAGS_A_NUMBER = 1000
 
@@ -69,7 +69,7 @@ class Campaign:
     """
 
     server: Server
-    nursery: Nursery
+    forks: ForkServer
     folder: Path
     tags: dict[tuple[str, int], int] = field(default_factory=dict)
     attempts: int = 0
@@ -114,7 +114,7 @@ class Campaign:
     def prepared(self, what: What, model: str) -> Callable[[], None]:
         """An undisturbed operation with all that it needs; calling it does it."""
         job = pickle.dumps(self._job(what, model, Death()))
-        return lambda: self._finished(self.nursery.run(job))
+        return lambda: self._finished(self.forks.run(job))
 
     def kill(self, what: What, model: str, death: Death, *, twice: int = 0) -> Killed:
         """Do an operation that dies, recover in a fresh process, and look.
@@ -256,7 +256,7 @@ class Campaign:
         return current.version if current else 0
 
     def _run(self, job: Job, kill_after_s: float | None = None) -> Ended:
-        return self.nursery.run(pickle.dumps(job), kill_after_s=kill_after_s)
+        return self.forks.run(pickle.dumps(job), kill_after_s=kill_after_s)
 
     def _finished(self, ended: Ended) -> None:
         self._told(ended)

@@ -37,7 +37,7 @@ class Ended:
     lasted_s: float
 
 
-class Nursery:
+class ForkServer:
     """The forking process, for as long as the block runs."""
 
     def __init__(self, folder: Path) -> None:
@@ -47,8 +47,8 @@ class Nursery:
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "benchmarks.lab.nursery", str(self._folder)],
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kills.fork_server", str(self._folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -72,13 +72,15 @@ class Nursery:
         """
         process = self._process
         if process is None or process.stdin is None or process.stdout is None:
-            raise RuntimeError("The nursery is not open.")
+            raise RuntimeError("The fork server is not open.")
         process.stdin.write(_LENGTH.pack(len(job)) + job)
         process.stdin.flush()
         pid, began_s = int(process.stdout.readline()), time.perf_counter()
         if kill_after_s is not None:
             time.sleep(kill_after_s)
-            os.kill(pid, signal.SIGKILL)  # The nursery reaps it after this, so it is no other's.
+            os.kill(
+                pid, signal.SIGKILL
+            )  # The fork server reaps it after this, so it is no other's.
             process.stdin.write(b"k")
         else:
             process.stdin.write(b"-")
@@ -95,9 +97,9 @@ class Nursery:
 
 def main(folder: Path) -> None:
     """Fork for every job until standard input ends."""
-    from benchmarks.lab.job import perform  # noqa: PLC0415 - in this process only
-    from enginegate.triton.codec import vendor  # noqa: PLC0415
-    from enginegate.triton.config import config_json, read_config  # noqa: PLC0415
+    from enginegate.triton.codec import vendor
+    from enginegate.triton.config import config_json, read_config
+    from tests.kills.job import perform
 
     vendor()
     config_json(read_config("", "nothing"))  # Imports what a configuration needs.
@@ -106,10 +108,10 @@ def main(folder: Path) -> None:
         pid = os.fork()
         if pid == 0:
             _child(folder, lambda: pickle.dumps(perform(job)))  # noqa: B023 - used at once
-        print(pid, flush=True)
+        print(pid, flush=True)  # noqa: T201 - the answer
         sys.stdin.buffer.read(1)  # Whoever kills has killed by now.
         _, status = os.waitpid(pid, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+        print(os.waitstatus_to_exitcode(status), flush=True)  # noqa: T201
 
 
 def _child(folder: Path, work: Callable[[], bytes]) -> None:
