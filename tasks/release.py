@@ -275,7 +275,7 @@ def move_champion(repository: Path, workspace: Workspace) -> None:
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
-def roll_back(
+def roll_back_to(
     tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
 ) -> Release:
     """Make an earlier release live again."""
