@@ -285,7 +285,8 @@ class LiveRepository:
             change.live_record.check_commit_point(before)
             check_still_live(layout, before, version)
             given = layout.renewed(version)
-            if given is not None and (given == renewed or (new and _is_same(given, renewed))):
+            again = given is not None and given.scorecard_sha256 == renewed.scorecard_sha256
+            if given is not None and (given == renewed or (new and again)):
                 return given
             check_same(self.root, layout.release(version), renewed.release_sha256)
             change.begin("promise", version, promise=digest, scorecard=renewed.scorecard_sha256)
@@ -319,7 +320,7 @@ class LiveRepository:
                 layout = Layout(self.root, name)
                 current = layout.current()
                 try:
-                    self._record(layout, recovery).check_commit_point(current)
+                    recovery.live_record(layout).check_commit_point(current)
                 except TamperedError as error:
                     changed.append(error)
                     continue
@@ -330,7 +331,7 @@ class LiveRepository:
                     said.append(f"{path} was put back: {live_words(current)}.")
                     recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
                 if self.client is not None and not self.serves(name):
-                    self._bring_up(self._record(layout, recovery))
+                    self._bring_up(recovery.live_record(layout))
                     said.append(f"Release {current.version} of {name} was loaded and proved.")
                     recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
             for refusal in changed:  # one model's never keeps another from being repaired
@@ -383,10 +384,6 @@ class LiveRepository:
         self.deployment(record.layout).restore(current)
         return release
 
-    @staticmethod
-    def _record(layout: Layout, recovery: OperationRecovery) -> LiveRecord:
-        return LiveRecord.of(layout, recovery.journal, recovery.audit)
-
     @contextmanager
     def _opened(self) -> Iterator[OperationRecovery]:
         """Journal and audit log, read and checked once for all that is done under the lock."""
@@ -421,7 +418,7 @@ class Change:
     @property
     def live_record(self) -> LiveRecord:
         """What journal and audit log say of the model by now."""
-        return LiveRecord.of(self.layout, self.recovery.journal, self.recovery.audit)
+        return self.recovery.live_record(self.layout)
 
     @property
     def entry(self) -> Entry:
@@ -573,8 +570,3 @@ def _check_import(layout: Layout, release: Release) -> None:
         raise RepositoryError(
             f"{layout.version_folder(release.version)} is here already; roll back to it instead."
         )
-
-
-def _is_same(given: RenewedPromise, renewed: RenewedPromise) -> bool:
-    """Whether a release was given the promise of that very scorecard before."""
-    return given.scorecard_sha256 == renewed.scorecard_sha256
