@@ -10,11 +10,11 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export GX_ANALYTICS_ENABLED := false
 
-.PHONY: help install demo test check bench clean
+.PHONY: help install demo test test-fast test-all check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 install: $(STAMP)  ## make the virtual environment (.venv), nothing global
 
@@ -30,6 +30,14 @@ demo: $(STAMP)  ## registered model -> engines -> verdicts -> benchmark -> appro
 
 test: $(STAMP)  ## every test that needs no GPU
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 3 --dist loadgroup $(ARGS)
+
+test-fast: $(STAMP)  ## the inner loop: rules and rooms without servers, in less than a minute
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest tests/unit -n 2 -m "not gpu and not slow" $(ARGS)
+
+test-all: test  ## also the long lanes: kills of every operation, kills of a fleet, a live swap under load
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --kills 300
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --fleet
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/live_swap.py
 
 check: $(STAMP)  ## format, lint, types, import contracts
 	@$(BIN)/ruff format --check .

@@ -59,7 +59,7 @@ _WORDS = {
 
 
 @task(task_run_name="benchmark", cache_policy=NO_CACHE)
-def benchmark(
+def benchmark_engine(
     attempt: ContentFolder[Engine] | Unbuilt,
     tables: BenchmarkTables,
     live_tables: LiveTables,

@@ -219,6 +219,7 @@ def test_an_unknown_compression_is_refused(tmp_path):
         read_data(path)
 
 
+@pytest.mark.slow
 def test_an_archive_that_expands_beyond_reason_is_refused(tmp_path, monkeypatch):
     """A small file that becomes gibibytes is not unpacked, unless its owner says so."""
     path = tmp_path / "data.npz"

@@ -19,6 +19,7 @@ def _confirming(server, result):
 SEEDS = {"slow": range(50), "fast": range(10), "two cores": range(40)}
 
 
+@pytest.mark.slow
 def test_finds_the_optimum_in_few_measurements():
     """Of a hundred seeds 95 find 95 % of the optimum within 20 measurements; no winner violates."""
     good, violations = 0, []

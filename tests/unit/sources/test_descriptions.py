@@ -72,6 +72,7 @@ def test_odd_modules_are_refused(tmp_path, modules):
         open_folder(ModelSource(uri=f"hf:{tmp_path}"))
 
 
+@pytest.mark.slow
 def test_a_program_that_unpacks_to_more_than_there_is_is_refused(tmp_path, monkeypatch):
     """Nothing of it is unpacked before."""
     data = tmp_path / "data"

@@ -31,6 +31,7 @@ def _sentences(source, count, *, shift=0):
     return np.where(np.arange(16) < source.integers(4, 17, size=(count, 1)), tokens, 0)
 
 
+@pytest.mark.slow
 def test_false_alarms_are_rare():
     """In 2000 trials without drift at most 2 % are called drift, the promise being 1 %."""
     source = np.random.default_rng(0)

@@ -33,6 +33,7 @@ def test_surely(seen, side, limit, expected):
     assert surely(seen, side, limit, alpha=0.01) is expected
 
 
+@pytest.mark.slow
 def test_false_alarms_stay_rare_over_all_looks():
     """At exactly the limit and looked at 60 times, at most alpha of the releases are ever failed;
     a test at each look alone would fail a third of them."""
