@@ -52,7 +52,7 @@ def test_one_load_is_measured_and_nothing_changed(benchmark, scale, server):
     assert scale.serving == PLAIN
 
 
-def test_a_closed_loop_is_measured_there(benchmark, scale, server):
+def test_closed_loop_is_measured_there(benchmark, scale, server):
     """Clients that wait for their answers: the highest throughput, for comparison."""
     del scale
     benchmark("--server", server.grpc, "--model", "scale", "--load", "closed:2", "--seconds", "0.5")
@@ -60,7 +60,7 @@ def test_a_closed_loop_is_measured_there(benchmark, scale, server):
     assert Measurement.read(benchmark.out / "measurement.json").load.clients == 2
 
 
-def test_a_model_that_is_not_there_lists_those_that_are(benchmark, scale, server):
+def test_model_that_is_not_there_lists_those_that_are(benchmark, scale, server):
     """A typing mistake needs no second tool."""
     del scale
     shown = benchmark("--server", server.grpc, "--model", "scael")
