@@ -68,7 +68,7 @@ def test_warm_up_is_left_out(tmp_path):
     ],
 )
 def test_slow_start_never_makes_a_run_pass(tmp_path, cold_start_s, said):
-    """Slower for longer than what is cut, a run is invalid right after a load, else counted whole."""
+    """Slower for longer than the cut, a run is invalid right after a load, else counted whole."""
     latency_s = np.where(np.arange(2000) < 600, 0.030, 0.010)
 
     found = _measure(_result(latency_s), tmp_path, cold_start_s=cold_start_s)
@@ -108,14 +108,14 @@ def test_failures_of_the_warm_up_count(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("late_s", "server_s", "void"),
+    ("late_s", "server_s", "is_invalid"),
     [
         pytest.param(0.0014, 0.0017, True, id="late"),
         pytest.param(0.0, 0.0045, False, id="slow"),
         pytest.param(0.0001, 0.0045, False, id="slow-and-late"),
     ],
 )
-def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, void):
+def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, is_invalid):
     """A run that misses its SLO only because requests left late is invalid, not slow."""
     late_s = np.where(np.arange(2000) % 20 == 0, late_s, 0.0)
     latency_s = np.where(np.arange(2000) % 20 == 0, server_s, 0.001) + late_s
@@ -124,11 +124,11 @@ def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, void):
 
     reasons = [reason for reason in found.measurement.invalid if "generator decides" in reason]
     assert found.over(3.0) == 90
-    assert bool(reasons) is bool(found.measurement.invalid) is invalid
+    assert bool(reasons) is bool(found.measurement.invalid) is is_invalid
 
 
 @pytest.mark.parametrize(
-    ("late_ms", "server_ms", "slow_every", "void"),
+    ("late_ms", "server_ms", "slow_every", "is_invalid"),
     [
         pytest.param(3.0, 0.4, 1, True, id="only-late"),
         pytest.param(3.0, 1.2, 1, False, id="slow-as-well"),
@@ -137,7 +137,9 @@ def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, void):
         pytest.param(0.0, 1.2, 40, False, id="slow-and-in-time"),
     ],
 )
-def test_lateness_fails_no_run_under_a_short_slo(tmp_path, late_ms, server_ms, slow_every, void):
+def test_lateness_fails_no_run_under_a_short_slo(
+    tmp_path, late_ms, server_ms, slow_every, is_invalid
+):
     """Some milliseconds late is allowed; a failure must then be shown without them."""
     slow = np.arange(2000) % slow_every == 0
     late_s = np.full(2000, late_ms / 1e3)
@@ -145,7 +147,7 @@ def test_lateness_fails_no_run_under_a_short_slo(tmp_path, late_ms, server_ms, s
 
     found = _measure(_result(latency_s, late_s), tmp_path, slo_p99_ms=1.0)
 
-    assert bool(found.measurement.invalid) is invalid
+    assert bool(found.measurement.invalid) is is_invalid
     assert all("generator decides" in reason for reason in found.measurement.invalid)
 
 
@@ -167,7 +169,7 @@ def test_servers_own_time_is_known_without_the_warm_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sent", "lasted_s", "void"),
+    ("sent", "lasted_s", "is_invalid"),
     [
         (1000, 10.0, False),
         (1090, 10.0, False),
@@ -176,7 +178,7 @@ def test_servers_own_time_is_known_without_the_warm_up(tmp_path):
         (80, 2, False),
     ],
 )
-def test_run_at_another_rate_is_invalid(tmp_path, sent, lasted_s, void):
+def test_run_at_another_rate_is_invalid(tmp_path, sent, lasted_s, is_invalid):
     """A whole run of more or fewer requests than its rate stands for is invalid; a short one is not
     judged by that."""
     load = Load(rate_per_s=100.0, duration_s=10.0, seed=0, arrivals="replay")
@@ -184,7 +186,7 @@ def test_run_at_another_rate_is_invalid(tmp_path, sent, lasted_s, void):
 
     invalid = _measure(result, tmp_path).measurement.invalid
 
-    assert any("arrivals are not steady" in reason for reason in invalid) is invalid
+    assert any("arrivals are not steady" in reason for reason in invalid) is is_invalid
 
 
 def test_run_ended_early_skips_the_load_s_warm_up(tmp_path):
@@ -251,7 +253,7 @@ def test_failures_are_over_every_limit(tmp_path):
     ],
 )
 def test_reasons_for_an_invalid_measurement(tmp_path, latency_s, late_s, counted, said):
-    """A generator that could not keep up, too few requests, or a restart void the numbers."""
+    """A generator that could not keep up, too few requests, or a restart invalidates them."""
     found = _measure(_result(latency_s, late_s), tmp_path, counted)
 
     assert any(said in reason for reason in found.measurement.invalid)
@@ -286,14 +288,14 @@ def test_generator_at_its_limit(tmp_path, late_s, load, cpu_share, trusted, said
     )
 
 
-@pytest.mark.parametrize(("counted", "void"), [(1000, False), (960, False), (400, True)])
-def test_reload_in_between_is_noticed(tmp_path, counted, void):
+@pytest.mark.parametrize(("counted", "is_invalid"), [(1000, False), (960, False), (400, True)])
+def test_reload_in_between_is_noticed(tmp_path, counted, is_invalid):
     """A server that counted fewer than were answered began to count anew."""
     statistics = Statistics(requests=counted, executions=counted, inferences=counted)
 
     measurement = _measure(_result(np.full(1000, 0.01)), tmp_path, statistics).measurement
 
-    assert any("of 1000 answers" in reason for reason in measurement.invalid) is invalid
+    assert any("of 1000 answers" in reason for reason in measurement.invalid) is is_invalid
 
 
 def test_nothing_sent_is_invalid(tmp_path):

@@ -110,7 +110,7 @@ def test_max_measurements_ends_the_search(simulated, bounds, slo, most):
 
 
 def test_rates_the_generator_cannot_make_bound_the_search(simulated, bounds, slo):
-    """An invalid load is repeated once, then the search goes on below it and says so: inconclusive."""
+    """An invalid load is repeated once, then the search goes on below it: inconclusive."""
     simulated.void = lambda _config, load: load.rate_per_s >= 700
 
     result = search_on(simulated, bounds, slo)
