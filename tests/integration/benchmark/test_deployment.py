@@ -9,7 +9,7 @@ from enginegate.errors import ModelError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.measurement import ClosedLoad, Generator, Load
-from enginegate.measuring.measure import read_sample
+from enginegate.measuring.measure import read_latency_sample
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.serving import ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
@@ -57,7 +57,7 @@ def test_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
     measurement = found.measurement
     assert measurement.lasted_s < 4.0
     assert test.decide(len(found.latencies_ms), found.over(20)) is Outcome.FAILED
-    assert read_sample(measurement, tmp_path).over(20) == found.over(20)
+    assert read_latency_sample(measurement, tmp_path).over(20) == found.over(20)
 
 
 def test_measurement_records_its_conditions(server, scale_model, samples, tmp_path):

@@ -73,8 +73,8 @@ def test_model_that_is_not_there_lists_those_that_are(benchmark, scale, server):
     ("arguments", "message"),
     [
         pytest.param(["--candidate", "onnxruntime-fp7"], "It has: onnxruntime-fp32", id="name"),
-        pytest.param(["--load", "heavy"], "'heavy' is no load", id="load"),
-        pytest.param(["--load", "closed:0"], "'closed:0' is no load", id="no-clients"),
+        pytest.param(["--load", "heavy"], "no load pattern 'heavy'", id="load"),
+        pytest.param(["--load", "closed:0"], "no load pattern 'closed:0'", id="no-clients"),
         pytest.param(["--load", "closed:4"], "go with --server", id="closed-search"),
         pytest.param(
             ["--server", "h:1", "--candidate", "onnxruntime-int8"], "--model", id="candidate-there"

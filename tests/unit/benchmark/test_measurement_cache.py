@@ -6,7 +6,7 @@ import pytest
 from enginegate.benchmark.measurement_cache import CacheKey, MeasurementCache
 from enginegate.measurement import LatencySample, Load, Measurement
 from enginegate.measuring.p99 import SequentialTest, percentiles
-from enginegate.measuring.raw_requests import Requests, save_requests
+from enginegate.measuring.raw_requests import RawRequests, save_raw_requests
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import search
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
@@ -35,7 +35,7 @@ class Counting:
         source = np.random.default_rng(load.seed)
         late_s = self.sent_late_ms / 1e3
         latency_s = source.gamma(4.0, load.rate_per_s / 1e5, count) + late_s
-        requests = Requests(due_s, due_s + late_s, latency_s, np.zeros(count, bool))
+        requests = RawRequests(due_s, due_s + late_s, latency_s, np.zeros(count, bool))
         latencies_ms = requests.latencies_ms
         return LatencySample(
             Measurement(
@@ -49,7 +49,7 @@ class Counting:
                 percentiles=percentiles(latencies_ms),
                 late_p99_ms=self.sent_late_ms or 5.5,
                 stages=None,
-                latencies_sha256=save_requests(requests, self.folder),
+                latencies_sha256=save_raw_requests(requests, self.folder),
                 lasted_s=lasted_s,
             ),
             latencies_ms,

@@ -5,9 +5,9 @@ from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import ClosedLoad, Generator, Load
-from enginegate.measuring.measure import RunConditions, measure, read_sample, warmup_s
-from enginegate.measuring.p99 import decide
-from enginegate.measuring.raw_requests import read_requests
+from enginegate.measuring.measure import RunConditions, measure, read_latency_sample, warmup_s
+from enginegate.measuring.p99 import decide_p99
+from enginegate.measuring.raw_requests import read_raw_requests
 from enginegate.serving import ServingConfig
 from enginegate.triton.types import Statistics
 
@@ -89,7 +89,7 @@ def test_bad_first_half_is_no_warm_up(tmp_path, value_s):
     over = found.over(20.0)
     assert found.measurement.invalid == ()
     assert over >= 700
-    assert decide(len(found.latencies_ms), over, confidence=0.99).outcome is Outcome.FAILED
+    assert decide_p99(len(found.latencies_ms), over, confidence=0.99).outcome is Outcome.FAILED
 
 
 def test_failures_of_the_warm_up_count(tmp_path):
@@ -102,7 +102,7 @@ def test_failures_of_the_warm_up_count(tmp_path):
     assert found.measurement.failed == found.over(20.0) == 100
     assert len(found.latencies_ms) == 1900
     np.testing.assert_array_equal(
-        read_requests(tmp_path, found.measurement.latencies_sha256).latencies_ms,
+        read_raw_requests(tmp_path, found.measurement.latencies_sha256).latencies_ms,
         found.latencies_ms,
     )
 
@@ -370,13 +370,15 @@ def test_raw_latencies_are_kept_by_digest(tmp_path):
     found = _measure(_result(latency_s), tmp_path)
     sha256 = found.measurement.latencies_sha256
 
-    np.testing.assert_array_equal(read_requests(tmp_path, sha256).latencies_ms, found.latencies_ms)
-    assert read_sample(found.measurement, tmp_path).over(10.0) == found.over(10.0) > 0
+    np.testing.assert_array_equal(
+        read_raw_requests(tmp_path, sha256).latencies_ms, found.latencies_ms
+    )
+    assert read_latency_sample(found.measurement, tmp_path).over(10.0) == found.over(10.0) > 0
     with pytest.raises(InputError, match="measure again"):
-        read_requests(tmp_path, "f" * 64)
+        read_raw_requests(tmp_path, "f" * 64)
     (tmp_path / f"{sha256}.npz").write_bytes(b"changed")
     with pytest.raises(TamperedError, match="was changed"):
-        read_requests(tmp_path, sha256)
+        read_raw_requests(tmp_path, sha256)
 
 
 def test_equal_runs_have_equal_digests(tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from enginegate.measurement import Resources
-from enginegate.measuring.resources import GpuReading, Usage, gpus_of, watched
+from enginegate.measuring.resources import GpuReading, Usage, gpus_of, monitor_resources
 from enginegate.triton.metrics import Metrics
 from enginegate.triton.server import Server
 from enginegate.triton.supervised_process import cores, processor_s
@@ -140,7 +140,7 @@ def test_driver_tells_of_gpus_here(monkeypatch, driver, gpus, shown, expected):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     server = Server(grpc="127.0.0.1:1", version="2.51.0", pid=os.getpid())
 
-    with watched(server, gpu=True, gpus=gpus) as usage:
+    with monitor_resources(server, gpu=True, gpus=gpus) as usage:
         pass
 
     assert usage.readings == [expected, expected]
@@ -152,7 +152,7 @@ def test_without_a_driver_nothing_is_known(monkeypatch, driver):
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     server = Server(grpc="127.0.0.1:1", version="2.51.0", pid=os.getpid(), metrics="127.0.0.1:1")
 
-    with watched(server, gpu=True) as usage:
+    with monitor_resources(server, gpu=True) as usage:
         pass
 
     assert usage.readings == []
@@ -162,7 +162,7 @@ def test_server_on_the_processor_is_watched():
     """Where the process is known its cores are measured, without a GPU and without a thread."""
     server = Server(grpc="127.0.0.1:1", version="2.51.0", pid=os.getpid())
 
-    with watched(server, gpu=False) as usage:
+    with monitor_resources(server, gpu=False) as usage:
         sum(range(300_000))
 
     assert usage.readings == []

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from enginegate.measurement import Load, Measurement, StageSplit
-from enginegate.measuring.advice import buckets, explain_p99, largest_stage
+from enginegate.measuring.bottleneck import explain_p99, largest_stage, latency_breakdown
 from enginegate.measuring.p99 import percentiles
 from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
@@ -77,7 +77,7 @@ def test_largest_bucket_is_named(stages, said):
 
 def test_shares_add_up():
     """Buckets are ordered, and their shares are of the whole."""
-    found = buckets(_split(6.0, 3.0, client=1.0))
+    found = latency_breakdown(_split(6.0, 3.0, client=1.0))
 
     assert [bucket.name for bucket in found][:3] == ["queueing", "computing", "client and network"]
     assert sum(bucket.share for bucket in found) == pytest.approx(1.0)
