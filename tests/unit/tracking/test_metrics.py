@@ -8,14 +8,13 @@ from enginegate.evidence import Finding, Outcome, Pattern
 from enginegate.measurement import Percentile
 from enginegate.tracking.metrics import (
     candidate_note,
-    chosen_measurement,
     metrics_of,
     params_of,
     shared_tags,
     winner_metrics,
 )
 from tests.fakes.evidence import FP32, INT8, scorecard, sha, verdict
-from tests.fakes.qualification import WAITING, plan, qualification
+from tests.fakes.qualification import plan, qualification
 
 CARD = qualification()
 
@@ -124,14 +123,6 @@ def test_params_are_what_was_chosen():
         "max_queue_delay_us": "1000",
         "instances": "2",
     }
-
-
-def test_chosen_measurement_is_the_one_at_the_slo():
-    """Stage times come from the load that the result is about, never from an invalid one."""
-    measured = chosen_measurement(CARD.benchmark(INT8))
-
-    assert (measured.config, measured.load.rate_per_s) == (WAITING, 400.0)
-    assert chosen_measurement(CARD.benchmark(plan("bf16"))) is None
 
 
 def test_parent_carries_the_winners_metrics():
