@@ -24,7 +24,7 @@ from enginegate.policy.operating import LiveTables, Watch
 from enginegate.policy.recording import TrafficTables
 from enginegate.shadow import (
     TrafficSample,
-    called,
+    call_hook,
     latest_sample,
     read_sample,
     record_live,
@@ -214,5 +214,5 @@ def _drift(
         return ()
     calibration = read_data(traffic.data.calibration).head(traffic.calibration.max_samples)
     hook = traffic.shadow.embedder if traffic.shadow else None
-    drifts = measure_drift(calibration, data, embed=partial(called, hook) if hook else None)
+    drifts = measure_drift(calibration, data, embed=partial(call_hook, hook) if hook else None)
     return (judge_live_drift(drifts, (len(calibration), len(data)), limits, past),)

@@ -241,7 +241,7 @@ def take_back(change: Transaction) -> None:
         return
     try:
         # MLflow may have the release already: the next delivery of the audit log corrects that.
-        words = publication.repository.withdraw(tables.model, release.version)
+        words = publication.repository.roll_back_promotion(tables.model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
@@ -274,7 +274,7 @@ def move_champion(repository: Path, workspace: Workspace) -> None:
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
-def roll_back(
+def roll_back_to(
     tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
 ) -> Release:
     """Make an earlier release live again."""
@@ -301,7 +301,7 @@ def update_mlflow(repository: Path, workspace: Workspace) -> None:
 def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
     repository = open_target(tables, workspace, way="Prefect")
-    release = repository.withdraw_first(tables.model, Withdrawal(who, why))
+    release = repository.withdraw(tables.model, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release
 

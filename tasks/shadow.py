@@ -25,7 +25,7 @@ from enginegate.serving import ServingConfig
 from enginegate.shadow import (
     RecordingTarget,
     TrafficSample,
-    called,
+    call_hook,
     is_sample,
     latest_sample,
     read_sample,
@@ -221,7 +221,7 @@ def _drift(traffic: TrafficTables, sample: DataSet) -> tuple[Finding, ...]:
     calibration = read_data(traffic.data.calibration).head(traffic.calibration.max_samples)
     hook = traffic.shadow.embedder if traffic.shadow else None
     drifts = measure_drift(
-        calibration, sample, embed=partial(called, hook) if hook is not None else None
+        calibration, sample, embed=partial(call_hook, hook) if hook is not None else None
     )
     limit = traffic.shadow.max_psi if traffic.shadow else None
     return (judge_drift(drifts, (len(calibration), len(sample)), limit),)

@@ -38,7 +38,7 @@ from enginegate.repository.history.broken_promises import (
     shown_state,
 )
 from enginegate.repository.rollout.rollout_state import RolloutState
-from enginegate.shadow import expire, recover
+from enginegate.shadow import expire_samples, recover_recordings
 from enginegate.tracking import Tracker, deliver, state_tag
 from enginegate.triton.endpoint import LiveAddresses, live_addresses
 from enginegate.watch.log import Action, Count, SampledTraffic, WatchCheck, WatchLog
@@ -55,9 +55,9 @@ _log = logging.getLogger("enginegate.watch")
 def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]:
     """Delete samples older than the policy's limit, and end recordings whose process died."""
     home, days = workspace.shadow, retention.shadow_days
-    deleted = expire(home, days, now())
+    deleted = expire_samples(home, days, now())
     done = [f"{path.name} was deleted: it was older than {days} days." for path in deleted]
-    done += recover(home)
+    done += recover_recordings(home)
     for sentence in done:
         _log.info("%s", sentence)
     return tuple(done)
@@ -104,7 +104,7 @@ def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
 
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)
-def live_release(tables: LiveTables) -> Release | None:
+def release_to_watch(tables: LiveTables) -> Release | None:
     """What is live now, to be looked at; None before the first promotion.
 
     None as well while it is rolled out to a fleet: whoever does so looks at the canary, and the

@@ -18,7 +18,7 @@ from enginegate.policy import Policy
 from enginegate.policy.gates import gates_for
 from enginegate.policy.hooks import why_missing
 from enginegate.shadow.store import is_sample, latest_sample, sample_info
-from enginegate.shadow.trace_file import UNREADABLE
+from enginegate.shadow.trace_reader import UNREADABLE
 from enginegate.triton.codec import triton_type
 from enginegate.workspace import Workspace
 

@@ -1,4 +1,4 @@
-"""Records requests that this program sends itself: what was sent is known, what came back is read.
+"""Records requests that this program sends itself, with their answers.
 
 No trace is needed, so every type that Triton serves can be recorded, and values are exact.
 Redaction, slices and limits of the policy apply as they do to live requests.
@@ -15,12 +15,11 @@ from enginegate.errors import ServerError
 from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, run_load
 from enginegate.measurement import Load
 from enginegate.policy.recording import Shadow
-from enginegate.shadow.record import RecordingTarget, limits_of
+from enginegate.shadow.record import RecordingTarget, TraceLimits
 from enginegate.shadow.record_batch import NO_LABEL, STAGES, RecordBatch
 from enginegate.shadow.redaction import Preparation
-from enginegate.shadow.sample import Origin, SampleInfo, SampleWriter
+from enginegate.shadow.sample import SampleInfo, SampleOrigin, SampleWriter
 from enginegate.shadow.store import new_sample, sample_info
-from enginegate.shadow.trace import TraceLimits
 from enginegate.triton.types import Reply
 
 _NS = 1e9
@@ -33,7 +32,7 @@ def record_sent(
 
     Args:
         address: gRPC ``HOST:PORT`` of the server.
-        traffic: what is sent, one request a sample; the recorded rows have its slices.
+        traffic: inputs to send, one request a sample; the recorded rows have its slices.
         wanted: share, limits and redaction.
         load: rate and longest time; the sending ends once enough was recorded.
         target: where the sample goes, and which model is asked.
@@ -42,18 +41,18 @@ def record_sent(
         ServerError: a request failed, or no connection could be made.
         DataError: nothing was recorded, or the redaction does not fit the inputs.
     """
-    kept = _Kept(limits_of(wanted), traffic)
+    answers = _SampledAnswers(TraceLimits.of(wanted), traffic)
     requests = Traffic.from_data(target.model, traffic)
-    ends = EarlyEnd(limit_s=load.duration_s, skip_s=0.0, decided=lambda *_: kept.done.is_set())
-    sent = run_load(address, requests, load, on_reply=kept.take, ends=ends)
+    ends = EarlyEnd(limit_s=load.duration_s, skip_s=0.0, decided=lambda *_: answers.done.is_set())
+    sent = run_load(address, requests, load, on_reply=answers.add, ends=ends)
     if sent.failed:
         raise ServerError(
             f"{sent.failed} of {len(sent.due_s)} requests to {address} failed while the shadow "
             f"sample was recorded: {sent.errors}."
         )
-    origin = Origin(target.text, target.model, datetime.now(tz=UTC), wanted.trace_rate)
+    origin = SampleOrigin(target.text, target.model, datetime.now(tz=UTC), wanted.trace_rate)
     with new_sample(target.path, origin, Preparation.of(wanted)) as writer:
-        kept.write(writer, sent)
+        answers.write(writer, sent)
     return sample_info(target.path)
 
 
@@ -72,8 +71,8 @@ class _Answered:
 
 
 @dataclass(slots=True)
-class _Kept:
-    """Every so-manieth answer, until a limit is reached."""
+class _SampledAnswers:
+    """One answer in ``one_in``, until a limit is reached."""
 
     limits: TraceLimits
     traffic: DataSet
@@ -83,8 +82,8 @@ class _Kept:
     items: list[_Answered] = field(default_factory=list)
     done: threading.Event = field(default_factory=threading.Event)
 
-    def take(self, row: int, reply: Reply) -> None:
-        """Look at one answer."""
+    def add(self, row: int, reply: Reply) -> None:
+        """Count one answer, and keep it if it is its turn."""
         place, self.answered = self.answered, self.answered + 1
         if self.done.is_set() or self.answered % self.limits.one_in:
             return
@@ -96,16 +95,16 @@ class _Kept:
             self.done.set()
 
     def write(self, writer: SampleWriter, sent: LoadResult) -> None:
-        """Write what was kept, one request after the other."""
-        # Answers were looked at in the order in which they came.
+        """Write the kept answers, one request after the other."""
+        # Answers were counted in the order in which they came.
         in_order = np.argsort(sent.due_s + sent.latency_s, kind="stable")
         for item in self.items:
             sent_s = float(sent.sent_s[in_order[item.place]])
-            writer.add(_block(self.traffic, item.row, item.reply, sent_s))
+            writer.add(_batch(self.traffic, item.row, item.reply, sent_s))
         writer.capped = self.full
 
 
-def _block(traffic: DataSet, row: int, reply: Reply, sent_s: float) -> RecordBatch:
+def _batch(traffic: DataSet, row: int, reply: Reply, sent_s: float) -> RecordBatch:
     rows = slice(row, row + 1)
     return RecordBatch(
         inputs={name: np.asarray(array[rows]) for name, array in traffic.inputs.items()},

@@ -1,7 +1,7 @@
 """FP32 ONNX -> ONNX at another precision, and what that costs."""
 
-from enginegate.precision.census import Census
 from enginegate.precision.convert import Conversion, convert, converter_of, reads_data
+from enginegate.precision.graph_stats import GraphStats, executed_layers, graph_stats
 from enginegate.precision.mixed_precision_search import (
     PrecisionTrial,
     TradeoffCurve,
@@ -22,9 +22,9 @@ from enginegate.precision.tradeoff_plot import tradeoff_chart
 __all__ = [
     "EMULATED",
     "CalibrationSample",
-    "Census",
     "Conversion",
     "EmulatedRunner",
+    "GraphStats",
     "PrecisionTrial",
     "RangeReport",
     "Sensitivity",
@@ -32,6 +32,8 @@ __all__ = [
     "convert",
     "converter_of",
     "emulated",
+    "executed_layers",
+    "graph_stats",
     "judge_range",
     "modelopt_for",
     "reads_data",

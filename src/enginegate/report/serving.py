@@ -10,9 +10,8 @@ from typing import Literal
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
-from enginegate.measurement import Measurement, Percentile
+from enginegate.measurement import P99, Measurement, Percentile
 from enginegate.measuring.advice import buckets, explain_p99
-from enginegate.measuring.p99 import P99
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.records import Record
@@ -104,7 +103,7 @@ def by_configuration(benchmark: Benchmark) -> dict[ServingConfig, list[Measureme
 
 def best_of(measured: Sequence[Measurement], slo_p99_ms: float) -> Measurement | None:
     """The highest rate at which p99 was within the limit; else the lowest p99; of valid ones."""
-    valid = [(m, p) for m in measured if not m.invalid and (p := m.percentile(P99))]
+    valid = [(m, p) for m in measured if not m.invalid and (p := m.p99)]
     held = [m for m, p in valid if p.value_ms <= slo_p99_ms]
     if held:
         return max(held, key=lambda m: (m.rate_per_s, m.completed))
@@ -254,7 +253,7 @@ def _find(pattern: Pattern | None, quantile: float) -> Percentile | None:
 def _rank(
     benchmark: Benchmark, config: ServingConfig, best: Measurement | None, slo_p99_ms: float
 ) -> tuple[bool, bool, float, float]:
-    p99 = best.percentile(P99) if best else None
+    p99 = best.p99 if best else None
     if best is None or p99 is None:
         return config != benchmark.chosen, True, 0.0, 0.0
     held = p99.value_ms <= slo_p99_ms
@@ -269,7 +268,7 @@ def _row(
     slo_p99_ms: float,
 ) -> ServingRow:
     valid = sum(not m.invalid for m in measured)
-    p99 = best.percentile(P99) if best else None
+    p99 = best.p99 if best else None
     held = best is not None and p99 is not None and p99.value_ms <= slo_p99_ms
     return ServingRow(
         configuration=f"{config} (chosen)" if config == benchmark.chosen else str(config),

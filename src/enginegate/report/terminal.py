@@ -10,9 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from enginegate.evidence import Benchmark, Outcome, Scorecard
-from enginegate.measurement import Measurement
+from enginegate.measurement import P99, Measurement
 from enginegate.measuring.advice import explain_p99
-from enginegate.measuring.p99 import P99
 from enginegate.policy.benchmarking import Slo
 from enginegate.report.content import (
     COLUMNS,

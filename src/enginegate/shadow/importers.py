@@ -1,6 +1,6 @@
-"""Takes over samples that other systems recorded, as Parquet or NPZ. docs/shadow.md: the columns.
+"""Imports samples that other systems recorded, as Parquet or NPZ. docs/shadow.md: the columns.
 
-Only columns of the grammar are taken over; what else a file holds stays where it is.
+Only columns of the grammar are imported; other columns of a file are left out and named.
 """
 
 import re
@@ -16,8 +16,8 @@ from enginegate.policy.recording import Shadow
 from enginegate.shadow.parquet import Shapes, column_names, read_columns
 from enginegate.shadow.record_batch import NO_ARRIVAL, NO_LABEL, NO_VERSION, STAGES, RecordBatch
 from enginegate.shadow.redaction import Preparation
-from enginegate.shadow.sample import Origin, SampleInfo
-from enginegate.shadow.store import new_place, new_sample, sample_info
+from enginegate.shadow.sample import SampleInfo, SampleOrigin
+from enginegate.shadow.store import new_sample, new_sample_path, sample_info
 
 _ROWS = 1024
 _GRAMMAR = re.compile(
@@ -30,7 +30,7 @@ _NPZ = frozenset({".npz", ".npy", ""})
 def import_sample(
     source: Path, model: str, wanted: Shadow, *, home: Path, shapes: Shapes | None = None
 ) -> tuple[Path, SampleInfo]:
-    """Take over a sample, redacted and sliced as the policy says.
+    """Import a sample, redacted and sliced as the policy says.
 
     Args:
         source: a ``.parquet`` file, an ``.npz`` file, or a folder of ``.npy`` (docs/data.md).
@@ -40,41 +40,41 @@ def import_sample(
         shapes: of one row, by column name, where a Parquet file does not say it.
 
     Returns:
-        The new sample's folder, and what is known about it.
+        The new sample's folder and description.
 
     Raises:
         DataError: the file cannot be read, or a column is missing or of the wrong kind.
     """
     now = datetime.now(tz=UTC)
-    target = new_place(home, model, now)
-    taken, left_out = _columns_of(source)
-    origin = Origin(f"import of {source.name}", model, now)
+    target = new_sample_path(home, model, now)
+    imported, left_out = _columns_of(source)
+    origin = SampleOrigin(f"import of {source.name}", model, now)
     with new_sample(target, origin, Preparation.of(wanted)) as writer:
         writer.left_out = left_out
-        for columns in _read(source, taken, shapes):
-            writer.add(_block(source, columns))
+        for columns in _read(source, imported, shapes):
+            writer.add(_batch(source, columns))
     return target, sample_info(target)
 
 
 def _columns_of(source: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The columns to take, and those to leave."""
+    """The columns to import, and those to leave out."""
     if source.suffix in _NPZ:
         return (), ()
     names = column_names(source)
-    taken = tuple(name for name in names if _GRAMMAR.fullmatch(name))
-    if not any(name.startswith(("input.", "output.")) for name in taken):
+    imported = tuple(name for name in names if _GRAMMAR.fullmatch(name))
+    if not any(name.startswith(("input.", "output.")) for name in imported):
         raise DataError(
             f"{source} holds columns {', '.join(names) or '(none)'}; none is called input.NAME or "
             "output.NAME.\nRename them after the model's tensors. docs/shadow.md has the grammar."
         )
-    return taken, tuple(name for name in names if name not in taken)
+    return imported, tuple(name for name in names if name not in imported)
 
 
 def _read(
-    source: Path, taken: tuple[str, ...], shapes: Shapes | None
+    source: Path, imported: tuple[str, ...], shapes: Shapes | None
 ) -> Iterator[Mapping[str, Array]]:
     if source.suffix not in _NPZ:
-        yield from read_columns(source, shapes, only=taken)
+        yield from read_columns(source, shapes, only=imported)
         return
     data = read_data(source)
     columns = data.arrays()
@@ -83,7 +83,7 @@ def _read(
         yield {name: column[start : start + _ROWS] for name, column in columns.items()}
 
 
-def _block(source: Path, columns: Mapping[str, Array]) -> RecordBatch:
+def _batch(source: Path, columns: Mapping[str, Array]) -> RecordBatch:
     rows = len(next(iter(columns.values())))
     return RecordBatch(
         inputs=_named(columns, "input."),

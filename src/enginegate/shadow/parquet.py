@@ -113,7 +113,7 @@ def _batches(path: Path, file: Any, names: list[str]) -> Iterator[Any]:
 
 
 def _rows_at_a_time(file: Any) -> int:
-    """So many that they take little memory: by what the schema says a row has, or the file's size.
+    """So many that they take little memory: by the schema's size of a row, or the file's size.
 
     Compressed or repeated values make a file smaller than its rows; fixed sizes cannot.
     """
@@ -153,9 +153,9 @@ def _arrow(pa: Any, field: Any, array: Array) -> Any:
 
 
 def _array(path: Path, field: Any, column: Any, shape: tuple[int, ...] | None) -> Array:
-    """One column's rows, shape ``(N, ...)``: as told, else as the lists in it are nested."""
+    """One column's rows, shape ``(N, ...)``: as declared, else as the lists in it are nested."""
     pa, _ = _vendor()
-    told = shape or _told_shape(pa, field)
+    declared = shape or _declared_shape(pa, field)
     rows = len(column)
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     nested: tuple[int, ...] = ()
@@ -165,13 +165,13 @@ def _array(path: Path, field: Any, column: Any, shape: tuple[int, ...] | None) -
         values = values.flatten()
         _check_whole(path, field, values)
     array = _values(path, field, values)
-    wanted = nested if told is None else told
-    if rows * math.prod(wanted) != len(array):
+    shape = nested if declared is None else declared
+    if rows * math.prod(shape) != len(array):
         raise DataError(
             f"{path}: a row of column {field.name} has {math.prod(nested)} values, shape "
-            f"{wanted} needs {math.prod(wanted)}."
+            f"{shape} needs {math.prod(shape)}."
         )
-    return array.reshape(rows, *wanted)
+    return array.reshape(rows, *shape)
 
 
 def _values(path: Path, field: Any, values: Any) -> Array:
@@ -191,8 +191,7 @@ def _check_whole(path: Path, field: Any, values: Any) -> None:
     if values.null_count:
         raise DataError(
             f"{path}: column {field.name} has {counted(values.null_count, 'empty value')}; "
-            "each row needs its "
-            "own."
+            "each row needs its own."
         )
 
 
@@ -210,7 +209,7 @@ def _is_list(pa: Any, kind: Any) -> bool:
     return bool(kinds.is_list(kind) or kinds.is_large_list(kind) or kinds.is_fixed_size_list(kind))
 
 
-def _told_shape(pa: Any, field: Any) -> tuple[int, ...] | None:
+def _declared_shape(pa: Any, field: Any) -> tuple[int, ...] | None:
     if isinstance(field.type, pa.FixedShapeTensorType):
         return tuple(field.type.shape)
     text = (field.metadata or {}).get(_SHAPE)

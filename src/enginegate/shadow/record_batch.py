@@ -1,4 +1,4 @@
-"""Rows of recorded traffic, in columns; what is written, read, redacted and imported."""
+"""Rows of recorded traffic, in columns: recorded or imported, redacted, then written."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.data import Array, Tensors
-from enginegate.shadow.trace_file import Traced
+from enginegate.shadow.trace_reader import TracedRequest
 
 Text = NDArray[np.str_]
 
@@ -31,14 +31,14 @@ class RecordBatch:
 
     Attributes:
         requests: number of the request a row belongs to, from 0.
-        request_ids: what clients called them, or empty; rows of one request share it.
+        request_ids: the clients' own, or empty; rows of one request share it.
         arrival_ns: on the recorder's clock; only differences mean anything. -1: not known.
         model_versions: 0 where it is not known.
         stages_us: time in each of `STAGES`, microseconds; NaN where it is not known.
         labels: class index, -1 where there is none.
         parameters: text by name, sent with a request; never written down as such.
         slices: text by column.
-        hashes: digests in place of what was redacted, by name.
+        hashes: digests in place of redacted values, by name.
     """
 
     inputs: Tensors
@@ -56,46 +56,41 @@ class RecordBatch:
     def __len__(self) -> int:
         return len(self.arrival_ns)
 
-    @property
-    def nbytes(self) -> int:
-        """Of the tensors."""
-        return sum(array.nbytes for array in (*self.inputs.values(), *self.outputs.values()))
-
     def columns(self) -> dict[str, Array]:
         """Everything that is written down, by its name in the file."""
-        found: dict[str, Array] = {
+        columns: dict[str, Array] = {
             "request": self.requests,
             "request_id": self.request_ids,
             "arrival_ns": self.arrival_ns,
             "model_version": self.model_versions,
             "label": self.labels,
         }
-        found |= {f"stage.{name}_us": self.stages_us[name] for name in STAGES}
-        found |= {f"slice.{name}": column for name, column in self.slices.items()}
-        found |= {f"hash.{name}": column for name, column in self.hashes.items()}
-        found |= {f"input.{name}": column for name, column in self.inputs.items()}
-        return found | {f"output.{name}": column for name, column in self.outputs.items()}
+        columns |= {f"stage.{name}_us": self.stages_us[name] for name in STAGES}
+        columns |= {f"slice.{name}": column for name, column in self.slices.items()}
+        columns |= {f"hash.{name}": column for name, column in self.hashes.items()}
+        columns |= {f"input.{name}": column for name, column in self.inputs.items()}
+        return columns | {f"output.{name}": column for name, column in self.outputs.items()}
 
     def with_parameters_of_ids(self) -> "RecordBatch":
-        """Parameters that a client put behind its request id, as in ``ID?tier=gold&day=monday``.
+        """With parameters that clients put behind a request id, as in ``ID?tier=gold&day=monday``.
 
         Triton's traces hold no request parameters, but they do hold the id.
         """
         split = [str(name).partition("?") for name in self.request_ids]
-        sent = [dict(parse_qsl(query)) for _, _, query in split]
-        names = {name for parameters in sent for name in parameters}
+        given = [dict(parse_qsl(query)) for _, _, query in split]
+        names = {name for parameters in given for name in parameters}
         return replace(
             self,
             request_ids=np.array([name for name, _, _ in split], np.str_),
             parameters=self.parameters
             | {
-                name: np.array([parameters.get(name, "") for parameters in sent], np.str_)
+                name: np.array([parameters.get(name, "") for parameters in given], np.str_)
                 for name in names
             },
         )
 
 
-def block_of_request(request: Traced) -> RecordBatch:
+def batch_of_request(request: TracedRequest) -> RecordBatch:
     """The rows of one traced request."""
     rows = len(next(iter(request.inputs.values())))
     at = request.stages_ns
@@ -115,6 +110,6 @@ def block_of_request(request: Traced) -> RecordBatch:
     )
 
 
-def joined(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """Columns of several blocks that have the same ones, one below the other."""
-    return {name: np.concatenate([block[name] for block in columns]) for name in columns[0]}
+def concatenate(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Rows of several batches with equal columns, one below the other."""
+    return {name: np.concatenate([batch[name] for batch in columns]) for name in columns[0]}

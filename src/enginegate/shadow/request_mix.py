@@ -1,4 +1,4 @@
-"""What a benchmark sends: recorded requests with sizes and times, else the evaluation data."""
+"""The requests of a benchmark: recorded ones with sizes and times, else the evaluation data."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from enginegate.records import canonical_json, sha256_bytes
 from enginegate.shadow.sample import TrafficSample
 from enginegate.shadow.store import is_sample, latest_sample, read_sample
 
+# Sizes are drawn in rounds: more of them follow the recording closer, and make a round longer.
 _MOST_SIZES = 2000
 
 
@@ -22,8 +23,8 @@ class RequestMix:
 
     Attributes:
         data: their inputs.
-        arrivals_s: when they came, seconds from the first, ascending; None where nobody knows.
-        batch_sizes: rows of a request, each as often as it was seen.
+        arrivals_s: when they came, seconds from the first, ascending; None where not known.
+        batch_sizes: rows of a request, each as often as it was recorded.
     """
 
     data: DataSet
@@ -32,7 +33,7 @@ class RequestMix:
 
     @property
     def sha256(self) -> Sha256:
-        """Digest of everything that decides what is sent."""
+        """Digest of everything that decides which requests are sent."""
         plain = {"data": self.data.sha256}
         if self.batch_sizes == (1,) and self.arrivals_s is None:
             return sha256_bytes(canonical_json(plain))
@@ -41,7 +42,7 @@ class RequestMix:
 
 
 def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Path) -> RequestMix:
-    """The traffic that a model is benchmarked with.
+    """The requests that a model is benchmarked with.
 
     In this order: the policy's recorded sample, the inputs it names under [shadow], the newest
     sample that was recorded from live traffic; and the evaluation data where there is none, or
@@ -55,11 +56,11 @@ def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Pat
     Raises:
         InputError: a file is missing or damaged, or does not fit the model.
     """
-    found = _recorded(tables, home)
-    if found is None or {spec.name for spec in inputs} - set(found.data.inputs):
-        found = RequestMix(read_data(tables.data.evaluation))
-    found.data.check_fits(inputs)
-    return found
+    mix = _recorded(tables, home)
+    if mix is None or {spec.name for spec in inputs} - set(mix.data.inputs):
+        mix = RequestMix(read_data(tables.data.evaluation))
+    mix.data.check_fits(inputs)
+    return mix
 
 
 def _recorded(tables: TrafficTables, home: Path) -> RequestMix | None:
@@ -75,7 +76,7 @@ def _recorded(tables: TrafficTables, home: Path) -> RequestMix | None:
 
 
 def _of(sample: TrafficSample) -> RequestMix:
-    times = sample.offered_s
+    times = sample.replay_s
     return RequestMix(
         sample.data,
         tuple(times.tolist()) if len(times) > 1 and times[-1] > times[0] else None,

@@ -20,11 +20,13 @@ from enginegate.errors import DataError
 from enginegate.messages import counted
 from enginegate.records import Record
 from enginegate.shadow.parquet import PartWriter
-from enginegate.shadow.record_batch import RecordBatch, Text, joined
+from enginegate.shadow.record_batch import RecordBatch, Text, concatenate
 from enginegate.shadow.redaction import Preparation
 
+# Rows wait for a row group of this size: larger ones compress better, and take more memory.
 _FLUSH_BYTES = 8 << 20
 _FLUSH_ROWS = 1024
+# Each is an open file; traffic with more kinds of shapes than this is recorded in part.
 _MOST_PARTS = 16
 _NAMED_LOSSES = 20
 
@@ -40,7 +42,7 @@ class SamplePart(Record):
 
 
 class SampleInfo(Record):
-    """What is known about a recorded sample; holds nothing of what users sent."""
+    """Description of a recorded sample; holds no value that users sent."""
 
     schema_version: Literal[1] = 1
     origin: str = Field(description="where it comes from, for messages")
@@ -53,16 +55,16 @@ class SampleInfo(Record):
     losses: tuple[str, ...] = Field(description="why, the first ones")
     capped: bool = Field(description="whether a limit on bytes ended the recording")
     model_versions: dict[int, PositiveInt] = Field(description="rows by version; 0: not known")
-    redaction: str = Field(description="what was taken out")
+    redaction: str = Field(description="what was redacted")
     rewritten: bool = Field(description="whether the user's code changed inputs or outputs")
     withheld: tuple[str, ...] = Field(description="inputs that were not written down")
     left_out: tuple[str, ...] = Field(default=(), description="columns of an import not taken over")
     parts: tuple[SamplePart, ...] = Field(description="largest first")
 
     def lines(self) -> tuple[tuple[str, str], ...]:
-        """What a person wants to know, as pairs of a heading and its text."""
+        """The description for people, as pairs of a heading and its text."""
         versions = ", ".join(
-            f"{version or 'not told'} ({counted(rows, 'row')})"
+            f"{version or 'not known'} ({counted(rows, 'row')})"
             for version, rows in self.model_versions.items()
         )
         shapes = "; ".join(
@@ -85,7 +87,7 @@ class SampleInfo(Record):
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class SampleOrigin:
     """Where a sample comes from."""
 
     text: str
@@ -100,14 +102,14 @@ class TrafficSample:
 
     Attributes:
         data: the inputs that were kept; ids are row numbers, as request ids belong to users.
-        outputs: what was answered then, by name, shape ``(N, ...)``.
+        outputs: the recorded answers, by name, shape ``(N, ...)``.
         requests: number of the request that a row belongs to, shape ``(N,)``.
         request_ids: shape ``(N,)``; empty where the client gave none.
         arrival_ns: shape ``(N,)``, on the recorder's clock; rows of one request share it.
         model_versions: shape ``(N,)``; 0 where it is not known.
         stages_us: by stage (queue, input, infer, output), shape ``(N,)``; NaN where not known.
-        arrivals_s: of every request of the sample, in all shapes, ascending from 0; empty if the
-            recorder did not say.
+        arrivals_s: of every request of the sample, in all shapes, ascending from 0; empty if they
+            were not recorded.
     """
 
     info: SampleInfo
@@ -121,8 +123,8 @@ class TrafficSample:
     arrivals_s: NDArray[np.float64]
 
     @property
-    def offered_s(self) -> NDArray[np.float64]:
-        """Arrival times that offer the load as it was, though only a share of it was recorded.
+    def replay_s(self) -> NDArray[np.float64]:
+        """Arrival times at the rate of the live traffic, of which only a share was recorded.
 
         Time runs ``one_in`` times faster: the rate is right, and bursts are as many requests in a
         row as were recorded; how they were spaced in between is not known.
@@ -132,7 +134,7 @@ class TrafficSample:
 
 @dataclass(slots=True)
 class SampleWriter:
-    """Takes blocks in any order and of any shapes; what is in memory stays small."""
+    """Takes batches in any order and of any shapes; few rows are in memory at a time."""
 
     folder: Path
     preparation: Preparation
@@ -145,39 +147,39 @@ class SampleWriter:
     versions: Counter[int] = field(default_factory=Counter)
     _parts: dict[tuple[object, ...], "_OpenPart"] = field(default_factory=dict)
 
-    def add(self, block: RecordBatch) -> None:
+    def add(self, batch: RecordBatch) -> None:
         """Slice, redact and write rows.
 
         Raises:
             DataError: the redaction does not fit the inputs, or the user's code broke.
         """
-        inputs = tuple(block.inputs)
-        block = replace(block, requests=block.requests + self.requests)
-        columns = self.preparation.apply(block).columns()
+        inputs = tuple(batch.inputs)
+        batch = replace(batch, requests=batch.requests + self.requests)
+        columns = self.preparation.apply(batch).columns()
         key = tuple(
             (name, array.dtype.kind if array.dtype.kind == "U" else array.dtype.str, *shape)
             for name, array in columns.items()
             for shape in [array.shape[1:]]
         )
         if key not in self._parts and len(self._parts) == _MOST_PARTS:
-            self.lose(f"more than {_MOST_PARTS} kinds of shapes")
+            self.add_loss(f"more than {_MOST_PARTS} kinds of shapes")
             return
         if key not in self._parts:
             path = self.folder / f"part-{len(self._parts)}.parquet"
             self._parts[key] = _OpenPart(PartWriter(path, columns))
         self._parts[key].add(columns)
-        self.requests = int(block.requests[-1]) + 1
-        self.versions.update(block.model_versions.tolist())
+        self.requests = int(batch.requests[-1]) + 1
+        self.versions.update(batch.model_versions.tolist())
         self.withheld = self.preparation.redaction.withheld(inputs)
 
-    def lose(self, reason: str, *, requests: int = 1) -> None:
+    def add_loss(self, reason: str, *, requests: int = 1) -> None:
         """Count requests that are not in the sample."""
         self.lost += requests
         if len(self.losses) < _NAMED_LOSSES:
             self.losses.append(reason)
 
-    def close(self, origin: Origin) -> SampleInfo:
-        """Finish the files and say what they are.
+    def close(self, origin: SampleOrigin) -> SampleInfo:
+        """Finish the files and describe them.
 
         Raises:
             DataError: nothing was recorded.
@@ -243,7 +245,7 @@ class _OpenPart:
 
     def flush(self) -> None:
         if self.waiting:
-            self.writer.write(joined(self.waiting))
+            self.writer.write(concatenate(self.waiting))
         self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
 
     def close(self) -> SamplePart:

@@ -1,4 +1,4 @@
-"""Where samples are kept: folders that only their owner can read, as long as the policy says."""
+"""Where samples are kept: folders that only their owner can read, deleted at the policy's age."""
 
 import shutil
 import tempfile
@@ -19,24 +19,32 @@ from enginegate.errors import DataError, InputError
 from enginegate.shadow.parquet import read_columns
 from enginegate.shadow.record_batch import NO_ARRIVAL, NO_LABEL, STAGES
 from enginegate.shadow.redaction import Preparation
-from enginegate.shadow.sample import Origin, SampleInfo, SamplePart, SampleWriter, TrafficSample
+from enginegate.shadow.sample import (
+    SampleInfo,
+    SampleOrigin,
+    SamplePart,
+    SampleWriter,
+    TrafficSample,
+)
 
 _INFO = "sample.json"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
-# What a killed process left half-written; one that is still at work is younger.
+# A half-written folder of this age is a killed process's; no recording takes so long.
 _STALE_DAYS = 1.0
-# Larger arrays live in a file without a name instead of memory.
+# Larger arrays live in a file without a name instead of memory, and are slower to read.
 _IN_MEMORY_BYTES = 64 << 20
 
 
 @contextmanager
-def new_sample(target: Path, origin: Origin, preparation: Preparation) -> Iterator[SampleWriter]:
+def new_sample(
+    target: Path, origin: SampleOrigin, preparation: Preparation
+) -> Iterator[SampleWriter]:
     """Write a sample that is at ``target`` when the block ends well, and nowhere if it does not.
 
     Raises:
         DataError: nothing was written to it, or the redaction does not fit.
     """
-    private(target.parent)
+    make_private_folder(target.parent)
     with new_folder(target, mode=_FOLDER_MODE) as staging:
         writer = SampleWriter(staging, preparation)
         try:
@@ -48,14 +56,14 @@ def new_sample(target: Path, origin: Origin, preparation: Preparation) -> Iterat
         write_file(staging / _INFO, info.pretty_json(), mode=_FILE_MODE)
 
 
-def private(folder: Path) -> Path:
-    """Make a folder that only its owner can look into."""
+def make_private_folder(folder: Path) -> Path:
+    """Make a folder that only its owner can open."""
     folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
     folder.chmod(_FOLDER_MODE)
     return folder
 
 
-def new_place(home: Path, model: str, now: datetime) -> Path:
+def new_sample_path(home: Path, model: str, now: datetime) -> Path:
     """A path in ``home`` for a sample recorded now."""
     return home / f"{model}-{now.astimezone(UTC):%Y%m%dT%H%M%S.%fZ}"
 
@@ -66,7 +74,7 @@ def is_sample(path: Path) -> bool:
 
 
 def sample_info(path: Path) -> SampleInfo:
-    """What is known about a sample, without opening it.
+    """A sample's description, without reading its rows.
 
     Raises:
         InputError: it is not a sample, or its description is damaged.
@@ -76,7 +84,7 @@ def sample_info(path: Path) -> SampleInfo:
 
 def latest_sample(home: Path, model: str) -> Path | None:
     """The newest sample of a model that was recorded from live traffic."""
-    found = []
+    samples = []
     for path in home.glob(f"{model}-*/{_INFO}"):
         try:
             info = SampleInfo.read(path)
@@ -86,8 +94,8 @@ def latest_sample(home: Path, model: str) -> Path | None:
             # It expired meanwhile.
             continue
         if info.model == model:
-            found.append((info.recorded_at, path.parent))
-    return max(found)[1] if found else None
+            samples.append((info.recorded_at, path.parent))
+    return max(samples)[1] if samples else None
 
 
 def read_sample(path: Path) -> TrafficSample:
@@ -124,13 +132,13 @@ def read_sample(path: Path) -> TrafficSample:
     )
 
 
-def expire(home: Path, days: float, now: datetime) -> tuple[Path, ...]:
-    """Delete the samples that are older than ``days``, and what killed processes left.
+def expire_samples(home: Path, days: float, now: datetime) -> tuple[Path, ...]:
+    """Delete the samples that are older than ``days``, and half-written ones of killed processes.
 
     A sample whose description cannot be read is as old as its files.
 
     Returns:
-        What was deleted; their names hold the model and the time, nothing of the traffic.
+        The deleted paths; their names hold the model and the time, nothing of the traffic.
     """
     deleted = []
     for path in sorted(home.iterdir()) if home.is_dir() else []:
@@ -140,13 +148,13 @@ def expire(home: Path, days: float, now: datetime) -> tuple[Path, ...]:
         limit = timedelta(days=min(days, _STALE_DAYS) if unfinished else days)
         # Another process may expire the same folder, and be first.
         with suppress(FileNotFoundError):
-            if now - _made(path) > limit:
+            if now - _recorded_at(path) > limit:
                 _delete(path)
                 deleted.append(path)
     return tuple(deleted)
 
 
-def _made(path: Path) -> datetime:
+def _recorded_at(path: Path) -> datetime:
     try:
         return sample_info(path).recorded_at
     except InputError:

@@ -1,6 +1,6 @@
-"""Puts back what a killed recording left: trace settings, and files that hold what users sent.
+"""Recovers from a killed recording: restores trace settings, deletes files with users' requests.
 
-A process that is killed runs no clean-up; the next recording, or `restore_traces`, does it then.
+A killed process runs no clean-up; the next recording, or `recover_traces`, does it.
 """
 
 import socket
@@ -12,19 +12,19 @@ from pathlib import Path
 from enginegate.atomic_io import file_lock
 from enginegate.errors import InputError, ServerError
 from enginegate.records import sha256_bytes
-from enginegate.shadow.trace_files import TraceFiles, count_of, end_traces
-from enginegate.shadow.trace_note import Note
+from enginegate.shadow.trace_files import RecordingNote, TraceFiles, end_traces, trace_count
 from enginegate.triton.client import TritonClient
 
-# A server that was started here names itself, and ends with the process that started it.
+# The name of a server that was started here, which ends with the process that started it.
 _EMBEDDED = "enginegate-"
+# No request takes longer, and a request that the server refused never comes.
 _LATE, _LATEST = ".late.json", timedelta(hours=1)
 _CONNECT_S = 5.0
 
 
 @contextmanager
-def alone_on(notes: Path, address: str, model: str) -> Iterator[Path]:
-    """Nobody else records this model; gives the path where a note of it is kept.
+def exclusive_recording(notes: Path, address: str, model: str) -> Iterator[Path]:
+    """Keep other processes from recording this model; gives the path for the note of it.
 
     Raises:
         ServerError: another process is recording this model.
@@ -42,51 +42,48 @@ def alone_on(notes: Path, address: str, model: str) -> Iterator[Path]:
         yield path
 
 
-def restore_traces(notes: Path) -> tuple[str, ...]:
-    """Put back what killed recordings left; returns a sentence for each that could not be.
+def recover_traces(notes: Path) -> tuple[str, ...]:
+    """Recover from killed recordings; returns a sentence for each that cannot be recovered yet.
 
     Recordings that are still under way are left alone.
     """
-    left = []
+    unrecovered = []
     for path in sorted(notes.glob("*.json")):
         with suppress(TimeoutError), file_lock(_lock_of(path)):
             try:
-                note = Note.read(path)
+                note = RecordingNote.read(path)
                 owed = _end_late(note) if note.ended_at else _end_killed(note)
             except (InputError, OSError, ServerError) as error:
-                left.append(f"{path}: {str(error).splitlines()[0]}")
+                unrecovered.append(f"{path}: {str(error).splitlines()[0]}")
                 continue
             if owed:
-                keep_late(path, note, owed=owed)
+                write_late_note(path, note, owed=owed)
             if not (owed and note.ended_at):
                 path.unlink(missing_ok=True)
-    return tuple(left)
+    return tuple(unrecovered)
 
 
-def keep_late(path: Path, note: Note, *, owed: int) -> None:
-    """Keep what is known of a recording whose settings are put back, and which Triton still owes.
-
-    For an hour: no request takes longer, and those that the server refused never come.
-    """
+def write_late_note(path: Path, note: RecordingNote, *, owed: int) -> None:
+    """Note for an hour that Triton may still write requests of a recording that has ended."""
     since = note.ended_at or datetime.now(tz=UTC)
     if note.ours:
         late = note.model_copy(update={"ended_at": since, "owed": owed})
         late.write(path.with_name(f"{_stem_of(path)}{_LATE}"))
 
 
-def _end_killed(note: Note) -> int:
-    """Put the settings back and delete what was written; says how many requests may still come."""
-    sampled = _put_back(note)
+def _end_killed(note: RecordingNote) -> int:
+    """Restore the settings and delete the files; returns how many requests may still come."""
+    sampled = _restore(note)
     files = TraceFiles(note)
     files.settle(sampled or 0)
     written = files.requests()
     files.discard()
-    # Put back, but by whom and after how many is not known: killed in its last moments, it seems.
-    return max(0, (count_of(note.set) if sampled is None else sampled) - written)
+    # Restored after a number that is not known: the recording was killed in its last moments.
+    return max(0, (trace_count(note.set) if sampled is None else sampled) - written)
 
 
-def _end_late(note: Note) -> int:
-    """Delete what came since; says how many requests may still come."""
+def _end_late(note: RecordingNote) -> int:
+    """Delete the files that came since; returns how many requests may still come."""
     files = TraceFiles(note)
     if note.ended_at is None or datetime.now(tz=UTC) - note.ended_at > _LATEST:
         files.discard()
@@ -94,7 +91,7 @@ def _end_late(note: Note) -> int:
     try:
         with TritonClient(note.address) as client:
             if client.trace_settings(note.model)["trace_level"] != ("OFF",):
-                return note.owed  # Somebody is tracing, and these may be their files.
+                return note.owed  # Another program is tracing, and these may be its files.
     except ServerError:
         if not _refuses(note.address):
             return note.owed
@@ -103,10 +100,10 @@ def _end_late(note: Note) -> int:
     return max(0, note.owed - written)
 
 
-def _put_back(note: Note) -> int | None:
-    """Put the settings back if they are still ours; says how many requests had been sampled.
+def _restore(note: RecordingNote) -> int | None:
+    """Restore the settings if they are still the recording's; returns how many were sampled.
 
-    None: somebody has put them back, after a number that is not known.
+    None: they were restored before, after a number that is not known.
     """
     with TritonClient(note.address) as client:
         try:
@@ -115,7 +112,7 @@ def _put_back(note: Note) -> int | None:
             if note.server.startswith(_EMBEDDED) and _refuses(note.address):
                 return 0
             raise
-        # Another server at this address, or one restarted since, has nothing of ours.
+        # Another server at this address, or a restarted one, has none of these settings.
         if name != note.server:
             return 0
         if _still_set(client.trace_settings(note.model), note):
@@ -124,7 +121,7 @@ def _put_back(note: Note) -> int | None:
 
 
 def _refuses(address: str) -> bool:
-    """Whether nobody listens there; a server that is busy does."""
+    """Whether no program listens there; a busy server does."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S):
@@ -143,11 +140,11 @@ def _stem_of(path: Path) -> str:
     return path.name.partition(".")[0]
 
 
-def _still_set(now: Mapping[str, tuple[str, ...]], note: Note) -> bool:
-    """Whether the settings are those we made; the count goes down and the level ends at OFF."""
+def _still_set(now: Mapping[str, tuple[str, ...]], note: RecordingNote) -> bool:
+    """Whether the settings are the recording's; the count goes down and the level ends at OFF."""
     levels = set(now["trace_level"])
     return (
         now["trace_rate"] == note.set["trace_rate"]
-        and 0 <= count_of(now) <= count_of(note.set)
+        and 0 <= trace_count(now) <= trace_count(note.set)
         and levels in (set(note.set["trace_level"] or ()), {"OFF"})
     )

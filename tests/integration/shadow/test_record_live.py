@@ -17,7 +17,13 @@ from enginegate.loadgen.schedule import due_times
 from enginegate.loadgen.traffic import Traffic, run_load
 from enginegate.measurement import Load
 from enginegate.policy.recording import Shadow
-from enginegate.shadow import expire, latest_sample, notes_in, read_sample, record_live
+from enginegate.shadow import (
+    expire_samples,
+    latest_sample,
+    read_sample,
+    record_live,
+    recording_notes,
+)
 from enginegate.triton.server import connect
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("shadow")]
@@ -103,7 +109,7 @@ def test_the_limit_on_requests_ends_it(server, scale, home, visitors):
     assert info.one_in == 2
     sample = read_sample(path)
     assert sample.arrivals_s[-1] < 30.0
-    assert sample.offered_s[-1] == pytest.approx(sample.arrivals_s[-1] / 2)
+    assert sample.replay_s[-1] == pytest.approx(sample.arrivals_s[-1] / 2)
 
 
 def test_redacted_inputs_never_reach_the_disk(server, scale, home, visitors):
@@ -166,6 +172,6 @@ def test_a_killed_recording_is_undone_by_the_next_one(server, scale, home, visit
     assert info.requests == 10
     assert info.lost == 0
     assert list(server.trace_file.parent.iterdir()) == []
-    assert not list(notes_in(home).glob("*.json"))
-    assert expire(home, 1, datetime.now(tz=UTC)) == ()
+    assert not list(recording_notes(home).glob("*.json"))
+    assert expire_samples(home, 1, datetime.now(tz=UTC)) == ()
     assert path.is_dir()

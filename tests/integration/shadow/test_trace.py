@@ -17,9 +17,9 @@ from enginegate.loadgen.traffic import run_load
 from enginegate.measurement import Load
 from enginegate.serving import ServingConfig
 from enginegate.shadow import trace_files, trace_recovery
-from enginegate.shadow.trace import TraceLimits, recorded, trace_prefix
-from enginegate.shadow.trace_file import Traced
-from enginegate.shadow.trace_recovery import restore_traces
+from enginegate.shadow.record import TraceLimits, _trace_prefix, record_traces
+from enginegate.shadow.trace_reader import TracedRequest
+from enginegate.shadow.trace_recovery import recover_traces
 from enginegate.triton.server import Server, connect
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
@@ -38,13 +38,13 @@ def test_a_recording_holds_what_was_sent_and_answered(server, traffic, samples, 
     """Every third request comes back with id, version, inputs, outputs and stages."""
     load = Load(rate_per_s=200, duration_s=1.0, seed=5)
 
-    with recorded(server, "scale", replace(ALL, one_in=3), notes=notes) as recorder:
+    with record_traces(server, "scale", replace(ALL, one_in=3), notes=notes) as recorder:
         result = run_load(server.grpc, traffic, load)
         folder = recorder.traces.parent
         requests = list(recorder.stop())
         modes = {stat.S_IMODE(file.stat().st_mode) for file in folder.iterdir()}
 
-    assert all(isinstance(request, Traced) for request in requests)
+    assert all(isinstance(request, TracedRequest) for request in requests)
     assert len(requests) == len(result.due_s) // 3
     assert modes == {0o600}
     assert list(folder.iterdir()) == []
@@ -62,7 +62,7 @@ def test_a_recording_holds_what_was_sent_and_answered(server, traffic, samples, 
 @pytest.mark.usefixtures("scale")
 def test_no_more_requests_than_asked_are_recorded(server, client, notes):
     """The server itself stops at the limit, and waiting ends there."""
-    with recorded(server, "scale", replace(ALL, max_requests=4), notes=notes) as recorder:
+    with record_traces(server, "scale", replace(ALL, max_requests=4), notes=notes) as recorder:
         for value in range(10):
             client.infer("scale", {"x": np.full((3, 4), value, np.float32)})
         recorder.wait(60.0)
@@ -75,7 +75,7 @@ def test_no_more_requests_than_asked_are_recorded(server, client, notes):
 @pytest.mark.usefixtures("scale")
 def test_bytes_are_limited_too(server, client, notes):
     """Once enough was written tracing is off, though requests go on."""
-    with recorded(server, "scale", replace(ALL, max_bytes=20_000), notes=notes) as recorder:
+    with record_traces(server, "scale", replace(ALL, max_bytes=20_000), notes=notes) as recorder:
         for _ in range(40):
             for value in range(20):
                 client.infer("scale", {"x": np.full((8, 4), value, np.float32)})
@@ -99,7 +99,7 @@ def test_settings_are_restored_after_a_failure(server, client, notes):
     during = {}
 
     def interrupted():
-        with recorded(server, "scale", ALL, notes=notes):
+        with record_traces(server, "scale", ALL, notes=notes):
             during.update(client.trace_settings("scale"))
             client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
             raise KeyboardInterrupt
@@ -134,7 +134,7 @@ def test_a_request_under_way_at_the_end_leaves_nothing_behind(server, client, no
     """Triton writes a request once it is answered; an interrupted recording waits for that."""
 
     def interrupted():
-        with ThreadPoolExecutor() as pool, recorded(server, "slow", ALL, notes=notes):
+        with ThreadPoolExecutor() as pool, record_traces(server, "slow", ALL, notes=notes):
             pool.submit(_ask, server, "slow")
             while client.trace_settings("slow")["trace_count"] == (str(ALL.max_requests),):
                 time.sleep(0.01)
@@ -153,7 +153,7 @@ def test_a_request_under_way_at_the_end_is_recorded(server, notes):
     """Reading waits for the answer of a request that was sampled."""
     with (
         ThreadPoolExecutor() as pool,
-        recorded(server, "slow", replace(ALL, max_requests=1), notes=notes) as recorder,
+        record_traces(server, "slow", replace(ALL, max_requests=1), notes=notes) as recorder,
     ):
         pool.submit(_ask, server, "slow")
         recorder.wait(60.0)
@@ -167,18 +167,18 @@ def test_a_request_under_way_at_the_end_is_recorded(server, notes):
 def test_what_triton_does_not_write_is_counted(server, client, notes, monkeypatch):
     """A refused request holds back others, which may come; after an hour nobody waits for them."""
     monkeypatch.setattr(trace_files, "_SETTLE_S", 0.3)
-    with recorded(server, "scale", ALL, notes=notes) as recorder:
+    with record_traces(server, "scale", ALL, notes=notes) as recorder:
         for columns in (4, 4, 4, 4, 4, 5, 4):
             with suppress(ServerError):
                 _ask(server, "scale", columns)
         requests = list(recorder.stop())
-    complaints = restore_traces(notes)
+    complaints = recover_traces(notes)
     left = list(notes.glob("*.json"))
     monkeypatch.setattr(trace_recovery, "_LATEST", timedelta(0))
 
     assert len(requests) >= 4
     assert recorder.unwritten == 7 - len(requests)
-    assert (restore_traces(notes), complaints, len(left)) == ((), (), 1)
+    assert (recover_traces(notes), complaints, len(left)) == ((), (), 1)
     assert not list(notes.glob("*.json"))
     assert list(server.trace_file.parent.iterdir()) == []
     assert client.trace_settings("scale") == client.trace_settings()
@@ -195,7 +195,7 @@ def test_an_interrupted_wait_is_made_up_for(server, client, notes, monkeypatch):
         with (
             ThreadPoolExecutor() as pool,
             monkeypatch.context() as patch,
-            recorded(server, "slow", ALL, notes=notes) as recorder,
+            record_traces(server, "slow", ALL, notes=notes) as recorder,
         ):
             pool.submit(_ask, server, "slow")
             while client.trace_settings("slow")["trace_count"] == (str(ALL.max_requests),):
@@ -208,7 +208,7 @@ def test_an_interrupted_wait_is_made_up_for(server, client, notes, monkeypatch):
 
     while not list(server.trace_file.parent.iterdir()):
         time.sleep(0.01)
-    assert restore_traces(notes) == ()
+    assert recover_traces(notes) == ()
     assert list(server.trace_file.parent.iterdir()) == []
     assert not list(notes.glob("*.json"))
 
@@ -216,8 +216,8 @@ def test_an_interrupted_wait_is_made_up_for(server, client, notes, monkeypatch):
 @pytest.mark.usefixtures("scale", "slow")
 def test_two_models_are_recorded_at_once(server, notes):
     """The end of one recording leaves the other's files alone."""
-    with recorded(server, "slow", ALL, notes=notes) as kept:
-        with recorded(server, "scale", ALL, notes=notes) as ended:
+    with record_traces(server, "slow", ALL, notes=notes) as kept:
+        with record_traces(server, "scale", ALL, notes=notes) as ended:
             _ask(server, "slow")
             for _ in range(5):
                 _ask(server, "scale")
@@ -236,11 +236,11 @@ import os, signal, sys
 from pathlib import Path
 import numpy as np
 from enginegate.triton.server import connect
-from enginegate.shadow.trace import TraceLimits, recorded
+from enginegate.shadow.record import TraceLimits, record_traces
 
 server = connect(sys.argv[1])
 limits = TraceLimits(one_in=1, max_requests=1000, max_bytes=1 << 30)
-with recorded(server, "scale", limits, notes=Path(sys.argv[2])), server.client() as client:
+with record_traces(server, "scale", limits, notes=Path(sys.argv[2])), server.client() as client:
     for _ in range(40):
         client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
     os.kill(os.getpid(), signal.SIGKILL)
@@ -258,7 +258,7 @@ def test_a_killed_recording_is_undone_by_the_next_start(server, client, notes):
     left_on = client.trace_settings("scale")["trace_level"]
     left_files = list(server.trace_file.parent.iterdir())
 
-    complaints = restore_traces(notes)
+    complaints = recover_traces(notes)
 
     after = client.trace_settings("scale")
     client.set_trace({"trace_rate": None}, "scale")
@@ -274,10 +274,10 @@ def test_a_killed_recording_is_undone_by_the_next_start(server, client, notes):
 @pytest.mark.usefixtures("scale")
 def test_two_recordings_of_one_model_do_not_mix(server, client, notes):
     """The second is refused and told who is at it; the first goes on, and is not undone."""
-    with recorded(server, "scale", ALL, notes=notes) as first:
+    with record_traces(server, "scale", ALL, notes=notes) as first:
         with (
             pytest.raises(ServerError, match=r"being recorded already \(pid \d+"),
-            recorded(server, "scale", ALL, notes=notes),
+            record_traces(server, "scale", ALL, notes=notes),
         ):
             pass
         client.infer("scale", {"x": np.zeros((1, 4), np.float32)})
@@ -289,7 +289,7 @@ def test_two_recordings_of_one_model_do_not_mix(server, client, notes):
 @pytest.mark.usefixtures("scale")
 def test_a_server_started_elsewhere_says_where_it_traces(server, client, notes):
     """A running server of this machine can be recorded by its address alone."""
-    with recorded(connect(server.grpc), "scale", ALL, notes=notes) as recorder:
+    with record_traces(connect(server.grpc), "scale", ALL, notes=notes) as recorder:
         client.infer("scale", {"x": np.ones((1, 4), np.float32)})
         requests = list(recorder.stop())
 
@@ -310,7 +310,7 @@ def test_types_that_a_trace_cannot_hold_are_refused(server, scale_model, notes):
 
         with (
             pytest.raises(ModelError, match=r"cannot hold x: uint8"),
-            recorded(server, "bytes", ALL, notes=notes),
+            record_traces(server, "bytes", ALL, notes=notes),
         ):
             pass
 
@@ -319,4 +319,4 @@ def test_types_that_a_trace_cannot_hold_are_refused(server, scale_model, notes):
 def test_a_server_of_another_machine_cannot_be_recorded(named):
     """Trace files that cannot be reached, or are not named, are refused with the flag to set."""
     with pytest.raises(ServerError, match=r"(?s)--trace-config.*\[data\] shadow"):
-        trace_prefix(Server(grpc="127.0.0.1:1", version="2"), {"trace_file": named})
+        _trace_prefix(Server(grpc="127.0.0.1:1", version="2"), {"trace_file": named})

@@ -240,7 +240,7 @@ def test_a_promotion_that_is_rolled_back_is_corrected(site, registered, monkeypa
         tables=SimpleNamespace(target=SimpleNamespace(repository=site.root), model="digits"),
         workspace=site.workspace,
         layout=Layout(site.root, "digits"),
-        repository=SimpleNamespace(withdraw=withdraw),
+        repository=SimpleNamespace(roll_back_promotion=withdraw),
     )
     take_back(SimpleNamespace(get={UNDO: publication, PUBLISHED: made}.get))
 

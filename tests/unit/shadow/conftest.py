@@ -7,7 +7,7 @@ import pytest
 
 from enginegate.shadow.record_batch import RecordBatch
 from enginegate.shadow.redaction import Preparation
-from enginegate.shadow.sample import Origin
+from enginegate.shadow.sample import SampleOrigin
 from enginegate.shadow.store import new_sample
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -46,7 +46,7 @@ def kept(home):
     """Keep blocks as a sample; gives its folder."""
 
     def keep(*blocks, preparation=None, name="m-1", model="m", when=NOW, one_in=1):
-        origin = Origin("a test", model, when, one_in)
+        origin = SampleOrigin("a test", model, when, one_in)
         with new_sample(home / name, origin, preparation or Preparation()) as writer:
             for block in blocks:
                 writer.add(block)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from enginegate.errors import DataError, InputError
-from enginegate.shadow import expire, is_sample, latest_sample, read_sample, sample_info
+from enginegate.shadow import expire_samples, is_sample, latest_sample, read_sample, sample_info
 from enginegate.shadow.redaction import Preparation
-from enginegate.shadow.sample import Origin, SampleInfo
+from enginegate.shadow.sample import SampleInfo, SampleOrigin
 from enginegate.shadow.store import new_sample
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
@@ -33,7 +33,7 @@ def test_a_sample_is_read_as_it_was_written(kept, block_of):
     assert sample.data.labels is None
     assert sample.stages_us["queue"].tolist() == [5.0, 5.0, 9.0]
     np.testing.assert_allclose(sample.arrivals_s, [0.0, 0.004])
-    np.testing.assert_allclose(sample.offered_s, [0.0, 0.0004])
+    np.testing.assert_allclose(sample.replay_s, [0.0, 0.0004])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64", "bool", "int8", "uint8", "int64"])
@@ -114,7 +114,7 @@ def test_a_failure_leaves_nothing(home, block_of):
     """A recording that breaks off is not there, not even in part."""
 
     def interrupted():
-        with new_sample(home / "m-1", Origin("a test", "m", NOW), Preparation()) as writer:
+        with new_sample(home / "m-1", SampleOrigin("a test", "m", NOW), Preparation()) as writer:
             writer.add(block_of())
             raise KeyboardInterrupt
 
@@ -128,9 +128,9 @@ def test_nothing_recorded_is_an_error(home):
     """An empty recording names the first damage and says what to do."""
     with (
         pytest.raises(DataError, match=r"(?s)no request was recorded. 1 were lost, first: half"),
-        new_sample(home / "m-1", Origin("a test", "m", NOW), Preparation()) as writer,
+        new_sample(home / "m-1", SampleOrigin("a test", "m", NOW), Preparation()) as writer,
     ):
-        writer.lose("half an object")
+        writer.add_loss("half an object")
 
     assert list(home.iterdir()) == []
 
@@ -191,10 +191,10 @@ class TestExpire:
         old = kept(block_of(), name="m-1", when=NOW - timedelta(days=31))
         young = kept(block_of(), name="m-2", when=NOW - timedelta(days=29))
 
-        assert expire(home, 30, NOW) == (old,)
+        assert expire_samples(home, 30, NOW) == (old,)
         assert not old.exists()
         assert young.is_dir()
-        assert expire(home, 30, NOW) == ()
+        assert expire_samples(home, 30, NOW) == ()
 
     def test_what_cannot_be_read_goes_too(self, home, kept, block_of):
         """A damaged description does not keep a sample for ever: its file's time counts."""
@@ -205,7 +205,7 @@ class TestExpire:
         for place in (path, loose):
             os.utime(place, (NOW.timestamp() - 40 * 86400,) * 2)
 
-        assert set(expire(home, 30, NOW)) == {path, loose}
+        assert set(expire_samples(home, 30, NOW)) == {path, loose}
 
     def test_what_a_killed_process_left_goes_after_a_day(self, home):
         """Half-written folders hold user data as well; one still at work is younger."""
@@ -214,14 +214,14 @@ class TestExpire:
             folder.mkdir(parents=True)
             os.utime(folder, (NOW.timestamp() - days * 86400,) * 2)
 
-        assert expire(home, 30, NOW) == (stale,)
+        assert expire_samples(home, 30, NOW) == (stale,)
 
     @pytest.mark.usefixtures("other_process")
     def test_another_process_may_be_first(self, home, kept, block_of):
         """A sample that vanishes while it is looked at was deleted by somebody else."""
         kept(block_of(), when=NOW - timedelta(days=31))
 
-        assert expire(home, 30, NOW) == ()
+        assert expire_samples(home, 30, NOW) == ()
 
     def test_what_another_process_deletes_too_goes_whole(self, home, kept, block_of, monkeypatch):
         """A file that is gone already does not keep the others of its sample."""
@@ -235,13 +235,13 @@ class TestExpire:
 
         monkeypatch.setattr(os, "unlink", late)
 
-        assert expire(home, 30, NOW) == (old,)
+        assert expire_samples(home, 30, NOW) == (old,)
         assert first
         assert not old.exists()
 
     def test_nothing_to_do(self, tmp_path):
         """A folder that is not there has nothing to delete."""
-        assert expire(tmp_path / "none", 30, NOW) == ()
+        assert expire_samples(tmp_path / "none", 30, NOW) == ()
 
     def test_links_are_not_followed(self, home, tmp_path):
         """A link is deleted, never what it points to."""
@@ -252,7 +252,7 @@ class TestExpire:
         (home / "m-1").symlink_to(outside)
         os.utime(outside, (0, 0))
 
-        expire(home, 30, NOW)
+        expire_samples(home, 30, NOW)
 
         assert (outside / "precious").is_file()
         assert not (home / "m-1").is_symlink()

@@ -7,9 +7,8 @@ import pytest
 
 from enginegate.errors import ServerError
 from enginegate.shadow import trace_recovery
-from enginegate.shadow.trace_files import TraceFiles, end_traces
-from enginegate.shadow.trace_note import Note
-from enginegate.shadow.trace_recovery import keep_late, restore_traces
+from enginegate.shadow.trace_files import RecordingNote, TraceFiles, end_traces
+from enginegate.shadow.trace_recovery import recover_traces, write_late_note
 
 _SET = {"trace_level": ("TENSORS",), "trace_rate": ("1",), "trace_count": ("100",)}
 _OFF = {"trace_level": ("OFF",), "trace_rate": ("1000",), "trace_count": ("-1",)}
@@ -33,14 +32,14 @@ def traces(tmp_path):
 
 @pytest.fixture
 def note(traces):
-    return Note(
+    return RecordingNote(
         address="127.0.0.1:1",
         server="triton",
         model="m",
         set=_SET,
         undo=dict.fromkeys(_SET),
         traces=traces,
-        before=(),
+        modified={},
         ours=True,
     )
 
@@ -96,18 +95,18 @@ def test_only_what_triton_names_so_for_this_model(note, traces):
     assert len(list(traces.parent.iterdir())) == 4
 
 
-def test_a_request_id_may_hold_anything(note, traces):
+def test_request_id_may_hold_any_text(note, traces):
     """Quotes and braces in what users chose cost no count and no model."""
     written(traces.with_name("trace.json.0"), 'a"b', '{"id":9}', "plain")
 
     assert TraceFiles(note).requests() == 3
 
 
-def test_a_file_of_before_that_was_written_again_is_new(note, traces):
+def test_earlier_file_that_is_written_over_counts_as_new(note, traces):
     """A restarted server counts from 0 again, over what an earlier one had left."""
     old = written(traces.with_name("trace.json.0"), "a")
     modified = {str(old): old.stat().st_mtime_ns}
-    files = TraceFiles(note.model_copy(update={"before": (str(old),), "modified": modified}))
+    files = TraceFiles(note.model_copy(update={"modified": modified}))
     assert files.paths() == []
 
     written(old, "a", "b")
@@ -125,24 +124,24 @@ def test_how_many_were_sampled(note, left, sampled):
     assert server.settings == _OFF
 
 
-def test_what_comes_late_is_deleted_for_an_hour(note, traces, tmp_path, serve):
+def test_late_traces_are_deleted_for_an_hour(note, traces, tmp_path, serve):
     """File by file, until as many came as are owed, or nobody can be on the way any more."""
     serve(_OFF)
     notes = tmp_path / "notes"
     notes.mkdir()
-    keep_late(notes / "x.json", note, owed=3)
+    write_late_note(notes / "x.json", note, owed=3)
     late = traces.with_name("trace.json.0")
 
-    assert restore_traces(notes) == ()
+    assert recover_traces(notes) == ()
     assert list(notes.glob("*.json")) == [notes / "x.late.json"]
     written(late, "a")
-    assert restore_traces(notes) == ()
-    assert (late.exists(), Note.read(notes / "x.late.json").owed) == (False, 2)
+    assert recover_traces(notes) == ()
+    assert (late.exists(), RecordingNote.read(notes / "x.late.json").owed) == (False, 2)
     past = datetime.now(tz=UTC) - timedelta(hours=2)
-    Note.read(notes / "x.late.json").model_copy(update={"ended_at": past}).write(
+    RecordingNote.read(notes / "x.late.json").model_copy(update={"ended_at": past}).write(
         notes / "x.late.json"
     )
-    assert restore_traces(notes) == ()
+    assert recover_traces(notes) == ()
     assert not list(notes.glob("*.json"))
 
 
@@ -150,10 +149,10 @@ def test_files_of_somebody_who_traces_now_are_left(note, traces, tmp_path, serve
     """Late ones cannot be told from theirs, so they wait."""
     serve(_SET)
     (tmp_path / "notes").mkdir()
-    keep_late(tmp_path / "notes" / "x.json", note, owed=1)
+    write_late_note(tmp_path / "notes" / "x.json", note, owed=1)
     theirs = written(traces.with_name("trace.json.0"), "a")
 
-    assert restore_traces(tmp_path / "notes") == ()
+    assert recover_traces(tmp_path / "notes") == ()
     assert theirs.exists()
     assert (tmp_path / "notes" / "x.late.json").exists()
 
@@ -166,7 +165,7 @@ def test_killed_in_its_last_moments(note, traces, tmp_path, serve):
     note.write(notes / "x.json")
     written(traces.with_name("trace.json.0"), "a")
 
-    assert restore_traces(notes) == ()
+    assert recover_traces(notes) == ()
 
     assert list(notes.glob("*.json")) == [notes / "x.late.json"]
     assert list(traces.parent.iterdir()) == []
@@ -185,8 +184,8 @@ def test_a_busy_server_is_not_a_dead_one(note, tmp_path, monkeypatch):
     note.model_copy(update={"server": "enginegate-1"}).write(mine)
 
     monkeypatch.setattr(trace_recovery, "_refuses", lambda _: False)
-    assert restore_traces(mine.parent) == (f"{mine}: no answer within 10 s",)
+    assert recover_traces(mine.parent) == (f"{mine}: no answer within 10 s",)
     assert mine.exists()
     monkeypatch.setattr(trace_recovery, "_refuses", lambda _: True)
-    assert restore_traces(mine.parent) == ()
+    assert recover_traces(mine.parent) == ()
     assert not mine.exists()

@@ -14,7 +14,7 @@ from enginegate.tracking.metrics import (
     winner_metrics,
 )
 from tests.fakes.evidence import FP32, INT8, scorecard, sha, verdict
-from tests.fakes.qualification import plan, qualification
+from tests.fakes.qualification import WAITING, plan, qualification
 
 CARD = qualification()
 
@@ -156,3 +156,11 @@ def test_note_says_what_is_in_the_way():
     assert candidate_note(CARD, FP32) == "**passed**\n"
     skipped = CARD.model_copy(update={"unmeasured": {plan("int8").name: "verdict failed"}})
     assert candidate_note(skipped, plan("int8")).endswith("- not benchmarked: verdict failed")
+
+
+def test_stage_metrics_come_from_the_load_of_the_result():
+    """Never from an invalid measurement; without a chosen configuration there is none."""
+    measured = CARD.benchmark(INT8).at_slo
+
+    assert (measured.config, measured.load.rate_per_s) == (WAITING, 400.0)
+    assert CARD.benchmark(plan("bf16")).at_slo is None

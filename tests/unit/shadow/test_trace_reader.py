@@ -4,7 +4,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from enginegate.shadow.trace_file import Damage, Traced, read_requests
+from enginegate.shadow.trace_reader import Damage, TracedRequest, read_traces
 
 
 def _objects(trace_id, request_id="r", x="1,2", shape="1,2", model="m"):
@@ -30,8 +30,8 @@ def _objects(trace_id, request_id="r", x="1,2", shape="1,2", model="m"):
 
 def _read(*paths, model="m"):
     """Requests and reasons, apart."""
-    items = list(read_requests(paths, model))
-    requests = [item for item in items if isinstance(item, Traced)]
+    items = list(read_traces(paths, model))
+    requests = [item for item in items if isinstance(item, TracedRequest)]
     return requests, [item.reason for item in items if isinstance(item, Damage)]
 
 
@@ -102,7 +102,7 @@ def test_pieces_of_any_size_give_the_same(tmp_path, monkeypatch):
     requests, lost = _read(path)
 
     for size in (1, 2, 3, 17, 64, 333):
-        monkeypatch.setattr("enginegate.shadow.trace_file._CHUNK_CHARACTERS", size)
+        monkeypatch.setattr("enginegate.shadow.trace_reader._CHUNK_CHARACTERS", size)
         again, still_lost = _read(path)
 
         assert [request.trace_id for request in again] == [r.trace_id for r in requests] == [1, 3]
@@ -119,7 +119,7 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path):
             file.write(json.dumps(objects, separators=(",", ":"))[1:-1] + ",")
 
     tracemalloc.start()
-    count = sum(isinstance(item, Traced) for item in read_requests([path], "m"))
+    count = sum(isinstance(item, TracedRequest) for item in read_traces([path], "m"))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 

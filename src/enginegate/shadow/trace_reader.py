@@ -1,10 +1,10 @@
-"""Reads what Triton's trace extension writes, piece by piece, and loses only what is damaged.
+"""Reads the files of Triton's trace extension piece by piece, and loses only damaged requests.
 
 Triton 2.51 writes JSON arrays of objects; several objects with one ``id``, one after the other,
-make one request: who it was, its timestamps, and each tensor as comma-separated text with six
+make one request: its model and id, its timestamps, and each tensor as comma-separated text with six
 digits. It escapes nothing, so a request id with a quote in it damages that request's objects.
 
-What users sent never gets into a message: a damage names places and tensors, never values.
+No value that users sent gets into a message: a damage names places and tensors.
 """
 
 import json
@@ -38,12 +38,12 @@ _OPEN_REQUESTS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
+class TracedRequest:
     """One request as the server saw it.
 
     Attributes:
         trace_id: unique on one server.
-        request_id: what the client called it, or empty.
+        request_id: the client's own, or empty.
         arrival_ns: on the server's monotonic clock; only differences mean anything.
         inputs: with the batch axis in front; values to six digits.
         stages_ns: name of each timestamp -> nanoseconds on the same clock.
@@ -61,12 +61,12 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that could not be read, and where; holds nothing of what users sent."""
+    """Something that could not be read, and where; holds no value that users sent."""
 
     reason: str
 
 
-def read_requests(files: Iterable[Path], model: str) -> Iterator[Traced | Damage]:
+def read_traces(files: Iterable[Path], model: str) -> Iterator[TracedRequest | Damage]:
     """Requests of one model in the order they were written, which is that of their ends.
 
     Holds one piece of a file and a few requests at a time, however large the files are.
@@ -84,7 +84,9 @@ def read_requests(files: Iterable[Path], model: str) -> Iterator[Traced | Damage
         yield from _of_model(trace_id, items, model)
 
 
-def _of_model(trace_id: int, items: list[dict[str, Any]], model: str) -> Iterator[Traced | Damage]:
+def _of_model(
+    trace_id: int, items: list[dict[str, Any]], model: str
+) -> Iterator[TracedRequest | Damage]:
     named = {item["model_name"] for item in items if isinstance(item.get("model_name"), str)}
     if named and model not in named:
         return
@@ -110,7 +112,7 @@ def _objects(path: Path) -> Iterator[dict[str, Any] | Damage]:
 
 @dataclass(slots=True)
 class _Pieces:
-    """What was read of a file and not yet used, beginning at ``place`` of ``text``."""
+    """The text of a file that was read and not yet used, beginning at ``place``."""
 
     file: IO[str]
     text: str = ""
@@ -155,16 +157,16 @@ class _Pieces:
         return cut and len(self.text) - self.place < _LARGEST_CHARACTERS
 
     def _read_on(self) -> None:
-        """Forget what was used and read as much again: an object is scanned a few times at most."""
-        kept = self.text[self.place :]
+        """Drop the used text and double the rest: an object is scanned a few times at most."""
+        rest = self.text[self.place :]
         self.used += self.place
-        fresh = self.file.read(max(_CHUNK_CHARACTERS, len(kept)))
-        self.text, self.place, self.ended = kept + fresh, 0, not fresh
+        fresh = self.file.read(max(_CHUNK_CHARACTERS, len(rest)))
+        self.text, self.place, self.ended = rest + fresh, 0, not fresh
 
     def _damaged(self, why: str) -> Damage:
-        found = Damage(f"damaged at character {self.used + self.place}: {why}")
+        damage = Damage(f"damaged at character {self.used + self.place}: {why}")
         self.place += len(_START)
-        return found
+        return damage
 
 
 class _UnreadableError(Exception):
@@ -188,7 +190,7 @@ class _Parts:
         return [name for name, found in there.items() if not found]
 
 
-def _request(trace_id: int, items: list[dict[str, Any]]) -> Traced:
+def _request(trace_id: int, items: list[dict[str, Any]]) -> TracedRequest:
     parts = _Parts()
     for item in items:
         if "model_name" in item:
@@ -199,8 +201,9 @@ def _request(trace_id: int, items: list[dict[str, Any]]) -> Traced:
             parts.tensors[item["activity"]][item["tensor"]["name"]] = _tensor(item["tensor"])
     if missing := parts.missing():
         raise _UnreadableError(f"{', '.join(missing)} missing")
-    _check_rows(parts.tensors)
-    return Traced(
+    if len({len(tensor) for side in parts.tensors.values() for tensor in side.values()}) != 1:
+        raise _UnreadableError("its tensors differ in rows")
+    return TracedRequest(
         trace_id=trace_id,
         request_id=str(parts.who.get("request_id", "")),
         model=str(parts.who["model_name"]),
@@ -210,12 +213,6 @@ def _request(trace_id: int, items: list[dict[str, Any]]) -> Traced:
         outputs=parts.tensors[_OUTPUT],
         stages_ns=parts.stages_ns,
     )
-
-
-def _check_rows(tensors: dict[str, Tensors]) -> None:
-    rows = {len(tensor) for side in tensors.values() for tensor in side.values()}
-    if len(rows) != 1:
-        raise _UnreadableError("its tensors differ in rows")
 
 
 def _tensor(item: dict[str, Any]) -> Array:
