@@ -34,7 +34,6 @@ from enginegate.repository.ensemble.record_golden import rehearsed
 from enginegate.repository.recovery import Withdrawal
 from enginegate.serving import ServingOptions
 from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
-from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
 from validation.live import judge_reading
 
@@ -242,7 +241,7 @@ def take_back(change: Transaction) -> None:
         return
     try:
         # MLflow may have the release already: the next delivery of the audit log corrects that.
-        words = publication.repository.withdraw(tables.model, release.version)
+        words = publication.repository.roll_back_promotion(tables.model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
@@ -302,7 +301,7 @@ def update_mlflow(repository: Path, workspace: Workspace) -> None:
 def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
     repository = open_target(tables, workspace, way="Prefect")
-    release = repository.withdraw_first(tables.model, Withdrawal(who, why))
+    release = repository.withdraw(tables.model, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release
 
@@ -372,7 +371,7 @@ def _pinned(layout: Layout, workspace: Workspace) -> frozenset[int] | None:
 
 
 def _promise(measured: Benchmark, slo_p99_ms: float) -> Promise:
-    p99, run = measured.p99_at_slo, chosen_measurement(measured)
+    p99, run = measured.p99_at_slo, measured.at_slo
     median = run.percentile(0.5) if run else None
     stages = run.stages if run else None
     return Promise(

@@ -62,7 +62,7 @@ def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
     repository = open_target(rules.live_tables, workspace, way="command")
-    release = repository.withdraw_first(rules.name, Withdrawal(who, reason))
+    release = repository.withdraw(rules.name, Withdrawal(who, reason))
     _print_withdrawn(release, policy, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
 

@@ -198,7 +198,7 @@ def test_a_canary_is_no_champion(site, registered):
     progress = RolloutProgress(model="digits", before=1, canary=2)
     for holds in (False, True):
         with file_lock(site.root / LOCK):
-            rollouts.note(progress.model_copy(update={"held": holds}))
+            rollouts.note(progress.model_copy(update={"canary_passed": holds}))
             site.go_live(2, f"models:/canary/{second}")
             assert site.deliver() == ()
         if not holds:
@@ -240,7 +240,7 @@ def test_a_promotion_that_is_rolled_back_is_corrected(site, registered, monkeypa
         tables=SimpleNamespace(target=SimpleNamespace(repository=site.root), model="digits"),
         workspace=site.workspace,
         layout=Layout(site.root, "digits"),
-        repository=SimpleNamespace(withdraw=withdraw),
+        repository=SimpleNamespace(roll_back_promotion=withdraw),
     )
     take_back(SimpleNamespace(get={UNDO: publication, PUBLISHED: made}.get))
 

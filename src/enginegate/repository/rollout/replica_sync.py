@@ -152,9 +152,9 @@ class ReplicaSync:
         if pointer is not None:
             # Also where this host has not pulled for long, and has something later or earlier.
             by = Withdrawal(pointer.who, pointer.why or "its promotion failed")
-            self._as_replica().take_away(model, here.version, by=by)
+            self._as_replica().withdraw_version(model, here.version, by=by)
         elif was_undone(self.journal.last(), here):
-            self._as_replica().withdraw(model, here.version)
+            self._as_replica().roll_back_promotion(model, here.version)
 
     @contextmanager
     def _pulling(self, timeout_s: float) -> Iterator[None]:
