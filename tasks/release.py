@@ -34,7 +34,6 @@ from enginegate.repository.ensemble.record_golden import rehearsed
 from enginegate.repository.recovery import Withdrawal
 from enginegate.serving import ServingOptions
 from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
-from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
 from validation.live import judge_reading
 
@@ -372,7 +371,7 @@ def _pinned(layout: Layout, workspace: Workspace) -> frozenset[int] | None:
 
 
 def _promise(measured: Benchmark, slo_p99_ms: float) -> Promise:
-    p99, run = measured.p99_at_slo, chosen_measurement(measured)
+    p99, run = measured.p99_at_slo, measured.at_slo
     median = run.percentile(0.5) if run else None
     stages = run.stages if run else None
     return Promise(

@@ -230,7 +230,7 @@ def keep_look(
     state = state_of(tables, release, workspace)
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
-        tracker.log_look(look, release, state, held_to(tables, release).promise)
+        tracker.log_check(look, release, state, held_to(tables, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
             tracker.tag_version(name, int(version), state_tag(state, release))
