@@ -255,7 +255,7 @@ def _resume_suspended(decision: Decision) -> tuple[str, ...]:
     """Resume promotions that wait on a Prefect server; none without one."""
     if not os.environ.get("PREFECT_API_URL") or not Path("flows/answer.py").is_file():
         return ()
-    names: tuple[str, ...] = of_checkout("flows.answer").answer_suspended(decision)
+    names: tuple[str, ...] = of_checkout("flows.answer").resume_suspended(decision)
     return names
 
 
