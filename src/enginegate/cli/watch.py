@@ -15,14 +15,16 @@ from enginegate.policy import Policy, read_policy
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history import broken_promises as promises
 from enginegate.tracking import try_deliver
-from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched, WatchLog, gate_of
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchLog, WatchResult, gate_of
 from enginegate.workspace import Workspace
 
 
 def watch_command(
     policy: PolicyFile,
     *,
-    once: Annotated[bool, typer.Option("--once", help="one look, also at a young release")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="one check, also at a young release")
+    ] = False,
 ) -> None:
     """Compare what is live with what was promised; does what watch.on_failure says.
 
@@ -57,12 +59,12 @@ def acknowledge_command(
     _acknowledge(read_policy(policy), approver, reason, release)
 
 
-def _show_run(seen: Watched) -> None:
+def _show_run(seen: WatchResult) -> None:
     for sentence in seen.done:
         plain.print(sentence)
-    for look in seen.looks:
-        _show(look)
-    if not seen.looks:
+    for check in seen.checks:
+        _show(check)
+    if not seen.checks:
         plain.print("Nothing is live, or it is being rolled out to a fleet.")
 
 
@@ -101,13 +103,13 @@ def scan_command(
         plain.print("No new version.")
 
 
-def _show(look: WatchCheck) -> None:
-    kind = "intensive" if look.intensive else "steady"
+def _show(check: WatchCheck) -> None:
+    kind = "intensive" if check.intensive else "steady"
     plain.print(
-        f"Look {look.number} ({kind}) at release {look.version} of {look.model}: "
-        f"{look.outcome.word}; action: {look.action}"
+        f"Check {check.number} ({kind}) of release {check.version} of {check.model}: "
+        f"{check.outcome.word}; action: {check.action}"
     )
-    for finding in look.findings:
+    for finding in check.findings:
         word = f"{finding.outcome.word}{', advisory' if finding.advisory else ''}"
         plain.print(f"  {gate_of(finding)} ({word}): {finding.reason}")
 

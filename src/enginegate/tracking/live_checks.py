@@ -1,4 +1,4 @@
-"""Looks at a live release in MLflow: one run a release, numbers over time beside the promise."""
+"""Checks at a live release in MLflow: one run a release, numbers over time beside the promise."""
 
 from enginegate.decision import Promise, Release
 from enginegate.repository.history.broken_promises import ShownState
@@ -11,21 +11,21 @@ _DECIMALS = 6
 
 
 def log_check(
-    connection: Connection, look: WatchCheck, release: Release, state: ShownState, promise: Promise
+    connection: Connection, check: WatchCheck, release: Release, state: ShownState, promise: Promise
 ) -> str:
-    """Add a look to its release's run, which is made by the first one; the run's id.
+    """Add a check to its release's run, which is made by the first one; the run's id.
 
-    Its numbers are the look's; the run's gate and note are the release's state.
+    Its numbers are the check's; the run's gate and note are the release's state.
     """
     from mlflow.entities import Metric, RunTag  # noqa: PLC0415
 
-    stamp = int(look.at.timestamp() * 1000)
+    stamp = int(check.at.timestamp() * 1000)
     run = _run_of(connection, release)
     connection.client.log_batch(
         run,
         metrics=[
-            Metric(name, round(value, _DECIMALS), stamp, look.number)
-            for name, value in live_metrics(look, promise).items()
+            Metric(name, round(value, _DECIMALS), stamp, check.number)
+            for name, value in live_metrics(check, promise).items()
         ],
         tags=[RunTag(name, text) for name, text in state_tags(state).items()],
     )
@@ -63,11 +63,11 @@ def _run_of(connection: Connection, release: Release) -> str:
         return run
 
 
-def live_metrics(look: WatchCheck, promise: Promise) -> dict[str, float]:
-    """A look's numbers by their name in MLflow; what was promised is logged at every step too."""
-    reading = look.reading
+def live_metrics(check: WatchCheck, promise: Promise) -> dict[str, float]:
+    """A check's numbers by their name in MLflow; what was promised is logged at every step too."""
+    reading = check.reading
     found: dict[str, float | None] = {
-        "gate/outcome_0_is_passed": float(look.outcome),
+        "gate/outcome_0_is_passed": float(check.outcome),
         "live/slo_p99_ms": promise.slo_p99_ms,
         "live/promised_per_s": promise.throughput_per_s,
         "live/promised_server_ms": promise.server_ms,
@@ -87,7 +87,7 @@ def live_metrics(look: WatchCheck, promise: Promise) -> dict[str, float]:
             "live/probe_median_ms": reading.probe.median_ms,
             "live/probe_slowest_ms": reading.probe.slowest_ms,
         }
-    for finding in look.findings:
+    for finding in check.findings:
         if finding.gate in {"agreement", "slice_agreement"} and finding.value is not None:
             found[f"live/{finding.gate}_pct"] = _PERCENT * finding.value
         elif finding.gate == "input_drift":

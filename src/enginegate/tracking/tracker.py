@@ -108,22 +108,22 @@ class Tracker:
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return logger.record()
 
-    def log_look(
-        self, look: WatchCheck, release: Release, state: ShownState, promise: Promise
+    def log_check(
+        self, check: WatchCheck, release: Release, state: ShownState, promise: Promise
     ) -> str:
-        """File one look at a live release in the release's watch run; that run's id.
+        """Log one check of a live release in the release's watch run; that run's id.
 
         Args:
-            look: its numbers, one step.
-            release: what was looked at.
+            check: its numbers, one step.
+            release: the release that was checked.
             state: what the run shows as the release's state.
             promise: that the release is held to now.
 
         Raises:
             TrackingError: MLflow cannot be reached, or refuses.
         """
-        with self.connection.explained(f"file look {look.number} at release {release.version}"):
-            return log_check(self.connection, look, release, state, promise)
+        with self.connection.explained(f"file check {check.number} of release {release.version}"):
+            return log_check(self.connection, check, release, state, promise)
 
     def watch_run(self, model: str, release_sha256: str) -> str | None:
         """The run of a release's checks; None: none was ever filed.
