@@ -34,14 +34,14 @@ from tasks.watch import (
     expire_shadow,
     follow_storage,
     is_live,
-    live_release,
     record_broken_promise,
     record_check,
+    release_to_watch,
     roll_back_failed,
     unacknowledged,
     verify_live,
 )
-from validation.outputs import output_specs
+from validation.outputs import outputs_to_compare
 
 # One run goes on for at most this long, so that the next one of a schedule of ten minutes starts.
 RUN_S = 540.0
@@ -140,9 +140,9 @@ def _next(policy: Path, release: int) -> str:
 def _checks(policy: Policy, workspace: Workspace, run_s: float) -> Iterator[WatchCheck]:
     """One check; while the release is young, more checks until one fails."""
     tables, traffic = policy.live_tables, policy.traffic_tables
-    asked = output_specs(policy.task, policy.outputs, policy.metrics, policy.slices)
+    asked = outputs_to_compare(policy.task, policy.outputs, policy.metrics, policy.slices)
     end_s = time.monotonic() + run_s
-    while (release := live_release(tables)) is not None:
+    while (release := release_to_watch(tables)) is not None:
         sampled = compare_live(release, tables, traffic, policy.gates, asked, workspace)
         check = check_release(tables, release, sampled, workspace)
         record_broken_promise(tables.target.repository, check)

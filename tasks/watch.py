@@ -46,7 +46,7 @@ from enginegate.workspace import Workspace, now
 from validation.live import action_for, judge_reading, live_finding, not_measured
 
 FAILED_EVENT = "enginegate.watch.failed"
-_WAY = "watch"
+_CHANNEL = "watch"
 _log = logging.getLogger("enginegate.watch")
 
 
@@ -75,7 +75,7 @@ def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
 def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Install on this host the release that is live in object storage."""
-    storage = open_target(tables, workspace, way=_WAY, judge=judge_reading).storage
+    storage = open_target(tables, workspace, channel=_CHANNEL, judge=judge_reading).storage
     if storage is None:
         return ()
     try:
@@ -90,7 +90,7 @@ def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
 def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Problems of the live repository and its server; nothing is changed."""
-    repository = open_target(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, channel=_CHANNEL)
     try:
         checks = verify(repository, read_back=False)
     except RepositoryBusyError as error:
@@ -107,7 +107,7 @@ def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
 
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)
-def live_release(tables: LiveTables) -> Release | None:
+def release_to_watch(tables: LiveTables) -> Release | None:
     """The release that is live now; None before the first promotion.
 
     None as well while it is rolled out to a fleet: the rollout itself checks the canary, and the
@@ -203,7 +203,7 @@ def roll_back_failed(
     if before is None or not is_live(tables, release) or not log.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
-    repository = open_target(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, channel=_CHANNEL)
     try:
         # Only the release that failed is rolled back: a change of what is live meanwhile stays.
         back = repository.rollback(name, before, reason=str(check), expected=release.version)

@@ -22,20 +22,18 @@ from enginegate.workspace import Workspace
 def watch_command(
     policy: PolicyFile,
     *,
-    once: Annotated[
-        bool, typer.Option("--once", help="one check, also at a young release")
-    ] = False,
+    once: Annotated[bool, typer.Option("--once", help="only one check")] = False,
 ) -> None:
     """Compare what is live with what was promised; does what watch.on_failure says.
 
     Ends with 3 if a promise was broken, now or earlier, and nobody has acknowledged it.
     """
-    read_policy(policy)  # a mistake in it is told before Prefect is started
+    read_policy(policy)  # a mistake in it is shown before Prefect is started
     flow = of_checkout("flows.watch")
     try:
-        _show_run(flow.watch(policy, 0.0) if once else flow.watch(policy))
+        _print_run(flow.watch(policy, 0.0) if once else flow.watch(policy))
     except PromiseBrokenError as error:
-        _show_run(error.watched)
+        _print_run(error.watched)
         raise
 
 
@@ -59,12 +57,12 @@ def acknowledge_command(
     _acknowledge(read_policy(policy), approver, reason, release)
 
 
-def _show_run(seen: WatchResult) -> None:
-    for sentence in seen.done:
+def _print_run(watched: WatchResult) -> None:
+    for sentence in watched.done:
         plain.print(sentence)
-    for check in seen.checks:
-        _show(check)
-    if not seen.checks:
+    for check in watched.checks:
+        _print_check(check)
+    if not watched.checks:
         plain.print("Nothing is live, or it is being rolled out to a fleet.")
 
 
@@ -95,7 +93,7 @@ def scan_command(
     ] = None,
 ) -> None:
     """Qualify each version of the registry that carries the policy's alias or tag, once."""
-    read_policy(policy)  # a mistake in it is told before Prefect is started
+    read_policy(policy)  # a mistake in it is shown before Prefect is started
     started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
     for uri in started:
         plain.print(f"Started: {uri}")
@@ -103,7 +101,7 @@ def scan_command(
         plain.print("No new version.")
 
 
-def _show(check: WatchCheck) -> None:
+def _print_check(check: WatchCheck) -> None:
     kind = "intensive" if check.intensive else "steady"
     plain.print(
         f"Check {check.number} ({kind}) of release {check.version} of {check.model}: "
@@ -123,7 +121,7 @@ def _acknowledge(policy: Policy, who: str, why: str, release: int | None) -> Non
     """
     root, workspace = policy.target.repository, Workspace.of(policy)
     layout = Layout(root, policy.name)
-    given = promises.Acknowledgement(who, why, release, way="command")
+    given = promises.Acknowledgement(who, why, release, channel="command")
     done = promises.acknowledge(root, policy.name, given, live_checks(layout, workspace))
     for broken in done:
         plain.print(f"Acknowledged by {who}: {broken}.")

@@ -22,7 +22,7 @@ from enginegate.tracking import Tracker, deliver
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchLog
 from enginegate.workspace import Workspace, now
-from flows.answer import answer_suspended
+from flows.answer import resume_suspended
 from flows.approval import ApprovalForm, _candidate
 from flows.promote import _publication, promote
 from flows.qualify import qualify
@@ -337,7 +337,7 @@ def test_a_deployed_promotion_waits_for_two_people(live, approved, family, lost)
     with pytest.raises(Pause):
         run.step()
     approved(card, approver="grace", reason="agreed")
-    assert answer_suspended(family.workspace.decision(card.digest))
+    assert resume_suspended(family.workspace.decision(card.digest))
     lost()
     release = run.step()
 
@@ -433,7 +433,7 @@ def test_approving_on_the_command_line_resumes_the_run(live, card, approved, fam
         run.step()
 
     approved(card, answer="reject", reason="not today")
-    names = answer_suspended(family.workspace.decision(card.digest))
+    names = resume_suspended(family.workspace.decision(card.digest))
 
     assert len(names) >= 1
     with pytest.raises(ApprovalError, match="not today"):

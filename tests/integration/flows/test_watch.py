@@ -55,7 +55,7 @@ from tasks.watch import RolledBack, deliver_to_mlflow, roll_back_failed
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
 from validation.live import live_finding
-from validation.outputs import output_specs
+from validation.outputs import outputs_to_compare
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
@@ -74,7 +74,7 @@ def compared(policy, release):
         policy.live_tables,
         policy.traffic_tables,
         policy.gates,
-        output_specs(policy.task, policy.outputs, policy.metrics, policy.slices),
+        outputs_to_compare(policy.task, policy.outputs, policy.metrics, policy.slices),
         Workspace.of(policy),
     )
 
