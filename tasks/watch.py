@@ -47,7 +47,7 @@ from enginegate.workspace import Workspace, now
 from validation.live import action_for, judge_reading, live_finding, not_measured
 
 FAILED_EVENT = "enginegate.watch.failed"
-_WAY = "watch"
+_CHANNEL = "watch"
 _log = logging.getLogger("enginegate.watch")
 
 
@@ -76,7 +76,7 @@ def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
 def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Bring this host to what is live in object storage; `verify_live` says if it is not."""
-    storage = open_target(tables, workspace, way=_WAY, judge=judge_reading).storage
+    storage = open_target(tables, workspace, channel=_CHANNEL, judge=judge_reading).storage
     if storage is None:
         return ()
     try:
@@ -91,7 +91,7 @@ def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
 def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """What is wrong with the live repository and its server; nothing is changed."""
-    repository = open_target(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, channel=_CHANNEL)
     try:
         checks = verify(repository, read_back=False)
     except RepositoryBusyError as error:
@@ -189,7 +189,7 @@ def roll_back_failed(
     if before is None or not is_live(tables, release) or not looks.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
-    repository = open_target(tables, workspace, way=_WAY)
+    repository = open_target(tables, workspace, channel=_CHANNEL)
     try:
         # Whoever changes what is live after the look is right: only what failed it is left.
         back = repository.rollback(name, before, reason=str(look), expected=release.version)
@@ -230,7 +230,7 @@ def keep_look(
     state = state_of(tables, release, workspace)
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
-        tracker.log_look(look, release, state, held_to(tables, release).promise)
+        tracker.log_check(look, release, state, held_to(tables, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
             tracker.tag_version(name, int(version), state_tag(state, release))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from enginegate.decision import Promise, Release
 from enginegate.evidence import Finding, Outcome
-from enginegate.measuring.p99 import P99
+from enginegate.measurement import P99
 from enginegate.messages import per_second, short_number
 from enginegate.policy.gates import Gates
 from enginegate.policy.operating import Watch

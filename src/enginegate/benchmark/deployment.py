@@ -38,11 +38,12 @@ from enginegate.triton.types import Statistics
 
 _SERVING = "enginegate.serving"
 _VERSION = 1
-_POLL_S = 0.02
-_UNLOAD_S = 30.0
 _PRESENT = {"READY", "LOADING", "UNLOADING"}
 _PLAIN = ServingOptions()
-_FEWEST = 50
+# How long a model may take to unload; a busy instance finishes its batch first.
+_UNLOAD_S, _POLL_S = 30.0, 0.02
+# A run does not end before that many requests: fewer give no percentiles worth keeping.
+_FEWEST_REQUESTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +247,9 @@ def _decided_by(
     def decided(requests: int, over: int) -> bool:
         if gone() or test is None:
             return gone()
-        return requests >= _FEWEST and test.decide(requests, over) is not Outcome.INCONCLUSIVE
+        return (
+            requests >= _FEWEST_REQUESTS and test.decide(requests, over) is not Outcome.INCONCLUSIVE
+        )
 
     return decided
 

@@ -40,7 +40,7 @@ _MISSES = 5
 
 def repository_of(policy: Policy) -> Target:
     """Everything a release of the policy goes to, with every server that answers."""
-    return open_target(policy.live_tables, Workspace.of(policy), way="command")
+    return open_target(policy.live_tables, Workspace.of(policy), channel="command")
 
 
 def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console) -> None:
@@ -144,7 +144,7 @@ def serve_live(policy: Policy, workspace: Workspace, out: Console, ports: Ports)
     with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
         with server.client() as client:
             repository = replace(
-                open_primary(policy.live_tables, workspace, way="serve"), client=client
+                open_primary(policy.live_tables, workspace, channel="serve"), client=client
             )
             _follow(policy, repository, out)
             for sentence in repository.recover():

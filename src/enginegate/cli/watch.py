@@ -121,7 +121,7 @@ def _acknowledge(policy: Policy, who: str, why: str, release: int | None) -> Non
     """
     root, workspace = policy.target.repository, Workspace.of(policy)
     layout = Layout(root, policy.name)
-    given = promises.Acknowledgement(who, why, release, way="command")
+    given = promises.Acknowledgement(who, why, release, channel="command")
     done = promises.acknowledge(root, policy.name, given, live_checks(layout, workspace))
     for broken in done:
         plain.print(f"Acknowledged by {who}: {broken}.")

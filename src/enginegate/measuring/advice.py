@@ -8,7 +8,6 @@ the others, and it says so.
 from typing import NamedTuple
 
 from enginegate.measurement import Measurement, StageSplit
-from enginegate.measuring.p99 import P99
 from enginegate.messages import short_number
 from enginegate.policy.benchmarking import Slo
 
@@ -19,8 +18,8 @@ _ADVICE = {
     "returning outputs": "return fewer or smaller outputs, or use shared memory",
     "client and network": "send over gRPC or shared memory, or give the clients more processor",
 }
-_NEARLY_EMPTY = 0.25
-_MOSTLY_FULL = 0.5
+# Batches this full on average are called nearly empty; this share of full ones, mostly full.
+_NEARLY_EMPTY, _MOSTLY_FULL = 0.25, 0.5
 
 
 class Bucket(NamedTuple):
@@ -55,7 +54,7 @@ def largest_stage(measurement: Measurement) -> str:
 
 def explain_p99(measurement: Measurement, slo: Slo) -> str:
     """What p99 is, which part of a request's time is the largest, and what to try, in sentences."""
-    p99 = measurement.percentile(P99)
+    p99 = measurement.p99
     if p99 is None:
         return _failures(measurement)
     relation = "within" if p99.value_ms <= slo.p99_ms else "above"

@@ -25,11 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.evidence import Outcome, PointDecision
-from enginegate.measurement import LatencySample, Percentile
+from enginegate.measurement import P99, LatencySample, Percentile
 from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
 
-P99 = 0.99
 QUANTILES = (0.5, 0.9, 0.95, P99, 0.999)
 
 _INTERVAL_CONFIDENCE = 0.95

@@ -21,6 +21,7 @@ from enginegate.triton.metrics import Metrics, read_metrics
 from enginegate.triton.server import Server
 from enginegate.triton.supervised_process import cores, processor_s
 
+# Often enough for a mean over a second, seldom enough not to be seen in the latencies.
 _EVERY_S = 0.25
 _ANSWER_S = 2.0
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from enginegate.evidence import Outcome
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import LoadResult
-from enginegate.measurement import TIMERS_MS, ClosedLoad, Generator
-from enginegate.measuring.p99 import P99, decide_fixed, nearest_rank
+from enginegate.measurement import P99, TIMERS_MS, ClosedLoad, Generator
+from enginegate.measuring.p99 import decide_fixed, nearest_rank
 from enginegate.measuring.raw_requests import Requests
 from enginegate.messages import per_second, short_number
 from enginegate.triton.types import Statistics

@@ -16,7 +16,7 @@ from enginegate.repository import (
     record_act,
     record_decision,
 )
-from enginegate.repository.history.audit import FOLLOWING
+from enginegate.repository.history.audit import REPLICATION
 from enginegate.repository.history.changes import Cursor
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
 from enginegate.tracking import deliver, try_deliver
@@ -163,7 +163,7 @@ def test_another_process_is_waited_for_no_longer_than_said(site, registered):
 def test_what_another_host_decided_is_for_that_host_to_deliver(site, registered):
     """A replica has followed it; its own next change is delivered."""
     first, second = registered("replica"), registered("replica")
-    site.go_live(1, f"models:/replica/{first}", origin=f"ada@host, {FOLLOWING}")
+    site.go_live(1, f"models:/replica/{first}", origin=f"ada@host, {REPLICATION}")
     assert site.deliver() == ()
     assert site.champion("replica") is None
 
@@ -198,7 +198,7 @@ def test_a_canary_is_no_champion(site, registered):
     progress = RolloutProgress(model="digits", before=1, canary=2)
     for holds in (False, True):
         with file_lock(site.root / LOCK):
-            rollouts.note(progress.model_copy(update={"held": holds}))
+            rollouts.note(progress.model_copy(update={"canary_passed": holds}))
             site.go_live(2, f"models:/canary/{second}")
             assert site.deliver() == ()
         if not holds:

@@ -27,7 +27,7 @@ def looks(tmp_path, monkeypatch):
         raise TrackingError("nothing answers")
 
     monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path))
-    monkeypatch.setattr(Tracker, "log_look", refuse)
+    monkeypatch.setattr(Tracker, "log_check", refuse)
     monkeypatch.setattr(
         "tasks.watch._current", lambda _: SimpleNamespace(version=2, changed_at=now())
     )
