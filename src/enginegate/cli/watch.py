@@ -15,7 +15,7 @@ from enginegate.policy import Policy, read_policy
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history import broken_promises as promises
 from enginegate.tracking import try_deliver
-from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched, WatchLog, gate_of
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchLog, WatchResult, gate_of
 from enginegate.workspace import Workspace
 
 
@@ -57,12 +57,12 @@ def acknowledge_command(
     _acknowledge(read_policy(policy), approver, reason, release)
 
 
-def _print_run(watched: Watched) -> None:
+def _print_run(watched: WatchResult) -> None:
     for sentence in watched.done:
         plain.print(sentence)
-    for check in watched.looks:
+    for check in watched.checks:
         _print_check(check)
-    if not watched.looks:
+    if not watched.checks:
         plain.print("Nothing is live, or it is being rolled out to a fleet.")
 
 
