@@ -62,7 +62,7 @@ _GATES = Gates(
 
 def judge(samples: int) -> dict[str, Any]:
     """Judge synthetic results; loading Great Expectations, at the first judgement, is not timed."""
-    from validation.expectations import judge as judged  # noqa: PLC0415 - it loads for seconds
+    from validation.expectations import judge_comparison as judged  # noqa: PLC0415 - it loads for seconds
 
     judged(_results(500), _GATES, _ASKED)
     comparison = _results(samples)

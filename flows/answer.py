@@ -15,7 +15,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from enginegate.decision import Decision
 from enginegate.errors import EnginegateError
 from enginegate.redact import masked
-from tasks.prefect_server import REFUSALS, check_answers
+from tasks.prefect_server import REFUSALS, check_prefect_answers
 
 _WAITING = FlowRunFilter(
     state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended", "Paused"]))
@@ -26,7 +26,7 @@ _FORM_S, _POLL_S = 10.0, 0.2
 _log = logging.getLogger("enginegate.answer")
 
 
-def answer_suspended(decision: Decision) -> tuple[str, ...]:
+def resume_suspended(decision: Decision) -> tuple[str, ...]:
     """Resume every promotion that waits for this scorecard; their names.
 
     The decision is in the workspace already, and the resumed flow reads it there; the form is
@@ -41,7 +41,7 @@ def answer_suspended(decision: Decision) -> tuple[str, ...]:
     }
     answered: list[str] = []
     try:
-        check_answers()
+        check_prefect_answers()
         with get_client(sync_client=True) as client:
             answered += [
                 str(run.name)

@@ -8,10 +8,10 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from enginegate.candidate import Candidate
 from enginegate.policy import Policy
 from enginegate.workspace import Workspace
-from tasks.benchmark import benchmark
+from tasks.benchmark import benchmark_engine
 from tasks.benchmark_report import BenchmarkReport, report_benchmarks
 from tasks.build import build
-from tasks.export import export, resolve
+from tasks.export import export, resolve_version
 
 _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 
@@ -30,14 +30,15 @@ def benchmark_candidates(policy: Policy, candidates: tuple[Candidate, ...]) -> B
         candidates: which of its candidates.
     """
     workspace = Workspace.of(policy)
-    policy = policy.with_model(resolve(policy.model, workspace))
+    policy = policy.with_model(resolve_version(policy.model, workspace))
     engine_tables, tables, live = policy.engine_tables, policy.benchmark_tables, policy.live_tables
     source = export(policy.model, policy.data.evaluation, workspace)
     engines = build.map(
         candidates, unmapped(engine_tables), unmapped(source), unmapped(workspace)
     ).result()
     measured = [
-        benchmark(engine, tables, live, policy.traffic_tables, workspace) for engine in engines
+        benchmark_engine(engine, tables, live, policy.traffic_tables, workspace)
+        for engine in engines
     ]
     return report_benchmarks(
         engines,

@@ -11,16 +11,16 @@ from enginegate.content_store import ContentFolder
 from enginegate.evidence import Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.workspace import Workspace
-from tasks.benchmark import benchmark, skip_hopeless
+from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build
 from tasks.check import check
-from tasks.export import export, resolve
-from tasks.record import Qualification, digests_of, make_scorecard, record
+from tasks.export import export, resolve_version
+from tasks.record import Qualification, digests_of, file_scorecard, make_scorecard
 from tasks.recover import recover_interrupted
 from tasks.repair import repair
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate
-from validation.outputs import output_specs
+from validation.outputs import outputs_to_compare
 
 _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 
@@ -49,7 +49,7 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     workspace = Workspace.of(opened)
     recover_interrupted(opened.live_tables, workspace)
     check(opened, origin, workspace)
-    return _qualified(opened.with_model(resolve(opened.model, workspace)), workspace)
+    return _qualified(opened.with_model(resolve_version(opened.model, workspace)), workspace)
 
 
 def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
@@ -60,7 +60,7 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
     ).result()
     shadow = record_shadow(policy.traffic_tables, tables, source, workspace)
     samples = EvaluationSamples(policy.data.evaluation, shadow.data, shadow.notes)
-    asked = output_specs(policy.task, policy.outputs, policy.metrics, policy.slices)
+    asked = outputs_to_compare(policy.task, policy.outputs, policy.metrics, policy.slices)
     reference = observe(source, samples, asked, policy.evaluation, workspace)
 
     def judge(engine: ContentFolder[Engine] | Unbuilt) -> Judgement:
@@ -81,7 +81,7 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
     measured = [
         None
         if verdict.candidate in skipped
-        else benchmark(
+        else benchmark_engine(
             engine, policy.benchmark_tables, policy.live_tables, policy.traffic_tables, workspace
         )
         for engine, verdict in zip(engines, verdicts, strict=True)
@@ -100,4 +100,4 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         curves={c: each.curve for each in repairs if each for c in each.candidates},
     )
     card = make_scorecard(found, policy.slo, policy.search, policy.target.repository, workspace)
-    return record(card, found, policy.slo, policy.signing, workspace)
+    return file_scorecard(card, found, policy.slo, policy.signing, workspace)

@@ -7,7 +7,7 @@ from prefect import flow
 from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
-from tasks.release import roll_back, update_mlflow
+from tasks.release import roll_back_to, update_mlflow
 from tasks.release_events import announce_releases
 
 
@@ -22,7 +22,7 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     """
     opened = read_policy(Path(policy))
     tables, workspace = opened.live_tables, Workspace.of(opened)
-    release = roll_back(tables, workspace, to, reason)
+    release = roll_back_to(tables, workspace, to, reason)
     update_mlflow(tables.target.repository, workspace)
     announce_releases(tables.target.repository, workspace)
     return release

@@ -32,7 +32,6 @@ from enginegate.engines import engine_kind, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
 from enginegate.machine import gpus
-from enginegate.measuring.p99 import P99
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
@@ -60,7 +59,7 @@ _WORDS = {
 
 
 @task(task_run_name="benchmark", cache_policy=NO_CACHE)
-def benchmark(
+def benchmark_engine(
     attempt: ContentFolder[Engine] | Unbuilt,
     tables: BenchmarkTables,
     live_tables: LiveTables,
@@ -272,7 +271,7 @@ def _machine(workspace: Workspace) -> Iterator[None]:
 def progress_words(at: SearchProgress) -> str:
     """One measurement, what it showed, and how far the search is; or that it was made before."""
     measured = at.measurement
-    p99 = measured.percentile(P99)
+    p99 = measured.p99
     shown = (
         f"{per_second(measured.rate_per_s)}, {measured.config}: p99 "
         f"{f'{short_number(p99.value_ms)} ms' if p99 else 'unknown'}"

@@ -18,7 +18,7 @@ _log = logging.getLogger("enginegate.export")
 
 
 @task(task_run_name="resolve", cache_policy=NO_CACHE)
-def resolve(model: ModelSource, workspace: Workspace) -> str:
+def resolve_version(model: ModelSource, workspace: Workspace) -> str:
     """The URI of the version that an alias means now, so that everything names one version.
 
     Sources outside the registry have no aliases; their content is known by its digest.

@@ -39,7 +39,7 @@ _ASK_AGAIN = frozenset({408, 429})
 _GRACE_S = 4.0
 
 
-def check_answers() -> None:
+def check_prefect_answers() -> None:
     """Return if Prefect's server answers, whatever it says; one inside this process is not asked.
 
     By itself Prefect's client waits for minutes, without a word.

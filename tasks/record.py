@@ -116,7 +116,7 @@ def make_scorecard(
 
 
 @task(task_run_name="record", cache_policy=NO_CACHE)
-def record(
+def file_scorecard(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""

@@ -25,7 +25,7 @@ def recover_interrupted(tables: LiveTables, workspace: Workspace) -> tuple[str, 
         return ()
     try:
         # With object storage this may bring a new release here, by a canary's window.
-        repository = open_target(tables, workspace, way="Prefect", judge=judge_reading)
+        repository = open_target(tables, workspace, channel="Prefect", judge=judge_reading)
         said = repository.recover()
     except EnginegateError as error:
         _log.warning("the live repository was not looked through for what was cut short: %s", error)

@@ -34,7 +34,6 @@ from enginegate.repository.ensemble.record_golden import rehearsed
 from enginegate.repository.recovery import Withdrawal
 from enginegate.serving import ServingOptions
 from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
-from enginegate.tracking.metrics import chosen_measurement
 from enginegate.workspace import Workspace, now
 from validation.live import judge_reading
 
@@ -83,7 +82,7 @@ class Publication:
         """Everything the release goes to, with every server that answers."""
         pinned = _pinned(self.layout, self.workspace)
         return open_target(
-            self.tables, self.workspace, way="promote", pinned=pinned, judge=judge_reading
+            self.tables, self.workspace, channel="promote", pinned=pinned, judge=judge_reading
         )
 
     @property
@@ -242,7 +241,7 @@ def take_back(change: Transaction) -> None:
         return
     try:
         # MLflow may have the release already: the next delivery of the audit log corrects that.
-        words = publication.repository.withdraw(tables.model, release.version)
+        words = publication.repository.roll_back_promotion(tables.model, release.version)
     except EnginegateError:
         _log.exception("release %d was published and could not be taken back", release.version)
         raise
@@ -275,11 +274,11 @@ def move_champion(repository: Path, workspace: Workspace) -> None:
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)
-def roll_back(
+def roll_back_to(
     tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
 ) -> Release:
     """Make an earlier release live again."""
-    repository = open_target(tables, workspace, way="Prefect")
+    repository = open_target(tables, workspace, channel="Prefect")
     release = repository.rollback(tables.model, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
@@ -301,8 +300,8 @@ def update_mlflow(repository: Path, workspace: Workspace) -> None:
 @task(task_run_name="withdraw-first", cache_policy=NO_CACHE)
 def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
-    repository = open_target(tables, workspace, way="Prefect")
-    release = repository.withdraw_first(tables.model, Withdrawal(who, why))
+    repository = open_target(tables, workspace, channel="Prefect")
+    release = repository.withdraw(tables.model, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release
 
@@ -372,7 +371,7 @@ def _pinned(layout: Layout, workspace: Workspace) -> frozenset[int] | None:
 
 
 def _promise(measured: Benchmark, slo_p99_ms: float) -> Promise:
-    p99, run = measured.p99_at_slo, chosen_measurement(measured)
+    p99, run = measured.p99_at_slo, measured.at_slo
     median = run.percentile(0.5) if run else None
     stages = run.stages if run else None
     return Promise(

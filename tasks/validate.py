@@ -34,7 +34,7 @@ from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace, remembered
 from validation.agreement import OutputComparison, compare
 from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
-from validation.expectations import judge
+from validation.expectations import judge_comparison
 from validation.outputs import OutputSpec
 from validation.shadow import judge_noise
 from validation.verdict import for_errored, for_unbuilt, for_undecidable, for_unrunnable, verdict_on
@@ -189,7 +189,7 @@ def _judge(
     except EnginegateError as error:
         return Judgement(verdict=for_errored(built.value, str(error)))
     judged = [
-        judge(gather(folder, part.chunks, part.data, place), gates, asked)
+        judge_comparison(gather(folder, part.chunks, part.data, place), gates, asked)
         for part, folder in zip(reference.observed, folders, strict=True)
         for place, asked in enumerate(reference.asked)
     ]
@@ -240,7 +240,7 @@ def _emulate(
         return Judgement(verdict=for_unrunnable(engine, why))
     for asked in reference.asked:
         compared = compare(expected, answers, rows, "emulated", asked=asked)
-        shown = judge(compared, gates, asked).findings
+        shown = judge_comparison(compared, gates, asked).findings
         found += [finding.model_copy(update={"advisory": True}) for finding in shown]
     return Judgement(verdict=for_unrunnable(engine, why, *found))
 

@@ -77,7 +77,9 @@ class Judged(Record):
     page_html: str = Field(default="", description="the same as a page of Data Docs")
 
 
-def judge(comparison: OutputComparison, gates: Gates, asked: OutputSpec = CLASSIFY) -> Judged:
+def judge_comparison(
+    comparison: OutputComparison, gates: Gates, asked: OutputSpec = CLASSIFY
+) -> Judged:
     """Judge a comparison by every gate that applies to it.
 
     Args:
@@ -233,7 +235,7 @@ def _check_of(kwargs: Mapping[str, Any]) -> GateCheck:
 
 def _answer(check: GateCheck, counts: Counts) -> dict[str, Any]:
     """A result for Great Expectations. A slice reports its counts: it is judged with the others."""
-    finding = gate.judge(check, counts)
+    finding = gate.judge_counts(check, counts)
     details = {"finding": finding.model_dump(mode="json")}
     if check.in_family:
         details = {"counts": asdict(counts)}

@@ -167,7 +167,7 @@ def judge_number(check: GateCheck, value: float, samples: int) -> Finding:
     return finding_of(check, outcome, reason, estimate, limits=(value, value))
 
 
-def judge(check: GateCheck, counts: Counts) -> Finding:
+def judge_counts(check: GateCheck, counts: Counts) -> Finding:
     """Judge an estimate by where its interval lies."""
     reading = CheckReading.of(check, counts)
     return _judge_reading(check, reading, outcome_of(check, reading.estimate))

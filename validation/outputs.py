@@ -52,7 +52,7 @@ class OutputSpec:
 CLASSIFY = OutputSpec()
 
 
-def output_specs(
+def outputs_to_compare(
     task: Task, outputs: Mapping[str, Output], metrics: Mapping[str, Metric], slices: Slices
 ) -> tuple[OutputSpec, ...]:
     """One for each declared output of a multi-output model, else one for the model."""

@@ -30,6 +30,8 @@ WireProtocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system", "cuda"]
 Driver = Literal["python", "perf_analyzer"]
 
+# The percentile that an SLO limits; `enginegate.measuring.p99` decides about it.
+P99 = 0.99
 # How late timers and event loops of a busy machine are by themselves, whatever sends.
 TIMERS_MS = 5.0
 
@@ -199,6 +201,11 @@ class Measurement(Record):
     def percentile(self, quantile: float) -> Percentile | None:
         """The percentile that was asked for, or None when it falls on a failure."""
         return next((p for p in self.percentiles if p.quantile == quantile), None)
+
+    @property
+    def p99(self) -> Percentile | None:
+        """The percentile that the SLO limits."""
+        return self.percentile(P99)
 
     @property
     def rate_per_s(self) -> float:

@@ -19,7 +19,7 @@ from enginegate.evidence import Verdict
 from enginegate.policy import Policy, parse_policy
 from enginegate.policy.gates import Gates
 from validation.chunks import Chunk, chunks_of, compare_chunk, gather, observe_chunk
-from validation.expectations import judge
+from validation.expectations import judge_comparison
 from validation.outputs import CLASSIFY, OutputSpec
 from validation.verdict import verdict_on
 
@@ -108,7 +108,7 @@ class Lab:
             observe_chunk(chunk, self.root / "noise")
             compare_chunk(chunk, engine, folder)
         judged = [
-            judge(gather(folder, chunks, self.data, place), gates or self.gates, asked)
+            judge_comparison(gather(folder, chunks, self.data, place), gates or self.gates, asked)
             for place, asked in enumerate(self.asked)
         ]
         return verdict_on(engine.value, judged)

@@ -23,7 +23,7 @@ from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport,
 from enginegate.measurement import ClosedLoad, Driver, Generator, LatencySample, Load
 from enginegate.measuring.measure import RunConditions, measure, warmup_s
 from enginegate.measuring.p99 import SequentialTest
-from enginegate.measuring.resources import watched
+from enginegate.measuring.resources import monitor_resources
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
@@ -38,11 +38,12 @@ from enginegate.triton.types import Statistics
 
 _SERVING = "enginegate.serving"
 _VERSION = 1
-_POLL_S = 0.02
-_UNLOAD_S = 30.0
 _PRESENT = {"READY", "LOADING", "UNLOADING"}
 _PLAIN = ServingOptions()
-_FEWEST = 50
+# How long a model may take to unload; a busy instance finishes its batch first.
+_UNLOAD_S, _POLL_S = 30.0, 0.02
+# A run does not end before that many requests: fewer give no percentiles worth keeping.
+_FEWEST_REQUESTS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,9 @@ class DeployedBenchmark:
         else:
             # The load began them anew; the answer that proved it may not be counted yet.
             before = deployment.client.statistics_since(name, Statistics(), answers=1)
-        with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
+        with monitor_resources(
+            deployment.server, gpu=deployment.model.gpu, gpus=config.gpus
+        ) as usage:
             result = self._send(load, ends, liveness)
         if result.failed:
             deployment.server.check_alive()
@@ -246,7 +249,9 @@ def _decided_by(
     def decided(requests: int, over: int) -> bool:
         if gone() or test is None:
             return gone()
-        return requests >= _FEWEST and test.decide(requests, over) is not Outcome.INCONCLUSIVE
+        return (
+            requests >= _FEWEST_REQUESTS and test.decide(requests, over) is not Outcome.INCONCLUSIVE
+        )
 
     return decided
 

@@ -22,7 +22,6 @@ STAGE_COLOURS = {
 _WITHIN, _NEAR, _ABOVE, _INVALID = "#009E73", "#E69F00", "#D55E00", "#888888"
 # A p99 above this share of the SLO is drawn as near it: the next noisy minute may break it.
 _NEAR_SHARE = 0.8
-_P99 = 0.99
 
 
 def mark_of(candidate: int, measurement: int) -> str:
@@ -130,7 +129,7 @@ def _draw_configuration(
     label, colour = line
     joined: dict[float, tuple[int, float, float]] = {}
     for index, m in enumerate(benchmark.measurements):
-        p99 = m.percentile(_P99)
+        p99 = m.p99
         if m.config != config or p99 is None:
             continue
         at = (m.throughput_per_s, p99.value_ms)
@@ -202,7 +201,7 @@ def _draw_pareto(
 def _tag(chart: Drawing, benchmark: Benchmark, number: int, index: int) -> str:
     """One measurement in a line, for whoever points at it."""
     m = benchmark.measurements[index]
-    p99 = m.percentile(_P99)
+    p99 = m.p99
     words = f"p99 {p99.value_ms:.2f} ms of {p99.samples:,}" if p99 else "p99 on failed requests"
     title = f"{benchmark.candidate}: {m.config}; {m.load}; {words}"
     if m.invalid:
@@ -212,7 +211,7 @@ def _tag(chart: Drawing, benchmark: Benchmark, number: int, index: int) -> str:
 
 def _best_config(benchmark: Benchmark) -> ServingConfig | None:
     """The chosen configuration; when none meets the SLO, the one of the smallest p99."""
-    points = [(p.value_ms, m.config) for m in benchmark.measurements if (p := m.percentile(_P99))]
+    points = [(p.value_ms, m.config) for m in benchmark.measurements if (p := m.p99)]
     nearest = min(points, key=lambda point: point[0], default=None)
     return benchmark.chosen or (nearest[1] if nearest else None)
 
@@ -224,7 +223,7 @@ def _result_of(benchmark: Benchmark) -> Measurement | None:
 
 
 def _shade(m: Measurement, slo_p99_ms: float) -> str:
-    p99 = m.percentile(_P99)
+    p99 = m.p99
     if m.invalid:
         return _INVALID
     if p99 is None or p99.value_ms > slo_p99_ms:

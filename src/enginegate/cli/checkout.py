@@ -57,5 +57,5 @@ def of_checkout(name: str) -> ModuleType:
         sys.path.insert(0, str(root))
     if name != _ANSWERING:
         # Not loaded before this: Prefect reads its settings when it is imported.
-        importlib.import_module("tasks.prefect_server").check_answers()
+        importlib.import_module("tasks.prefect_server").check_prefect_answers()
     return importlib.import_module(name)

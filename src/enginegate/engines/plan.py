@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import onnx
-
 from enginegate.candidate import (
     ONNX_FILE,
     Candidate,
@@ -23,7 +21,6 @@ from enginegate.candidate import (
 )
 from enginegate.data import DataSet
 from enginegate.engines.precision_check import check_precision_proof
-from enginegate.engines.typed import typed_census
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
 from enginegate.policy.building import DimensionRange, Shapes
@@ -120,10 +117,9 @@ class BuildPlan:
         shapes = {name: shape.best for name, shape in self.profiles.items()}
         return check_precision_proof(
             self.candidate,
-            converted.census,
+            converted.stats(shapes),
             device=device,
             doubts=doubts,
-            typed=typed_census(onnx.load_from_string(converted.onnx), shapes),
             executed=executed,
         )
 

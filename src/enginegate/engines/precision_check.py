@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 
 from enginegate.candidate import Candidate, Precision, PrecisionProof
-from enginegate.engines.typed import Typed
-from enginegate.precision import Census
+from enginegate.precision import GraphStats
 
 _HALVES = frozenset({Precision.FP16, Precision.BF16})
 _AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
@@ -13,47 +12,45 @@ _LEAST_SHARE = 0.5  # of the operations
 
 def check_precision_proof(
     candidate: Candidate,
-    census: Census,
+    stats: GraphStats,
     *,
     device: str,
     doubts: tuple[str, ...] = (),
-    typed: Typed | None = None,
     executed: Mapping[str, int] | None = None,
 ) -> PrecisionProof:
     """Judge the layer counts of the graph that was compiled or loaded.
 
     Args:
-        census: counts of that graph.
+        stats: of that graph.
         device: what runs it.
         doubts: what else was found that contradicts the name; any of it refutes the proof.
-        typed: its operations and weights by type.
         executed: layers by type in the graph that the runtime made of it; None if it shows none.
     """
-    weighted = _as_tf32(candidate.precision, census.weighted)
+    weighted = _as_tf32(candidate.precision, stats.layers)
     ran = _as_tf32(candidate.precision, executed or {})
     found, word = _listed(weighted), candidate.precision.value
     mixed = candidate.precision not in _AS_IT_IS and len(weighted) > 1 and word in weighted
-    shares = _shares(word, weighted, typed)
+    shares = _shares(word, weighted, stats)
     reasons = [
-        *_missing(candidate.precision, weighted, census.quantised),
+        *_missing(candidate.precision, weighted, stats.quantised),
         *(_minority(candidate, shares) if mixed else ()),
         *(_not_executed(candidate.precision, ran) if executed is not None else ()),
         *doubts,
     ]
-    summary = f"Conv, Gemm and MatMul layers: {found}; {census.quantised} fed by Q/DQ pairs"
-    if census.recurrent:
+    summary = f"Conv, Gemm and MatMul layers: {found}; {stats.quantised} fed by Q/DQ pairs"
+    if stats.recurrent:
         summary = (
-            f"Conv, Gemm, MatMul and recurrent layers: {found}; {census.quantised} fed by Q/DQ "
-            f"pairs; {_listed(census.recurrent)} of them recurrent"
+            f"Conv, Gemm, MatMul and recurrent layers: {found}; {stats.quantised} fed by Q/DQ "
+            f"pairs; {_listed(stats.recurrent)} of them recurrent"
         )
     if mixed:
         told = ", ".join(f"{share:.1%} of the {of}" for of, share in shares.items())
         summary = f"{summary}; {word}: {told}"
     return PrecisionProof(
         weighted_layers=weighted,
-        quantised_layers=census.quantised,
-        flops=_as_tf32(candidate.precision, typed.flops) if typed else {},
-        weights=typed.weights if typed else {},
+        quantised_layers=stats.quantised,
+        flops=_as_tf32(candidate.precision, stats.layer_flops),
+        weights=stats.weights,
         executed_layers=ran,
         device=device,
         proven=not reasons,
@@ -71,15 +68,14 @@ def _listed(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {word}" for word, count in counts.items()) or "none"
 
 
-def _shares(word: str, weighted: Mapping[str, int], typed: Typed | None) -> dict[str, float]:
+def _shares(word: str, weighted: Mapping[str, int], stats: GraphStats) -> dict[str, float]:
     """How much of the computing is of a type, 0 to 1; the most telling measure that is known first.
 
     Operations are known where all shapes are.
     """
     counts = {"layers": weighted}
-    if typed is not None:
-        counts |= {"layers' weights": typed.multiplied} if typed.multiplied else {}
-        counts |= {"operations": typed.flops} if typed.flops and not typed.unsized else {}
+    counts |= {"layers' weights": stats.layer_weights} if stats.layer_weights else {}
+    counts |= {"operations": stats.layer_flops} if stats.layer_flops and not stats.unsized else {}
     return {of: _share(word, found) for of, found in reversed(counts.items())}
 
 

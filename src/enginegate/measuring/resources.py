@@ -21,6 +21,7 @@ from enginegate.triton.metrics import Metrics, read_metrics
 from enginegate.triton.server import Server
 from enginegate.triton.supervised_process import cores, processor_s
 
+# Often enough for a mean over a second, seldom enough not to be seen in the latencies.
 _EVERY_S = 0.25
 _ANSWER_S = 2.0
 
@@ -45,7 +46,7 @@ ReadGpus = Callable[[], GpuReading | None]
 
 @dataclass(slots=True)
 class Usage:
-    """What was read between `watched`'s start and its end.
+    """What was read between `monitor_resources`'s start and its end.
 
     Attributes:
         lasted_s: of the block.
@@ -94,7 +95,7 @@ class Usage:
 
 
 @contextmanager
-def watched(server: Server, *, gpu: bool, gpus: Sequence[int] = ()) -> Iterator[Usage]:
+def monitor_resources(server: Server, *, gpu: bool, gpus: Sequence[int] = ()) -> Iterator[Usage]:
     """Read what the server uses while the block runs.
 
     Args:

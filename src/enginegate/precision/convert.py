@@ -1,6 +1,7 @@
 """FP32 ONNX -> the same model at a candidate's precision, as the runtime that takes it wants it."""
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,14 +13,12 @@ from enginegate.data import DataSet
 from enginegate.engine_kinds import QuantisedForm, kind_named
 from enginegate.errors import BuildError, DataError
 from enginegate.policy import CalibrationTable
-from enginegate.precision.calibration.select import ranges_for
-from enginegate.precision.census import Census, census
-from enginegate.precision.check_source import check_convertible
+from enginegate.precision.calibration import CalibrationSample, Prepared, ranges_for
 from enginegate.precision.fp16_bf16 import to_half
+from enginegate.precision.graph_stats import GraphStats, graph_stats
 from enginegate.precision.modelopt import ModelOpt, ModelOptJob, by_modelopt, modelopt_for
-from enginegate.precision.nodes import named, regions
-from enginegate.precision.quantise import Prepared, prepare, with_pairs
-from enginegate.precision.sample import CalibrationSample
+from enginegate.precision.onnx_checks import check_convertible, named, regions
+from enginegate.precision.quantise import prepare, with_pairs
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
 _AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
@@ -35,12 +34,14 @@ class Conversion:
         onnx: serialised; the very bytes that are compiled or loaded.
         converter: tool and version that changed the precision, or ``none``; says which calibration
             method was chosen, and how many nodes were kept.
-        census: what the graph computes in now.
     """
 
     onnx: bytes
     converter: str
-    census: Census
+
+    def stats(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> GraphStats:
+        """What the graph computes in now, for one sample of these shapes."""
+        return graph_stats(onnx.load_from_string(self.onnx), shapes=shapes)
 
 
 def convert(
@@ -65,8 +66,7 @@ def convert(
     """
     precision = candidate.precision
     if precision in _AS_IT_IS:
-        graph = onnx.load(source, load_external_data=False)  # weights may be more than a file holds
-        return Conversion(source.read_bytes(), "none", census(graph))
+        return Conversion(source.read_bytes(), "none")
     tool = _modelopt(candidate, data, rules)
     converter = converter_of(candidate, data=data, rules=rules)
     if converter == "absent":
@@ -91,7 +91,7 @@ def convert(
     chosen = f": {how}" if how not in {"", rules.method} else ""
     kept = f", {len(keep)} node{'s' if len(keep) > 1 else ''} kept at fp32" if keep else ""
     content = onnx_bytes(converted, origin=str(source))
-    return Conversion(content, f"{converter}{chosen}{kept}", census(converted))
+    return Conversion(content, f"{converter}{chosen}{kept}")
 
 
 def converter_of(candidate: Candidate, *, data: DataSet | None, rules: CalibrationTable) -> str:
@@ -141,7 +141,7 @@ def _modelopt(
 
 def _skipped(candidate: Candidate, converted: ModelProto) -> bool:
     """Whether nothing is quantised: ModelOpt leaves out layers of fewer than 16 channels."""
-    return candidate.precision.needs_calibration and census(converted).quantised == 0
+    return candidate.precision.needs_calibration and graph_stats(converted).quantised == 0
 
 
 def quantised_form(candidate: Candidate) -> QuantisedForm:
@@ -171,7 +171,7 @@ class _Order:
         """The model, and how ranges were found."""
         prepared = prepare(self.source, self.scratch, quantised_form(self.candidate))
         _check_names(prepared.model, self.keep, self.candidate)
-        ranges = ranges_for(prepared, self.sample, self.rules, self.scratch)
+        ranges = ranges_for(prepared, with_pairs, self.sample, self.rules, self.scratch)
         kept = kept_with(prepared, self.keep)
         how = f"{ranges.how}, {prepared.note}" if prepared.note else ranges.how
         return with_pairs(prepared, ranges.by_tensor, keep=kept), how

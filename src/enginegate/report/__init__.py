@@ -13,8 +13,15 @@ from enginegate.report.explain import explain
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
 from enginegate.report.markdown import approval_markdown, scorecard_markdown
 from enginegate.report.serving import ServingReport, accuracies, serving_report
-from enginegate.report.serving_terminal import print_measured, print_serving, serving_text
-from enginegate.report.terminal import print_approval, print_scorecard, print_table, scorecard_text
+from enginegate.report.terminal import (
+    print_approval,
+    print_measured,
+    print_scorecard,
+    print_serving,
+    print_table,
+    scorecard_text,
+    serving_text,
+)
 
 __all__ = [
     "NO_SIZES",

@@ -5,12 +5,13 @@ are in parentheses. n/a means that a number was not measured.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
+from enginegate.measurement import Percentile
 from enginegate.messages import counted
 
 Sizes: TypeAlias = Mapping[Candidate, int]
@@ -25,7 +26,7 @@ COLUMNS = (
     "p99, ms",
     "engine",
 )
-_MISSING = "n/a"
+MISSING = "n/a"
 _REASONS_SHOWN = 4
 _REASON_LENGTH = 240
 _SLICES_SHOWN = 5
@@ -33,8 +34,7 @@ _DIGEST_SHOWN = 12
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One candidate's line of the table, as text, in the order of `COLUMNS`."""
 
     candidate: str
@@ -44,11 +44,6 @@ class Row:
     throughput: str
     p99: str
     size: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The texts in order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +82,8 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) 
         outcome=scorecard.outcome(candidate).word,
         accuracy=accuracy_text(verdict),
         worst_slice=_worst_slice(verdict),
-        throughput=benchmark.throughput_text if benchmark else _MISSING,
-        p99=_p99(benchmark),
+        throughput=benchmark.throughput_text if benchmark else MISSING,
+        p99=percentile_text(benchmark.p99_at_slo if benchmark else None),
         size=_size(sizes.get(candidate)),
     )
 
@@ -223,8 +218,8 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
         )
     if benchmark and benchmark.chosen and benchmark.p99_at_slo:
         yield (
-            f"Served with {benchmark.chosen}, it held {benchmark.throughput_text} "
-            f"requests a second at a p99 of {_p99(benchmark)} ms over "
+            f"Served with {benchmark.chosen}, it sustained {benchmark.throughput_text} "
+            f"requests a second at a p99 of {percentile_text(benchmark.p99_at_slo)} ms over "
             f"{benchmark.p99_at_slo.samples:,} requests."
         )
     replaced = f"release {scorecard.replaces}" if scorecard.replaces else "nothing"
@@ -234,7 +229,7 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
 def accuracy_text(verdict: Verdict | None) -> str:
     """What the task lost against FP32, as a change with its interval; n/a where not judged."""
     loss = _task_loss(verdict)
-    return _MISSING if loss is None else _change(loss)
+    return MISSING if loss is None else _change(loss)
 
 
 def _task_loss(verdict: Verdict | None) -> Finding | None:
@@ -276,7 +271,7 @@ def _worst_slice(verdict: Verdict | None) -> str:
         and finding.scope.startswith("evaluation")
     ]
     if not slices:
-        return _MISSING
+        return MISSING
     worst = max(slices, key=lambda finding: (finding.outcome, finding.value))
     return f"{worst.scope.partition('/')[2]} {_change(worst)}"
 
@@ -290,18 +285,18 @@ def _plain(number: float) -> str:
     return f"{number + 0.0:+.4g}"
 
 
-def _p99(benchmark: Benchmark | None) -> str:
-    if benchmark is None or benchmark.p99_at_slo is None:
-        return _MISSING
-    p99 = benchmark.p99_at_slo
-    if p99.low_ms is None or p99.high_ms is None:
-        return f"{p99.value_ms:.2f}"
-    return f"{p99.value_ms:.2f} ({p99.low_ms:.2f} to {p99.high_ms:.2f})"
+def percentile_text(percentile: Percentile | None) -> str:
+    """A percentile in milliseconds with its interval; n/a where it was not measured."""
+    if percentile is None:
+        return MISSING
+    if percentile.low_ms is None or percentile.high_ms is None:
+        return f"{percentile.value_ms:.2f}"
+    return f"{percentile.value_ms:.2f} ({percentile.low_ms:.2f} to {percentile.high_ms:.2f})"
 
 
 def _size(size_bytes: int | None) -> str:
     if size_bytes is None:
-        return _MISSING
+        return MISSING
     return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB else f"{size_bytes / _KIB:.0f} KiB"
 
 

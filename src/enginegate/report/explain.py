@@ -24,7 +24,7 @@ _HEADINGS = (
     (Outcome.PASSED, "What is in order"),
 )
 _DATA = MappingProxyType({"evaluation": "the labelled data", "shadow": "recorded traffic"})
-_NOUNS: Mapping[str, str] = MappingProxyType(
+_SUBJECTS: Mapping[str, str] = MappingProxyType(
     {
         "kl_p99": "Its class probabilities",
         "max_abs_error": "Its largest deviation in any output value",
@@ -36,7 +36,7 @@ _NOUNS: Mapping[str, str] = MappingProxyType(
         "noise_floor": "FP32's own noise",
     }
 )
-_LEADS: Mapping[str, str] = MappingProxyType(
+_QUESTIONS: Mapping[str, str] = MappingProxyType(
     {
         "build": "Whether it can be built",
         "runnable": "Whether it runs here",
@@ -65,9 +65,9 @@ def explain(scorecard: Scorecard) -> str:
         "",
         _headline(scorecard),
     ]
-    told = (*fp32_sentences(scorecard), *fp32_slices(scorecard, most=None))
-    if told:
-        lines += ["", *told]
+    baseline = (*fp32_sentences(scorecard), *fp32_slices(scorecard, most=None))
+    if baseline:
+        lines += ["", *baseline]
     for verdict in scorecard.verdicts:
         lines += ["", *_candidate(scorecard, verdict)]
     return "\n".join(lines) + "\n"
@@ -121,14 +121,14 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
     passed = [f for f in findings if "/" in f.scope and f.outcome is Outcome.PASSED]
     for finding in findings:
         if finding not in passed:
-            yield from _told(finding)
+            yield from _finding_lines(finding)
     if passed:
         nearest = max(passed, key=_closeness)
-        yield f"- Slices within their limits: {len(passed)}. Nearest to it: {_said(nearest)}"
+        yield f"- Slices within their limits: {len(passed)}. Nearest to it: {_sentence(nearest)}"
 
 
-def _told(finding: Finding) -> Iterator[str]:
-    yield f"- {_said(finding)}"
+def _finding_lines(finding: Finding) -> Iterator[str]:
+    yield f"- {_sentence(finding)}"
     if finding.outcome is Outcome.PASSED:
         return
     if finding.would_pass is not None:
@@ -137,14 +137,14 @@ def _told(finding: Finding) -> Iterator[str]:
         yield f"  What to do: {whole(finding.remedy)}"
 
 
-def _said(finding: Finding) -> str:
+def _sentence(finding: Finding) -> str:
     """The finding as a sentence; the reason as it is where there are no better words."""
     say = _SENTENCES.get(finding.gate.removeprefix("slice_"))
     if finding.value is None or finding.limit is None:
         return _plain(finding)
     if say is not None:
         return say(finding)
-    if finding.gate.endswith("_loss") or finding.gate in _NOUNS:
+    if finding.gate.endswith("_loss") or finding.gate in _SUBJECTS:
         return _measured(finding)
     return _plain(finding)
 
@@ -185,7 +185,7 @@ def _measured(finding: Finding) -> str:
     default = f"Its loss in {finding.gate.removeprefix('slice_').removesuffix('_loss')}"
     bound = "at most" if finding.relation == "<=" else "at least"
     return (
-        f"{_NOUNS.get(finding.gate, default)} is {_number(finding, finding.value or 0.0)} on "
+        f"{_SUBJECTS.get(finding.gate, default)} is {_number(finding, finding.value or 0.0)} on "
         f"{_where(finding)}; {bound} {_number(finding, finding.limit or 0.0)} is allowed."
     )
 
@@ -235,12 +235,12 @@ def _per(fraction: float) -> str:
 
 
 def _plain(finding: Finding) -> str:
-    lead = _LEADS.get(finding.gate)
-    if lead is None:
+    question = _QUESTIONS.get(finding.gate)
+    if question is None:
         return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {whole(finding.reason)}"
     data, _, _ = finding.scope.partition(":")
     where = f" ({_DATA[data]})" if data in _DATA else ""
-    return f"{lead}{where}: {whole(finding.reason)}"
+    return f"{question}{where}: {whole(finding.reason)}"
 
 
 def _serving(benchmark: Benchmark) -> Iterator[str]:

@@ -22,7 +22,8 @@ from enginegate.charts import (
 )
 from enginegate.measurement import Measurement
 from enginegate.measuring.p99 import QUANTILES
-from enginegate.report.serving import ServingReport, percentile_text, serving_sentences
+from enginegate.report.content import percentile_text
+from enginegate.report.serving import ServingReport, serving_sentences
 
 if TYPE_CHECKING:
     from jinja2 import Template

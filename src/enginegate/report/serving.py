@@ -5,18 +5,16 @@ its best is taken. n/a means that a number was not measured.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
-from enginegate.measurement import Measurement, Percentile
-from enginegate.measuring.advice import buckets, explain_p99
-from enginegate.measuring.p99 import P99
+from enginegate.measurement import P99, Measurement, Percentile
+from enginegate.measuring.bottleneck import explain_p99, latency_breakdown
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.records import Record
-from enginegate.report.content import accuracy_text, one_line
+from enginegate.report.content import MISSING, accuracy_text, one_line, percentile_text
 from enginegate.serving import ServingConfig
 
 SERVING_COLUMNS = (
@@ -29,7 +27,6 @@ SERVING_COLUMNS = (
     "largest part",
 )
 _TAIL = 0.999
-_MISSING = "n/a"
 
 
 class ServingReport(Record):
@@ -50,8 +47,7 @@ class ServingReport(Record):
         return next((b for b in self.candidates if b.candidate == self.winner), None)
 
 
-@dataclass(frozen=True, slots=True)
-class ServingRow:
+class ServingRow(NamedTuple):
     """One configuration's line, as text, in the order of `SERVING_COLUMNS`."""
 
     configuration: str
@@ -61,11 +57,6 @@ class ServingRow:
     requests: str
     batch: str
     largest: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The texts in order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 def serving_report(card: Scorecard, slo: Slo) -> ServingReport:
@@ -84,7 +75,7 @@ def serving_report(card: Scorecard, slo: Slo) -> ServingReport:
 def accuracies(card: Scorecard) -> dict[Candidate, str]:
     """Each candidate's change of accuracy against FP32, in words, where it was judged."""
     found = ((verdict.candidate, accuracy_text(verdict)) for verdict in card.verdicts)
-    return {candidate: f"accuracy {text}" for candidate, text in found if text != _MISSING}
+    return {candidate: f"accuracy {text}" for candidate, text in found if text != MISSING}
 
 
 def serving_rows(benchmark: Benchmark, slo_p99_ms: float) -> tuple[ServingRow, ...]:
@@ -105,7 +96,7 @@ def by_configuration(benchmark: Benchmark) -> dict[ServingConfig, list[Measureme
 
 def best_of(measured: Sequence[Measurement], slo_p99_ms: float) -> Measurement | None:
     """The highest rate at which p99 was within the limit; else the lowest p99; of valid ones."""
-    valid = [(m, p) for m in measured if not m.invalid and (p := m.percentile(P99))]
+    valid = [(m, p) for m in measured if not m.invalid and (p := m.p99)]
     held = [m for m, p in valid if p.value_ms <= slo_p99_ms]
     if held:
         return max(held, key=lambda m: (m.rate_per_s, m.completed))
@@ -114,18 +105,20 @@ def best_of(measured: Sequence[Measurement], slo_p99_ms: float) -> Measurement |
 
 def serving_sentences(benchmark: Benchmark, slo: Slo) -> tuple[str, ...]:
     """One candidate in words: validity, result, what eats the time, who measured, what it costs."""
-    void = [m for m in benchmark.measurements if m.invalid]
+    invalid = [m for m in benchmark.measurements if m.invalid]
     count = len(benchmark.measurements)
-    said = [f"{count - len(void)} of {count} measurements are valid, on {benchmark.server}."]
-    if void:
-        said.append(f"The last that is void: {one_line(void[-1].invalid[0])}.")
-    said += _result(benchmark)
+    sentences = [
+        f"{count - len(invalid)} of {count} measurements are valid, on {benchmark.server}."
+    ]
+    if invalid:
+        sentences.append(f"The last invalid one: {one_line(invalid[-1].invalid[0])}.")
+    sentences += _result(benchmark)
     nearest = benchmark.at_slo or best_of(benchmark.measurements, slo.p99_ms)
     if nearest is not None:
-        said += [explain_p99(nearest, slo), generator_sentence(nearest)]
-    said += [_keeping_up(benchmark), *_standing(benchmark)]
-    said += pattern_sentences(benchmark.patterns)
-    return tuple(sentence for sentence in said if sentence)
+        sentences += [explain_p99(nearest, slo), generator_sentence(nearest)]
+    sentences += [_keeping_up(benchmark), *_standing(benchmark)]
+    sentences += pattern_sentences(benchmark.patterns)
+    return tuple(sentence for sentence in sentences if sentence)
 
 
 def generator_sentence(measured: Measurement) -> str:
@@ -174,15 +167,6 @@ def roofline_sentence(roofline: Roofline) -> str:
     return f"{said}."
 
 
-def percentile_text(p: Percentile | None) -> str:
-    """A percentile with its interval, for people."""
-    if p is None:
-        return _MISSING
-    if p.low_ms is None or p.high_ms is None:
-        return f"{p.value_ms:.2f}"
-    return f"{p.value_ms:.2f} ({p.low_ms:.2f} to {p.high_ms:.2f})"
-
-
 def _result(benchmark: Benchmark) -> Iterator[str]:
     if benchmark.chosen is None:
         blocking = [f for f in benchmark.findings if not f.advisory and f.outcome]
@@ -199,17 +183,17 @@ def _result(benchmark: Benchmark) -> Iterator[str]:
         f"requests/s with a p99 of {percentile_text(p99)} ms{over}"
     )
     if benchmark.rejected_rate_per_s is not None:
-        said += f"; {per_second(benchmark.rejected_rate_per_s)} was not seen to hold"
+        said += f"; {per_second(benchmark.rejected_rate_per_s)} was not seen to meet the SLO"
     yield f"{said}."
     if benchmark.cut_short:
-        yield f"It may hold more: {one_line(benchmark.cut_short)}."
+        yield f"It may sustain more: {one_line(benchmark.cut_short)}."
     for finding in benchmark.findings:
         if finding.gate == "speedup" or finding.outcome:
             yield f"{finding.gate}: {finding.outcome.word}: {one_line(finding.reason)}."
 
 
 def _keeping_up(benchmark: Benchmark) -> str:
-    """That the sender was not shown to make the rate that was confirmed; it voids nothing."""
+    """That the sender was not shown to keep up with the confirmed rate; decides nothing."""
     shown, rate = benchmark.generator_per_s, benchmark.throughput_at_slo_per_s
     if shown is None or rate <= shown:
         return ""
@@ -240,7 +224,7 @@ def _standing(benchmark: Benchmark) -> Iterator[str]:
 
 
 def _mean(values_ms: Sequence[float]) -> str:
-    return f"{sum(values_ms) / len(values_ms):.3g}" if values_ms else _MISSING
+    return f"{sum(values_ms) / len(values_ms):.3g}" if values_ms else MISSING
 
 
 def _moved(pattern: Pattern, recorded: Pattern | None, quantile: float) -> str:
@@ -262,7 +246,7 @@ def _find(pattern: Pattern | None, quantile: float) -> Percentile | None:
 def _rank(
     benchmark: Benchmark, config: ServingConfig, best: Measurement | None, slo_p99_ms: float
 ) -> tuple[bool, bool, float, float]:
-    p99 = best.percentile(P99) if best else None
+    p99 = best.p99 if best else None
     if best is None or p99 is None:
         return config != benchmark.chosen, True, 0.0, 0.0
     held = p99.value_ms <= slo_p99_ms
@@ -277,7 +261,7 @@ def _row(
     slo_p99_ms: float,
 ) -> ServingRow:
     valid = sum(not m.invalid for m in measured)
-    p99 = best.percentile(P99) if best else None
+    p99 = best.p99 if best else None
     held = best is not None and p99 is not None and p99.value_ms <= slo_p99_ms
     return ServingRow(
         configuration=f"{config} (chosen)" if config == benchmark.chosen else str(config),
@@ -286,11 +270,11 @@ def _row(
         p99=percentile_text(p99)
         + ("" if held or best is None else f" at {per_second(best.rate_per_s)}"),
         requests=f"{best.completed + best.failed:,}" if best else "0",
-        batch=f"{best.stages.mean_batch_size:.1f}" if best and best.stages else _MISSING,
+        batch=f"{best.stages.mean_batch_size:.1f}" if best and best.stages else MISSING,
         largest=_largest(best),
     )
 
 
 def _largest(best: Measurement | None) -> str:
-    found = buckets(best.stages) if best and best.stages else ()
-    return f"{found[0].name} {found[0].share:.0%}" if found else _MISSING
+    found = latency_breakdown(best.stages) if best and best.stages else ()
+    return f"{found[0].name} {found[0].share:.0%}" if found else MISSING

@@ -86,7 +86,7 @@ class LiveRepository:
         pinned: older releases that something still points to; None: that could not be found out,
             so nothing is deleted.
         signing: how releases are signed and checked; None: they are not.
-        way: by which way changes come here, for the audit log.
+        channel: how changes come here, for the audit log.
     """
 
     root: Path
@@ -94,7 +94,7 @@ class LiveRepository:
     load_timeout_s: float = 120.0
     keep: int = 5
     signing: ReleaseSigning | None = None
-    way: str = "Python"
+    channel: str = "Python"
     pinned: frozenset[int] | None = frozenset()
 
     @property
@@ -121,7 +121,7 @@ class LiveRepository:
 
     def through(self, channel: str) -> "LiveRepository":
         """The repository whose changes the audit log says came through another channel."""
-        return replace(self, way=channel)
+        return replace(self, channel=channel)
 
     def publish(
         self,
@@ -200,8 +200,8 @@ class LiveRepository:
         """There is none to cancel; what a killed process left is finished or undone."""
         self.recover()
 
-    def withdraw(self, model: str, version: int) -> str:
-        """Take back a release whose promotion failed after it was published.
+    def roll_back_promotion(self, model: str, version: int) -> str:
+        """Leave a release whose promotion failed after it was published.
 
         Returns:
             What is live now, in words.
@@ -214,9 +214,9 @@ class LiveRepository:
             why = "its promotion failed"
             back = self.rollback(model, previous, reason=why, expected=version)
             return f"Release {back.version} is live, as before."
-        return self.take_away(model, version)
+        return self.withdraw_version(model, version)
 
-    def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
+    def withdraw_version(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
         """Leave nothing live: the way back from a release before which nothing was.
 
         Returns:
@@ -232,7 +232,7 @@ class LiveRepository:
             entry = change.begin("withdraw", version, who=by.who, why=by.why, scorecard=scorecard)
             return change.recovery.end(change.layout, entry, reason=by.why)
 
-    def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
+    def withdraw(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
         """Unload the live release that nothing was before, and leave nothing live.
 
         Killed before the journal has it, it is live; after that, the next start ends it. Its bytes
@@ -255,7 +255,7 @@ class LiveRepository:
         release, live = live_release(layout), self.deployment(layout)
         if not checked:
             check_withdrawable(layout, release)
-        words = self.take_away(model, release.version, by=by)
+        words = self.withdraw_version(model, release.version, by=by)
         if any(entry.model == model for entry in Journal(self.root).unfinished()):
             raise RepositoryError(
                 f"The withdrawal of {model} release {release.version} is not finished: {words}"
@@ -285,7 +285,8 @@ class LiveRepository:
             change.live_record.check_commit_point(before)
             check_still_live(layout, before, version)
             given = layout.renewed(version)
-            if given is not None and (given == renewed or (new and _is_same(given, renewed))):
+            again = given is not None and given.scorecard_sha256 == renewed.scorecard_sha256
+            if given is not None and (given == renewed or (new and again)):
                 return given
             check_same(self.root, layout.release(version), renewed.release_sha256)
             change.begin("promise", version, promise=digest, scorecard=renewed.scorecard_sha256)
@@ -319,7 +320,7 @@ class LiveRepository:
                 layout = Layout(self.root, name)
                 current = layout.current()
                 try:
-                    self._record(layout, recovery).check_commit_point(current)
+                    recovery.live_record(layout).check_commit_point(current)
                 except TamperedError as error:
                     changed.append(error)
                     continue
@@ -330,7 +331,7 @@ class LiveRepository:
                     said.append(f"{path} was put back: {live_words(current)}.")
                     recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
                 if self.client is not None and not self.serves(name):
-                    self._bring_up(self._record(layout, recovery))
+                    self._bring_up(recovery.live_record(layout))
                     said.append(f"Release {current.version} of {name} was loaded and proved.")
                     recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
             for refusal in changed:  # one model's never keeps another from being repaired
@@ -383,15 +384,11 @@ class LiveRepository:
         self.deployment(record.layout).restore(current)
         return release
 
-    @staticmethod
-    def _record(layout: Layout, recovery: OperationRecovery) -> LiveRecord:
-        return LiveRecord.of(layout, recovery.journal, recovery.audit)
-
     @contextmanager
     def _opened(self) -> Iterator[OperationRecovery]:
         """Journal and audit log, read and checked once for all that is done under the lock."""
         with locked(self.root):
-            journal, audit = Journal(self.root), AuditLog(self.root, self.way)
+            journal, audit = Journal(self.root), AuditLog(self.root, self.channel)
             audit.read()
             try:
                 yield OperationRecovery(self.client, self.load_timeout_s, audit, journal)
@@ -421,7 +418,7 @@ class Change:
     @property
     def live_record(self) -> LiveRecord:
         """What journal and audit log say of the model by now."""
-        return LiveRecord.of(self.layout, self.recovery.journal, self.recovery.audit)
+        return self.recovery.live_record(self.layout)
 
     @property
     def entry(self) -> Entry:
@@ -477,8 +474,8 @@ class Change:
 
     def begin(self, kind: Kind, version: int, **noted: str) -> Entry:
         """2. The intent: from here on the next start ends what is cut short."""
-        journal, way = self.recovery.journal, self.repository.way
-        self._entry = journal.open(kind, self.layout.model, version, way=way, **noted)
+        journal, channel = self.recovery.journal, self.repository.channel
+        self._entry = journal.open(kind, self.layout.model, version, channel=channel, **noted)
         return self._entry
 
     def stage(
@@ -573,8 +570,3 @@ def _check_import(layout: Layout, release: Release) -> None:
         raise RepositoryError(
             f"{layout.version_folder(release.version)} is here already; roll back to it instead."
         )
-
-
-def _is_same(given: RenewedPromise, renewed: RenewedPromise) -> bool:
-    """Whether a release was given the promise of that very scorecard before."""
-    return given.scorecard_sha256 == renewed.scorecard_sha256

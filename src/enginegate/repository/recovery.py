@@ -59,15 +59,11 @@ class RemovePointer:
 
 @dataclass(frozen=True, slots=True)
 class ServePointer:
-    """Bring folder and server to what the pointer says, and prove it; until then stop here.
-
-    Attributes:
-        pointer: None: nothing of the model is to serve.
-        told: a server may serve something else, so without one this cannot be proved.
-    """
+    """Bring folder and server to what the pointer says, and prove it; until then stop here."""
 
     pointer: Current | None
     told: bool
+    """A server may serve something else, so without one this cannot be proved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,24 +75,18 @@ class ReleaseOldParts:
 
 @dataclass(frozen=True, slots=True)
 class RemoveRelease:
-    """Remove the bytes of a release that did not go live, and what staging left of it.
-
-    Attributes:
-        keep_history: it was live before, and its bytes were to come back: its records stay.
-    """
+    """Remove the bytes of a release that did not go live, and what staging left of it."""
 
     keep_history: bool
+    """It was live before, and its bytes were to come back: its records stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveModel:
-    """Remove the model's folder, where this release was its only one.
-
-    Attributes:
-        with_history: also where other releases were before it.
-    """
+    """Remove the model's folder, where this release was its only one."""
 
     with_history: bool
+    """Also where other releases were before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +98,12 @@ class RemovePromise:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End the operation in the audit log, then in the journal.
-
-    Attributes:
-        words: what is live now, for people.
-    """
+    """End the operation in the audit log, then in the journal."""
 
     done: bool
     why: str
     words: str
+    """What is live now, for people."""
 
 
 Action: TypeAlias = (
@@ -252,6 +239,10 @@ class OperationRecovery:
     audit: AuditLog
     journal: Journal
 
+    def live_record(self, layout: Layout) -> LiveRecord:
+        """What journal and audit log say of one model by now."""
+        return LiveRecord.of(layout, self.journal, self.audit)
+
     def recover(self) -> tuple[str, ...]:
         """Finish or undo whatever was cut short; one sentence for each operation.
 
@@ -262,8 +253,7 @@ class OperationRecovery:
         said = []
         for entry in self.journal.unfinished():
             layout = Layout(self.audit.root, entry.model)
-            record = LiveRecord.of(layout, self.journal, self.audit)
-            record.check_commit_point(layout.current())
+            self.live_record(layout).check_commit_point(layout.current())
             words = self.end(layout, entry)
             said.append(
                 f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
@@ -331,7 +321,7 @@ class OperationRecovery:
             if pointer is not None:
                 live.restore(pointer)
             else:
-                live.take_away()
+                live.unload()
         except (ServerError, RepositoryError) as error:
             return f"that it serves could not be proved: {error}"
         return ""

@@ -94,7 +94,8 @@ def verify_folder(repository: LiveRepository) -> tuple[VerifyCheck, ...]:
     found: tuple[VerifyCheck, ...] = ()
     before, unlocked = _state(repository)
     for _ in range(_LOOKS):
-        found = (*_said_of_lock(unlocked), *_checks(repository))
+        lock = (VerifyCheck(subject="lock", note=unlocked),) if unlocked else ()
+        found = (*lock, *_checks(repository))
         after, unlocked = _state(repository)
         if after == before:
             return found
@@ -140,11 +141,6 @@ def _waited_for(lock: Path) -> str:
     return f"{read_only}; nobody changed it meanwhile."
 
 
-def _said_of_lock(unlocked: str) -> Iterator[VerifyCheck]:
-    if unlocked:
-        yield VerifyCheck(subject="lock", note=unlocked)
-
-
 def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
     journal, audit = Journal(repository.root), AuditLog(repository.root)
     yield checked("journal", partial(_check_journal, journal))
@@ -164,7 +160,7 @@ def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
             check = partial(_check_release, version, record)
             yield checked(f"{name} release {version}", check)
             if repository.signing is not None:
-                signed = partial(_check_signature, repository.signing, layout, version)
+                signed = partial(_check_signature, repository.signing, record, version)
                 yield checked(f"{name} release {version} signature", signed)
             if layout.release_file(version).is_file():
                 promised = partial(_check_promise, repository.signing, layout, version, entries)
@@ -237,8 +233,8 @@ def _check_release(version: int, record: LiveRecord) -> None:
     ReleaseFiles(layout, release).check()
 
 
-def _check_signature(signing: ReleaseSigning, layout: Layout, version: int) -> str:
-    return signing.check(ReleaseFiles(layout, layout.release(version)).signed())
+def _check_signature(signing: ReleaseSigning, record: LiveRecord, version: int) -> str:
+    return signing.check(ReleaseFiles(record.layout, record.layout.release(version)).signed())
 
 
 def _check_promise(

@@ -14,7 +14,6 @@ from enginegate.errors import NotLoadedError
 from enginegate.evidence import Outcome, Rival
 from enginegate.measurement import LatencySample, Percentile
 from enginegate.measuring.p99 import (
-    P99,
     SequentialTest,
     SloDecision,
     clustering,
@@ -352,5 +351,5 @@ def _with_outcome(decision: SloDecision, outcome: Outcome) -> SloDecision:
 
 def _p99s_ms(runs: Sequence[LatencySample]) -> tuple[float, ...]:
     """Of each run; one that falls on a failure is as long as the run lasted."""
-    p99s = ((run.measurement.percentile(P99), run.measurement.load.duration_s) for run in runs)
+    p99s = ((run.measurement.p99, run.measurement.load.duration_s) for run in runs)
     return tuple(p99.value_ms if p99 else duration_s * 1e3 for p99, duration_s in p99s)

@@ -10,8 +10,8 @@ from typing import Literal
 
 from enginegate.evidence import Finding, Outcome, Rival
 from enginegate.measurement import TIMERS_MS, LatencySample, Percentile
-from enginegate.measuring.advice import largest_stage
-from enginegate.measuring.p99 import P99, SloDecision, decide, decide_on_server
+from enginegate.measuring.bottleneck import largest_stage
+from enginegate.measuring.p99 import SloDecision, decide_fixed, decide_on_server
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.search.confirmation import Confirmation, ConfirmedPoint, Overload
@@ -99,10 +99,10 @@ def _nothing_sustained(evidence: _Evidence) -> Finding:
         return _nothing_measured(evidence)
     nearest = min(valid, key=lambda sample: sample.over(slo.p99_ms) / len(sample.latencies_ms))
     measurement = nearest.measurement
-    decision = decide(
+    decision = decide_fixed(
         len(nearest.latencies_ms), nearest.over(slo.p99_ms), confidence=slo.confidence
     )
-    p99 = measurement.percentile(P99)
+    p99 = measurement.p99
     outcome, remedy, doubt = _ruling(evidence, decision, nearest, ruled_out=_is_ruled_out(evidence))
     return _p99_finding(
         p99,

@@ -1,4 +1,4 @@
-"""What a candidate's evidence becomes in MLflow: parameters, metrics, tags and a note.
+"""Parameters, metrics, tags and notes in MLflow, of candidates and of checks of what is live.
 
 MLflow's charts print two decimals and make one section of all names with the same beginning, so a
 name is ``section/what_unit`` and each unit is chosen to survive two decimals. A changed name breaks
@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from enginegate.candidate import Candidate, Engine
+from enginegate.decision import Promise
 from enginegate.evidence import Benchmark, Finding, Scorecard, Verdict
 from enginegate.measurement import Measurement
+from enginegate.watch.log import WatchCheck
 
 _DECIMALS = 6
 _TAIL = 0.999
 _KIB = 1024
+_PERCENT = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,7 @@ def _benchmark_metrics(benchmark: Benchmark) -> dict[str, float]:
         for end in ("low_ms", "high_ms"):
             if (bound := getattr(benchmark.p99_at_slo, end)) is not None:
                 metrics[f"perf/p99_{end}"] = bound
-    measured = chosen_measurement(benchmark)
+    measured = benchmark.at_slo
     if measured and (median := measured.percentile(0.5)):
         metrics["perf/p50_ms"] = median.value_ms
     if measured and measured.stages:
@@ -122,11 +125,6 @@ def _serving_metrics(
             yield f"perf/p999_{_legal(pattern.name)}_ms", found.value_ms
 
 
-def chosen_measurement(benchmark: Benchmark) -> Measurement | None:
-    """What a promise is read from; see `Benchmark.at_slo`."""
-    return benchmark.at_slo
-
-
 def winner_metrics(scorecard: Scorecard, engine: Engine | None) -> dict[str, float]:
     """The parent run's metrics: the winner's, so that qualifications compare over time."""
     outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
@@ -139,6 +137,40 @@ def winner_metrics(scorecard: Scorecard, engine: Engine | None) -> dict[str, flo
     # Without a winner FP32's own score often says why.
     own = (metric for score in scorecard.fp32_scores for metric in _finding_metrics(score))
     return counts | {name: round(value, _DECIMALS) for name, value in own}
+
+
+def live_metrics(check: WatchCheck, promise: Promise) -> dict[str, float]:
+    """A check's numbers by their name in MLflow; what was promised is logged at every step too."""
+    reading = check.reading
+    found: dict[str, float | None] = {
+        "gate/outcome_0_is_passed": float(check.outcome),
+        "live/slo_p99_ms": promise.slo_p99_ms,
+        "live/promised_per_s": promise.throughput_per_s,
+        "live/promised_server_ms": promise.server_ms,
+        "live/promised_p50_ms": promise.p50_ms,
+    }
+    if reading is not None:
+        ended = max(reading.answered + reading.failed, 1)
+        memory = reading.gpu_memory_share
+        found |= {
+            "live/arrived_per_s": reading.arrived_per_s,
+            "live/answered_per_s": reading.answered / reading.lasted_s,
+            "live/failed_pct": _PERCENT * reading.failed / ended,
+            "live/server_ms": reading.server_ms,
+            "live/queue_ms": reading.queue_ms,
+            "live/pending_requests": reading.pending,
+            "live/gpu_memory_pct": None if memory is None else _PERCENT * memory,
+            "live/probe_median_ms": reading.probe.median_ms,
+            "live/probe_slowest_ms": reading.probe.slowest_ms,
+        }
+    for finding in check.findings:
+        if finding.gate in {"agreement", "slice_agreement"} and finding.value is not None:
+            found[f"live/{finding.gate}_pct"] = _PERCENT * finding.value
+        elif finding.gate == "input_drift":
+            found["live/input_drift_psi"] = finding.value
+    return {
+        name: round(float(value), _DECIMALS) for name, value in found.items() if value is not None
+    }
 
 
 def shared_tags(scorecard: Scorecard) -> dict[str, str]:

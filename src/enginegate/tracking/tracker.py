@@ -1,4 +1,4 @@
-"""The tracker: evidence in, registry versions and aliases out."""
+"""MLflow as this program uses it: evidence in, registry versions and aliases out."""
 
 import re
 from collections.abc import Mapping
@@ -31,6 +31,8 @@ _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 class Tracker:
     """MLflow at a tracking URI. Making one does nothing; the first call connects.
 
+    Every method raises `TrackingError` where MLflow cannot be reached, or refuses.
+
     Attributes:
         tracking_uri: a database such as ``sqlite:////data/mlflow.db``, or a server's ``http://``.
         artifact_root: folder of the artifacts; a tracking server ignores it and uses its own.
@@ -54,7 +56,6 @@ class Tracker:
 
         Raises:
             ModelError: there is no such model, version or alias; the message lists what there is.
-            TrackingError: MLflow cannot be reached.
         """
         match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@([A-Za-z0-9_-]+))", uri)
         if match is None:
@@ -108,29 +109,22 @@ class Tracker:
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return logger.record()
 
-    def log_look(
-        self, look: WatchCheck, release: Release, state: ShownState, promise: Promise
+    def log_check(
+        self, check: WatchCheck, release: Release, state: ShownState, promise: Promise
     ) -> str:
-        """File one look at a live release in the release's watch run; that run's id.
+        """Log one check of a live release in the release's watch run; that run's id.
 
         Args:
-            look: its numbers, one step.
-            release: what was looked at.
+            check: its numbers, one step.
+            release: what was checked.
             state: what the run shows as the release's state.
             promise: that the release is held to now.
-
-        Raises:
-            TrackingError: MLflow cannot be reached, or refuses.
         """
-        with self.connection.explained(f"file look {look.number} at release {release.version}"):
-            return log_check(self.connection, look, release, state, promise)
+        with self.connection.explained(f"log check {check.number} of release {release.version}"):
+            return log_check(self.connection, check, release, state, promise)
 
     def watch_run(self, model: str, release_sha256: str) -> str | None:
-        """The run of a release's checks; None: none was ever filed.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
+        """The run of a release's checks; None: none was ever filed."""
         with self.connection.explained(f"look up the checks of {model!r}"):
             return watch_run(self.connection, model, release_sha256)
 
@@ -174,11 +168,7 @@ class Tracker:
         return str(self.client.get_logged_model(model_id).artifact_location)
 
     def version_tags(self, model_name: str, version: int) -> dict[str, str] | None:
-        """A registered version's tags; None when there is no such version.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
+        """A registered version's tags; None when there is no such version."""
         with self.connection.explained(f"look up version {version} of {model_name!r}"):
             found = self.connection.found(
                 lambda client: client.get_model_version(model_name, str(version))
@@ -194,9 +184,6 @@ class Tracker:
             model_name: in the registry; a model that does not exist has no versions.
             alias: for example ``candidate``.
             tag: ``NAME``, whatever its value, or ``NAME=VALUE``.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
         """
         found = {self.alias(model_name, alias)} - {None} if alias is not None else set()
         if tag is not None:
@@ -211,21 +198,13 @@ class Tracker:
         return tuple(sorted(number for number in found if number is not None))
 
     def alias(self, model_name: str, alias: str) -> int | None:
-        """The version an alias stands for; None when the model or the alias does not exist.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
+        """The version an alias stands for; None when the model or the alias does not exist."""
         model = self._model(model_name)
         version = model.aliases.get(alias) if model else None
         return None if version is None else int(version)
 
     def aliased(self, model_name: str) -> frozenset[int]:
-        """Versions that any alias stands for now; none of a model that does not exist.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
+        """Versions that any alias stands for now; none of a model that does not exist."""
         model = self._model(model_name)
         return (
             frozenset(int(version) for version in model.aliases.values()) if model else frozenset()
@@ -243,11 +222,7 @@ class Tracker:
             self.client.set_registered_model_alias(model_name, alias, str(version))
 
     def remove_alias(self, model_name: str, alias: str, version: int) -> None:
-        """Let an alias stand for nothing, if it stands for this version now.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
+        """Let an alias stand for nothing, if it stands for this version now."""
         if self.alias(model_name, alias) == version:
             with self.connection.explained(
                 f"take {alias!r} from version {version} of {model_name}"
@@ -265,20 +240,12 @@ class Tracker:
                 self.client.set_model_version_tag(model_name, str(version), name, value)
 
     def has_run(self, run_id: str) -> bool:
-        """Whether there is such a run.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
+        """Whether there is such a run."""
         with self.connection.explained(f"look up the run {run_id}"):
             return self.connection.found(lambda client: client.get_run(run_id)) is not None
 
     def filed_digest(self, run_id: str) -> str | None:
-        """Digest of the scorecard that a qualification's run filed; None: there is no such run.
-
-        Raises:
-            TrackingError: MLflow cannot be reached.
-        """
+        """Digest of the scorecard that a qualification's run filed; None: there is no such run."""
         self.check_answers()
         with self.connection.explained(f"look up the run {run_id}"):
             run = self.connection.found(lambda client: client.get_run(run_id))

@@ -70,7 +70,7 @@ def test_gru_that_torch_exports_is_one_recurrent_layer():
     """torch.onnx writes the operator GRU, which is counted."""
     import torch
 
-    from enginegate.precision.census import Census, census
+    from enginegate.precision import graph_stats
 
     class Network(torch.nn.Module):
         def __init__(self):
@@ -86,4 +86,5 @@ def test_gru_that_torch_exports_is_one_recurrent_layer():
     exported = torch.onnx.export(program, dynamo=True, opset_version=20, verbose=False)
     model = onnx.load_from_string(exported.model_proto.SerializeToString())
 
-    assert census(model) == Census({"fp32": 2}, 0, {"fp32": 1})
+    stats = graph_stats(model)
+    assert (stats.layers, stats.recurrent) == ({"fp32": 2}, {"fp32": 1})

@@ -12,7 +12,7 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 from enginegate.candidate import Candidate, FileDigest
 from enginegate.engines.precision_check import check_precision_proof
 from enginegate.evidence import Outcome
-from enginegate.precision.census import census
+from enginegate.precision import graph_stats
 from validation.gate import worst_slice
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
@@ -198,7 +198,7 @@ def test_another_precision_than_claimed(lab):
     """An "int8" engine that computes in FP32 answers perfectly, and fails for what it is not."""
     fp32 = lab.engine(lab.graph)
     claimed = Candidate.parse("onnxruntime-int8")
-    proof = check_precision_proof(claimed, census(lab.graph), device="CPUExecutionProvider")
+    proof = check_precision_proof(claimed, graph_stats(lab.graph), device="CPUExecutionProvider")
     liar = replace(fp32, value=fp32.value.model_copy(update={"candidate": claimed, "proof": proof}))
 
     verdict = lab.judge(liar)

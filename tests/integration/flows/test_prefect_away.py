@@ -15,9 +15,9 @@ from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.workspace import Workspace
-from flows.answer import answer_suspended
+from flows.answer import resume_suspended
 from tasks.expired_approvals import note_expired_approvals
-from tasks.prefect_server import check_answers
+from tasks.prefect_server import check_prefect_answers
 from tasks.release_events import announce_releases
 from tests.fakes.evidence import decision, scorecard
 from tests.fakes.family import _POLICY as POLICY
@@ -116,7 +116,7 @@ def test_a_flow_does_not_start_on_a_server_that_does_not_answer(odd_server, capl
         assert "http://***@127.0.0.1:" in str(refused.value)
         assert "secret" not in f"{refused.value}{refused.value.__cause__!r}"
     else:
-        check_answers()
+        check_prefect_answers()
 
     assert time.monotonic() - begun_s < _QUICK_S
     if odd_server == "hangs":
@@ -130,8 +130,8 @@ def test_an_approval_does_not_wait_for_a_server_that_does_not_answer(odd_server,
     del odd_server  # it only has to be there
     begun_s = time.monotonic()
 
-    assert of_checkout("flows.answer").answer_suspended is answer_suspended
-    assert answer_suspended(decision(scorecard())) == ()
+    assert of_checkout("flows.answer").resume_suspended is resume_suspended
+    assert resume_suspended(decision(scorecard())) == ()
 
     assert time.monotonic() - begun_s < _QUICK_S
     assert "resume it in Prefect's UI" in caplog.text

@@ -13,7 +13,7 @@ from enginegate.policy.gates import Evaluation
 from enginegate.workspace import Workspace
 from tasks.validate import EvaluationSamples, _workers, observe, validate
 from tests.fakes.lab import POLICY, make_lab
-from validation.outputs import output_specs
+from validation.outputs import outputs_to_compare
 
 pytestmark = pytest.mark.xdist_group("flows")
 
@@ -40,7 +40,7 @@ def test_chunks_in_parallel_workers(lab, tmp_path, monkeypatch):
 
     @flow(persist_result=False, validate_parameters=False)
     def judged():
-        asked = output_specs(rules.task, rules.outputs, rules.metrics, rules.slices)
+        asked = outputs_to_compare(rules.task, rules.outputs, rules.metrics, rules.slices)
         data, workspace = EvaluationSamples(rules.data.evaluation), Workspace.of(rules)
         reference = observe(lab.reference, data, asked, rules.evaluation, workspace)
         engine = lab.engine(lab.graph, "onnxruntime-int8")

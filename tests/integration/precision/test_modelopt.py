@@ -74,7 +74,7 @@ def test_a_real_conversion(plain, candidate, name):
     assert plain.read_bytes() == before, "ModelOpt writes into its source"
     assert found.converter.startswith("modelopt 0.")
     assert found.converter.endswith("1 node kept at fp32")
-    assert found.census.weighted[word] >= 6
+    assert found.stats().layers[word] >= 6
     assert convert(plain, candidate(name), **order).onnx == found.onnx
 
 
@@ -91,7 +91,7 @@ def test_layers_it_leaves_out(candidate, tmp_path):
         rules=CalibrationTable(method="max"),
     )
 
-    assert found.census.quantised == 9
+    assert found.stats().quantised == 9
     assert "it quantised no layer, so by onnxruntime, max" in found.converter
 
 

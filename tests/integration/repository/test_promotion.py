@@ -248,7 +248,7 @@ def test_a_withdrawn_first_release_leaves_nothing(repository, package):
     """Its promotion failed after it was published, and there is nothing to go back to."""
     repository.publish(package(1.0), expected=None)
 
-    assert repository.withdraw("digits", 1) == "Nothing is live, as before."
+    assert repository.roll_back_promotion("digits", 1) == "Nothing is live, as before."
 
     assert not (repository.root / "digits").exists()
     assert not repository.client.model_ready("digits")

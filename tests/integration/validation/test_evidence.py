@@ -16,7 +16,7 @@ import pytest
 from enginegate.evidence import Outcome, worst
 from tests.fakes.judged import find, results_of
 from validation.checks import checks_for
-from validation.expectations import findings_from, judge, run_suite
+from validation.expectations import findings_from, judge_comparison, run_suite
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
 
@@ -35,7 +35,7 @@ class TestMissingEvidence:
             reference=case.reference[:0],
         )
 
-        judged = judge(empty.compare(empty.reference), gates)
+        judged = judge_comparison(empty.compare(empty.reference), gates)
 
         assert {finding.outcome for finding in judged.findings} == {INCONCLUSIVE}
         assert results_of(judged)["nonfinite", "evaluation"]["success"] is True
@@ -44,7 +44,7 @@ class TestMissingEvidence:
         """Evaluation data without labels is inconclusive, and says what to add."""
         unlabelled = replace(case, data=replace(case.data, labels=None))
 
-        judged = judge(unlabelled.compare(clean), gates)
+        judged = judge_comparison(unlabelled.compare(clean), gates)
 
         finding = find(judged.findings, "accuracy_loss")
         assert finding.outcome is INCONCLUSIVE
@@ -55,7 +55,7 @@ class TestMissingEvidence:
         """A shadow sample is judged by agreement, overall and for each slice."""
         shadow = replace(case, data=replace(case.data, labels=None))
 
-        judged = judge(shadow.compare(clean, scope="shadow"), gates)
+        judged = judge_comparison(shadow.compare(clean, scope="shadow"), gates)
 
         assert worst(judged.findings) is PASSED
         assert "accuracy_loss" not in {finding.gate for finding in judged.findings}
@@ -66,7 +66,7 @@ class TestMissingEvidence:
         """A clean candidate on few samples is inconclusive, not passed and not failed."""
         few = replace(case, data=case.data.head(60), reference=case.reference[:60])
 
-        judged = judge(few.compare(clean[:60]), gates)
+        judged = judge_comparison(few.compare(clean[:60]), gates)
 
         assert worst(judged.findings) is INCONCLUSIVE
         assert "About 189 samples" in find(judged.findings, "accuracy_loss").remedy
@@ -136,7 +136,7 @@ class TestEvidence:
         clean[5, 5] = np.inf
         comparison = case.compare(clean)
 
-        first, second = judge(comparison, gates), judge(comparison, gates)
+        first, second = judge_comparison(comparison, gates), judge_comparison(comparison, gates)
 
         assert first == second
         assert first.digest == second.digest
@@ -144,7 +144,9 @@ class TestEvidence:
 
     def test_shows_what_was_asked(self, case, clean, gates):
         """Each entry says which expectation it was, in words, with its limit and outcome."""
-        entry = results_of(judge(case.compare(clean), gates))["accuracy_loss", "evaluation"]
+        entry = results_of(judge_comparison(case.compare(clean), gates))[
+            "accuracy_loss", "evaluation"
+        ]
 
         config = entry["expectation_config"]
         assert config["type"] == "expect_column_paired_loss_to_be_at_most"
@@ -156,7 +158,7 @@ class TestEvidence:
         """Great Expectations never shows a success for what did not pass."""
         few = replace(case, data=case.data.head(60), reference=case.reference[:60])
 
-        judged = judge(few.compare(clean[:60]), gates)
+        judged = judge_comparison(few.compare(clean[:60]), gates)
 
         results = results_of(judged)
         for finding in judged.findings:
@@ -168,7 +170,7 @@ class TestEvidence:
         """An advisory gate is judged and shown, and cannot change the outcome."""
         trial = gates.model_copy(update={"advisory": frozenset({"max_abs_error"})})
 
-        judged = judge(case.compare(case.reference + np.float32(2.0)), trial)
+        judged = judge_comparison(case.compare(case.reference + np.float32(2.0)), trial)
 
         finding = find(judged.findings, "max_abs_error")
         assert (finding.outcome, finding.advisory) == (FAILED, True)
@@ -181,7 +183,9 @@ class TestEvidence:
         comparisons = [case.compare(clean + np.float32(0.1 * step)) for step in range(6)]
 
         with ThreadPoolExecutor(3) as pool:
-            judged = list(pool.map(lambda comparison: judge(comparison, gates), comparisons))
+            judged = list(
+                pool.map(lambda comparison: judge_comparison(comparison, gates), comparisons)
+            )
 
         errors = [find(each.findings, "max_abs_error").value for each in judged]
         expected = [float(comparison.max_abs_error.max()) for comparison in comparisons]
@@ -198,7 +202,7 @@ class TestEvidence:
 
         monkeypatch.setattr(socket.socket, "connect", connect)
 
-        judge(case.compare(clean), gates)
+        judge_comparison(case.compare(clean), gates)
 
         assert threading.current_thread() not in connected
         assert os.environ["GX_ANALYTICS_ENABLED"] == "false"
@@ -210,7 +214,7 @@ class TestBadData:
         users = np.array([f"user-{row}" for row in range(900)], dtype=np.str_)
         data = replace(case.data, slices={**case.data.slices, "user": users})
 
-        found = judge(replace(case, data=data).compare(clean), gates).findings
+        found = judge_comparison(replace(case, data=data).compare(clean), gates).findings
 
         finding = find(found, "slice_values")
         assert finding.outcome is INCONCLUSIVE
@@ -222,14 +226,14 @@ class TestBadData:
         """FP32 that answers the same to everything is no evidence, though nothing differs."""
         same = np.repeat(case.reference[:1], 900, axis=0)
 
-        found = judge(replace(case, reference=same).compare(same), gates).findings
+        found = judge_comparison(replace(case, reference=same).compare(same), gates).findings
 
         assert find(found, "constant_reference").outcome is INCONCLUSIVE
         assert worst(found) is INCONCLUSIVE
 
     def test_numbers_without_a_limit_are_shown(self, case, clean, gates):
         """What the policy does not limit is measured all the same, and decides nothing."""
-        found = judge(case.compare(clean), gates).findings
+        found = judge_comparison(case.compare(clean), gates).findings
 
         sqnr = find(found, "sqnr")
         assert sqnr.advisory
@@ -240,7 +244,7 @@ class TestBadData:
 class TestPage:
     def test_says_what_the_findings_say(self, case, clean, gates):
         """Great Expectations' page shows each expectation with its finding's own words."""
-        judged = judge(case.compare(clean), gates)
+        judged = judge_comparison(case.compare(clean), gates)
 
         for gate_name in ("accuracy_loss", "max_abs_error", "samples"):
             finding = find(judged.findings, gate_name)
@@ -248,7 +252,7 @@ class TestPage:
 
     def test_needs_nothing_from_elsewhere(self, case, clean, gates):
         """No script, no font, no address: it opens offline, and is small."""
-        page = judge(case.compare(clean), gates).page_html
+        page = judge_comparison(case.compare(clean), gates).page_html
 
         assert not re.search(r"https?://|<script|<link", page)
         assert len(page) < 60_000
@@ -257,7 +261,7 @@ class TestPage:
         """A slice's value cannot add markup to the page."""
         data = replace(case.data, slices={"ink": np.full(900, "<script>alert(1)</script>")})
 
-        page = judge(replace(case, data=data).compare(clean), gates).page_html
+        page = judge_comparison(replace(case, data=data).compare(clean), gates).page_html
 
         assert "<script" not in page
         assert "&lt;script&gt;alert(1)" in page

@@ -13,7 +13,7 @@ from tests.fakes.judged import find, results_of
 from validation import gate
 from validation.agreement import compare
 from validation.checks import checks_for
-from validation.expectations import judge
+from validation.expectations import judge_comparison
 from validation.gate import Tail, worst_slice
 from validation.outputs import OutputSpec
 from validation.statistics import Pairs, Share
@@ -24,7 +24,7 @@ PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAI
 class TestCandidates:
     def test_clean_candidate_passes(self, case, clean, gates):
         """A well made candidate passes every gate at 900 samples, slices of 90 included."""
-        judged = judge(case.compare(clean), gates)
+        judged = judge_comparison(case.compare(clean), gates)
 
         counting = [finding for finding in judged.findings if not finding.advisory]
         assert {finding.outcome for finding in counting} == {PASSED}
@@ -36,15 +36,15 @@ class TestCandidates:
         comparison = case.compare(np.where(case.data.labels[:, None] == 8, -clean, clean))
         checks = {(check.gate, check.scope): check for check in checks_for(comparison, gates)}
 
-        found = {(f.gate, f.scope): f for f in judge(comparison, gates).findings}
+        found = {(f.gate, f.scope): f for f in judge_comparison(comparison, gates).findings}
 
         delta = comparison.accuracy_delta
         kl_check = checks["kl_p99", "evaluation"]
-        accuracy = gate.judge(checks["accuracy_loss", "evaluation"], Pairs.of(delta))
-        agreement = gate.judge(
+        accuracy = gate.judge_counts(checks["accuracy_loss", "evaluation"], Pairs.of(delta))
+        agreement = gate.judge_counts(
             checks["top1_agreement", "evaluation"], Share.of(comparison.top1_match)
         )
-        kl = gate.judge(kl_check, Tail.of(kl_check, comparison.kl_nats))
+        kl = gate.judge_counts(kl_check, Tail.of(kl_check, comparison.kl_nats))
         family = gate.judge_family(
             [
                 (check, Pairs.of(delta[comparison.slices[check.part[0]] == check.part[1]]))
@@ -64,7 +64,7 @@ class TestCandidates:
         candidate[:100:4] = -candidate[:100:4]
         lenient = gates.model_copy(update={"max_kl_p99_nats": 100.0, "max_abs_error": 100.0})
 
-        judged = judge(replace(case, data=data).compare(candidate), lenient)
+        judged = judge_comparison(replace(case, data=data).compare(candidate), lenient)
 
         assert find(judged.findings, "accuracy_loss").outcome is PASSED
         assert find(judged.findings, "top1_agreement").outcome is PASSED
@@ -77,7 +77,7 @@ class TestCandidates:
         """One NaN in 900 fails, is counted, and the evidence names the sample."""
         clean[123, 4] = np.nan
 
-        judged = judge(case.compare(clean), gates)
+        judged = judge_comparison(case.compare(clean), gates)
 
         nonfinite = find(judged.findings, "nonfinite")
         assert (nonfinite.outcome, nonfinite.value) == (FAILED, 1.0)
@@ -89,7 +89,7 @@ class TestCandidates:
 
     def test_everything_nan(self, case, gates):
         """A candidate that gives only NaN fails every gate but the sample count."""
-        judged = judge(case.compare(np.full_like(case.reference, np.nan)), gates)
+        judged = judge_comparison(case.compare(np.full_like(case.reference, np.nan)), gates)
 
         passed = [f.gate for f in judged.findings if f.outcome is PASSED and not f.of_fp32]
         assert passed == ["samples", "slice_samples"]
@@ -105,7 +105,7 @@ class TestCandidates:
     )
     def test_faults_are_caught(self, case, gates, change, gate_name):
         """Each fault fails the gate that exists for it."""
-        judged = judge(case.compare(change(case.reference)), gates)
+        judged = judge_comparison(case.compare(change(case.reference)), gates)
 
         assert find(judged.findings, gate_name).outcome is FAILED
 
@@ -118,7 +118,7 @@ class TestSlices:
         values = np.array([odd[row % len(odd)] for row in range(900)], dtype=np.str_)
         data = replace(case.data, slices={column: values})
 
-        judged = judge(replace(case, data=data).compare(clean), gates)
+        judged = judge_comparison(replace(case, data=data).compare(clean), gates)
 
         found = {f.scope: f for f in judged.findings if f.gate == "slice_accuracy_loss"}
         assert set(found) == {f"evaluation/{column}={value}" for value in odd}
@@ -155,7 +155,7 @@ class TestOtherTasks:
         )
         reference, candidate = ({"y": output.astype(np.float32)} for output in outputs)
         compared = compare(reference, candidate, data, "evaluation", asked=asked)
-        return judge(compared, limits, asked).findings
+        return judge_comparison(compared, limits, asked).findings
 
     @pytest.mark.parametrize(
         ("noise", "expected"), [pytest.param(0.02, PASSED, id="clean"), (0.9, FAILED)]
@@ -230,7 +230,7 @@ class TestOtherTasks:
         broken[:, 8] = -50.0
 
         good, bad = (
-            judge(
+            judge_comparison(
                 compare({"y": case.reference}, {"y": output}, case.data, "evaluation", asked=asked),
                 limits,
                 asked,

@@ -14,7 +14,7 @@ from prefect.client.schemas.responses import (
     StateRejectDetails,
 )
 
-from flows.answer import answer_suspended
+from flows.answer import resume_suspended
 from tests.fakes.evidence import decision, scorecard
 
 CARD, FLOW = scorecard(), uuid4()
@@ -61,11 +61,11 @@ class Server:
 def answered(monkeypatch):
     """The names that come back when the server says this."""
     monkeypatch.setattr("flows.answer._POLL_S", 0.0)
-    monkeypatch.setattr("flows.answer.check_answers", lambda: None)
+    monkeypatch.setattr("flows.answer.check_prefect_answers", lambda: None)
 
     def names(server):
         monkeypatch.setattr("flows.answer.get_client", lambda **_: nullcontext(server))
-        return answer_suspended(decision(CARD))
+        return resume_suspended(decision(CARD))
 
     return names
 

@@ -30,6 +30,12 @@ def _search(**fields):
             "preferred_batch_sizes has a size above the largest of max_batch_sizes, 8",
             id="no-configuration",
         ),
+        pytest.param({"queue_delays_us": ()}, "queue_delays_us is empty: nothing", id="empty"),
+        pytest.param(
+            {"queue_delays_us": tuple(range(6000))},
+            "24000 configurations; 10000 at most: shorten a list",
+            id="enormous",
+        ),
         pytest.param({"max_rate_per_s": math.inf}, "max_rate_per_s", id="infinite-rate"),
         pytest.param({"budget_s": math.nan}, "budget_s", id="no-number"),
         pytest.param({"max_rate_per_s": 1.0}, "max_rate_per_s is below", id="upside-down"),

@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from enginegate.errors import PolicyError
 from enginegate.policy import parse_policy, read_policy
 from enginegate.policy.building import DimensionRange, Shapes
 
@@ -42,12 +41,3 @@ def test_everything_has_a_default():
     assert policy.engine_tables.kinds["onnxruntime"].device == "auto"
     assert policy.engine_tables.kinds["tensorrt"].library == "auto"
     assert policy.shapes.batch is None
-
-
-def test_batches_that_are_searched_must_be_served():
-    """A search beyond the largest batch of the engine is refused, with both settings."""
-    raw = read_policy(DIGITS).model_dump()
-    raw["shapes"] = {"batch": {"min": 1, "best": 2, "max": 4}}
-
-    with pytest.raises(PolicyError, match=r"shapes\.batch\.max is 4, and search.*tries 8"):
-        parse_policy(raw, "policy")

@@ -1,62 +1,67 @@
 """What a policy's gates may say: tasks, metrics, standard tolerances, advisory names."""
 
-import tomllib
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
 from enginegate.candidate import Precision
-from enginegate.errors import PolicyError
-from enginegate.policy import gates_for, parse_policy
-from enginegate.policy.gates import STANDARD
+from enginegate.policy.gates import (
+    CLASSIFICATION_LIMITS,
+    STANDARD,
+    Gates,
+    Metric,
+    Output,
+    check_gates,
+    check_outputs,
+    complete_gates,
+    gates_for,
+    output_task,
+)
 
-DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
 BASICS = {"confidence": 0.95, "min_samples": 400, "min_slice_samples": 60}
-REGRESSION = {**BASICS, "max_abs_error": 0.1, "max_metric_loss": {"price": 0.02}}
+STANDARDS = {**BASICS, "tolerances": "standard"}
+CLASSES, NUMBERS = frozenset({"classification"}), frozenset({"regression"})
+UNLIMITED = dict.fromkeys((*CLASSIFICATION_LIMITS, "max_abs_error"))
 
 
-@pytest.fixture
-def policy():
-    """The example policy with some of its top-level keys replaced."""
+def completed(tasks=CLASSES, **tables):
+    return {name: Gates(**table) for name, table in complete_gates(tables, tasks).items()}
 
-    def make(**changes):
-        raw = tomllib.loads(DIGITS.read_text())
-        return parse_policy({**raw, **changes}, "test")
 
-    return make
+def metrics_of(**kinds):
+    return {name: Metric(kind=kind) for name, kind in kinds.items()}
 
 
 class TestStandardTolerances:
-    def test_fill_what_is_not_stated(self, policy):
+    def test_fill_what_is_not_stated(self):
         """Every precision gets its own row; the two numbers about samples are stated anyway."""
-        rules = policy(gates={"default": {**BASICS, "tolerances": "standard"}})
+        tables = completed(default=STANDARDS)
 
         for precision in Precision:
-            gates = gates_for(rules.gates, precision)
+            gates = gates_for(tables, precision)
             assert {key: getattr(gates, key) for key in STANDARD[precision]} == STANDARD[precision]
             assert gates.max_abs_error is None
 
-    def test_what_is_stated_wins(self, policy):
+    def test_what_is_stated_wins(self):
         """A precision's own table first, then [gates.default], then the standard."""
-        stated = {**BASICS, "tolerances": "standard", "max_accuracy_loss": 0.002}
-        rules = policy(gates={"default": stated, "int8": {"min_sqnr_db": 30.0}})
+        stated = {**STANDARDS, "max_accuracy_loss": 0.002}
+        tables = completed(default=stated, int8={"min_sqnr_db": 30.0})
 
-        int8 = gates_for(rules.gates, Precision.INT8)
+        int8 = gates_for(tables, Precision.INT8)
         assert (int8.max_accuracy_loss, int8.min_sqnr_db) == (0.002, 30.0)
         assert int8.max_kl_p99_nats == STANDARD[Precision.INT8]["max_kl_p99_nats"]
-        assert gates_for(rules.gates, Precision.FP16).min_sqnr_db == 50.0
+        assert gates_for(tables, Precision.FP16).min_sqnr_db == 50.0
 
-    def test_must_be_asked_for(self, policy):
+    def test_must_be_asked_for(self):
         """Without the word, a limit that is missing is an error, as ever."""
-        with pytest.raises(PolicyError, match="max_kl_p99_nats: is missing"):
-            policy(gates={"default": {**BASICS, "max_accuracy_loss": 0.01}})
+        with pytest.raises(ValueError, match="max_kl_p99_nats"):
+            completed(default={**BASICS, "max_accuracy_loss": 0.01})
 
-    def test_survive_another_version(self, policy):
+    def test_survive_another_completion(self):
         """Completing a completed policy changes nothing, so its digest can be trusted."""
-        rules = policy(gates={"default": {**BASICS, "tolerances": "standard"}})
+        once = complete_gates({"default": STANDARDS}, CLASSES)
 
-        assert rules.with_model("models:/digits/7").gates == rules.gates
+        assert complete_gates(once, CLASSES) == once
 
     def test_loosen_with_the_bits(self):
         """Fewer bits never have a stricter limit."""
@@ -69,85 +74,93 @@ class TestStandardTolerances:
             assert tighter["max_accuracy_loss"] <= looser["max_accuracy_loss"]
 
 
-class TestTasks:
-    def test_regression_needs_no_limits_of_classes(self, policy):
-        """Limits that the task has no number for are absent, and may not be given."""
-        metrics = {"price": {"kind": "mae"}}
-        rules = policy(task="regression", metrics=metrics, gates={"default": REGRESSION})
+def test_regression_needs_no_limits_of_classes():
+    """Limits that the task has no number for are absent."""
+    tables = completed(NUMBERS, default={**BASICS, "max_abs_error": 0.1})
 
-        assert rules.gates["default"].max_accuracy_loss is None
-        with pytest.raises(PolicyError, match="are for classification outputs only"):
-            policy(
-                task="regression",
-                metrics=metrics,
-                gates={"default": {**REGRESSION, "min_top1_agreement": 0.9}},
-            )
+    assert all(getattr(tables["default"], key) is None for key in CLASSIFICATION_LIMITS)
 
-    def test_outputs_say_what_they_are(self, policy):
-        """A multi-output model declares each output; a metric names the one it scores."""
-        rules = policy(
-            task="multi-output",
-            outputs={"boxes": {"task": "regression"}, "kinds": {"task": "classification"}},
-            metrics={"price": {"kind": "rmse", "output": "boxes"}},
-            gates={
-                "default": {
-                    **tomllib.loads(DIGITS.read_text())["gates"]["default"],
-                    "max_metric_loss": {"price": 0.1},
-                }
-            },
-        )
 
-        assert rules.output_task("boxes") == rules.output_task() == "regression"
-        assert rules.output_task("kinds") == "classification"
+def test_outputs_say_what_they_are():
+    """A multi-output model declares each output; a metric names the one it scores."""
+    outputs = {"boxes": Output(task="regression"), "kinds": Output(task="classification")}
 
-    @pytest.mark.parametrize(
-        ("changes", "message"),
-        [
-            pytest.param({"task": "segmentation"}, "task", id="unknown-task"),
-            pytest.param({"task": "multi-output"}, "two or more", id="outputs-missing"),
-            pytest.param(
-                {"outputs": {"logits": {"task": "regression"}}}, "takes one output", id="other-task"
-            ),
-            pytest.param({"metrics": {"f1": {"kind": "f2"}}}, "metrics.f1.kind", id="kind"),
-            pytest.param({"metrics": {"f1": {"kind": "mae"}}}, "scores a regression", id="task"),
-            pytest.param(
-                {"metrics": {"f1": {"kind": "macro_f1", "output": "x"}}}, "outputs.x", id="output"
-            ),
-            pytest.param({"metrics": {"F1!": {"kind": "macro_f1"}}}, "F1!", id="name"),
-            pytest.param({"metrics": {"accuracy": {"kind": "topk"}}}, "another name", id="taken"),
-            pytest.param({"metrics": {"f1": {"kind": "macro_f1"}}}, "max_metric_loss", id="margin"),
-            pytest.param(
-                {
-                    "task": "regression",
-                    "slices": {"discover": ["confidence"]},
-                    "gates": {"default": {**BASICS, "max_abs_error": 0.1}},
-                },
-                "needs an output of classes",
-                id="confidence",
-            ),
-            pytest.param({"slices": {"discover": ["size"]}}, "slices.discover", id="trait"),
-        ],
-    )
-    def test_what_does_not_fit_is_refused(self, policy, changes, message):
-        """A metric without a margin, or of another task, is no gate that is silently off."""
-        with pytest.raises(PolicyError, match=message):
-            policy(**changes)
+    check_outputs("multi-output", outputs, {"price": Metric(kind="rmse", output="boxes")})
+
+    assert output_task("multi-output", outputs, "boxes") == "regression"
+    assert output_task("multi-output", outputs, "") == "regression"
+    assert output_task("multi-output", outputs, "kinds") == "classification"
+
+
+@pytest.mark.parametrize(
+    ("task", "outputs", "metrics", "message"),
+    [
+        pytest.param("multi-output", {}, {}, "two or more", id="outputs-missing"),
+        pytest.param(
+            "classification",
+            {"logits": Output(task="regression")},
+            {},
+            "takes one output",
+            id="other-task",
+        ),
+        pytest.param(
+            "classification", {}, metrics_of(f1="mae"), "scores a regression", id="metric-task"
+        ),
+        pytest.param(
+            "classification",
+            {},
+            {"f1": Metric(kind="macro_f1", output="x")},
+            r"outputs\.x",
+            id="output",
+        ),
+        pytest.param(
+            "classification", {}, metrics_of(accuracy="topk"), "another name", id="name-taken"
+        ),
+    ],
+)
+def test_metrics_fit_their_outputs(task, outputs, metrics, message):
+    """A metric of another task is no gate that is silently off."""
+    with pytest.raises(ValueError, match=message):
+        check_outputs(task, outputs, metrics)
+
+
+def test_an_unknown_kind_of_metric_is_refused():
+    with pytest.raises(ValueError, match="kind"):
+        Metric(kind="f2")
+
+
+@pytest.mark.parametrize(
+    ("limits", "metrics", "tasks", "message"),
+    [
+        pytest.param({}, metrics_of(f1="macro_f1"), CLASSES, "max_metric_loss", id="no-margin"),
+        pytest.param(
+            {"max_slice_metric_loss": {"f1": 0.1}}, {}, CLASSES, "are no .metrics", id="no-metric"
+        ),
+        pytest.param(
+            {"min_top1_agreement": 0.9},
+            {},
+            NUMBERS,
+            "are for classification outputs only",
+            id="of-classes",
+        ),
+        pytest.param(
+            {"advisory": {"acuracy_loss"}},
+            {},
+            CLASSES,
+            r"'acuracy_loss'.*known: .*accuracy_loss",
+            id="misspelt-advisory",
+        ),
+    ],
+)
+def test_limits_that_mean_nothing_are_refused(limits, metrics, tasks, message):
+    """A typo would leave a gate deciding, or another one not."""
+    with pytest.raises(ValueError, match=message):
+        check_gates("gates.default", Gates(**BASICS, **(UNLIMITED | limits)), metrics, tasks)
 
 
 @pytest.mark.parametrize("name", ["sqnr", "slice_accuracy_loss", "f1_loss", "slice_f1_loss"])
-def test_advisory_gates_are_known(policy, name):
+def test_advisory_gates_are_known(name):
     """Any gate of the policy can be on trial, those of its metrics too."""
-    default = tomllib.loads(DIGITS.read_text())["gates"]["default"]
-    default |= {"advisory": [name], "max_metric_loss": {"f1": 0.02}}
+    limits = UNLIMITED | {"advisory": {name}, "max_metric_loss": {"f1": 0.02}}
 
-    rules = policy(metrics={"f1": {"kind": "macro_f1"}}, gates={"default": default})
-
-    assert rules.gates["default"].advisory == {name}
-
-
-def test_a_misspelt_advisory_gate_is_refused(policy):
-    """A typo would leave the gate deciding, or another one not."""
-    default = tomllib.loads(DIGITS.read_text())["gates"]["default"]
-
-    with pytest.raises(PolicyError, match=r"'acuracy_loss'.*known: .*accuracy_loss"):
-        policy(gates={"default": {**default, "advisory": ["acuracy_loss"]}})
+    check_gates("gates.default", Gates(**BASICS, **limits), metrics_of(f1="macro_f1"), CLASSES)

@@ -164,7 +164,7 @@ def test_a_tie_and_a_ceiling_are_marked():
     assert row_of(card, INT8).candidate == "onnxruntime-int8 (winner)"
     assert row_of(card, FP32).candidate == "onnxruntime-fp32 (tied)"
     assert row_of(card, FP32).throughput == "≥ 800"
-    assert any("it held ≥ 800 requests a second" in sentence for sentence in sentences(card))
+    assert any("it sustained ≥ 800 requests a second" in sentence for sentence in sentences(card))
     assert "is tied with onnxruntime-int8: the measurements do not tell" in explain(card)
     assert "Serving it handles ≥ 800 requests a second" in explain(card)
 

@@ -20,9 +20,9 @@ from enginegate.report import (
     serving_report,
     serving_text,
 )
+from enginegate.report.content import percentile_text
 from enginegate.report.serving import (
     generator_sentence,
-    percentile_text,
     serving_rows,
     serving_sentences,
 )
@@ -120,8 +120,8 @@ def test_nothing_held_shows_the_nearest():
     "said",
     [
         "3 of 4 measurements are valid, on Triton 2.51.0, CPU.",
-        "The last that is void: the generator was late.",
-        "430/s was not seen to hold.",
+        "The last invalid one: the generator was late.",
+        "430/s was not seen to meet the SLO.",
         "A million requests cost 0.139 USD there.",
         "From the load call to the first answer: 1.25 s.",
         "it is memory-bound: 4 operations for each byte",
@@ -130,7 +130,7 @@ def test_nothing_held_shows_the_nearest():
         "which differs from itself by 0.5 ms.",
         "Under a heavier mix (bursts, 400/s): p50 3 ms (+50%) of 3,000, p99 12 ms (+100%)",
         "p99.9 falls on failed requests; 1.25% failed. Shown only, decides nothing.",
-        "It may hold more: the budget ended the search: raise [search] budget_s.",
+        "It may sustain more: the budget ended the search: raise [search] budget_s.",
         "the sender was shown to keep up with 390/s only",
     ],
 )

@@ -163,9 +163,9 @@ def test_another_release_than_the_one_judged_is_not_left(repository, server, pac
     with pytest.raises(RepositoryError, match="Release 3 of digits is live, not 2"):
         repository.rollback("digits", 1, expected=2)
     with pytest.raises(RepositoryError, match="Release 3 of digits is live, not 1"):
-        repository.withdraw("digits", 1)
+        repository.roll_back_promotion("digits", 1)
     with pytest.raises(RepositoryError, match="not 2"):
-        repository.withdraw("digits", 2)
+        repository.roll_back_promotion("digits", 2)
 
     assert answer(server, package) == (3, 3.0)
     assert repository.rollback("digits", 1, expected=3).version == 1

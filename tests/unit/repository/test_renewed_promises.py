@@ -86,7 +86,7 @@ def test_it_stays_with_the_release(repository, layout, release, package):
     assert problems(repository) == []
     with pytest.raises(RepositoryError, match="enginegate withdraw"):
         repository.rollback("digits")
-    repository.withdraw_first("digits", Withdrawal("ada", "not needed"))
+    repository.withdraw("digits", Withdrawal("ada", "not needed"))
     assert problems(repository) == []
 
 

@@ -53,7 +53,7 @@ def test_a_first_release_is_withdrawn_and_another_promoted_after_it(repository, 
     """Its number is never used again; the audit log has its scorecard, and nothing is wrong."""
     published = repository.publish(package(1.0), expected=None)
 
-    assert repository.withdraw_first("digits", ADA) == published
+    assert repository.withdraw("digits", ADA) == published
 
     assert live(repository) is None
     assert not server.model_ready("digits")
@@ -70,7 +70,7 @@ def test_a_commit_point_that_was_put_back_is_to_be_removed(repository, package):
     repository.publish(package(1.0), expected=None)
     file = Layout(repository.root, "digits").current_file
     content = file.read_bytes()
-    repository.withdraw_first("digits", ADA)
+    repository.withdraw("digits", ADA)
     file.write_bytes(content)
 
     with pytest.raises(TamperedError, match=r"\(withdrawn\) made nothing live.*remove the file:"):
@@ -83,7 +83,7 @@ def test_a_commit_point_that_was_put_back_is_to_be_removed(repository, package):
 def test_its_number_is_not_used_again_after_the_journal_was_lost(repository, package):
     """The audit log knows it, with a manifest that no other release may be taken for."""
     repository.publish(package(1.0), expected=None)
-    repository.withdraw_first("digits", ADA)
+    repository.withdraw("digits", ADA)
     (repository.root / JOURNAL).unlink()
 
     assert repository.publish(package(2.0), expected=None).version == 2
@@ -97,12 +97,12 @@ def test_what_was_left_before_goes_too(repository, server, package):
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
     with pytest.raises(RepositoryError, match=r"not the first one.*enginegate rollback"):
-        repository.withdraw_first("digits", ADA)
+        repository.withdraw("digits", ADA)
     repository.rollback("digits")
     with pytest.raises(RepositoryError, match="enginegate withdraw POLICY --reason"):
         repository.rollback("digits")
 
-    repository.withdraw_first("digits", ADA)
+    repository.withdraw("digits", ADA)
 
     assert not (repository.root / "digits").exists()
     assert not server.model_ready("digits")
@@ -119,7 +119,7 @@ def test_one_whose_predecessor_was_forgotten_can_be_withdrawn(repository, packag
     repository.rollback("digits", 3)
     assert not layout.version_folder(2).exists()
 
-    assert repository.withdraw_first("digits", ADA).version == 3
+    assert repository.withdraw("digits", ADA).version == 3
 
 
 def test_killed_on_the_way_it_is_the_old_state_or_the_new(repository, server, package, monkeypatch):
@@ -132,14 +132,14 @@ def test_killed_on_the_way_it_is_the_old_state_or_the_new(repository, server, pa
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "open", killed)
         with pytest.raises(_KilledError):
-            repository.withdraw_first("digits", ADA)
+            repository.withdraw("digits", ADA)
     assert repository.recover() == ()
     assert (live(repository), server.model_ready("digits")) == (1, True)
     for kind, place in ((OperationRecovery, "_serve"), (AuditLog, "close")):
         with monkeypatch.context() as patch:
             patch.setattr(kind, place, killed)
             with pytest.raises(_KilledError):
-                repository.withdraw_first("digits", ADA)
+                repository.withdraw("digits", ADA)
         (said,) = repository.recover()
         assert "withdraw of digits release" in said
         assert (live(repository), server.model_ready("digits")) == (None, False)
@@ -167,7 +167,7 @@ def test_what_cannot_be_is_refused_and_nothing_begun(repository, package, state,
         repository = replace(repository, client=None)
 
     with pytest.raises(RepositoryError, match=said):
-        repository.withdraw_first("digits", ADA)
+        repository.withdraw("digits", ADA)
 
     assert Journal(repository.root).unfinished() == ()
     assert live(repository) == (1 if state == "no server" else None)
@@ -183,7 +183,7 @@ def test_a_server_that_goes_on_serving_is_no_success(repository, server, package
 
         patch.setattr(server, "unload", refuse)
         with pytest.raises(RepositoryError, match="is not finished"):
-            repository.withdraw_first("digits", ADA)
+            repository.withdraw("digits", ADA)
 
     assert server.model_ready("digits")
     repository.recover()
@@ -199,7 +199,7 @@ def test_a_server_that_says_yes_and_goes_on_serving_is_found(
     monkeypatch.setattr(server, "unload", lambda _name: None)
 
     with pytest.raises(RepositoryError, match=r"still answers for it: version 1 READY"):
-        repository.withdraw_first("digits", ADA)
+        repository.withdraw("digits", ADA)
 
     (said,) = problems(repository)
     assert "digits was withdrawn, and the server at fake:1 still answers for it" in said
@@ -210,7 +210,7 @@ def test_every_server_of_a_fleet_lets_it_go(repository, own, package):
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
 
-    assert fleet.withdraw_first("digits", ADA).version == 1
+    assert fleet.withdraw("digits", ADA).version == 1
 
     for each in (repository, own.repository):
         assert live(each) is None
@@ -227,7 +227,7 @@ def test_a_fleet_begins_nothing_while_a_server_is_away(repository, own, package)
     own.repository.client.dead = True
 
     with pytest.raises(RepositoryError, match="own does not answer, so nothing was begun"):
-        fleet.withdraw_first("digits", ADA)
+        fleet.withdraw("digits", ADA)
 
     assert live(repository) == 1
 
@@ -244,7 +244,7 @@ def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
 
     monkeypatch.setattr(FleetServer, "roll_back", refuse)
     with pytest.raises(PublishError, match=r"(?s)not withdrawn.*own: its disk is full"):
-        fleet.withdraw_first("digits", ADA)
+        fleet.withdraw("digits", ADA)
 
     assert (live(repository), live(own.repository)) == (1, 1)
     assert list(RolloutState(fleet.root).unfinished()) == []
@@ -255,16 +255,16 @@ def test_a_lead_that_refuses_keeps_it_live_everywhere(repository, own, package, 
     """It is asked last: the others have let it go by then, and get it back."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
-    take_away = LiveRepository.take_away
+    withdraw_version = LiveRepository.withdraw_version
 
     def refuse(self, *given, **options):
         if self.root == repository.root:
             raise RepositoryBusyError("somebody is changing it")
-        return take_away(self, *given, **options)
+        return withdraw_version(self, *given, **options)
 
-    monkeypatch.setattr(LiveRepository, "take_away", refuse)
+    monkeypatch.setattr(LiveRepository, "withdraw_version", refuse)
     with pytest.raises(PublishError, match=r"(?s)not withdrawn.*the primary: somebody is changing"):
-        fleet.withdraw_first("digits", ADA)
+        fleet.withdraw("digits", ADA)
 
     assert (live(repository), live(own.repository)) == (1, 1)
     assert own.repository.client.model_ready("digits")
@@ -281,7 +281,7 @@ def test_a_commit_point_that_was_edited_empties_no_server(repository, own, packa
     layout.current_file.write_bytes(edited.pretty_json())
 
     with pytest.raises(TamperedError, match="says that release 1 is live"):
-        fleet.withdraw_first("digits", ADA)
+        fleet.withdraw("digits", ADA)
 
     assert live(own.repository) == 2
     assert own.repository.client.model_ready("digits")
@@ -301,7 +301,7 @@ def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
 
     said = "was withdrawn, and still serves" if shares else "was not withdrawn"
     with pytest.raises(EnginegateError, match=rf"(?s){said}.*own: .*still answers for it"):
-        fleet.withdraw_first("digits", ADA)
+        fleet.withdraw("digits", ADA)
 
     assert live(repository) == (None if shares else 1)
 
@@ -324,7 +324,7 @@ def test_a_server_that_was_away_is_found_and_repaired(repository, own, package):
     """What was withdrawn on the primary alone serves nowhere after a repair."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
-    repository.withdraw_first("digits", ADA)
+    repository.withdraw("digits", ADA)
 
     assert any("was withdrawn; server 'own' has release 1" in said for said in problems(fleet))
     fleet.repair()

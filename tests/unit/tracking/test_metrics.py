@@ -8,7 +8,6 @@ from enginegate.evidence import Finding, Outcome, Pattern
 from enginegate.measurement import Percentile
 from enginegate.tracking.metrics import (
     candidate_note,
-    chosen_measurement,
     metrics_of,
     params_of,
     shared_tags,
@@ -126,14 +125,6 @@ def test_params_are_what_was_chosen():
     }
 
 
-def test_chosen_measurement_is_the_one_at_the_slo():
-    """Stage times come from the load that the result is about, never from an invalid one."""
-    measured = chosen_measurement(CARD.benchmark(INT8))
-
-    assert (measured.config, measured.load.rate_per_s) == (WAITING, 400.0)
-    assert chosen_measurement(CARD.benchmark(plan("bf16"))) is None
-
-
 def test_parent_carries_the_winners_metrics():
     """Qualifications of a model compare over time by their winners."""
     metrics = winner_metrics(CARD, None)
@@ -165,3 +156,11 @@ def test_note_says_what_is_in_the_way():
     assert candidate_note(CARD, FP32) == "**passed**\n"
     skipped = CARD.model_copy(update={"unmeasured": {plan("int8").name: "verdict failed"}})
     assert candidate_note(skipped, plan("int8")).endswith("- not benchmarked: verdict failed")
+
+
+def test_stage_metrics_come_from_the_load_of_the_result():
+    """Never from an invalid measurement; without a chosen configuration there is none."""
+    measured = CARD.benchmark(INT8).at_slo
+
+    assert (measured.config, measured.load.rate_per_s) == (WAITING, 400.0)
+    assert CARD.benchmark(plan("bf16")).at_slo is None

@@ -10,7 +10,7 @@ from validation.checks import GateCheck
 from validation.gate import (
     Tail,
     errored,
-    judge,
+    judge_counts,
     judge_family,
     judge_number,
     judge_slice_sizes,
@@ -75,7 +75,7 @@ class TestJudge:
     )
     def test_accuracy_loss(self, gates, counts, expected):
         """Passed, failed or inconclusive by where the whole interval lies."""
-        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), counts)
+        finding = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), counts)
 
         assert finding.outcome is expected
 
@@ -92,7 +92,7 @@ class TestJudge:
     )
     def test_top1_agreement(self, gates, counts, expected):
         """The lower end must be within to pass, the upper end below to fail."""
-        finding = judge(GateCheck.of("top1_agreement", "evaluation", gates), counts)
+        finding = judge_counts(GateCheck.of("top1_agreement", "evaluation", gates), counts)
 
         assert finding.outcome is expected
 
@@ -113,11 +113,11 @@ class TestJudge:
         """The percentile is judged with its distribution-free interval."""
         check = GateCheck.of("kl_p99", "evaluation", gates)
 
-        assert judge(check, Tail.of(check, values)).outcome is expected
+        assert judge_counts(check, Tail.of(check, values)).outcome is expected
 
     def test_finding_is_filled(self, gates):
         """Interval, counts and unit are there as numbers and in words; the high end would pass."""
-        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(3, 2, 900))
+        finding = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(3, 2, 900))
 
         assert finding.reason == (
             "accuracy loss 0.001111 (95 % interval -0.005087 to 0.007781) <= 0.02; "
@@ -128,13 +128,13 @@ class TestJudge:
 
     def test_inconclusive_says_what_would_decide(self, gates):
         """An inconclusive finding names the number of samples that would decide it."""
-        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(0, 0, 100))
+        finding = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(0, 0, 100))
 
         assert finding.remedy == "About 189 samples like these would decide it."
 
     def test_endless_is_said(self, gates):
         """A loss equal to the margin is decided by no number of samples, and that is said."""
-        finding = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(2, 0, 100))
+        finding = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(2, 0, 100))
 
         assert finding.remedy.startswith("No number of samples")
 
@@ -142,7 +142,7 @@ class TestJudge:
         """Too few samples for a percentile leave its upper end open, and say how many it takes."""
         check = GateCheck.of("kl_p99", "shadow", gates)
 
-        finding = judge(check, Tail.of(check, np.zeros(200)))
+        finding = judge_counts(check, Tail.of(check, np.zeros(200)))
 
         assert finding.high is None
         assert finding.remedy == "About 381 samples like these would decide it."
@@ -158,12 +158,12 @@ class TestJudgeFamily:
         findings = judge_family(slices)
 
         assert {finding.outcome for finding in findings} == {PASSED}
-        whole = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(5, 3, 900))
+        whole = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(5, 3, 900))
         assert whole.outcome is PASSED
 
     def test_one_broken_slice_fails_though_the_whole_passes(self, gates):
         """A slice of 5 % of the data that lost a quarter is found; the aggregate hides it."""
-        whole = judge(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(26, 1, 2000))
+        whole = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(26, 1, 2000))
         slices = [(_slice(gates, 0), Pairs(25, 0, 100))]
         slices += [(_slice(gates, digit), Pairs(0, 0, 100)) for digit in range(1, 20)]
 
@@ -325,7 +325,7 @@ def test_errored_is_the_worst(gates):
 def test_advisory_gate_cannot_decide(gates):
     """An advisory finding is judged as any other, and does not count."""
     trial = gates.model_copy(update={"advisory": frozenset({"accuracy_loss"})})
-    finding = judge(GateCheck.of("accuracy_loss", "evaluation", trial), Pairs(90, 0, 900))
+    finding = judge_counts(GateCheck.of("accuracy_loss", "evaluation", trial), Pairs(90, 0, 900))
     passed = judge_number(GateCheck.of("nonfinite", "evaluation", trial), 0, 900)
 
     assert finding.outcome is FAILED

@@ -4,13 +4,13 @@ import tomllib
 from pathlib import Path
 
 from enginegate.policy import parse_policy
-from validation.outputs import output_specs
+from validation.outputs import outputs_to_compare
 
 DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
 
 
 def questions_of(policy):
-    return output_specs(policy.task, policy.outputs, policy.metrics, policy.slices)
+    return outputs_to_compare(policy.task, policy.outputs, policy.metrics, policy.slices)
 
 
 def _policy(margins=None, **changes):

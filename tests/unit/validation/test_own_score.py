@@ -11,7 +11,7 @@ from enginegate.policy.gates import Metric
 from tests.fakes.evidence import scorecard, verdict
 from tests.fakes.judged import find
 from validation.agreement import compare
-from validation.expectations import judge
+from validation.expectations import judge_comparison
 from validation.outputs import OutputSpec
 from validation.own_score import held_back, own_scores
 
@@ -115,7 +115,7 @@ class TestClasses:
         no number, and what a score passed with is beyond chance.
         """
         comparison, asked = classified(0.98, labels=change)
-        findings = judge(comparison, gates, asked).findings
+        findings = judge_comparison(comparison, gates, asked).findings
         card = scorecard(verdicts=(verdict(*findings),), benchmarks=(), winner=None)
 
         assert tuple(contradictions(card)) == ()

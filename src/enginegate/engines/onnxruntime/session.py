@@ -23,8 +23,8 @@ from enginegate.engines.cuda import Device
 from enginegate.engines.onnxruntime.gpu import PROVIDER as CUDA
 from enginegate.engines.onnxruntime.gpu import Bucketed, load_cuda_libraries, provider
 from enginegate.engines.protocol import Runner
-from enginegate.engines.typed import executed_layers
 from enginegate.errors import BuildError, InputError, ModelError
+from enginegate.precision import executed_layers
 from enginegate.precision.deadline import opening, run_in_time
 
 if TYPE_CHECKING:

@@ -164,12 +164,12 @@ class Fleet:
             version = rollback_target(layout, lost or current, wanted, lost=lost is not None)
             return self._go_to(model, version, reason)
 
-    def withdraw(self, model: str, version: int) -> str:
-        """Take back a release whose promotion failed after it was published, on every server."""
+    def roll_back_promotion(self, model: str, version: int) -> str:
+        """Leave a release whose promotion failed after it was published, on every server."""
         previous = Layout(self.root, model).release(version).previous_version
         return self._take_back(RolloutProgress(model=model, before=previous, canary=version))
 
-    def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
+    def withdraw_version(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
         """Leave nothing live on every server that answers."""
         progress = RolloutProgress(model=model, canary=version, who=by.who, why=by.why)
         return self._take_back(progress)
@@ -178,7 +178,7 @@ class Fleet:
         """Give the live release another promise; only the primary's repository says which."""
         return self.primary.renew(renewed, new=new)
 
-    def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
+    def withdraw(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
         """Unload the live release that nothing was before from every server; nothing is live then.
 
         A server that does not answer would serve it again when it is back, so all must answer. The
@@ -202,7 +202,7 @@ class Fleet:
             each_of(self.servers, lambda server: server.withdraw(model, by=by), failed)
             if not failed:
                 try:
-                    self.primary.withdraw_first(model, by, checked=True)
+                    self.primary.withdraw(model, by, checked=True)
                 except EnginegateError as error:
                     if layout.current() is None:
                         raise
@@ -393,7 +393,7 @@ class Fleet:
         )
         try:
             if before is None:
-                self.primary.take_away(model, canary, by=by)
+                self.primary.withdraw_version(model, canary, by=by)
             else:
                 self.primary.rollback(model, before, reason=_NOT_PASSED, expected=canary)
             returned += [PRIMARY]

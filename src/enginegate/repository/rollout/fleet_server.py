@@ -97,7 +97,7 @@ class FleetServer:
         if current is None:
             return
         if before is None:
-            self.repository.take_away(model, current.version, by=by)
+            self.repository.withdraw_version(model, current.version, by=by)
         elif current.version != before.version:
             self.repository.rollback(model, before.version)
         elif not self.repository.serves(model):
@@ -131,7 +131,7 @@ class FleetServer:
             if before is not None:
                 live.restore(before)
             else:
-                live.take_away()
+                live.unload()
 
     def _live(self, model: str) -> int | None:
         current = Layout(self.repository.root, model).current()

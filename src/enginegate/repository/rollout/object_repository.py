@@ -157,8 +157,8 @@ class ObjectRepository:
             raise partly
         return release
 
-    def withdraw(self, model: str, version: int) -> str:
-        """Take back a release whose promotion failed after it was published."""
+    def roll_back_promotion(self, model: str, version: int) -> str:
+        """Leave a release whose promotion failed after it was published."""
         self._check_model(model)
         previous = self.releases.release(version).previous_version
         if previous is not None:
@@ -170,12 +170,12 @@ class ObjectRepository:
         self.releases.tag_of(version)
         with self._lease("withdraw", version) as lease:
             tag = self.releases.tag_of(version)
-            self.local.withdraw(self.model, version)
+            self.local.roll_back_promotion(self.model, version)
             lease.add("loaded")
             self.releases.commit(None, tag)
         return "Nothing is live, as before."
 
-    def withdraw_first(self, model: str, by: Withdrawal) -> Release:
+    def withdraw(self, model: str, by: Withdrawal) -> Release:
         """Unload the live release that nothing was before, and leave nothing live in storage.
 
         Other hosts unload it with their next pull.
@@ -190,7 +190,7 @@ class ObjectRepository:
         check_withdrawable(self.releases, release)
         with self._lease("withdraw", release.version) as lease:
             tag = self.releases.tag_of(release.version)
-            self.local.withdraw_first(model, by, checked=True)
+            self.local.withdraw(model, by, checked=True)
             lease.add("loaded")
             self.releases.commit(None, tag, who=by.who or user_at_host(), why=by.why)
         return release

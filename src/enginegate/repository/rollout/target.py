@@ -60,10 +60,10 @@ class Target(Protocol):
             PublishError: it did not prove itself; the release that was live is live again.
         """
 
-    def withdraw(self, model: str, version: int) -> str:
-        """Take back a release whose promotion failed after it was published; what is live then."""
+    def roll_back_promotion(self, model: str, version: int) -> str:
+        """Leave a release whose promotion failed after it was published; what is live then."""
 
-    def withdraw_first(self, model: str, by: Withdrawal) -> Release:
+    def withdraw(self, model: str, by: Withdrawal) -> Release:
         """Unload the live release that nothing was before, and leave nothing live.
 
         Raises:
@@ -150,10 +150,10 @@ class LocalTarget(Target, Protocol):
     def publish_again(self, model: str, version: int, *, reason: str = "") -> Release:
         """Make a release live whose bytes are here, with the analysis that a new one gets."""
 
-    def withdraw_first(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
+    def withdraw(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
         """As above; ``checked``: whoever calls knows that there is no release to go back to."""
 
-    def take_away(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
+    def withdraw_version(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
         """Leave nothing live; what is live now, in words."""
 
     def renew(self, renewed: RenewedPromise, *, new: bool = True) -> RenewedPromise:

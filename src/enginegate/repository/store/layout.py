@@ -85,12 +85,10 @@ class Layout:
 
     @property
     def folder(self) -> Path:
-        """The model's folder."""
         return self.root / self.model
 
     @property
     def config(self) -> Path:
-        """Triton's configuration of the model."""
         return self.folder / "config.pbtxt"
 
     @property
@@ -109,7 +107,6 @@ class Layout:
         return self.folder / str(version)
 
     def release_file(self, version: int) -> Path:
-        """The manifest of one release."""
         return self.folder / RECORDS / "releases" / f"{version}.json"
 
     def golden_file(self, version: int) -> Path:
@@ -117,7 +114,6 @@ class Layout:
         return self.folder / RECORDS / "releases" / f"{version}.golden.npz"
 
     def signature_file(self, version: int) -> Path:
-        """The signature on one release."""
         return self.folder / RECORDS / "releases" / f"{version}.sig.json"
 
     def promise_file(self, version: int, digest: str) -> Path:
@@ -125,7 +121,6 @@ class Layout:
         return self.folder / RECORDS / "releases" / f"{version}.promise-{digest[:16]}.json"
 
     def promise_signature(self, version: int, digest: str) -> Path:
-        """The signature on such a promise."""
         return self.folder / RECORDS / "releases" / f"{version}.promise-{digest[:16]}.sig.json"
 
     def part(self, name: str) -> "Layout":

@@ -87,17 +87,14 @@ class ImportedRelease:
 
     @property
     def model(self) -> str:
-        """The model's name."""
         return self.release.model
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
-        """What the release takes."""
         return self.release.inputs
 
     @property
     def outputs(self) -> tuple[TensorSpec, ...]:
-        """What the release gives."""
         return self.release.outputs
 
     @property

@@ -61,12 +61,12 @@ class TestHosts:
         here.publish(package(2.0), expected=1)
         there.pull()
         with pytest.raises(RepositoryError, match="not the first one"):
-            here.withdraw_first("digits", ADA)
+            here.withdraw("digits", ADA)
         here.rollback("digits")
         with pytest.raises(RepositoryError, match="enginegate withdraw POLICY"):
             here.rollback("digits")
 
-        assert here.withdraw_first("digits", ADA).version == 1
+        assert here.withdraw("digits", ADA).version == 1
         assert not here.client.model_ready("digits")
         assert there.client.model_ready("digits")
         assert there.pull() is None
@@ -211,7 +211,7 @@ def test_a_kill_leaves_one_state_everywhere(here, package, server, tmp_path, mom
     assert (here.releases.versions(), here.releases.stray()) == ((1,) if committed else (), ())
     assert problems(here) == []
     if committed:
-        assert here.withdraw("digits", 1) == "Nothing is live, as before."
+        assert here.roll_back_promotion("digits", 1) == "Nothing is live, as before."
         assert not here.local.client.model_ready("digits")
     elif moment == "published":
         assert here.publish(package(3.0), expected=None).version == 2

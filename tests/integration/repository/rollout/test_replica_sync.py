@@ -42,7 +42,7 @@ def test_what_was_taken_away_elsewhere_is_not_told_here(here, there, package):
     """Also where nothing is live after it."""
     here.publish(package(1.0), expected=None)
     there.pull()
-    here.withdraw("digits", 1)
+    here.roll_back_promotion("digits", 1)
 
     assert there.pull() is None
 

@@ -143,7 +143,7 @@ class TestRaces:
         with pytest.raises(RepositoryError, match="Release 2 of digits is live"):
             one.rollback("digits", expected=1)
         with pytest.raises(RepositoryError, match="Release 2 of digits is live"):
-            one.withdraw("digits", 1)
+            one.roll_back_promotion("digits", 1)
 
         assert one.journal.last() == told
         assert one.rollback("digits", expected=2).version == 1

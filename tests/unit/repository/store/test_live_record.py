@@ -70,7 +70,7 @@ def test_without_a_journal_the_audit_log_decides_what_may_serve(repository, two,
     for change in (
         repository.repair,
         lambda: repository.bring_up("digits"),
-        lambda: repository.take_away("digits", 1),
+        lambda: repository.withdraw_version("digits", 1),
     ):
         with pytest.raises(TamperedError, match="release 1 is not made live"):
             change()

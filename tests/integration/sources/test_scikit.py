@@ -101,7 +101,7 @@ def test_int8_of_a_pipeline_quantises_its_layers(registry, classifier, export, r
         path, Candidate.parse("onnxruntime-int8"), data=rows, rules=CalibrationTable(method="max")
     )
 
-    assert found.census.weighted == {"int8": 2}
+    assert found.stats().layers == {"int8": 2}
     assert "without symbolic shapes" in found.converter
 
 

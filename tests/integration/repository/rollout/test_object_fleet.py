@@ -80,7 +80,7 @@ def test_a_dead_server_stops_no_way_back(here, package, second_serves, way):
         with pytest.raises(NotEverywhereError, match=words):
             with_dead.rollback("digits", reason="the pager rang")
     else:
-        assert re.match(words, with_dead.withdraw("digits", 2))
+        assert re.match(words, with_dead.roll_back_promotion("digits", 2))
 
     assert (here.current().version, answer(here), second_serves()) == (1, (1, 1.0), (2, 2.0))
     assert steps(here) == ["intent", "loaded", "done"]

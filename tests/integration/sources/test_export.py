@@ -1,19 +1,26 @@
-"""Registered models become ONNX, or are refused with the reason."""
+"""Registered models become ONNX, or are refused with the reason; digests and large models."""
 
 import hashlib
+import json
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 
-from enginegate.data import DataSet
-from enginegate.engines import open_onnx
-from enginegate.errors import DataError, InputError, ModelError, TrackingError
+from enginegate.candidate import Candidate
+from enginegate.data import DataSet, write_data
+from enginegate.engines import build_engine, open_engine, open_onnx, plan_engine, serving
+from enginegate.errors import DataError, InputError, ModelError, TamperedError, TrackingError
+from enginegate.policy import read_policy
 from enginegate.policy.model_source import ModelSource
-from enginegate.sources import onnx_from_source
+from enginegate.sources import onnx_from_source, read_onnx_model
 
 pytestmark = pytest.mark.xdist_group("sources")
+ROOT = Path(__file__).parents[3]
 
 
 def test_torch_export_program_becomes_onnx(cnn, network, samples):
@@ -223,3 +230,114 @@ def test_digest_is_of_the_file(cnn):
 
     assert cnn.value.file.sha256 == hashlib.sha256(content).hexdigest()
     assert onnx.load_from_string(content).opset_import[0].version == cnn.value.opset
+
+
+def test_weights_go_beside_the_file(cnn, export, beside, samples, tmp_path):
+    """The store keeps them in a second file, and the model answers as before."""
+    large = export(f"file:{beside}", tmp_path / "onnx", one_file_bytes=500)
+
+    assert set(large.value.external) == {"model.onnx.data"}
+    assert (large.folder / "model.onnx").stat().st_size < cnn.value.file.size_bytes
+    with (
+        open_onnx(cnn.folder / "model.onnx") as small,
+        open_onnx(large.folder / "model.onnx") as model,
+    ):
+        np.testing.assert_array_equal(
+            model.run(dict(samples.inputs))["output"], small.run(dict(samples.inputs))["output"]
+        )
+
+
+def test_digest_of_the_file_stands_for_the_weights(export, beside, tmp_path):
+    """The .onnx file names the sha256 of its data, so other weights are another digest."""
+    large = export(f"file:{beside}", tmp_path / "onnx", one_file_bytes=500)
+    notes = onnx.load(large.folder / "model.onnx", load_external_data=False).metadata_props
+
+    assert {note.value for note in notes} == {large.value.external["model.onnx.data"].sha256}
+
+
+def test_changed_weights_are_noticed(export, beside, tmp_path):
+    """The data file is checked wherever the model is opened."""
+    large = export(f"file:{beside}", tmp_path / "onnx", one_file_bytes=500)
+    data = large.folder / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1] + b"x")
+
+    with pytest.raises(TamperedError, match=r"model\.onnx\.data is not the file"):
+        read_onnx_model(large.folder)
+
+
+def test_nan_in_them_is_found(export, beside, set_weight, tmp_path):
+    """Weights that stay outside are checked like the others."""
+    set_weight(np.nan)
+
+    with pytest.raises(ModelError, match=r"holds 1 NaN or Inf"):
+        export(f"file:{beside}", tmp_path / "onnx", one_file_bytes=500)
+
+
+def test_engine_keeps_them_beside_it(export, beside, samples, tmp_path):
+    """An FP32 engine has its own copy, serves it, and notices a change; int8 holds its own."""
+    large = export(f"file:{beside}", tmp_path / "onnx", one_file_bytes=500)
+    policy = read_policy(ROOT / "policies" / "digits.toml")
+    plans = [
+        plan_engine(large, Candidate.parse(name), tables=policy.engine_tables, calibration=samples)
+        for name in ("onnxruntime-fp32", "onnxruntime-int8")
+    ]
+
+    exact, quantised = (build_engine(plan, tmp_path / "engines") for plan in plans)
+
+    assert set(serving(exact.value, exact.folder).files) >= {"model.onnx", "model.onnx.data"}
+    assert (set(exact.value.external), quantised.value.external) == ({"model.onnx.data"}, {})
+    with open_engine(exact.value, exact.folder) as engine:
+        assert engine.run(dict(samples.inputs))["output"].shape == (64, 10)
+    (exact.folder / "model.onnx.data").write_bytes(b"other")
+    with pytest.raises(TamperedError, match=r"model\.onnx\.data"):
+        serving(exact.value, exact.folder)
+
+
+EXPORT_ALL = """
+import json, sys
+from pathlib import Path
+from enginegate.data import read_data
+from enginegate.engines import open_onnx
+from enginegate.policy.model_source import ModelSource
+from enginegate.sources import onnx_from_source
+
+root, tracking_uri, jobs = Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
+sys.path.insert(0, sys.argv[4])
+for uri, data in jobs:
+    kept = onnx_from_source(
+        ModelSource(uri=uri, allow_code=True), read_data(root / data),
+        onnx_root=root / "onnx", tracking_uri=tracking_uri, open_onnx=open_onnx,
+        one_file_bytes=2**30,
+    )
+    print(kept.reused, kept.value.file.sha256)
+"""
+
+
+@pytest.mark.usefixtures("importable")
+def test_every_form_has_the_same_digest_in_another_process(  # noqa: PLR0913
+    registry, export, encoders, models, program, classifier, samples, tokens, rows, store, tmp_path
+):
+    """Hash seed, process and folder decide nothing, whatever the form; and nothing is printed."""
+    jobs = [
+        ("models:/cnn/1", samples),
+        (f"file:{program()}", tokens),
+        (f"hf:{encoders}/classifier", tokens),
+        ("python:toy_models:tokens", tokens),
+        (registry.log("sklearn", classifier(), name="again"), rows),
+    ]
+    here = [export(uri, store / "onnx", data=data, allow_code=True).value for uri, data in jobs]
+    for data in (samples, tokens, rows):
+        write_data(data, tmp_path / data.origin)
+    named = json.dumps([(uri, data.origin) for uri, data in jobs])
+
+    said = subprocess.run(
+        [sys.executable, "-c", EXPORT_ALL, tmp_path, registry.tracking_uri, named, models],
+        env=os.environ | {"PYTHONHASHSEED": "4711", "OMP_NUM_THREADS": "1"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert said.stdout.split() == [word for onnx in here for word in ("False", onnx.file.sha256)]
+    assert said.stderr == ""

@@ -261,7 +261,7 @@ def test_the_release_to_leave_is_named(repository, own, package):
     with pytest.raises(RepositoryError, match="Release 2 of digits is live, not 1"):
         fleet.rollback("digits", expected=1)
     with pytest.raises(RepositoryError, match="Release 2 of digits is live, not 1"):
-        fleet.withdraw("digits", 1)
+        fleet.roll_back_promotion("digits", 1)
 
     assert live(repository, own.repository) == [2, 2]
     assert Journal(fleet.root).unfinished() == ()

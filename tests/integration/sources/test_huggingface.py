@@ -191,6 +191,6 @@ def test_int8_of_an_encoder_leaves_nothing_behind(
         path, Candidate.parse("onnxruntime-int8"), data=tokens, rules=CalibrationTable(method="max")
     )
 
-    assert found.census.weighted["int8"] == found.census.quantised > 10
+    assert found.stats().layers["int8"] == found.stats().quantised > 10
     assert "without symbolic shapes (ONNX Runtime's inference does not follow" in found.converter
     assert list(tmp_path.iterdir()) == []
