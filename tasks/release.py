@@ -82,7 +82,7 @@ class Publication:
         """Everything the release goes to, with every server that answers."""
         pinned = _pinned(self.layout, self.workspace)
         return open_target(
-            self.tables, self.workspace, way="promote", pinned=pinned, judge=judge_reading
+            self.tables, self.workspace, channel="promote", pinned=pinned, judge=judge_reading
         )
 
     @property
@@ -143,7 +143,7 @@ class Publication:
         return replace(self, approvals=approvals)
 
 
-@task(task_run_name="pick-up", cache_policy=NO_CACHE)
+@task(task_run_name="recover", cache_policy=NO_CACHE)
 def recover_interrupted(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Finish or undo what was cut short; one sentence for each operation found.
 
@@ -154,7 +154,7 @@ def recover_interrupted(tables: LiveTables, workspace: Workspace) -> tuple[str, 
         return ()
     try:
         # With object storage this may bring a new release here, by a canary's window.
-        repository = open_target(tables, workspace, way="Prefect", judge=judge_reading)
+        repository = open_target(tables, workspace, channel="Prefect", judge=judge_reading)
         said = repository.recover()
     except EnginegateError as error:
         _log.warning("the live repository was not looked through for what was cut short: %s", error)
@@ -299,7 +299,7 @@ def roll_back_to(
     tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
 ) -> Release:
     """Make an earlier release live again."""
-    repository = open_target(tables, workspace, way="Prefect")
+    repository = open_target(tables, workspace, channel="Prefect")
     release = repository.rollback(tables.model, to, reason=reason)
     _log.info("release %d of %s is live again", release.version, release.model)
     return release
@@ -321,7 +321,7 @@ def update_mlflow(repository: Path, workspace: Workspace) -> None:
 @task(task_run_name="withdraw-first", cache_policy=NO_CACHE)
 def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
-    repository = open_target(tables, workspace, way="Prefect")
+    repository = open_target(tables, workspace, channel="Prefect")
     release = repository.withdraw(tables.model, Withdrawal(who, why))
     _log.info("release %d of %s was withdrawn; nothing is live", release.version, release.model)
     return release

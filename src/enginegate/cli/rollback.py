@@ -37,7 +37,7 @@ def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> N
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository = open_target(rules.live_tables, workspace, way="command")
+    repository = open_target(rules.live_tables, workspace, channel="command")
     release = repository.rollback(rules.name, to, reason=reason)
     _print_live(release, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
@@ -61,7 +61,7 @@ def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
         return
     rules = read_policy(policy)
     workspace = Workspace.of(rules)
-    repository = open_target(rules.live_tables, workspace, way="command")
+    repository = open_target(rules.live_tables, workspace, channel="command")
     release = repository.withdraw(rules.name, Withdrawal(who, reason))
     _print_withdrawn(release, policy, out)
     _print_undelivered(try_deliver(workspace, rules.target.repository), out)
@@ -102,7 +102,7 @@ def _print_live(release: Release, out: Console) -> None:
 def pull_command(policy: PolicyFile) -> None:
     """Bring this host to what is live in object storage: fetch, check, load, prove."""
     rules = read_policy(policy)
-    storage = open_target(rules.live_tables, Workspace.of(rules), way="command").storage
+    storage = open_target(rules.live_tables, Workspace.of(rules), channel="command").storage
     if storage is None:
         raise PolicyError(f"{policy} names no target.objects, so there is nothing to pull.")
     release = storage.pull()

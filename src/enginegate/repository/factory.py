@@ -25,7 +25,7 @@ def open_target(
     tables: LiveTables,
     workspace: Workspace,
     *,
-    way: str = "Python",
+    channel: str = "Python",
     pinned: frozenset[int] | None = frozenset(),
     judge: Judge | None = None,
 ) -> Target:
@@ -34,11 +34,11 @@ def open_target(
     Args:
         tables: of the policy whose release it is.
         workspace: keys, and checks of a canary.
-        way: how it is changed, for the audit log.
+        channel: how it is changed, for the audit log.
         pinned: releases that retention leaves alone; None: it deletes nothing.
         judge: of the checks of a fleet's canary; None: only its failed requests are counted.
     """
-    target, primary = tables.target, open_primary(tables, workspace, way=way, pinned=pinned)
+    target, primary = tables.target, open_primary(tables, workspace, channel=channel, pinned=pinned)
     local: LocalTarget = primary
     if target.fleet:
         # Each may take its time to say that it is there, and a rollback waits for all of them.
@@ -54,7 +54,7 @@ def open_primary(
     tables: LiveTables,
     workspace: Workspace,
     *,
-    way: str = "Python",
+    channel: str = "Python",
     pinned: frozenset[int] | None = frozenset(),
 ) -> LiveRepository:
     """Open this host's own live repository, with its server if it answers; no fleet, no storage."""
@@ -64,7 +64,7 @@ def open_primary(
         load_timeout_s=tables.target.load_timeout_s,
         keep=tables.retention.releases,
         signing=ReleaseSigning.of(tables.signing, workspace),
-        way=way,
+        channel=channel,
         pinned=pinned,
     )
 

@@ -86,7 +86,7 @@ class LiveRepository:
         pinned: older releases that something still points to; None: that could not be found out,
             so nothing is deleted.
         signing: how releases are signed and checked; None: they are not.
-        way: by which way changes come here, for the audit log.
+        channel: how changes come here, for the audit log.
     """
 
     root: Path
@@ -94,7 +94,7 @@ class LiveRepository:
     load_timeout_s: float = 120.0
     keep: int = 5
     signing: ReleaseSigning | None = None
-    way: str = "Python"
+    channel: str = "Python"
     pinned: frozenset[int] | None = frozenset()
 
     @property
@@ -121,7 +121,7 @@ class LiveRepository:
 
     def through(self, channel: str) -> "LiveRepository":
         """The repository whose changes the audit log says came through another channel."""
-        return replace(self, way=channel)
+        return replace(self, channel=channel)
 
     def publish(
         self,
@@ -388,7 +388,7 @@ class LiveRepository:
     def _opened(self) -> Iterator[OperationRecovery]:
         """Journal and audit log, read and checked once for all that is done under the lock."""
         with locked(self.root):
-            journal, audit = Journal(self.root), AuditLog(self.root, self.way)
+            journal, audit = Journal(self.root), AuditLog(self.root, self.channel)
             audit.read()
             try:
                 yield OperationRecovery(self.client, self.load_timeout_s, audit, journal)
@@ -474,8 +474,8 @@ class Change:
 
     def begin(self, kind: Kind, version: int, **noted: str) -> Entry:
         """2. The intent: from here on the next start ends what is cut short."""
-        journal, way = self.recovery.journal, self.repository.way
-        self._entry = journal.open(kind, self.layout.model, version, way=way, **noted)
+        journal, channel = self.recovery.journal, self.repository.channel
+        self._entry = journal.open(kind, self.layout.model, version, channel=channel, **noted)
         return self._entry
 
     def stage(

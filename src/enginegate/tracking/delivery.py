@@ -20,7 +20,7 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, InputError, TrackingError
 from enginegate.evidence import Scorecard
 from enginegate.repository import AuditLog, Layout
-from enginegate.repository.history.audit import FOLLOWING, LIVE_EVENTS, Event
+from enginegate.repository.history.audit import LIVE_EVENTS, REPLICATION, Event
 from enginegate.repository.history.broken_promises import ShownState, shown_state
 from enginegate.repository.history.changes import Cursor, head_at, undelivered_events
 from enginegate.repository.rollout.rollout_state import RolloutState
@@ -146,7 +146,7 @@ class _Delivery:
         What another host decided is in that host's log. What a crash left is in no log yet, and
         gets its own line when it is recovered.
         """
-        if event.origin.endswith(f", {FOLLOWING}"):
+        if event.origin.endswith(f", {REPLICATION}"):
             return False
         current = Layout(self.root, event.model).current()
         live = current.version if current else None

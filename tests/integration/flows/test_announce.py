@@ -37,7 +37,7 @@ def rules(prefect_server, tmp_path, monkeypatch):
 @pytest.fixture
 def log(rules):
     """Two releases and the way back."""
-    made = AuditLog(rules.target.repository, way="command")
+    made = AuditLog(rules.target.repository, channel="command")
     made.tell("published", rules.name, why="ada: margins are wide", release=1)
     made.tell("published", rules.name, why="ada: better still", release=2)
     made.tell("rolled back", rules.name, why="complaints", release=1)

@@ -19,7 +19,7 @@ add = Journal.add
 def signed(repository, tmp_path):
     """The repository of a policy that requires signatures."""
     signing = ReleaseSigning.of(Signing(required=True), Workspace(tmp_path / "workspace"))
-    return replace(repository, signing=signing, way="test")
+    return replace(repository, signing=signing, channel="test")
 
 
 def events(repository):

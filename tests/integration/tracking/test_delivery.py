@@ -16,7 +16,7 @@ from enginegate.repository import (
     record_act,
     record_decision,
 )
-from enginegate.repository.history.audit import FOLLOWING
+from enginegate.repository.history.audit import REPLICATION
 from enginegate.repository.history.changes import Cursor
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
 from enginegate.tracking import deliver, try_deliver
@@ -163,7 +163,7 @@ def test_another_process_is_waited_for_no_longer_than_said(site, registered):
 def test_what_another_host_decided_is_for_that_host_to_deliver(site, registered):
     """A replica has followed it; its own next change is delivered."""
     first, second = registered("replica"), registered("replica")
-    site.go_live(1, f"models:/replica/{first}", origin=f"ada@host, {FOLLOWING}")
+    site.go_live(1, f"models:/replica/{first}", origin=f"ada@host, {REPLICATION}")
     assert site.deliver() == ()
     assert site.champion("replica") is None
 
@@ -282,6 +282,21 @@ def test_a_late_withdrawal_takes_no_alias_from_a_newer_release(site, registered,
     site.deliver()
 
     assert site.champion("late") == second
+
+
+def test_an_acknowledged_promise_changes_the_shown_state(site, registered):
+    """The version shows it from then on; a withdrawn release has nothing left to show it."""
+    version = registered("acknowledged")
+    site.go_live(1, f"models:/acknowledged/{version}")
+    site.act("promise broken", 1, check=3)
+    site.act("acknowledged", 1, check=3)
+    site.act("acknowledged", 9, check=1)
+
+    assert site.deliver()[-1].endswith("release 1 of digits is shown as not checked.")
+
+    tags = site.tracker.version_tags("acknowledged", version)
+    assert tags["enginegate.watch"] == "not checked: release 1"
+    assert site.deliver() == ()
 
 
 def test_a_run_shows_who_decided(site):

@@ -48,8 +48,8 @@ What = Literal[
 ]
 # After which another release is live than before, or none.
 LIVE_EVENTS: frozenset[What] = frozenset({"published", "rolled back", "withdrawn"})
-# The way of what another host decided, and this one did after it.
-FOLLOWING = "following"
+# The channel of a change that another host decided on, and this one replicated.
+REPLICATION = "replication"
 _DONE: dict[Kind, What] = {
     "publish": "published",
     "rollback": "rolled back",
@@ -86,11 +86,11 @@ class AuditLog:
     """The log of one repository; whoever notes something holds the repository's lock.
 
     Attributes:
-        way: by which way operations come here: command, Prefect, Python, watch, following.
+        channel: how operations come here: command, Prefect, Python, watch, replication.
     """
 
     root: Path
-    way: str = "Python"
+    channel: str = "Python"
     _chain: HashChain[Event] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -142,8 +142,8 @@ class AuditLog:
     ) -> None:
         """End a journalled operation: here first, so that one cut short is told by recovery.
 
-        By the way that began it, and by whom and why where that was noted, whoever recovers: what
-        was only followed stays so.
+        By the channel that began it, and by whom and why where that was noted, whoever recovers: a
+        change that was only replicated stays so.
 
         Args:
             journal: that has the operation.
@@ -158,7 +158,7 @@ class AuditLog:
             model=entry.model,
             who=noted.get("who") or user_at_host(),
             why=(noted.get("why") if done else None) or why,
-            origin=origin(noted.get("way") or self.way),
+            origin=origin(noted.get("channel") or self.channel),
             release=entry.version,
             scorecard=noted.get("scorecard") or (release.scorecard_sha256 if release else None),
             operation=entry.operation,
@@ -169,7 +169,7 @@ class AuditLog:
 
     def tell(self, event: What, model: str, *, why: str, release: int | None = None) -> None:
         """Note something that is no journalled operation."""
-        who, where = user_at_host(), origin(self.way)
+        who, where = user_at_host(), origin(self.channel)
         deed = AuditRecord(
             event=event, model=model, who=who, why=why, origin=where, release=release
         )
@@ -327,11 +327,11 @@ def record_act(root: Path, deed: AuditRecord) -> None:
         AuditLog(root).note(deed)
 
 
-def is_followed(event: Event) -> bool:
+def is_replicated(event: Event) -> bool:
     """Whether another host decided it, and this one only did the same."""
-    return event.event in LIVE_EVENTS and event.origin.endswith(f", {FOLLOWING}")
+    return event.event in LIVE_EVENTS and event.origin.endswith(f", {REPLICATION}")
 
 
-def origin(way: str) -> str:
-    """From where something was done: user, host and way."""
-    return f"{user_at_host()}, {way}"
+def origin(channel: str) -> str:
+    """From where something was done: user, host and channel."""
+    return f"{user_at_host()}, {channel}"

@@ -161,13 +161,13 @@ class Acknowledgement:
         who: the person's name.
         why: what they found out, or will do.
         release: only of this one; None: of every release.
-        way: by which way it comes, for the audit log.
+        channel: how it comes, for the audit log.
     """
 
     who: str
     why: str
     release: int | None = None
-    way: str = "Python"
+    channel: str = "Python"
 
     def check(self) -> None:
         """Refuse one without a name or a reason.
@@ -229,7 +229,7 @@ def acknowledge(
                 model=model,
                 who=given.who,
                 why=given.why,
-                origin=origin(given.way),
+                origin=origin(given.channel),
                 release=each.release,
                 check=each.check,
             )

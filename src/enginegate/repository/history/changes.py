@@ -12,7 +12,7 @@ from enginegate.atomic_io import file_lock, write_file
 from enginegate.decision import Head
 from enginegate.errors import InputError
 from enginegate.records import sha256_bytes
-from enginegate.repository.history.audit import LIVE_EVENTS, Event, What, is_followed
+from enginegate.repository.history.audit import LIVE_EVENTS, Event, What, is_replicated
 from enginegate.workspace import Workspace
 
 # Of another process that delivers the same log to the same receiver: the next run does the rest.
@@ -49,7 +49,7 @@ class LiveChange:
     @property
     def followed(self) -> bool:
         """Whether another host decided it, and this one only did the same."""
-        return is_followed(self.event)
+        return is_replicated(self.event)
 
     def __str__(self) -> str:
         live = f"release {self.after} is live" if self.after else "nothing is live"

@@ -40,7 +40,7 @@ def unfinished(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 def intent_detail(entries: Iterable[Entry], entry: Entry) -> Mapping[str, str]:
-    """What was noted when an operation began, such as by which way, by whom and why."""
+    """What was noted when an operation began, such as by which channel, by whom and why."""
     return next(each.detail for each in entries if each.operation == entry.operation)
 
 

@@ -13,7 +13,7 @@ from enginegate.atomic_io import file_lock
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
 from enginegate.machine import user_at_host
-from enginegate.repository.history.audit import FOLLOWING, AuditLog, AuditRecord, origin
+from enginegate.repository.history.audit import REPLICATION, AuditLog, AuditRecord, origin
 from enginegate.repository.lock import locked
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import Withdrawal
@@ -133,7 +133,7 @@ class ReplicaSync:
             reached = None if last.kind == "withdraw" else last.version
             if is_from_here(last) and reached == (here.version if here else None):
                 return self.local
-        return self.local.through(FOLLOWING)
+        return self.local.through(REPLICATION)
 
     def _check_still_live(self, release: Release) -> None:
         self.journal.check_not_changing_here()
@@ -197,7 +197,7 @@ def record_rollback(primary: LiveRepository, release: Release, *, reason: str, l
         model=release.model,
         who=user_at_host(),
         why=f"{reason}; {left}" if reason else left,
-        origin=origin(primary.way),
+        origin=origin(primary.channel),
         release=release.version,
         scorecard=release.scorecard_sha256,
     )
@@ -205,7 +205,7 @@ def record_rollback(primary: LiveRepository, release: Release, *, reason: str, l
         with locked(primary.root, timeout_s=_LOCK_TIMEOUT_S):
             current = Layout(primary.root, release.model).current()
             if current is not None and current.version == release.version:
-                AuditLog(primary.root, primary.way).note(record)
+                AuditLog(primary.root, primary.channel).note(record)
                 return
         why_not = "another release was pulled meanwhile"
     except EnginegateError as error:

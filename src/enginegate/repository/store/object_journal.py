@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedError
 from enginegate.machine import runs, user_at_host
-from enginegate.repository.history.audit import Event, is_followed
+from enginegate.repository.history.audit import Event, is_replicated
 from enginegate.repository.history.hash_chain import GENESIS
 from enginegate.repository.history.journal import CLOSING, Entry, Kind, Step
 from enginegate.repository.store.layout import Current
@@ -191,7 +191,7 @@ class ObjectJournal:
             RepositoryBusyError: others commit one change after another.
         """
         # Before the journal: whoever publishes meanwhile has an entry by the time this is there.
-        replicated = (e.release or 0 for e in events if e.model == self.model and is_followed(e))
+        replicated = (e.release or 0 for e in events if e.model == self.model and is_replicated(e))
         newest = max((*releases.versions(), *replicated), default=0)
         if newest > highest(self.last()):
             raise TamperedError(

@@ -18,7 +18,7 @@ def log(tmp_path):
     card = scorecard()
     root = tmp_path / "live"
     record_decision(root, decision(card, origin="ada@host, command"), "digits")
-    made = AuditLog(root, way="watch")
+    made = AuditLog(root, channel="watch")
     made.tell("published", "digits", why="margins are wide", release=1)
     made.tell("repaired", "digits", why="config.pbtxt was put back", release=1)
     return made

@@ -3,7 +3,7 @@
 import pytest
 
 from enginegate.repository import AuditLog
-from enginegate.repository.history.audit import FOLLOWING
+from enginegate.repository.history.audit import REPLICATION
 from enginegate.repository.history.changes import Cursor, live_changes, undelivered_changes
 from enginegate.workspace import Workspace
 
@@ -66,7 +66,7 @@ def test_another_log_is_told_from_its_beginning(log, tmp_path):
 def test_what_was_only_followed_is_for_its_own_host_to_tell(log):
     """What this host decides next still says what was live here before it."""
     told = log.head()
-    AuditLog(log.root, way=FOLLOWING).tell("published", "tiny", why="because", release=9)
+    AuditLog(log.root, channel=REPLICATION).tell("published", "tiny", why="because", release=9)
     log.tell("rolled back", "tiny", why="because", release=2)
 
     assert said(undelivered_changes(log.read(), told)) == [("tiny", 9, 2)]

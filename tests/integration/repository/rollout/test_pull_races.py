@@ -166,7 +166,7 @@ def test_the_host_that_decided_says_so_where_it_had_nothing_to_do(here, alone):
     assert alone.rollback("digits", reason="the pager rang").version == 1
     here.pull()
 
-    assert lines(alone) == [("published", 1, "following"), ("rolled back", 1, "Python")]
+    assert lines(alone) == [("published", 1, "replication"), ("rolled back", 1, "Python")]
     last = AuditLog(alone.root).read()[-1]
     assert last.why.startswith("the pager rang; release 2 was live in s3://")
     assert told(alone) == [("rolled back", 1, 1)]
@@ -188,7 +188,7 @@ def test_a_killed_follower_tells_nothing_of_its_own(alone, monkeypatch):
 
     alone.recover()
 
-    assert lines(alone) == [("published", 1, "following"), ("published", 2, "following")]
+    assert lines(alone) == [("published", 1, "replication"), ("published", 2, "replication")]
     assert told(alone) == []
 
 
