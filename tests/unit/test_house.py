@@ -19,27 +19,20 @@ LONGEST_CHAIN = 8
 # Triton's Python backend asks for the first; programs of one file have the second.
 REQUIRED_NAMES = {"TritonPythonModel", "main"}
 SHARED_NAMES = {
-    "achieved_share",
     "acknowledge",
     "audit",
-    "buckets",
-    "decide",
-    "explain",
     "exporter",
     "forget_quietly",
     "open_session",
     "prepare",
     "promote",
     "qualify",
-    "read_requests",
-    "read_sample",
     "register",
     "rollback",
     "scan",
     "serve",
     "verify",
     "watch",
-    "watched",
     "whole",
     "withdraw",
 }
