@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
 from enginegate.measurement import P99, Measurement, Percentile
-from enginegate.measuring.advice import buckets, explain_p99
+from enginegate.measuring.bottleneck import explain_p99, latency_breakdown
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.records import Record
@@ -276,5 +276,5 @@ def _row(
 
 
 def _largest(best: Measurement | None) -> str:
-    found = buckets(best.stages) if best and best.stages else ()
+    found = latency_breakdown(best.stages) if best and best.stages else ()
     return f"{found[0].name} {found[0].share:.0%}" if found else MISSING

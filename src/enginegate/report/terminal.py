@@ -11,7 +11,7 @@ from rich.text import Text
 
 from enginegate.evidence import Benchmark, Outcome, Scorecard
 from enginegate.measurement import P99, Measurement
-from enginegate.measuring.advice import explain_p99
+from enginegate.measuring.bottleneck import explain_p99
 from enginegate.policy.benchmarking import Slo
 from enginegate.report.content import (
     COLUMNS,
