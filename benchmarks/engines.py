@@ -31,13 +31,13 @@ from networks import Encoder, exported, minilm, planned, samples, tokens, vocabu
 from enginegate.candidate import Engine, OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import Array, DataSet, Tensors
-from enginegate.engines import availability, build_engine, open_engine, open_reference
+from enginegate.engines import availability, build_engine, engine_kind, open_engine, open_reference
 from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
 from enginegate.engines.protocol import Runner
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
 from enginegate.policy.building import DimensionRange, Shapes
-from enginegate.precision import EMULATED, emulated
+from enginegate.precision import emulated
 from enginegate.records import Record
 
 ROOT = Path(__file__).parents[1]
@@ -196,7 +196,7 @@ def error_of(
         runner: Any
         if engine.target == "cpu":
             runner = opened.enter_context(open_engine(engine, built.folder))
-        elif engine.candidate.precision in EMULATED:
+        elif engine_kind(engine.candidate.kind).is_emulable(engine.candidate.precision):
             runner = opened.enter_context(
                 emulated(path, engine.candidate, data=subject.calibration, rules=subject.rules)
             )

@@ -1,10 +1,10 @@
-"""Scheduled: what must be looked after while nobody promotes anything.
+"""Scheduled: recovers, watches and cleans up while nobody promotes anything.
 
-What a killed promotion or rollback left is finished or undone first. The live release is watched
-against its promise: look after look while it is young, then one look a run. Recorded traffic is
-user data, so its age is limited by the policy and enforced here; a recording whose process was
-killed is ended on the server; and the live repository is verified. A broken promise is a failed
-run, and so is every later one of that release until a person acknowledges it.
+First a killed promotion or rollback is recovered. The live release is watched against its promise:
+check after check while it is young, then one check a run. Recorded traffic is user data, so its age
+is limited by the policy and enforced here; a recording whose process was killed is ended on the
+server; and the live repository is verified. A broken promise is a failed run, and so is every later
+run of that release until a person acknowledges it.
 """
 
 import time
@@ -20,7 +20,7 @@ from enginegate.policy import Policy, read_policy
 from enginegate.policy.operating import LiveTables
 from enginegate.repository import Layout
 from enginegate.repository.history.broken_promises import BrokenPromise, broken_words
-from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
@@ -29,15 +29,15 @@ from tasks.release import update_mlflow
 from tasks.release_events import announce_releases
 from tasks.watch import (
     alert,
+    check_release,
     deliver_to_mlflow,
     expire_shadow,
     follow_storage,
     is_live,
-    keep_look,
     record_broken_promise,
+    record_check,
     release_to_watch,
     roll_back_failed,
-    take_look,
     unacknowledged,
     verify_live,
 )
@@ -48,29 +48,29 @@ RUN_S = 540.0
 
 
 @flow(name="watch", persist_result=False, validate_parameters=False)
-def watch(policy: Path, run_s: float = RUN_S) -> Watched:
+def watch(policy: Path, run_s: float = RUN_S) -> WatchResult:
     """Watch what is live, delete recorded traffic that is too old, verify the live repository.
 
     Args:
         policy: the model family's policy file.
-        run_s: a young release is watched for at most this long in one run; 0 is one look.
+        run_s: a young release is watched for at most this long in one run; 0 is one check.
 
     Raises:
         RepositoryError: the live repository is not what was published; the message lists it all.
         ServerError: what is live could not be measured. Both alert.
-        PromiseBrokenError: a look failed, now or earlier, and nobody has acknowledged it since.
+        PromiseBrokenError: a check failed, now or earlier, and nobody has acknowledged it since.
     """
     opened = read_policy(Path(policy))
     try:
         return _watch(opened, policy, run_s)
     except PromiseBrokenError:
-        raise  # the look that failed has alerted already, if the policy says so
+        raise  # the check that failed has alerted already, if the policy says so
     except EnginegateError as error:
         alert(opened.name, str(error))
         raise
 
 
-def _watch(opened: Policy, policy: Path, run_s: float) -> Watched:
+def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
     tables, workspace = opened.live_tables, Workspace.of(opened)
     done = (
         *recover_interrupted(tables, workspace),
@@ -80,51 +80,51 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> Watched:
     )
     try:
         problems = verify_live(tables, workspace)
-        looks = tuple(_looks(opened, workspace, run_s))
+        checks = tuple(_checks(opened, workspace, run_s))
     finally:
-        # Last: a Prefect server that does not answer delays no look and no rollback.
+        # Last: a Prefect server that does not answer delays no check and no rollback.
         done += note_expired_approvals(tables, workspace)
         done += announce_releases(tables.target.repository, workspace)
-    errored = [str(look) for look in looks if look.outcome is Outcome.ERRORED]
-    broken = [_broken_now(tables, policy, look) for look in looks if look.broken]
+    errored = [str(check) for check in checks if check.outcome is Outcome.ERRORED]
+    broken = [_broken_now(tables, policy, check) for check in checks if check.broken]
     if problems:
         raise RepositoryError("\n".join((*problems, *errored, *broken)))
     if errored:
         raise ServerError("\n".join((*errored, *broken)))
-    watched, earlier = Watched(done, looks), unacknowledged(tables, workspace)
+    watched, earlier = WatchResult(done, checks), unacknowledged(tables, workspace)
     if broken:
         raise PromiseBrokenError("\n".join(broken), watched)
     if earlier:
-        raise PromiseBrokenError(_broken_earlier(tables.model, policy, earlier, looks), watched)
+        raise PromiseBrokenError(_broken_earlier(tables.model, policy, earlier, checks), watched)
     return watched
 
 
-def _broken_now(tables: LiveTables, policy: Path, look: WatchCheck) -> str:
+def _broken_now(tables: LiveTables, policy: Path, check: WatchCheck) -> str:
     """Which release promised what, what was measured, what was done, and the next command."""
     layout = Layout(tables.target.repository, tables.model)
-    current, release = layout.current(), layout.release(look.version)
+    current, release = layout.current(), layout.release(check.version)
     live = f"release {current.version} is live" if current else "nothing is live"
-    if look.action == "rollback":
+    if check.action == "rollback":
         done = f"It was rolled back: {live} again."
     else:
         done = f'It was not rolled back: {live} (watch.on_failure = "{tables.watch.on_failure}").'
-    named = f"{look.version} of {look.model} ({release.engine.candidate}, {release.model_uri})"
+    named = f"{check.version} of {check.model} ({release.engine.candidate}, {release.model_uri})"
     lines = (
-        f"Release {named} broke its promise at check {look.number}:",
-        *(f"  {broken_words(finding)}" for finding in look.broken),
+        f"Release {named} broke its promise at check {check.number}:",
+        *(f"  {broken_words(finding)}" for finding in check.broken),
         done,
-        _next(policy, look.version),
+        _next(policy, check.version),
     )
     return "\n".join(lines)
 
 
 def _broken_earlier(
-    model: str, policy: Path, broken: tuple[BrokenPromise, ...], looks: tuple[WatchCheck, ...]
+    model: str, policy: Path, broken: tuple[BrokenPromise, ...], checks: tuple[WatchCheck, ...]
 ) -> str:
     """The newest failed check that nobody has acknowledged, and how this run's checks ended."""
     lines = (
         f"{model}: {broken[-1]}. Nobody has acknowledged this.",
-        *(f"  now: {look}" for look in looks),
+        *(f"  now: {check}" for check in checks),
         _next(policy, broken[-1].release),
     )
     return "\n".join(lines)
@@ -137,41 +137,41 @@ def _next(policy: Path, release: int) -> str:
     )
 
 
-def _looks(policy: Policy, workspace: Workspace, run_s: float) -> Iterator[WatchCheck]:
-    """One look; while the release is young, more of them until one does not hold."""
+def _checks(policy: Policy, workspace: Workspace, run_s: float) -> Iterator[WatchCheck]:
+    """One check; while the release is young, more checks until one fails."""
     tables, traffic = policy.live_tables, policy.traffic_tables
     asked = outputs_to_compare(policy.task, policy.outputs, policy.metrics, policy.slices)
     end_s = time.monotonic() + run_s
     while (release := release_to_watch(tables)) is not None:
         sampled = compare_live(release, tables, traffic, policy.gates, asked, workspace)
-        look = take_look(tables, release, sampled, workspace)
-        record_broken_promise(tables.target.repository, look)
-        look = keep_look(tables, release, _acted(tables, release, look, workspace), workspace)
-        yield look
-        stops = look.outcome in {Outcome.FAILED, Outcome.ERRORED}
-        if stops or not look.intensive or time.monotonic() + tables.watch.look_s > end_s:
+        check = check_release(tables, release, sampled, workspace)
+        record_broken_promise(tables.target.repository, check)
+        check = record_check(tables, release, _acted(tables, release, check, workspace), workspace)
+        yield check
+        stops = check.outcome in {Outcome.FAILED, Outcome.ERRORED}
+        if stops or not check.intensive or time.monotonic() + tables.watch.look_s > end_s:
             return
 
 
 def _acted(
-    tables: LiveTables, release: Release, look: WatchCheck, workspace: Workspace
+    tables: LiveTables, release: Release, check: WatchCheck, workspace: Workspace
 ) -> WatchCheck:
-    """Do what the policy says about a look; a rollback that is refused becomes an alert.
+    """Do what the policy says about a check; a rollback that is refused becomes an alert.
 
     Unless another release is live by now: the log says so, and there is nothing left to do.
     """
-    if look.action == "rollback":
-        back = roll_back_failed(tables, release, look, workspace)
+    if check.action == "rollback":
+        back = roll_back_failed(tables, release, check, workspace)
         if back is not None:
-            alert(look.model, f"{look}. {back.said}", version=look.version, action="rollback")
+            alert(check.model, f"{check}. {back.message}", version=check.version, action="rollback")
             update_mlflow(tables.target.repository, workspace)
             announce_releases(tables.target.repository, workspace)
-            return look
+            return check
         if not is_live(tables, release):
-            # Somebody else was faster; what failed serves nobody any more.
-            return look.model_copy(update={"action": "none"})
-        look = look.model_copy(update={"action": "alert"})
+            # Another release went live meanwhile, so the failed one serves no request.
+            return check.model_copy(update={"action": "none"})
+        check = check.model_copy(update={"action": "alert"})
     # One that could not be measured ends the run, which alerts.
-    if look.action == "alert" and look.outcome is not Outcome.ERRORED:
-        alert(look.model, str(look), version=look.version)
-    return look
+    if check.action == "alert" and check.outcome is not Outcome.ERRORED:
+        alert(check.model, str(check), version=check.version)
+    return check

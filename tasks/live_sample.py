@@ -63,7 +63,7 @@ def compare_live(
     asked: tuple[OutputSpec, ...],
     workspace: Workspace,
 ) -> SampledTraffic:
-    """Compare the newest sample with FP32, unless an earlier look at this release did so.
+    """Compare the newest sample with FP32, unless an earlier check of this release did so.
 
     Where the policy lets live traffic be recorded ([shadow] without traffic), one is recorded when
     the newest is used and an hour old. A sample that is there and cannot be compared is errored:
@@ -75,11 +75,11 @@ def compare_live(
         traffic: what may be recorded, and what its inputs are compared with.
         gates: what agreement means, by precision.
         asked: what each output means.
-        workspace: keeps samples, the FP32 model, and earlier looks.
+        workspace: keeps samples, the FP32 model, and earlier checks.
     """
     past = WatchLog.at(workspace, release).read()
     try:
-        path = _fresh(tables, traffic, past, workspace)
+        path = _unused_sample(tables, traffic, past, workspace)
         if path is None:
             return SampledTraffic()
         sample = read_sample(path)
@@ -100,17 +100,17 @@ def compare_live(
 
 
 class _NotComparedError(InputError):
-    """There is nothing to compare, and nobody asked for it."""
+    """There is no sample to compare, and the policy names none."""
 
 
-def _fresh(
+def _unused_sample(
     tables: LiveTables,
     traffic: TrafficTables,
     past: tuple[WatchCheck, ...],
     workspace: Workspace,
 ) -> Path | None:
-    """A sample that no look at this release has seen; recorded now where that may be done."""
-    home, used = workspace.shadow, {look.sample for look in past}
+    """A sample that no check of this release has used; recorded now where that may be done."""
+    home, used = workspace.shadow, {check.sample for check in past}
     newest = latest_sample(home, tables.model)
     info = sample_info(newest) if newest else None
     if info is not None and info.digest not in used:
@@ -124,7 +124,7 @@ def _fresh(
         server, duration_s = connect(addresses.grpc), tables.watch.look_s
         return record_live(server, tables.model, wanted, home=home, duration_s=duration_s)[0]
     except (DataError, ServerError) as error:
-        # A server that is dead is told by the look itself; one without traces or users is no fault.
+        # A dead server fails the check itself; a server without traces or users is no fault.
         raise _NotComparedError(f"No live request could be recorded: {error}") from error
 
 
@@ -178,12 +178,12 @@ def _reference(release: Release, workspace: Workspace) -> tuple[OnnxModel, Path]
 def _answers(
     release: Release, tables: LiveTables, sample: TrafficSample
 ) -> tuple[DataSet, Tensors]:
-    """What this release answered when it was recorded; else what it answers now."""
+    """Recorded answers of this release; without any, its answers now."""
     names = {spec.name for spec in release.outputs}
-    ours = np.flatnonzero(sample.model_versions == release.version)[:_ROWS]
-    if len(ours) and names <= set(sample.outputs) and not sample.info.rewritten:
-        recorded = {name: np.asarray(sample.outputs[name][ours]) for name in names}
-        return _rows(sample.data, ours), recorded
+    recorded = np.flatnonzero(sample.model_versions == release.version)[:_ROWS]
+    if len(recorded) and names <= set(sample.outputs) and not sample.info.rewritten:
+        answers = {name: np.asarray(sample.outputs[name][recorded]) for name in names}
+        return _rows(sample.data, recorded), answers
     rows = sample.data.head(_ASKED_ROWS)
     addresses = live_addresses(tables.target)
     if addresses is None:

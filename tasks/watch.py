@@ -1,4 +1,4 @@
-"""Looking after recorded traffic, the live repository, and what the live release does."""
+"""Steps of the watch: recorded traffic, the live repository, and checks of the live release."""
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +31,6 @@ from enginegate.repository import (
 from enginegate.repository.history.audit import Event
 from enginegate.repository.history.broken_promises import (
     BrokenPromise,
-    ShownState,
     broken_promises,
     operation_of,
     record_broken,
@@ -41,7 +40,7 @@ from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.shadow import expire_samples, recover_recordings
 from enginegate.tracking import Tracker, deliver, state_tag
 from enginegate.triton.endpoint import LiveAddresses, live_addresses
-from enginegate.watch.log import Action, Count, SampledTraffic, WatchCheck, WatchLog
+from enginegate.watch.log import Action, SampledTraffic, ShareCount, WatchCheck, WatchLog
 from enginegate.watch.probe import LiveProber, LiveReading, take_reading
 from enginegate.workspace import Workspace, now
 from validation.live import action_for, judge_reading, live_finding, not_measured
@@ -65,7 +64,7 @@ def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]
 
 @task(task_run_name="deliver-to-mlflow", cache_policy=NO_CACHE)
 def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]:
-    """Give MLflow what it could not be given when it happened; what it refuses waits longer."""
+    """Deliver to MLflow what it has not got yet of the audit log; a refusal is retried later."""
     try:
         return deliver(workspace, repository)
     except EnginegateError as error:
@@ -75,7 +74,7 @@ def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]
 
 @task(task_run_name="follow-storage", cache_policy=NO_CACHE)
 def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
-    """Bring this host to what is live in object storage; `verify_live` says if it is not."""
+    """Install on this host the release that is live in object storage."""
     storage = open_target(tables, workspace, channel=_CHANNEL, judge=judge_reading).storage
     if storage is None:
         return ()
@@ -90,56 +89,67 @@ def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
 
 @task(task_run_name="verify-live", cache_policy=NO_CACHE)
 def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
-    """What is wrong with the live repository and its server; nothing is changed."""
+    """Problems of the live repository and its server; nothing is changed."""
     repository = open_target(tables, workspace, channel=_CHANNEL)
     try:
         checks = verify(repository, read_back=False)
     except RepositoryBusyError as error:
         _log.info("not verified this time: %s", error)
         return ()
-    found = [(c.subject, c.problem or c.unknown) for c in checks if c.problem or c.unknown]
-    for subject, why in found:
-        _log.error("%s: %s", subject, why)
-    return tuple(f"{subject}: {why}" for subject, why in found)
+    problems = tuple(
+        f"{check.subject}: {check.problem or check.unknown}"
+        for check in checks
+        if check.problem or check.unknown
+    )
+    for problem in problems:
+        _log.error("%s", problem)
+    return problems
 
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)
 def release_to_watch(tables: LiveTables) -> Release | None:
-    """What is live now, to be looked at; None before the first promotion.
+    """The release that is live now; None before the first promotion.
 
-    None as well while it is rolled out to a fleet: whoever does so looks at the canary, and the
+    None as well while it is rolled out to a fleet: the rollout itself checks the canary, and the
     other servers have another release.
     """
     current = _current(tables)
     layout = Layout(tables.target.repository, tables.model)
-    who = RolloutState(layout.root).under_way_by(tables.model)
-    if current is not None and who is not None:
-        _log.info("release %d is being rolled out by %s", current.version, who)
+    promoter = RolloutState(layout.root).under_way_by(tables.model)
+    if current is not None and promoter is not None:
+        _log.info("release %d is being rolled out by %s", current.version, promoter)
         return None
     return layout.release(current.version) if current else None
 
 
-@task(task_run_name="look-at-{release.version}", cache_policy=NO_CACHE)
-def take_look(
-    tables: LiveTables, release: Release, beside: SampledTraffic, workspace: Workspace
+@task(task_run_name="check-release-{release.version}", cache_policy=NO_CACHE)
+def check_release(
+    tables: LiveTables, release: Release, sampled: SampledTraffic, workspace: Workspace
 ) -> WatchCheck:
-    """Watch every live server for one look, and judge what it did; what breaks is errored."""
-    looks = WatchLog.at(workspace, release)
-    held, number = held_to(tables, release), looks.next_number()
-    # What was counted against another promise says nothing about this one.
+    """Check the live release on every server; a server that cannot be read is an errored finding.
+
+    Args:
+        tables: what is live where, and its limits.
+        release: the live release.
+        sampled: how its answers compare with FP32.
+        workspace: has the log of checks.
+    """
+    log = WatchLog.at(workspace, release)
+    promised, number = with_promise(tables, release), log.next_number()
+    # Counts against another promise say nothing about this one.
     past = tuple(
-        each for each in looks.read() if each.promised_by(release) == held.scorecard_sha256
+        each for each in log.read() if each.promised_by(release) == promised.scorecard_sha256
     )
-    views = _views(tables, held, number, past)
-    readings = {view.server: view.reading for view in views if view.reading is not None}
-    findings = [f for view in views for f in view.findings]
-    counts = [count for view in views for count in view.counts]
+    servers = _check_servers(tables, promised, number, past)
+    readings = {each.server: each.reading for each in servers if each.reading is not None}
+    findings = [finding for each in servers for finding in each.findings]
+    counts = [count for each in servers for count in each.counts]
     live = _current(tables)
     if live is None or live.version != release.version:
-        # A change of what is live is no fault of what was.
-        why = "another release became live while it was looked at"
+        # The new release's start is no fault of the old one.
+        why = "another release became live during the check"
         findings, counts = [live_finding("measured", Outcome.INCONCLUSIVE, why)], []
-    look = WatchCheck(
+    check = WatchCheck(
         model=release.model,
         version=release.version,
         release_sha256=release.digest,
@@ -148,56 +158,60 @@ def take_look(
         intensive=_age_s(live, release) < tables.watch.window_s,
         reading=readings.pop("", None),
         others=readings,
-        findings=(*findings, *beside.findings),
-        counts=(*counts, *beside.counts),
-        sample=beside.sample,
-        scorecard=held.scorecard_sha256,
+        findings=(*findings, *sampled.findings),
+        counts=(*counts, *sampled.counts),
+        sample=sampled.sample,
+        scorecard=promised.scorecard_sha256,
     )
-    can_go_back = release.previous_version is not None and not looks.rolled_back
-    action = action_for(look, tables.watch, held.promise, can_go_back=can_go_back)
-    look = look.model_copy(update={"action": action})
+    can_go_back = release.previous_version is not None and not log.rolled_back
+    action = action_for(check, tables.watch, promised.promise, can_go_back=can_go_back)
+    check = check.model_copy(update={"action": action})
     try:
-        # From here on its number is its own, which alerts and the audit log name.
-        look = looks.add(look)
+        # From here on no other check has its number, which alerts and the audit log name.
+        check = log.add(check)
     except EnginegateError as error:
-        # What failed is acted on all the same; `keep_look` tries again.
+        # A failed check is acted on all the same; `record_check` tries again to write it.
         _log.warning("%s", error)
-    _log.info("%s", look)
-    return look
+    _log.info("%s", check)
+    return check
 
 
 @dataclass(frozen=True, slots=True)
 class RolledBack:
-    """What the watch made live again, and in words where; a dead server of a fleet is named."""
+    """A release that the watch made live again.
+
+    Attributes:
+        message: where it is live again; names a dead server of a fleet.
+    """
 
     release: Release
-    said: str
+    message: str
 
 
 @task(task_run_name="roll-back-{release.version}", cache_policy=NO_CACHE)
 def roll_back_failed(
-    tables: LiveTables, release: Release, look: WatchCheck, workspace: Workspace
+    tables: LiveTables, release: Release, check: WatchCheck, workspace: Workspace
 ) -> RolledBack | None:
-    """Make the release live again that a failed one replaced, once for each failed release.
+    """Roll back a release that failed its check, once for each failed release.
 
     Returns:
-        What is live again; None when it was not rolled back: another release is live by now, this
-        one was rolled back before, or the repository refused. The log says why.
+        The release that is live again; None when another release is live by now, this one was
+        rolled back before, or the repository refused. The log says why.
     """
     name, before = tables.model, release.previous_version
-    looks = WatchLog.at(workspace, release)
-    if before is None or not is_live(tables, release) or not looks.claim_rollback():
+    log = WatchLog.at(workspace, release)
+    if before is None or not is_live(tables, release) or not log.claim_rollback():
         _log.warning("release %d was rolled back before, or is not live any more", release.version)
         return None
     repository = open_target(tables, workspace, channel=_CHANNEL)
     try:
-        # Whoever changes what is live after the look is right: only what failed it is left.
-        back = repository.rollback(name, before, reason=str(look), expected=release.version)
+        # Only the release that failed is rolled back: a change of what is live meanwhile stays.
+        back = repository.rollback(name, before, reason=str(check), expected=release.version)
         return RolledBack(back, f"Release {back.version} is live again.")
     except NotEverywhereError as error:
         return RolledBack(Layout(tables.target.repository, name).release(before), str(error))
     except EnginegateError as error:
-        looks.return_claim()
+        log.return_claim()
         if not is_live(tables, release):
             _log.warning("not rolled back, as another release is live by now: %s", error)
             return None
@@ -208,60 +222,55 @@ def roll_back_failed(
 
 
 @task(task_run_name="record-broken-promise", cache_policy=NO_CACHE)
-def record_broken_promise(repository: Path, look: WatchCheck) -> None:
-    """Write a failed look into the audit log, where it stays until somebody acknowledges it.
+def record_broken_promise(repository: Path, check: WatchCheck) -> None:
+    """Write a failed check into the audit log, where it stays until a person acknowledges it.
 
-    Where it cannot be written now, the look's own file says the same, and a later run writes it.
+    Where it cannot be written now, a later run writes it, from the log of checks.
     """
-    if not look.broken:
+    if not check.broken:
         return
     try:
-        record_broken(repository, look)
+        record_broken(repository, check)
     except EnginegateError as error:
-        _log.error("the audit log does not have look %d yet: %s", look.number, error)
+        _log.error("the audit log does not have check %d yet: %s", check.number, error)
 
 
-@task(task_run_name="keep-look", cache_policy=NO_CACHE)
-def keep_look(
-    tables: LiveTables, release: Release, look: WatchCheck, workspace: Workspace
+@task(task_run_name="record-check", cache_policy=NO_CACHE)
+def record_check(
+    tables: LiveTables, release: Release, check: WatchCheck, workspace: Workspace
 ) -> WatchCheck:
-    """Keep a look as it was acted on, also in MLflow; it counts even if MLflow cannot be told."""
-    look = WatchLog.at(workspace, release).add(look)
-    state = state_of(tables, release, workspace)
+    """Record a check as it was acted on, also in MLflow; it counts even if MLflow is away."""
+    check = WatchLog.at(workspace, release).add(check)
+    past = WatchLog.at(workspace, release).read()
+    state = shown_state(_events(tables), tables.model, release.version, past)
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
-        tracker.log_check(look, release, state, held_to(tables, release).promise)
+        tracker.log_check(check, release, state, with_promise(tables, release).promise)
         if release.model_uri.startswith("models:/"):
             name, version = release.model_uri.removeprefix("models:/").split("/")
             tracker.tag_version(name, int(version), state_tag(state, release))
     except TrackingError as error:
-        _log.warning("look %d counts, but is not in MLflow: %s", look.number, error)
-    return look
-
-
-def state_of(tables: LiveTables, release: Release, workspace: Workspace) -> ShownState:
-    """What is shown of a release: by its looks in this workspace, and by the audit log."""
-    looks = WatchLog.at(workspace, release).read()
-    return shown_state(_events(tables), tables.model, release.version, looks)
+        _log.warning("check %d counts, but is not in MLflow: %s", check.number, error)
+    return check
 
 
 @task(task_run_name="unacknowledged", cache_policy=NO_CACHE)
 def unacknowledged(tables: LiveTables, workspace: Workspace) -> tuple[BrokenPromise, ...]:
-    """Broken promises of the live release that nobody has acknowledged; those of others are said.
+    """Broken promises of the live release that nobody has acknowledged; others' are logged.
 
-    What is not in the audit log yet, because it could not be written, is written now.
+    Failed checks that could not be written to the audit log before are written now.
     """
     current = _current(tables)
     live = current.version if current else None
-    looks: tuple[WatchCheck, ...] = ()
+    checks: tuple[WatchCheck, ...] = ()
     if live is not None:
         release = Layout(tables.target.repository, tables.model).release(live)
-        looks = WatchLog.at(workspace, release).read()
+        checks = WatchLog.at(workspace, release).read()
     recorded = {event.operation for event in _events(tables)}
-    for look in looks:
-        if look.broken and operation_of(look) not in recorded:
-            record_broken_promise.fn(tables.target.repository, look)
-    known = broken_promises(_events(tables), tables.model, looks)
+    for check in checks:
+        if check.broken and operation_of(check) not in recorded:
+            record_broken_promise.fn(tables.target.repository, check)
+    known = broken_promises(_events(tables), tables.model, checks)
     waiting = tuple(each for each in known if each.acknowledged is None)
     for each in waiting:
         if each.release != live:
@@ -270,7 +279,7 @@ def unacknowledged(tables: LiveTables, workspace: Workspace) -> tuple[BrokenProm
 
 
 def _events(tables: LiveTables) -> tuple[Event, ...]:
-    """Of the audit log; none where it was changed, which `verify_live` reports."""
+    """The audit log's records; none where it was tampered with, which `verify_live` reports."""
     try:
         return AuditLog(tables.target.repository).read()
     except TamperedError as error:
@@ -280,7 +289,7 @@ def _events(tables: LiveTables) -> tuple[Event, ...]:
 
 @task(task_run_name="alert", cache_policy=NO_CACHE)
 def alert(model: str, why: str, *, version: int | None = None, action: Action = "alert") -> None:
-    """Tell Prefect, where automations turn it into a message (docs/watching.md)."""
+    """Emit an event that Prefect's automations turn into a message (docs/watching.md)."""
     _log.error("%s", why)
     name = f"{model} release {version}" if version else model
     emit_event(
@@ -294,36 +303,36 @@ def alert(model: str, why: str, *, version: int | None = None, action: Action = 
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
-    """One server in one look."""
+class _ServerCheck:
+    """One server in one check."""
 
     server: str
     reading: LiveReading | None
     findings: tuple[Finding, ...]
-    counts: tuple[Count, ...] = ()
+    counts: tuple[ShareCount, ...] = ()
 
 
-def _views(
+def _check_servers(
     tables: LiveTables, release: Release, number: int, past: tuple[WatchCheck, ...]
-) -> tuple[_View, ...]:
-    """Every server at the same time; the first has no name."""
+) -> tuple[_ServerCheck, ...]:
+    """Every server at one time; the first has no name."""
     servers = {"": live_addresses(tables.target)}
     servers |= {
         each.name: LiveAddresses(grpc=each.endpoint, metrics=each.metrics)
         for each in tables.target.fleet
     }
 
-    def view(server: str) -> _View:
+    def check(server: str) -> _ServerCheck:
         try:
             reading = _read(tables, release, number, servers[server])
         except EnginegateError as error:
-            return _View(server, None, (not_measured(str(error), server=server),))
-        return _View(
+            return _ServerCheck(server, None, (not_measured(str(error), server=server),))
+        return _ServerCheck(
             server, reading, *judge_reading(reading, release, tables.watch, past, server=server)
         )
 
-    with ThreadPoolExecutor(max_workers=len(servers)) as readers:
-        return tuple(readers.map(view, servers))
+    with ThreadPoolExecutor(max_workers=len(servers)) as threads:
+        return tuple(threads.map(check, servers))
 
 
 def _read(
@@ -341,17 +350,20 @@ def _read(
         seed=number,
     )
     return take_reading(
-        server, tables.model, release.version, look_s=tables.watch.look_s, prober=prober
+        server, tables.model, release.version, duration_s=tables.watch.look_s, prober=prober
     )
 
 
-def held_to(tables: LiveTables, release: Release) -> Release:
-    """A release with the promise that it is held to now; its digest is still ``release``'s."""
+def with_promise(tables: LiveTables, release: Release) -> Release:
+    """A release with the promise that it must keep now, which a later scorecard may have renewed.
+
+    Its digest is still ``release``'s.
+    """
     return Layout(tables.target.repository, tables.model).held_to(release)
 
 
 def is_live(tables: LiveTables, release: Release) -> bool:
-    """Whether a release is what is live here."""
+    """Whether a release is live here."""
     current = _current(tables)
     return current is not None and current.version == release.version
 

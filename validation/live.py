@@ -1,11 +1,11 @@
-"""Whether a live release does what was promised: one look's numbers + policy -> findings.
+"""Whether a live release does what was promised: one check's numbers + policy -> findings.
 
-Shares (errors, slow answers, answers unlike FP32) are judged over all looks together, by a rule
-that holds however often one looks (`validation.statistics`); once a look failed, counting starts
+Shares (errors, slow answers, answers unlike FP32) are judged over all checks together, by a rule
+that holds however often one checks (`validation.statistics`); once a check failed, counting starts
 anew, so that a fault that is over does not fail the looks after it. Input drift is judged by
 spending less of the error on each further sample. Gauges (mean server
-time, queue, memory) are judged look by look: the policy says by how much they may exceed. Nothing
-was promised above the promised load: what is found there is said, and counts for no later look.
+time, queue, memory) are judged check by check: the policy says by how much they may exceed. Nothing
+was promised above the promised load: what is found there is said, and counts for no later check.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from enginegate.measurement import P99
 from enginegate.messages import per_second, short_number
 from enginegate.policy.gates import Gates
 from enginegate.policy.operating import Watch
-from enginegate.watch.log import Action, Count, WatchCheck
+from enginegate.watch.log import Action, ShareCount, WatchCheck
 from enginegate.watch.probe import LiveReading
 from validation.agreement import OutputComparison
 from validation.drift import MIN_SAMPLES, USUAL_MAX_PSI, Drift
@@ -46,21 +46,21 @@ def judge_reading(
     past: Sequence[WatchCheck],
     *,
     server: str = "",
-) -> tuple[tuple[Finding, ...], tuple[Count, ...]]:
-    """What one look at one server says about a release, and what it adds to the shares.
+) -> tuple[tuple[Finding, ...], tuple[ShareCount, ...]]:
+    """What one check at one server says about a release, and what it adds to the shares.
 
     Args:
         reading: of the live version.
         release: what was promised.
         rules: the policy's limits.
-        past: the looks before this one, oldest first.
+        past: the checks before this one, oldest first.
         server: one of a fleet; empty: the first, or only one.
     """
     probe, of = reading.probe, f"/{server}" if server else ""
-    errors = Count(
+    errors = ShareCount(
         what=f"error_share{of}", samples=reading.answered + reading.failed, bad=reading.failed
     )
-    slow = Count(what=f"latency{of}", samples=probe.sent, bad=probe.over)
+    slow = ShareCount(what=f"latency{of}", samples=probe.sent, bad=probe.over)
     findings = (
         *_wrong_version(probe.versions, release.version),
         *_unread(reading),
@@ -75,64 +75,64 @@ def judge_reading(
 
 
 def not_measured(why: str, *, server: str = "") -> Finding:
-    """A look that could not find out: errored, never fine."""
+    """A check that could not find out: errored, never fine."""
     found = live_finding(
         "measured",
         Outcome.ERRORED,
         why,
-        remedy="Bring the live server up (`enginegate verify POLICY --repair`), and look again.",
+        remedy="Bring the live server up (`enginegate verify POLICY --repair`), and check again.",
     )
     return found.model_copy(update={"scope": f"live/{server}" if server else "live"})
 
 
-def action_for(look: WatchCheck, rules: Watch, promise: Promise, *, can_go_back: bool) -> Action:
-    """What the policy does about a look.
+def action_for(check: WatchCheck, rules: Watch, promise: Promise, *, can_go_back: bool) -> Action:
+    """What the policy does about a check.
 
     Only a measured failure of the release itself rolls it back: what could not be measured, what
     more load than was promised can cause, and what another release would suffer from as well, is
-    for a person to look at.
+    for a person to check at.
 
     Args:
-        look: as it was judged.
+        check: as it was judged.
         rules: the policy's.
         promise: of the release that was looked at.
         can_go_back: whether there is an earlier release, and this one was never rolled back by a
             watch.
     """
-    failed = [f for f in look.found if f.outcome is Outcome.FAILED]
-    its_own = [f for f in failed if f.gate not in _ALERT_ONLY | _excused(look, promise, f.scope)]
+    failed = [f for f in check.problems if f.outcome is Outcome.FAILED]
+    its_own = [f for f in failed if f.gate not in _ALERT_ONLY | _excused(check, promise, f.scope)]
     if its_own and rules.on_failure == "rollback" and can_go_back:
         return "rollback"
-    if any(f.outcome is Outcome.ERRORED for f in look.found):
+    if any(f.outcome is Outcome.ERRORED for f in check.problems):
         return "alert"
     return "alert" if failed and rules.on_failure != "nothing" else "none"
 
 
-def seen(count: Count, past: Sequence[WatchCheck]) -> list[Seen]:
-    """A share's counts, look by look, since the last look that failed on it.
+def seen(count: ShareCount, past: Sequence[WatchCheck]) -> list[Seen]:
+    """A share's counts, check by check, since the last check that failed on it.
 
-    Each keeps its look's number, so that forgetting the oldest looks makes the others no younger.
+    Each keeps its check's number, so that forgetting the oldest checks makes the others no younger.
     """
-    looks, since = list(past), 0
-    for place in range(len(looks) - 1, -1, -1):
-        counted = any(c.what == count.what for c in looks[place].counts)
-        if counted and _failed_on(count.what, looks[place]):
-            since, looks = looks[place].number, looks[place + 1 :]
+    checks, since = list(past), 0
+    for place in range(len(checks) - 1, -1, -1):
+        counted = any(c.what == count.what for c in checks[place].counts)
+        if counted and _failed_on(count.what, checks[place]):
+            since, checks = checks[place].number, checks[place + 1 :]
             break
     found = [
-        Seen(look.number - since, c.samples, c.bad)
-        for look in looks
-        for c in look.counts
+        Seen(check.number - since, c.samples, c.bad)
+        for check in checks
+        for c in check.counts
         if c.what == count.what
     ]
     number = past[-1].number + 1 if past else 1
     return [*found, Seen(number - since, count.samples, count.bad)]
 
 
-def _failed_on(what: str, look: WatchCheck) -> bool:
+def _failed_on(what: str, check: WatchCheck) -> bool:
     """Whether the finding about a share failed: its server's own, or the one about all slices."""
     gate, _, part = what.partition("/")
-    found = {f.scope: f.outcome for f in look.findings if f.gate == gate}
+    found = {f.scope: f.outcome for f in check.findings if f.gate == gate}
     return found.get(f"live/{part}", found.get("live")) is Outcome.FAILED
 
 
@@ -146,10 +146,10 @@ def _promised(reading: LiveReading, promise: Promise) -> bool:
     return reading.arrived_per_s <= promise.throughput_per_s
 
 
-def _excused(look: WatchCheck, promise: Promise, scope: str) -> frozenset[str]:
+def _excused(check: WatchCheck, promise: Promise, scope: str) -> frozenset[str]:
     """Gates that a server's load may have failed by itself."""
     server = scope.partition("/")[2]
-    reading = look.others.get(server) if server else look.reading
+    reading = check.others.get(server) if server else check.reading
     above = reading is not None and not _promised(reading, promise)
     return _OF_LOAD if above else frozenset()
 
@@ -178,12 +178,12 @@ def _wrong_version(versions: tuple[str, ...], version: int) -> tuple[Finding, ..
 
 
 def _errors(
-    reading: LiveReading, count: Count, rules: Watch, past: Sequence[WatchCheck]
+    reading: LiveReading, count: ShareCount, rules: Watch, past: Sequence[WatchCheck]
 ) -> Finding:
     share, limit = count.bad / max(count.samples, 1), rules.max_error_share
     told = f"{count.bad} of {count.samples} requests failed, {share:.3g}"
     if surely(seen(count, past), "above", limit, alpha=alpha_of(rules)):
-        outcome, reason = Outcome.FAILED, f"{told}; surely > {limit:g} over the looks so far"
+        outcome, reason = Outcome.FAILED, f"{told}; surely > {limit:g} over the checks so far"
     elif reading.live < rules.min_requests:
         outcome, reason = Outcome.INCONCLUSIVE, f"{told}; {_too_few(reading, rules)}"
     elif share <= limit:
@@ -204,7 +204,11 @@ def _errors(
 
 
 def _latency(
-    reading: LiveReading, count: Count, promise: Promise, rules: Watch, past: Sequence[WatchCheck]
+    reading: LiveReading,
+    count: ShareCount,
+    promise: Promise,
+    rules: Watch,
+    past: Sequence[WatchCheck],
 ) -> Finding:
     """At the client, against the SLO; undecided for long, and only shown until then."""
     counts, limit, probe = seen(count, past), 1.0 - P99, reading.probe
@@ -222,7 +226,7 @@ def _latency(
         "latency",
         outcome,
         f"{over} of {sent} requests of ours took more than {promise.slo_p99_ms:g} ms ({word}); "
-        f"{probe.sent} in this look, slowest: {slowest}",
+        f"{probe.sent} in this check, slowest: {slowest}",
         value=probe.slowest_ms,
         limit=promise.slo_p99_ms,
         relation="<=",
@@ -318,7 +322,7 @@ def _unknown(gate: str, why: str) -> Finding:
 
 
 def _too_few(reading: LiveReading, rules: Watch) -> str:
-    return f"{reading.live} live requests in this look, {rules.min_requests} are needed"
+    return f"{reading.live} live requests in this check, {rules.min_requests} are needed"
 
 
 _AGREEMENT = "agreement"
@@ -346,20 +350,20 @@ def agreeing(compared: OutputComparison, gates: Gates) -> NDArray[np.bool_] | No
 
 def count_agreement(
     agrees: NDArray[np.bool_], slices: dict[str, NDArray[np.str_]], most: int
-) -> tuple[Count, ...]:
+) -> tuple[ShareCount, ...]:
     """All rows, then each value of each slice column that has at most ``most`` values."""
-    counts = [Count(what=_AGREEMENT, samples=len(agrees), bad=int((~agrees).sum()))]
+    counts = [ShareCount(what=_AGREEMENT, samples=len(agrees), bad=int((~agrees).sum()))]
     for column, values in sorted(slices.items()):
         names = np.unique(values)
         for name in names if len(names) <= most else ():
             rows = agrees[values == name]
             what = f"{_SLICES}/{column}={name}"
-            counts.append(Count(what=what, samples=len(rows), bad=int((~rows).sum())))
+            counts.append(ShareCount(what=what, samples=len(rows), bad=int((~rows).sum())))
     return tuple(counts)
 
 
 def judge_agreement(
-    counts: tuple[Count, ...], rules: Watch, past: Sequence[WatchCheck]
+    counts: tuple[ShareCount, ...], rules: Watch, past: Sequence[WatchCheck]
 ) -> tuple[Finding, ...]:
     """Whether answers agree with FP32's often enough, and whether those of some slice do not."""
     whole, *parts = counts
@@ -391,7 +395,7 @@ def judge_agreement(
     return (*found, *([_of_slices(bad, parts, rules)] if parts else ()))
 
 
-def _of_slices(bad: list[Count], parts: list[Count], rules: Watch) -> Finding:
+def _of_slices(bad: list[ShareCount], parts: list[ShareCount], rules: Watch) -> Finding:
     worst = min(bad or parts, key=lambda part: 1.0 - part.bad / max(part.samples, 1))
     agreed = 1.0 - worst.bad / max(worst.samples, 1)
     name = worst.what.partition("/")[2]
@@ -420,9 +424,9 @@ def judge_live_drift(
         drifts: from `measure_drift`; the p values are corrected within the sample.
         rows: of calibration, and of the sample.
         rules: ``max_drift`` is the limit.
-        past: looks before this one; each with a sample was a test.
+        past: checks before this one; each with a sample was a test.
     """
-    tests = 1 + sum(look.sample is not None for look in past)
+    tests = 1 + sum(check.sample is not None for check in past)
     alpha = (1.0 - rules.confidence) / (tests * (tests + 1))
     limit = USUAL_MAX_PSI if rules.max_drift is None else rules.max_drift
     drifted = [d for d in drifts if d.p_value <= alpha and not d.psi <= limit]
@@ -443,7 +447,7 @@ def judge_live_drift(
         unit="PSI",
         samples=rows[1],
         advisory=rules.max_drift is None or not enough,
-        remedy="Look at what changed upstream; if it is meant to stay, calibrate on recorded "
+        remedy="Check at what changed upstream; if it is meant to stay, calibrate on recorded "
         "traffic and qualify again."
         if drifted
         else "",

@@ -65,15 +65,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-policy_app = typer.Typer(help="Look at policy files.", no_args_is_help=True)
+policy_app = typer.Typer(help="Check policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
-app.command("watch")(_watch.watch_command)
-app.command("acknowledge")(_watch.acknowledge_command)
-app.command("automations")(_watch.automations_command)
-app.command("scan")(_watch.scan_command)
-app.command("pull")(_rollback.pull_command)
-app.command("benchmark")(_benchmark.benchmark_command)
 RunName = Annotated[str, typer.Argument(metavar="SCORECARD", help="digest, or its beginning")]
 RulesFile = Annotated[
     Path | None, typer.Option("--policy", help="default: the one of policies/ that it was made by")
@@ -99,17 +93,17 @@ def run_command() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(ExitCode.CRASH)
     except Exception as error:  # noqa: BLE001 - a traceback is no message
-        sys.exit(_tell(error))
+        sys.exit(_report(error))
 
 
-def _tell(error: Exception) -> ExitCode:
-    """One message for what nobody expected; the traceback is kept for whoever mends it."""
+def _report(error: Exception) -> ExitCode:
+    """One message for an unexpected exception; its traceback goes to a file."""
     failure = failure_of(error)
     err.print(f"[bold red]{failure.kind}[/]: ", end="")
-    err.print(failure.said, markup=False, soft_wrap=True)
+    err.print(failure.message, markup=False, soft_wrap=True)
     if failure.our_fault:
-        kept = keep_traceback(error)
-        where = f"is in {kept}" if kept else "could not be written anywhere"
+        path = keep_traceback(error)
+        where = f"is in {path}" if path else "could not be written anywhere"
         err.print(f"The whole traceback {where}.", markup=False)
     return failure.exit_code
 
@@ -125,7 +119,7 @@ def doctor_command(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="gRPC address: try out on this Triton, under load and with a model of our own, "
+            help="gRPC address: check on this Triton, under load and with a model of our own, "
             "what promotions rely on",
         ),
     ] = None,
@@ -165,7 +159,7 @@ def qualify_command(
     ] = None,
 ) -> None:
     """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
-    rules = read_policy(policy)  # a mistake in it is told before Prefect is started
+    rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules.with_model(model)
     flow = of_checkout("flows.qualify")
@@ -178,9 +172,12 @@ def qualify_command(
     out.print(f"then: enginegate promote {policy} {scorecard.digest[:12]}")
 
 
+app.command("benchmark")(_benchmark.benchmark_command)
+
+
 @app.command("explain")
 def explain_command(run: RunName) -> None:
-    """Say each verdict of a scorecard in words: what was checked, and by how much."""
+    """Explain each verdict of a scorecard in words: which check decided, and by how much."""
     out.print(explain(Workspace.here().scorecard(run)), markup=False)
 
 
@@ -220,7 +217,7 @@ def reject_command(
 @app.command("promote")
 def promote_command(policy: PolicyFile, run: RunName) -> None:
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
-    target = read_policy(policy).target  # a mistake in it is told before Prefect is started
+    target = read_policy(policy).target  # a mistake in it is shown before Prefect is started
     release = of_checkout("flows.promote").promote(policy, run)
     named = f"Release {release.version} of {release.model}"
     held = Layout(target.repository, release.model).held_to(release)
@@ -314,6 +311,13 @@ def verify_command(
             raise typer.Exit(worst)
 
 
+app.command("watch")(_watch.watch_command)
+app.command("acknowledge")(_watch.acknowledge_command)
+app.command("automations")(_watch.automations_command)
+app.command("scan")(_watch.scan_command)
+app.command("pull")(_rollback.pull_command)
+
+
 @app.command("serve")
 def serve_command(
     policy: PolicyFile,
@@ -356,7 +360,7 @@ def _why_not(scorecard: Scorecard) -> ExitCode:
 
 
 def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> ExitCode:
-    """Do it for every policy; one that cannot be read or looked at is shown and left out.
+    """Call ``do`` for every policy; a policy that cannot be read is reported and left out.
 
     Returns:
         The first one's exit code; OK if there is none.

@@ -63,14 +63,14 @@ def decide_scorecard(
     workspace: Workspace,
     out: Console,
 ) -> None:
-    """Put the decision in the audit log, keep it, and tell MLflow and suspended promotions.
+    """Put the decision in the audit log, keep it, and update MLflow and suspended promotions.
 
-    A no is kept whatever becomes of the log, which the promotion tells then.
+    A rejection is kept even if the log cannot be written: the promotion then writes it there.
 
     Raises:
         ApprovalError: it would not count, by the policy that the scorecard was made under; or
             nothing shows that the scorecard is what a qualification found.
-        TamperedError: the scorecard is not what was filed.
+        TamperedError: the scorecard is not the one that MLflow has.
         InputError: it is no decision, names a candidate that the scorecard does not have, or is an
             approval for which no policy was found.
     """
@@ -315,7 +315,7 @@ def knows_what_is_live(layout: Layout) -> bool:
 
 
 def _sentence(card: Scorecard, policy: Policy, workspace: Workspace, path: Path) -> str:
-    """What its answers amount to; empty where somebody said no."""
+    """The state of a scorecard's approval; empty where somebody rejected it."""
     rules, given = policy.approval, workspace.decisions(card.digest)
     answers = answers_to(card, given, policy.target.repository)
     standing = approval_status(answers.decisions, card, rules, now=now(), record=answers.record)

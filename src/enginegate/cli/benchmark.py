@@ -143,12 +143,12 @@ def benchmark_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     model: ModelName = None,
     folder: Folder = None,
 ) -> None:
-    """Find the serving configuration that holds the SLO best, and nothing else.
+    """Find the serving configuration that meets the SLO at the highest rate, and nothing else.
 
     Each candidate's engine (built first if it is missing) is served by a
     Triton of its own on this machine, in one configuration after another,
     under real requests. The best is confirmed with fresh seeds. Nothing is
-    judged, filed or published. Measurements are kept: run it again after
+    judged, logged or published. Measurements are kept: run it again after
     Ctrl-C, or with another SLO, and only what is missing is measured.
 
     Writes serving.html (interactive), serving.json and config.pbtxt of the
@@ -159,7 +159,7 @@ def benchmark_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     Examples:
       enginegate benchmark POLICY
       enginegate benchmark POLICY --candidate onnxruntime-int8 --load bursts
-      enginegate benchmark POLICY --rate 500      (does 500/s hold?)
+      enginegate benchmark POLICY --rate 500      (is the SLO met at 500/s?)
       enginegate benchmark POLICY --server HOST:8001 --rate 200 --seconds 60
       enginegate benchmark POLICY --server HOST:8001 --load closed:16
     """
@@ -213,7 +213,7 @@ def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path)
 def _measure_there(
     rules: Policy, asked: BenchmarkRequest, where: tuple[str, str], folder: Path
 ) -> ExitCode:
-    """One load; of an open one the exit code says whether the SLO is shown to hold."""
+    """One load; of an open loop the exit code says whether the SLO is shown to be met."""
     served, workspace = remote_model(*where), Workspace.of(rules)
     traffic = _traffic(rules, served)
     load = asked.one_load(rules)
@@ -228,13 +228,13 @@ def _measure_there(
     print_measured([found.measurement], rules.slo, out)
     write_file(folder / "measurement.json", found.measurement.pretty_json())
     out.print(f"Written: {folder / 'measurement.json'}", markup=False)
-    code, said = slo_sentence(found, rules.slo)
-    out.print(said, markup=False)
+    code, sentence = slo_sentence(found, rules.slo)
+    out.print(sentence, markup=False)
     return code
 
 
 def slo_sentence(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
-    """Whether one measurement shows that the SLO holds; of a closed loop that is not asked."""
+    """Whether one measurement shows that the SLO is met; a closed loop is not judged."""
     if found.measurement.invalid:
         return ExitCode.INCONCLUSIVE, "p99 is open: the measurement is not valid."
     if isinstance(found.measurement.load, ClosedLoad):
@@ -243,10 +243,10 @@ def slo_sentence(found: LatencySample, slo: Slo) -> tuple[ExitCode, str]:
             "server, which hides its tail. Offer a rate with --rate to have it judged."
         )
     decision = decide_pooled([found], slo)
-    held = {Outcome.PASSED: "holds", Outcome.FAILED: "does not hold"}
-    said = held.get(decision.outcome, f"is open; about {decision.needed} requests would decide")
+    words = {Outcome.PASSED: "is met", Outcome.FAILED: "is not met"}
+    result = words.get(decision.outcome, f"is open; about {decision.needed} requests would decide")
     counted = f"{decision.over} of {decision.requests} over"
-    return EXIT_CODES[decision.outcome], f"p99 <= {slo.p99_ms:g} ms {said} ({counted})."
+    return EXIT_CODES[decision.outcome], f"p99 <= {slo.p99_ms:g} ms {result} ({counted})."
 
 
 def _traffic(rules: Policy, served: RemoteModel) -> Traffic:

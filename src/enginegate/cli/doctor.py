@@ -56,7 +56,7 @@ def table() -> Table:
 
 
 def print_contract(address: str, repository: Path | None, out: Console) -> Outcome:
-    """Try out what promotions rely on, on a running server, and show what it kept.
+    """Check on a running server what promotions rely on, and show the results.
 
     Returns:
         The worst of the checks.
@@ -93,8 +93,8 @@ def _backend_words(server: Server) -> str:
     except ServerError as error:
         return f"Which backends it has cannot be asked: {error}"
     missing = sorted(set(native_backends()) - set(found))
-    said = f"Own backends for engines: {', '.join(found) or 'none'}"
-    return f"{said}; it lacks {' and '.join(missing)}." if missing else f"{said}."
+    words = f"Own backends for engines: {', '.join(found) or 'none'}"
+    return f"{words}; it lacks {' and '.join(missing)}." if missing else f"{words}."
 
 
 def contract_table(checks: tuple[ContractCheck, ...]) -> Table:

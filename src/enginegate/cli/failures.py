@@ -37,50 +37,50 @@ _MOST_CHARACTERS = 500
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """How a failure is told.
+    """How a failure is reported.
 
     Attributes:
         kind: in two or three words.
-        said: what happened, the evidence, and what to do.
+        message: what happened, the evidence, and what to do.
         exit_code: of the command.
         our_fault: whether its traceback is worth keeping.
     """
 
     kind: str
-    said: str
+    message: str
     exit_code: ExitCode
     our_fault: bool = True
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What to tell about an exception that nobody caught."""
+    """What the user reads about an exception that nobody caught."""
     chain = tuple(_chain(error))
     for each in chain:
         if isinstance(each, OSError) and each.errno in _REMEDIES:
             return _of_system(each, _REMEDIES[each.errno])
         if isinstance(each, MemoryError):
-            said = (
+            message = (
                 f"There is not enough memory: {_first_line(each) or 'no more could be had'}.\n"
                 "Stop what else runs here, use a smaller model or batch, or a larger machine."
             )
-            return Failure("Could not find out", said, ExitCode.COULD_NOT_FIND_OUT)
+            return Failure("Could not find out", message, ExitCode.COULD_NOT_FIND_OUT)
     full = next((each for each in chain if "database or disk is full" in str(each)), None)
     if full is not None:
         return _of_system(OSError(errno.ENOSPC, "No space left on device"), _no_space)
     if isinstance(error, OSError):
-        said = f"{_place(error)}: {error.strerror or str(error) or type(error).__name__}."
-        return Failure("Could not find out", said, ExitCode.COULD_NOT_FIND_OUT)
+        message = f"{_place(error)}: {error.strerror or str(error) or type(error).__name__}."
+        return Failure("Could not find out", message, ExitCode.COULD_NOT_FIND_OUT)
     server = _SERVERS.get(type(error).__module__.partition(".")[0])
     if server is not None or _is_prefect_away(error):
-        said = (
+        message = (
             f"{server or 'Prefect'} did not do what it was asked: {type(error).__name__}: "
             f"{_first_line(error)}\n"
             "What was finished is kept. See that it runs and can be reached (PREFECT_API_URL, "
             "MLFLOW_TRACKING_URI), then run the command again."
         )
-        return Failure("Could not find out", said, ExitCode.COULD_NOT_FIND_OUT)
-    said = f"{type(error).__name__}: {_first_line(error)}"
-    return Failure("A fault in this program", said, ExitCode.CRASH)
+        return Failure("Could not find out", message, ExitCode.COULD_NOT_FIND_OUT)
+    message = f"{type(error).__name__}: {_first_line(error)}"
+    return Failure("A fault in this program", message, ExitCode.CRASH)
 
 
 def keep_traceback(error: BaseException) -> Path | None:
@@ -115,8 +115,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _of_system(error: OSError, remedy: Callable[[OSError], str]) -> Failure:
-    said = f"{_place(error)}: {error.strerror}.\n{remedy(error)}"
-    return Failure("Could not find out", said, ExitCode.COULD_NOT_FIND_OUT, our_fault=False)
+    message = f"{_place(error)}: {error.strerror}.\n{remedy(error)}"
+    return Failure("Could not find out", message, ExitCode.COULD_NOT_FIND_OUT, our_fault=False)
 
 
 def _place(error: OSError) -> str:

@@ -114,13 +114,14 @@ def print_verification(policy: Policy, out: Console, *, repair: bool) -> ExitCod
         mark = "[bold red]problem[/]" if check.problem else known
         out.print(f"{mark}  {check.subject}")
         if check.problem or check.unknown or check.note:
-            said = check.problem or check.unknown or check.note
-            out.print(f"  {said}", markup=False, soft_wrap=True)
+            why = check.problem or check.unknown or check.note
+            out.print(f"  {why}", markup=False, soft_wrap=True)
     silent = ""
     if repository.client is None:
         silent = _silent_server(policy)
-        said = silent or "No server is named or known, so only the folder was checked."
-        out.print(said, markup=False)
+        out.print(
+            silent or "No server is named or known, so only the folder was checked.", markup=False
+        )
     if any(check.problem for check in checks):
         return ExitCode.GATES_FAILED
     unknown = silent or any(check.unknown for check in checks)
@@ -232,7 +233,7 @@ def _stored_words(storage: StoredTarget) -> str:
 def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Table:
     table = Table("release", "candidate", "model", "published", "approved by", "reason", "engine")
     for release in reversed(releases):
-        kept = layout.version_folder(release.version).is_dir()
+        has_bytes = layout.version_folder(release.version).is_dir()
         table.add_row(
             f"{release.version}{' (live)' if release.version == current else ''}",
             str(release.engine.candidate),
@@ -240,7 +241,7 @@ def _history(releases: tuple[Release, ...], current: int, layout: Layout) -> Tab
             release.published_at.strftime("%Y-%m-%d %H:%M:%S"),
             escape(release.decision.approver),
             escape(release.decision.reason),
-            release.engine.engine_sha256[:12] if kept else "bytes removed",
+            release.engine.engine_sha256[:12] if has_bytes else "bytes removed",
         )
     return table
 

@@ -17,7 +17,7 @@ from enginegate.triton.server import connect
 from enginegate.workspace import Workspace
 
 shadow_app = typer.Typer(
-    help="Record, import and look at samples of live traffic (docs/shadow.md).",
+    help="Record, import and describe samples of live traffic (docs/shadow.md).",
     no_args_is_help=True,
 )
 
@@ -30,7 +30,7 @@ def record_command(
     ] = None,
     seconds: Annotated[float, typer.Option(help="listen at most this long")] = 60.0,
 ) -> None:
-    """Record live requests through Triton's trace extension; its settings are put back after."""
+    """Record live requests through Triton's trace extension; its settings are restored."""
     rules = _read(policy)
     server = connect(endpoint or _live_endpoint(rules))
     taken = record_live(
@@ -47,7 +47,7 @@ def import_command(
         list[str] | None, typer.Option(help="of one row, e.g. input.image=1,8,8; may repeat")
     ] = None,
 ) -> None:
-    """Take over a sample that another system recorded, redacted and sliced as the policy says."""
+    """Import a sample that another system recorded, redacted and sliced as the policy says."""
     rules = _read(policy)
     shapes = dict(_shape(text) for text in shape or ())
     home = Workspace.of(rules).shadow
@@ -56,7 +56,7 @@ def import_command(
 
 @shadow_app.command("info")
 def info_command(sample: Annotated[Path, typer.Argument(help="a sample's folder")]) -> None:
-    """Say what is known about a sample; nothing of what users sent is shown."""
+    """Describe a sample; nothing that users sent is shown."""
     for line in sample_info(sample).lines():
         plain.print(line)
 
@@ -64,7 +64,7 @@ def info_command(sample: Annotated[Path, typer.Argument(help="a sample's folder"
 def _show(path: Path, found: SampleInfo) -> None:
     for line in found.lines():
         plain.print(line)
-    plain.print(f"Kept in {path}. Name it in the policy: [data] shadow.")
+    plain.print(f"Stored in {path}. Name it in the policy: [data] shadow.")
 
 
 def _read(policy: Path) -> Policy:

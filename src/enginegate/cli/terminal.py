@@ -1,4 +1,4 @@
-"""The terminal: its two consoles, what is logged to it, Ctrl-C, and being told to end."""
+"""The terminal: its two consoles, what is logged to it, Ctrl-C, and signals that end it."""
 
 import logging
 import os
@@ -80,29 +80,29 @@ def terminable() -> Iterator[None]:
     # SIGHUP is ignored under nohup, and that is kept.
     wanted = [n for n in _ENDINGS if signal.getsignal(n) is not signal.SIG_IGN]
     before = {number: signal.signal(number, end) for number in wanted}
-    hears, told = socket.socketpair()
-    told.setblocking(False)  # noqa: FBT003 - the standard library takes no keyword
-    wakeup = signal.set_wakeup_fd(told.fileno(), warn_on_full_buffer=False)
-    threading.Thread(target=_end_in_time, args=(hears, frozenset(wanted)), daemon=True).start()
+    receiver, sender = socket.socketpair()
+    sender.setblocking(False)  # noqa: FBT003 - the standard library takes no keyword
+    wakeup = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+    threading.Thread(target=_end_in_time, args=(receiver, frozenset(wanted)), daemon=True).start()
     try:
         yield
     finally:
         signal.set_wakeup_fd(wakeup)
-        told.close()
+        sender.close()
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _end_in_time(hears: socket.socket, wanted: frozenset[int]) -> None:
-    with hears:
-        while number := hears.recv(1):
+def _end_in_time(receiver: socket.socket, wanted: frozenset[int]) -> None:
+    with receiver:
+        while number := receiver.recv(1):
             if number[0] in wanted:
                 time.sleep(_TERMINATE_S)
                 os._exit(_BY_SIGNAL + number[0])
 
 
 def ended_by(status: object) -> str:
-    """What is said at the end of a process that was told to end by a signal; empty for others."""
+    """The last words of a process that a signal ended; empty for others."""
     for number in _ENDINGS:
         if status == _BY_SIGNAL + number:
             return f"\nEnded by {number.name}. What was finished is kept; run it again to continue."

@@ -44,7 +44,7 @@ def open_missing() -> None:
 class ErrorOutput(io.TextIOBase):
     """The error output of this program itself: what `sys.stderr` is, unless that is redirected.
 
-    A reader that has gone or a disk that is full makes no other failure of what is told.
+    A reader that has gone or a disk that is full is no failure of the command.
     """
 
     redirected: TextIO | None = None

@@ -15,25 +15,25 @@ from enginegate.policy import Policy, read_policy
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history import broken_promises as promises
 from enginegate.tracking import try_deliver
-from enginegate.watch.log import PromiseBrokenError, WatchCheck, Watched, WatchLog, gate_of
+from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchLog, WatchResult, gate_of
 from enginegate.workspace import Workspace
 
 
 def watch_command(
     policy: PolicyFile,
     *,
-    once: Annotated[bool, typer.Option("--once", help="one look, also at a young release")] = False,
+    once: Annotated[bool, typer.Option("--once", help="only one check")] = False,
 ) -> None:
     """Compare what is live with what was promised; does what watch.on_failure says.
 
     Ends with 3 if a promise was broken, now or earlier, and nobody has acknowledged it.
     """
-    read_policy(policy)  # a mistake in it is told before Prefect is started
+    read_policy(policy)  # a mistake in it is shown before Prefect is started
     flow = of_checkout("flows.watch")
     try:
-        _show_run(flow.watch(policy, 0.0) if once else flow.watch(policy))
+        _print_run(flow.watch(policy, 0.0) if once else flow.watch(policy))
     except PromiseBrokenError as error:
-        _show_run(error.watched)
+        _print_run(error.watched)
         raise
 
 
@@ -57,12 +57,12 @@ def acknowledge_command(
     _acknowledge(read_policy(policy), approver, reason, release)
 
 
-def _show_run(seen: Watched) -> None:
-    for sentence in seen.done:
+def _print_run(watched: WatchResult) -> None:
+    for sentence in watched.done:
         plain.print(sentence)
-    for look in seen.looks:
-        _show(look)
-    if not seen.looks:
+    for check in watched.checks:
+        _print_check(check)
+    if not watched.checks:
         plain.print("Nothing is live, or it is being rolled out to a fleet.")
 
 
@@ -93,7 +93,7 @@ def scan_command(
     ] = None,
 ) -> None:
     """Qualify each version of the registry that carries the policy's alias or tag, once."""
-    read_policy(policy)  # a mistake in it is told before Prefect is started
+    read_policy(policy)  # a mistake in it is shown before Prefect is started
     started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
     for uri in started:
         plain.print(f"Started: {uri}")
@@ -101,13 +101,13 @@ def scan_command(
         plain.print("No new version.")
 
 
-def _show(look: WatchCheck) -> None:
-    kind = "intensive" if look.intensive else "steady"
+def _print_check(check: WatchCheck) -> None:
+    kind = "intensive" if check.intensive else "steady"
     plain.print(
-        f"Look {look.number} ({kind}) at release {look.version} of {look.model}: "
-        f"{look.outcome.word}; action: {look.action}"
+        f"Check {check.number} ({kind}) of release {check.version} of {check.model}: "
+        f"{check.outcome.word}; action: {check.action}"
     )
-    for finding in look.findings:
+    for finding in check.findings:
         word = f"{finding.outcome.word}{', advisory' if finding.advisory else ''}"
         plain.print(f"  {gate_of(finding)} ({word}): {finding.reason}")
 

@@ -4,7 +4,7 @@ Everything here is decided by counting. A request is over the limit or not, and 
 over, so the number over is binomial, and "p99 is within the limit" is "at most 1 % are over".
 
 - `percentiles`: nearest rank, with a distribution-free interval.
-- `decide`: for a number of requests that was fixed before. The rule is MLPerf LoadGen's early
+- `decide_fixed`: for a number of requests that was fixed before. The rule is MLPerf LoadGen's early
   stopping (loadgen/early_stopping.cc in mlcommons/inference, with tolerance 0): the limit is shown
   to be met once a server at exactly 1 % would rarely have done so well.
 - `SequentialTest`: may be asked after every request, and still errs as rarely as it promises.
@@ -130,7 +130,9 @@ class SloDecision:
     needed: int | None = None
 
 
-def decide(requests: int, over: int, *, confidence: float, quantile: float = P99) -> SloDecision:
+def decide_fixed(
+    requests: int, over: int, *, confidence: float, quantile: float = P99
+) -> SloDecision:
     """Judge "at most ``1 - quantile`` of requests are over the limit".
 
     Args:
@@ -197,10 +199,10 @@ def _needed(requests: int, over: int, confidence: float, quantile: float) -> int
 class SequentialTest:
     """A test of "at most ``1 - quantile`` of requests are over", valid after every request.
 
-    `decide`, asked again and again until it says yes, would say yes too often. Over a whole run,
-    however long, either wrong answer of this test comes with a probability of at most
-    ``1 - confidence``. Whenever it says yes or no, `decide` says so of the same two numbers, so a
-    p99 is never passed with fewer than LoadGen's 459 requests.
+    `decide_fixed`, asked again and again until it says yes, would say yes too often. Over a whole
+    run, however long, either wrong answer of this test comes with a probability of at most
+    ``1 - confidence``. Whenever it says yes or no, `decide_fixed` says so of the same two numbers,
+    so a p99 is never passed with fewer than LoadGen's 459 requests.
 
     Method: the one-sided beta-binomial mixture (Robbins, Annals of Mathematical Statistics 41 (5),
     1970; Howard, Ramdas, McAuliffe and Sekhon, Time-uniform, nonparametric, nonasymptotic
@@ -271,7 +273,7 @@ def decide_pooled(runs: Sequence[LatencySample], slo: Slo) -> SloDecision:
     requests = sum(len(run.latencies_ms) for run in runs)
     over = sum(run.over(slo.p99_ms) for run in runs)
     design = clustering(runs, slo.p99_ms)
-    decision = decide(
+    decision = decide_fixed(
         max(1, math.floor(requests / design)), math.ceil(over / design), confidence=slo.confidence
     )
     needed = None if decision.needed is None else math.ceil(decision.needed * design)
@@ -304,7 +306,7 @@ def decide_on_server(runs: Sequence[LatencySample], slo: Slo) -> SloDecision:
     over = sum(_over_on_server(run, slo.p99_ms) for run in runs)
     design = clustering(runs, slo.p99_ms)
     independent = max(1, math.floor(requests / design))
-    decision = decide(independent, math.floor(over / design), confidence=slo.confidence)
+    decision = decide_fixed(independent, math.floor(over / design), confidence=slo.confidence)
     return replace(decision, requests=requests, over=over)
 
 

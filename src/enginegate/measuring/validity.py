@@ -16,7 +16,7 @@ from enginegate.evidence import Outcome
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import P99, TIMERS_MS, ClosedLoad, Generator
-from enginegate.measuring.p99 import decide, nearest_rank
+from enginegate.measuring.p99 import decide_fixed, nearest_rank
 from enginegate.measuring.raw_requests import Requests
 from enginegate.messages import per_second, short_number
 from enginegate.triton.types import Statistics
@@ -132,7 +132,7 @@ def lateness_decides(requests: Requests, slo_ms: float) -> str:
 
 
 def _slow(requests: int, over: int) -> bool:
-    return decide(requests, over, confidence=_SLOW_CONFIDENCE).outcome is Outcome.FAILED
+    return decide_fixed(requests, over, confidence=_SLOW_CONFIDENCE).outcome is Outcome.FAILED
 
 
 def _drifted(result: LoadResult) -> str:

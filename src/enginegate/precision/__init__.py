@@ -1,26 +1,24 @@
 """FP32 ONNX -> ONNX at another precision, and what that costs."""
 
+from enginegate.precision.calibration import CalibrationSample
 from enginegate.precision.convert import Conversion, convert, converter_of, reads_data
 from enginegate.precision.graph_stats import GraphStats, executed_layers, graph_stats
 from enginegate.precision.mixed_precision_search import (
     PrecisionTrial,
     TradeoffCurve,
     search_mixed_precision,
+    tradeoff_chart,
 )
 from enginegate.precision.modelopt import modelopt_for
-from enginegate.precision.overflow import (
-    EMULATED,
+from enginegate.precision.overflow_emulation import (
     EmulatedRunner,
     RangeReport,
     emulated,
     judge_range,
 )
-from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.sensitivity import Sensitivity, sensitivities
-from enginegate.precision.tradeoff_plot import tradeoff_chart
 
 __all__ = [
-    "EMULATED",
     "CalibrationSample",
     "Conversion",
     "EmulatedRunner",

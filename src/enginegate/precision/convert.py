@@ -13,14 +13,12 @@ from enginegate.data import DataSet
 from enginegate.engine_kinds import QuantisedForm, kind_named
 from enginegate.errors import BuildError, DataError
 from enginegate.policy import CalibrationTable
-from enginegate.precision.calibration.select import ranges_for
-from enginegate.precision.check_source import check_convertible
+from enginegate.precision.calibration import CalibrationSample, Prepared, ranges_for
 from enginegate.precision.fp16_bf16 import to_half
 from enginegate.precision.graph_stats import GraphStats, graph_stats
 from enginegate.precision.modelopt import ModelOpt, ModelOptJob, by_modelopt, modelopt_for
-from enginegate.precision.nodes import named, regions
-from enginegate.precision.quantise import Prepared, prepare, with_pairs
-from enginegate.precision.sample import CalibrationSample
+from enginegate.precision.onnx_checks import check_convertible, named, regions
+from enginegate.precision.quantise import prepare, with_pairs
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
 _AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
@@ -173,7 +171,7 @@ class _Order:
         """The model, and how ranges were found."""
         prepared = prepare(self.source, self.scratch, quantised_form(self.candidate))
         _check_names(prepared.model, self.keep, self.candidate)
-        ranges = ranges_for(prepared, self.sample, self.rules, self.scratch)
+        ranges = ranges_for(prepared, with_pairs, self.sample, self.rules, self.scratch)
         kept = kept_with(prepared, self.keep)
         how = f"{ranges.how}, {prepared.note}" if prepared.note else ranges.how
         return with_pairs(prepared, ranges.by_tensor, keep=kept), how

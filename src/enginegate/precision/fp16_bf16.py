@@ -15,8 +15,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 from enginegate.candidate import Precision
 from enginegate.data import Array
 from enginegate.errors import tool_errors
-from enginegate.precision.check_converted import well_formed, with_opset
-from enginegate.precision.nodes import named
+from enginegate.precision.onnx_checks import named, well_formed, with_opset
 from enginegate.sources.onnx_form import canonical, graphs
 
 _BF16_OPSET = 22

@@ -13,10 +13,14 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from enginegate.candidate import Candidate, Sha256
+from enginegate.charts import COLOURS, drawing
 from enginegate.evidence import OutcomeWord
 from enginegate.policy import Repair
 from enginegate.precision.sensitivity import Sensitivity
 from enginegate.records import Record
+
+_COST, _FAILED, _PASSED = COLOURS[:3]
+_KIB = 1024.0
 
 
 class PrecisionTrial(Record):
@@ -163,3 +167,36 @@ def _reason(best: PrecisionTrial | None, most: int, nodes: int, spent: str) -> s
     if not most:
         return f"the policy's max_kept_share leaves none of {nodes} nodes to keep"
     return f"it fails even with the {most} worst of {nodes} nodes at fp32, the most allowed"
+
+
+def tradeoff_chart(curve: TradeoffCurve) -> bytes:
+    """SVG: nodes kept at FP32 against divergence, and against latency or else size.
+
+    Latency is drawn where it was measured for all trials, else size; nothing if neither is known
+    for all of them.
+    """
+    trials = sorted(curve.trials, key=lambda trial: (len(trial.kept), trial.passed))
+    measure = trials[0].measure
+    xlabel = f"nodes kept at fp32, of {curve.nodes}"
+    with drawing(f"{curve.candidate}: {curve.reason}", xlabel, f"{measure} (log)") as chart:
+        for passed, colour, marker in ((True, _PASSED, "o"), (False, _FAILED, "x")):
+            shown = [t for t in trials if t.passed is passed and t.divergence is not None]
+            chart.axes.plot(
+                [len(trial.kept) for trial in shown],
+                [trial.divergence or 0.0 for trial in shown],
+                marker,
+                color=colour,
+                label="passed" if passed else "failed",
+            )
+        if any(trial.divergence for trial in trials):
+            chart.axes.set_yscale("log")
+        chart.whole_numbers()
+        latencies = [t.latency_ms for t in trials if t.latency_ms is not None]
+        sizes = [t.size_bytes / _KIB for t in trials if t.size_bytes is not None]
+        costs = next((c for c in (latencies, sizes) if len(c) == len(trials)), None)
+        if costs is not None:
+            second = chart.axes.twinx()
+            second.plot([len(t.kept) for t in trials], costs, ".-", color=_COST, linewidth=1.0)
+            second.set_ylabel("ms a batch" if costs is latencies else "KiB", color=_COST)
+            second.set_ylim(bottom=0.0)
+        return chart.svg()

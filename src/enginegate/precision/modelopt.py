@@ -21,12 +21,11 @@ from enginegate.candidate import Candidate
 from enginegate.engine_kinds import kind_named
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
-from enginegate.precision.check_converted import well_formed
-from enginegate.precision.sample import CalibrationSample
+from enginegate.precision.calibration import HELD_OUT, CalibrationSample, least_error
+from enginegate.precision.onnx_checks import well_formed
 from enginegate.precision.session import open_session, outputs_of, relative_error
 
 _METHODS = ("max", "entropy")
-_HELD_OUT = 4  # one sample in this many
 _TIMEOUT_S = 1800.0
 _MAX_BYTES = 2**31 - 1  # of one ONNX file
 _SHOWN_CHARACTERS = 2000
@@ -107,16 +106,14 @@ def by_modelopt(job: "ModelOptJob", sample: CalibrationSample, method: str) -> M
         return ModelOptConversion(job.run(sample, ""), "")
     if method != "auto":
         return ModelOptConversion(job.run(sample, method), method)
-    fitted, held = sample.split(_HELD_OUT)
+    fitted, held = sample.split(HELD_OUT)
     exact = outputs_of(open_session(job.source, what=str(job.source)), held)
     errors = {}
     for name in _METHODS:
         tried = job.run(fitted, name).SerializeToString()
         session = open_session(tried, what=f"{job.candidate} by {name}")
         errors[name] = relative_error(exact, outputs_of(session, held))
-    best = min(errors, key=lambda name: errors[name])
-    shown = ", ".join(f"{name} {error:.3g}" for name, error in errors.items())
-    how = f"{best}, the best of {shown} on {len(held)} held-out samples"
+    best, how = least_error(errors, held)
     return ModelOptConversion(job.run(sample, best), how)
 
 

@@ -2,30 +2,27 @@
 
 The engine kind says in which form it takes a quantised graph (`engine_kinds.QuantisedForm`).
 
-Ranges are this room's own (`ranges`): ONNX Runtime's entropy has one threshold to choose from by
-default, the maximum, and its FP8 scales clip beyond 4.5 standard deviations of the activation.
+Ranges are this package's own (`calibration`): ONNX Runtime's entropy has one threshold to choose
+from by default, the maximum, and its FP8 scales clip beyond 4.5 standard deviations of the
+activation.
 """
 
+import logging
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
-from onnx import ModelProto, NodeProto, TensorProto
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from enginegate.engine_kinds import QuantisedForm
-from enginegate.errors import tool_errors
-from enginegate.precision.calibration.histograms import histograms
-from enginegate.precision.calibration.methods import ActivationRange, Histogram, whole
-from enginegate.precision.check_converted import well_formed, with_opset
-from enginegate.precision.nodes import LAYERS, named
-from enginegate.precision.sample import CalibrationSample
-from enginegate.precision.session import silenced
-from enginegate.precision.shapes import with_symbolic_shapes, with_types
+from enginegate.errors import BuildError, told_by, tool_errors
+from enginegate.precision.calibration import ActivationRange, Prepared
+from enginegate.precision.onnx_checks import LAYERS, named, well_formed, with_opset
+from enginegate.precision.session import open_session
 from enginegate.sources.onnx_form import graphs
 
 if TYPE_CHECKING:
@@ -36,41 +33,16 @@ if TYPE_CHECKING:
 _FP8_MAX = 448.0
 _QDQ_OPSET = 19  # the first whose Quantize and Dequantize take FP8
 _PRODUCTS = frozenset({"Gemm", "MatMul"})
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A model ready to be quantised in any way.
-
-    Attributes:
-        model: shapes inferred, constants folded, every node with a name.
-        form: how its runtime wants it.
-        operators: types of the nodes that get pairs.
-        origin: the file, for messages.
-        note: what could not be inferred of it; empty if all could.
-    """
-
-    model: ModelProto
-    form: QuantisedForm
-    operators: tuple[str, ...]
-    origin: str
-    note: str = ""
-
-    def histograms(self, sample: CalibrationSample, scratch: Path) -> dict[str, Histogram]:
-        """What its activations are on the sample; see `calibrate.histograms`."""
-        return histograms(self.model, scratch, operators=self.operators, sample=sample)
-
-    @property
-    def outputs(self) -> frozenset[str]:
-        """Tensors that callers see: their largest values decide, so they are never clipped."""
-        return frozenset(value.name for value in self.model.graph.output)
-
-    def ranges(self, seen: Mapping[str, Histogram], method: Any) -> dict[str, ActivationRange]:
-        """A range for each activation, by one of `ranges.METHODS`; outputs keep all of theirs."""
-        return {
-            name: whole(histogram) if name in self.outputs else method(histogram)
-            for name, histogram in seen.items()
-        }
+_log = logging.getLogger(__name__)
+_BOUNDLESS = 2**31 - 1  # what a Slice to the end means to ONNX Runtime's tool
+WITHOUT = "without symbolic shapes"
+_TYPES = {
+    "tensor(float)": TensorProto.FLOAT,
+    "tensor(double)": TensorProto.DOUBLE,
+    "tensor(int64)": TensorProto.INT64,
+    "tensor(int32)": TensorProto.INT32,
+    "tensor(bool)": TensorProto.BOOL,
+}
 
 
 def prepare(source: Path, scratch: Path, form: QuantisedForm) -> Prepared:
@@ -119,7 +91,8 @@ def with_pairs(
         calibrate,
     )
 
-    silenced(calibrate)
+    # It prints; redirecting stdout would swallow other threads' lines.
+    vars(calibrate)["print"] = _log.debug
     form, model = prepared.form, ModelProto()
     model.CopyFrom(prepared.model)
     with _refusals(prepared.origin, form):
@@ -218,3 +191,73 @@ def _refusals(origin: str, form: QuantisedForm) -> AbstractContextManager[None]:
         f"ONNX Runtime cannot quantise {origin} to {form.weights}",
         remedy="Drop that precision from [candidates], or export the model in another way.",
     )
+
+
+def with_symbolic_shapes(model: ModelProto) -> tuple[ModelProto, str]:
+    """The model with what symbolic inference found, and why it found nothing (empty if it did).
+
+    It cannot follow some models that are perfectly valid: masks of encoders as transformers exports
+    them, operators of ``ai.onnx.ml``. ONNX's own inference, which runs after it in any case, is
+    enough to quantise those; where that knows no operator, `with_types` asks ONNX Runtime.
+
+    ``SymbolicShapeInference.infer_shapes`` would write the whole model into the current folder when
+    it cannot finish, so its steps are taken here one by one.
+
+    Raises:
+        BuildError: sympy is missing.
+    """
+    try:
+        from onnxruntime.tools.symbolic_shape_infer import (  # type: ignore[import-untyped]  # noqa: PLC0415
+            SymbolicShapeInference,
+        )
+    except ImportError as error:
+        raise BuildError(
+            "Quantising needs sympy, which is not installed here. Run: pip install sympy"
+        ) from error
+    complete, copy = False, ModelProto()
+    copy.CopyFrom(model)
+    try:
+        inference = SymbolicShapeInference(
+            int_max=_BOUNDLESS, auto_merge=False, guess_output_rank=False, verbose=0
+        )
+        inference._preprocess(copy)  # noqa: SLF001 - see above
+        while inference.run_:
+            complete = inference._infer_impl()  # noqa: SLF001
+        inference._update_output_from_vi()  # noqa: SLF001
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - of any kind, sympy's among them
+        _log.debug("symbolic shape inference broke", exc_info=error)
+        return model, f"{WITHOUT} ({told_by(error)})"
+    if not complete:
+        return model, f"{WITHOUT} (ONNX Runtime's inference does not follow this model)"
+    return inference.out_mp_, ""
+
+
+def with_types(model: ModelProto, *, what: str) -> ModelProto:
+    """The model with a type for every tensor that ONNX's inference left without one.
+
+    An output that states no type is one that ONNX Runtime works out when it opens the model.
+
+    Args:
+        model: as ONNX's inference left it; it is changed.
+        what: the model, for messages.
+
+    Raises:
+        BuildError: ONNX Runtime cannot load it.
+    """
+    graph = model.graph
+    typed = {value.name for value in (*graph.input, *graph.value_info, *graph.output)}
+    untyped = [name for node in graph.node for name in node.output if name and name not in typed]
+    if not untyped:
+        return model
+    asked = ModelProto()
+    asked.CopyFrom(model)
+    asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in untyped)
+    session = open_session(asked.SerializeToString(), what=what, optimised=False)
+    found = {output.name: _TYPES.get(output.type) for output in session.get_outputs()}
+    for name in untyped:
+        kind = found[name]
+        if kind is not None:
+            graph.value_info.append(helper.make_tensor_value_info(name, kind, None))
+    return model

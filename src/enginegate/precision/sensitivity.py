@@ -14,12 +14,11 @@ from pydantic import NonNegativeFloat, NonNegativeInt
 from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataSet
 from enginegate.policy import CalibrationTable
-from enginegate.precision.calibration.select import ranges_for
+from enginegate.precision.calibration import CalibrationSample, ranges_for
 from enginegate.precision.convert import calibration_sample, kept_with, quantised_form
 from enginegate.precision.fp16_bf16 import rounded
-from enginegate.precision.nodes import layers, named
+from enginegate.precision.onnx_checks import layers, named
 from enginegate.precision.quantise import prepare, with_pairs
-from enginegate.precision.sample import CalibrationSample
 from enginegate.precision.session import open_session, outputs_of, relative_error
 from enginegate.records import Record
 from enginegate.sources.onnx_form import input_specs
@@ -99,7 +98,7 @@ def _quantised_forms(
     scratch: Path,
 ) -> Iterator[tuple[str, ModelProto]]:
     prepared = prepare(source, scratch, quantised_form(candidate))
-    ranges = ranges_for(prepared, sample, rules, scratch)
+    ranges = ranges_for(prepared, with_pairs, sample, rules, scratch)
     for node in layers(prepared.model):
         model = with_pairs(prepared, ranges.by_tensor, only=kept_with(prepared, (node,)))
         if any(each.op_type == "QuantizeLinear" for each in model.graph.node):

@@ -1,20 +1,25 @@
 """ONNX Runtime on the CPU, to measure models that are not engines yet."""
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from enginegate.data import Array, Tensors
 from enginegate.errors import BuildError, InputError, told_by, tool_errors
 from enginegate.precision.deadline import opening, run_in_time
-from enginegate.precision.sample import CalibrationSample
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
+
+
+class Batches(Protocol):
+    """Samples that are read in batches."""
+
+    def batches(self) -> Iterator[Tensors]:
+        """Inputs, one batch at a time."""
+        ...
 
 
 def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "InferenceSession":
@@ -51,13 +56,13 @@ def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "
         ) from error
 
 
-def outputs_of(session: "InferenceSession", sample: CalibrationSample) -> Tensors:
+def outputs_of(session: "InferenceSession", sample: Batches) -> Tensors:
     """The session's outputs for every row, run in batches."""
     parts = list(batches_of(session, sample))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def batches_of(session: "InferenceSession", sample: CalibrationSample) -> Iterator[Tensors]:
+def batches_of(session: "InferenceSession", sample: Batches) -> Iterator[Tensors]:
     """The session's outputs, one batch at a time."""
     names = [output.name for output in session.get_outputs()]
     for batch in sample.batches():
@@ -83,10 +88,3 @@ def _relative(expected: Array, given: Array) -> float:
     spread = float(np.square(exact - exact.mean(axis=0)).mean())
     error = float(np.square(exact - answer).mean())
     return float(np.sqrt(error / spread)) if spread else float(np.sqrt(error))
-
-
-def silenced(module: ModuleType) -> ModuleType:
-    """A module of ONNX Runtime that prints; redirecting stdout would swallow other threads'."""
-    say: Callable[..., None] = logging.getLogger(__name__).debug
-    vars(module)["print"] = say
-    return module

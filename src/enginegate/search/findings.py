@@ -11,7 +11,7 @@ from typing import Literal
 from enginegate.evidence import Finding, Outcome, Rival
 from enginegate.measurement import TIMERS_MS, LatencySample, Percentile
 from enginegate.measuring.advice import largest_stage
-from enginegate.measuring.p99 import SloDecision, decide, decide_on_server
+from enginegate.measuring.p99 import SloDecision, decide_fixed, decide_on_server
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.search.confirmation import Confirmation, ConfirmedPoint, Overload
@@ -99,7 +99,7 @@ def _nothing_sustained(evidence: _Evidence) -> Finding:
         return _nothing_measured(evidence)
     nearest = min(valid, key=lambda sample: sample.over(slo.p99_ms) / len(sample.latencies_ms))
     measurement = nearest.measurement
-    decision = decide(
+    decision = decide_fixed(
         len(nearest.latencies_ms), nearest.over(slo.p99_ms), confidence=slo.confidence
     )
     p99 = measurement.p99

@@ -14,7 +14,7 @@ import numpy as np
 
 from enginegate.evidence import Outcome
 from enginegate.measurement import P99, LatencySample
-from enginegate.measuring.p99 import SloDecision, decide, nearest_rank
+from enginegate.measuring.p99 import SloDecision, decide_fixed, nearest_rank
 from enginegate.policy.benchmarking import Slo
 from enginegate.search.queueing import CapacityInterval
 from enginegate.search.space import Grid
@@ -66,7 +66,7 @@ class OperatingPoint:
         if self._decision is None or self._decision[0] != len(self.runs):
             requests = sum(len(run.latencies_ms) for run in self.runs)
             over = sum(run.over(slo.p99_ms) for run in self.runs)
-            self._decision = len(self.runs), decide(requests, over, confidence=slo.confidence)
+            self._decision = len(self.runs), decide_fixed(requests, over, confidence=slo.confidence)
         return self._decision[1]
 
     def status(self, slo: Slo) -> PointStatus:

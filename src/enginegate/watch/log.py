@@ -1,4 +1,4 @@
-"""Looks at live releases, kept: what was read, how it was judged, what was done about it."""
+"""The log of checks of live releases: what was read, how it was judged, what was done about it."""
 
 import logging
 import os
@@ -20,8 +20,8 @@ from enginegate.workspace import Workspace
 
 Action: TypeAlias = Literal["none", "alert", "rollback"]
 
-# At one look in ten minutes, the last four days; older ones are in MLflow.
-_KEPT = 600
+# At one check in ten minutes, the last four days: every run reads them all. MLflow has the rest.
+_MOST_CHECKS = 600
 _ROLLED_BACK = "rolled-back"
 _LOCK = ".lock"
 _LOCK_TIMEOUT_S = 30.0
@@ -29,8 +29,8 @@ _LOCK_TIMEOUT_S = 30.0
 _log = logging.getLogger("enginegate.watch")
 
 
-class Count(Record):
-    """What one look adds to a share that is judged over all looks together."""
+class ShareCount(Record):
+    """One check's part of a share that is judged over all checks together."""
 
     what: str = Field(
         description="e.g. error_share, error_share/SERVER, slice_agreement/light=night"
@@ -40,13 +40,13 @@ class Count(Record):
 
 
 class WatchCheck(Record):
-    """One look at one release."""
+    """One check of one release."""
 
     schema_version: Literal[1] = 1
     model: str
     version: PositiveInt
     release_sha256: Sha256
-    number: PositiveInt = Field(description="of this release's looks, from 1")
+    number: PositiveInt = Field(description="of this release's checks, from 1")
     at: datetime
     intensive: bool = Field(
         description="whether the release was younger than its watch window, or a fleet's canary"
@@ -56,7 +56,7 @@ class WatchCheck(Record):
         default_factory=dict, description="of the fleet's further servers, by name"
     )
     findings: tuple[Finding, ...]
-    counts: tuple[Count, ...] = ()
+    counts: tuple[ShareCount, ...] = ()
     sample: Sha256 | None = Field(default=None, description="shadow sample it was compared on")
     scorecard: Sha256 | None = Field(
         default=None, description="whose promise it was compared with; none: the release's own"
@@ -73,45 +73,45 @@ class WatchCheck(Record):
         return worst(self.findings)
 
     @property
-    def found(self) -> tuple[Finding, ...]:
+    def problems(self) -> tuple[Finding, ...]:
         """The findings that count and did not pass, worst first."""
-        kept = [f for f in self.findings if not f.advisory and f.outcome is not Outcome.PASSED]
-        return tuple(sorted(kept, key=lambda finding: -finding.outcome))
+        counting = [f for f in self.findings if not f.advisory and f.outcome is not Outcome.PASSED]
+        return tuple(sorted(counting, key=lambda finding: -finding.outcome))
 
     @property
     def broken(self) -> tuple[Finding, ...]:
         """The findings by which the promise was broken, also where another one is errored."""
-        return tuple(finding for finding in self.found if finding.outcome is Outcome.FAILED)
+        return tuple(finding for finding in self.problems if finding.outcome is Outcome.FAILED)
 
     def __str__(self) -> str:
-        said = "; ".join(f"{gate_of(f)}: {f.reason}" for f in self.found)
-        name = f"look {self.number} at release {self.version} of {self.model}"
-        return f"{name}: {self.outcome.word}{f' ({said})' if said else ''}"
+        reasons = "; ".join(f"{gate_of(f)}: {f.reason}" for f in self.problems)
+        name = f"check {self.number} of release {self.version} of {self.model}"
+        return f"{name}: {self.outcome.word}{f' ({reasons})' if reasons else ''}"
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
-    """What one run of the watch did and saw.
+class WatchResult:
+    """One run of the watch.
 
     Attributes:
         done: one sentence for each thing that was done.
-        looks: at what is live; none when nothing is.
+        checks: of the live release; none when nothing is live.
     """
 
     done: tuple[str, ...]
-    looks: tuple[WatchCheck, ...]
+    checks: tuple[WatchCheck, ...]
 
 
 class PromiseBrokenError(EnginegateError):
     """A live release did not do what its scorecard promised, and nobody has acknowledged it.
 
     Attributes:
-        watched: what the run did and saw all the same.
+        watched: the run in which this was noticed.
     """
 
     exit_code = ExitCode.GATES_FAILED
 
-    def __init__(self, message: str, watched: Watched) -> None:
+    def __init__(self, message: str, watched: WatchResult) -> None:
         """The message says what was promised, what was measured, and the next command."""
         super().__init__(message)
         self.watched = watched
@@ -123,89 +123,91 @@ def gate_of(finding: Finding) -> str:
     return f"{finding.gate} on {server}" if server else finding.gate
 
 
-def _file_of(look: WatchCheck) -> str:
-    return f"{look.number:08d}.json"
-
-
 @dataclass(frozen=True, slots=True)
 class SampledTraffic:
-    """What a fresh sample of live requests said; empty when there is none."""
+    """The comparison of a fresh sample of live requests with FP32; empty when there is none."""
 
     findings: tuple[Finding, ...] = ()
-    counts: tuple[Count, ...] = ()
+    counts: tuple[ShareCount, ...] = ()
     sample: Sha256 | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class WatchLog:
-    """The looks at one release, one file each; the oldest are forgotten."""
+    """The checks of one release, one file each; the oldest are deleted."""
 
     folder: Path
 
     @classmethod
     def at(cls, workspace: Workspace, release: Release) -> "WatchLog":
-        """Of a release: another one of the same number has another digest."""
+        """The log of a release, by its digest: another release may have the same number."""
         return cls(workspace.results / "watch" / release.digest)
 
     def read(self) -> tuple[WatchCheck, ...]:
-        """Oldest first; a damaged file is left out, and said."""
-        looks = []
-        for path in sorted(self.folder.glob("[0-9]*.json")):
+        """Oldest first; a damaged file is left out and logged."""
+        checks = []
+        for path in self._files():
             try:
-                looks.append(WatchCheck.read(path))
+                checks.append(WatchCheck.read(path))
             except InputError as error:
-                _log.warning("an earlier look does not count: %s", error)
-        return tuple(looks)
+                _log.warning("an earlier check does not count: %s", error)
+        return tuple(checks)
 
     def next_number(self) -> int:
-        """Never one that was given before, also when its file is damaged."""
-        return max((int(path.stem) for path in self.folder.glob("[0-9]*.json")), default=0) + 1
+        """A number that no check has had, also when its file is damaged."""
+        return max((int(path.stem) for path in self._files()), default=0) + 1
 
-    def add(self, look: WatchCheck) -> WatchCheck:
-        """Keep a look, and forget the oldest; the look as it was kept.
+    def add(self, check: WatchCheck) -> WatchCheck:
+        """Write a check and delete the oldest; returns the check as it was written.
 
-        Watches that overlap give the same number to two looks: the one that ends later moves on.
-        A look that is kept already stays under its number, as it says now.
+        Watches that overlap give the same number to two checks: the check that ends later gets
+        another. A check that was written before is written again under its number.
 
         Raises:
             EnginegateError: the folder cannot be written to.
         """
         try:
             with file_lock(self.folder / _LOCK, timeout_s=_LOCK_TIMEOUT_S):
-                if self._is_taken(look):
-                    look = look.model_copy(update={"number": self.next_number()})
-                write_file(self.folder / _file_of(look), look.pretty_json())
+                if self._is_taken(check):
+                    check = check.model_copy(update={"number": self.next_number()})
+                write_file(self._path(check), check.pretty_json())
         except TimeoutError as error:
             raise EnginegateError(
-                f"Another watch is keeping a look in {self.folder}, by {error}, and has not ended "
-                f"in {_LOCK_TIMEOUT_S:.0f} s. End that process if it hangs; the next look is kept."
+                f"Another watch is keeping a check in {self.folder}, by {error}, and has not ended "
+                f"in {_LOCK_TIMEOUT_S:.0f} s. End that process if it hangs; the next check is kept."
             ) from error
         except OSError as error:
             raise EnginegateError(
-                f"A look cannot be kept in {self.folder}: {error.strerror}. Free space or fix "
+                f"A check cannot be kept in {self.folder}: {error.strerror}. Free space or fix "
                 "permissions there."
             ) from error
-        for path in sorted(self.folder.glob("[0-9]*.json"))[:-_KEPT]:
+        for path in self._files()[:-_MOST_CHECKS]:
             path.unlink(missing_ok=True)
-        return look
+        return check
 
-    def _is_taken(self, look: WatchCheck) -> bool:
-        """Whether another look has its number; a damaged one may be any."""
-        path = self.folder / _file_of(look)
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("[0-9]*.json"))
+
+    def _path(self, check: WatchCheck) -> Path:
+        return self.folder / f"{check.number:08d}.json"
+
+    def _is_taken(self, check: WatchCheck) -> bool:
+        """Whether another check has its number; a damaged file may be any check's."""
+        path = self._path(check)
         try:
-            return path.exists() and WatchCheck.read(path).at != look.at
+            return path.exists() and WatchCheck.read(path).at != check.at
         except InputError:
             return True
 
     @property
     def rolled_back(self) -> bool:
-        """Whether a watch has rolled this release back before."""
+        """Whether a watch has claimed this release's rollback."""
         return (self.folder / _ROLLED_BACK).exists()
 
     def claim_rollback(self) -> bool:
-        """Take the one automatic rollback that a release has; False when it was taken before.
+        """Claim the one automatic rollback that a release has; False when it was claimed before.
 
-        It counts as taken from here on, also if this process dies: a person then decides.
+        It stays claimed also if this process dies: a person then decides.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -215,5 +217,5 @@ class WatchLog:
         return True
 
     def return_claim(self) -> None:
-        """The rollback was refused, so the release is live still and may be tried again."""
+        """Give the claim up: the rollback was refused, so the release is still live."""
         (self.folder / _ROLLED_BACK).unlink(missing_ok=True)

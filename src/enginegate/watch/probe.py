@@ -1,8 +1,8 @@
-"""One look at a live model: Triton's counters over some seconds, and a gentle probe meanwhile.
+"""Reads a live model: Triton's counters over some seconds, and a gentle probe meanwhile.
 
 Triton's counters give means, never percentiles, and miss some failures (a full queue, a version
 that is gone), so a few requests are sent as users send them and timed at the client. Not in scope:
-what the numbers mean (validation/live.py).
+judging the numbers (validation/live.py).
 """
 
 import time
@@ -14,7 +14,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from enginegate.data import Tensors
 from enginegate.errors import ServerError
-from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, run_load
+from enginegate.loadgen.traffic import EarlyEnd, Traffic, run_load
 from enginegate.measurement import Load
 from enginegate.records import Record
 from enginegate.triton.client import TritonClient
@@ -23,17 +23,18 @@ from enginegate.triton.metrics import Metrics, read_metrics
 from enginegate.triton.types import Statistics
 
 _FAILURES = "nv_inference_request_failure"
-_GIVEN_UP = "CANCELED"
+_CANCELED = "CANCELED"
 _PENDING = "nv_inference_pending_request_count"
 _GPU_USED = "nv_gpu_memory_used_bytes"
 _GPU_TOTAL = "nv_gpu_memory_total_bytes"
+# Enough for a median and to notice an outage; more would be load of its own on a quiet server.
 _PROBES = 20
 _WAIT_S = 0.2
 _NS_PER_MS = 1e6
 
 
 class ProbeResult(Record):
-    """What became of the requests that the look itself sent, as users send theirs."""
+    """The outcome of the requests that the check itself sent, as users send theirs."""
 
     sent: NonNegativeInt
     failed: NonNegativeInt = Field(description="no answer in time, or refused")
@@ -43,12 +44,12 @@ class ProbeResult(Record):
     versions: tuple[str, ...] = Field(description="that answered")
 
     def answered_by(self, version: int) -> int:
-        """The least that this version has answered of them; not known when others answered too."""
+        """How many this version has answered at least; 0 when other versions answered too."""
         return self.sent - self.failed if self.versions == (str(version),) else 0
 
 
 class LiveReading(Record):
-    """What one look saw of one version. The probe's own requests are in every server count."""
+    """One version's numbers during one check. The probe's requests are in every server count."""
 
     lasted_s: NonNegativeFloat
     answered: NonNegativeInt = Field(description="requests answered well")
@@ -73,25 +74,25 @@ class LiveReading(Record):
 
     @property
     def live(self) -> int:
-        """Requests that ended in this time and were not the probe's."""
+        """Requests that ended in this time, without the probe's."""
         return max(0, self.answered + self.failed - self.probe.sent)
 
     @property
     def arrived_per_s(self) -> float:
-        """Requests that came in: those that ended, and those that came to wait."""
+        """Requests that came in: those that ended, and those that began to wait."""
         waiting = (self.pending or 0) - (self.pending_before or 0)
         return max(0.0, (self.answered + self.failed + waiting) / self.lasted_s)
 
 
 @dataclass(frozen=True, slots=True)
 class LiveProber:
-    """What a look sends.
+    """The requests that a check sends.
 
     Attributes:
         samples: inputs to draw from, each with its batch axis in front.
         slo_s: a slower answer is over the limit.
         seed: of arrival times and order.
-        ended: asked several times a second, between requests: whether to end the look early.
+        ended: whether to end the check early; asked several times a second, between requests.
     """
 
     samples: tuple[Tensors, ...]
@@ -108,29 +109,27 @@ class LiveProber:
         traffic = Traffic.of(model, self.samples, order_seed=self.seed)
         load = Load(rate_per_s=_PROBES / duration_s, duration_s=duration_s, seed=self.seed)
         ends = EarlyEnd(self.slo_s, skip_s=0.0, decided=lambda _settled, _over: self.ended())
-        return self._counted(run_load(address, traffic, load, ends=ends))
-
-    def wait(self, until_s: float) -> None:
-        """Wait until the monotonic clock shows so much, or the look is ended."""
-        while not self.ended() and (left_s := until_s - time.monotonic()) > 0.0:
-            time.sleep(min(left_s, _WAIT_S))
-
-    def _counted(self, sent: LoadResult) -> ProbeResult:
-        good = sent.latency_s[np.isfinite(sent.latency_s)] * 1e3
+        sent = run_load(address, traffic, load, ends=ends)
+        answered_ms = sent.latency_s[np.isfinite(sent.latency_s)] * 1e3
         return ProbeResult(
             sent=len(sent.latency_s),
             failed=sent.failed,
             over=int((~(sent.latency_s <= self.slo_s)).sum()),
-            median_ms=float(np.median(good)) if len(good) else None,
-            slowest_ms=float(good.max()) if len(good) else None,
+            median_ms=float(np.median(answered_ms)) if len(answered_ms) else None,
+            slowest_ms=float(answered_ms.max()) if len(answered_ms) else None,
             versions=tuple(sorted({str(v) for v in sent.versions if v})),
         )
 
+    def wait(self, until_s: float) -> None:
+        """Wait until the monotonic clock reaches a time, or the check is ended."""
+        while not self.ended() and (left_s := until_s - time.monotonic()) > 0.0:
+            time.sleep(min(left_s, _WAIT_S))
+
 
 def take_reading(
-    addresses: LiveAddresses, model: str, version: int, *, look_s: float, prober: LiveProber
+    addresses: LiveAddresses, model: str, version: int, *, duration_s: float, prober: LiveProber
 ) -> LiveReading:
-    """Watch one version for ``look_s`` seconds, or until the prober is ended.
+    """Read one version's numbers over some seconds, or until the prober is ended.
 
     Raises:
         ServerError: the server or that version does not answer, or was loaded anew meanwhile.
@@ -138,16 +137,16 @@ def take_reading(
     started = time.monotonic()
     with TritonClient(addresses.grpc) as client:
         before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
-        probe = prober.send(addresses.grpc, model, look_s)
-        prober.wait(started + look_s)
+        probe = prober.send(addresses.grpc, model, duration_s)
+        prober.wait(started + duration_s)
         counted = client.statistics_since(
             model, before, answers=probe.answered_by(version), version=str(version)
         )
     late = _Scrape.of(addresses)
     if counted.requests < 0 or counted.failures < 0:
         raise ServerError(
-            f"Version {version} of {model} at {addresses.grpc} was loaded anew while it was looked "
-            "at, so its counters began again. Look again."
+            f"Version {version} of {model} at {addresses.grpc} was loaded anew during the check, "
+            "so its counters began again. Check again."
         )
     return _reading(
         counted, probe, time.monotonic() - started, _Gauges.of(early, late, model, version)
@@ -156,7 +155,7 @@ def take_reading(
 
 @dataclass(frozen=True, slots=True)
 class _Scrape:
-    """One reading of the metrics; neither when nobody said where they are."""
+    """One reading of the metrics, or why there is none; neither when no address is known."""
 
     metrics: Metrics | None = None
     unread: str = ""
@@ -217,14 +216,14 @@ def _reading(
 
 
 def _failures(metrics: Metrics, which: dict[str, str]) -> int:
-    """Requests that failed; one that its sender gave up on is no fault of the release."""
+    """Requests that failed, without those that the client cancelled."""
     failed = metrics.matching(_FAILURES, **which)
-    return round(sum(each.value for each in failed if each.labels.get("reason") != _GIVEN_UP))
+    return round(sum(each.value for each in failed if each.labels.get("reason") != _CANCELED))
 
 
 def _pending(metrics: Metrics, which: dict[str, str]) -> int | None:
-    found = [series.value for series in metrics.matching(_PENDING, **which)]
-    return round(sum(found)) if found else None
+    counts = [series.value for series in metrics.matching(_PENDING, **which)]
+    return round(sum(counts)) if counts else None
 
 
 def _gpu_shares(metrics: Metrics) -> Iterator[float]:

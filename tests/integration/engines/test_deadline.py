@@ -9,7 +9,7 @@ from enginegate.data import DataSet
 from enginegate.engines import open_onnx
 from enginegate.errors import InputError, ModelError, ToolError
 from enginegate.policy.model_source import ModelSource
-from enginegate.precision.sample import CalibrationSample
+from enginegate.precision.calibration import CalibrationSample
 from enginegate.precision.session import open_session, outputs_of
 from enginegate.sources import onnx_from_source
 

@@ -73,7 +73,7 @@ def test_without_a_decision_nothing_goes_live(live, card):
 
 
 def test_approvals_written_by_hand_publish_nothing(live, card, family, approved):
-    """Files that look like decisions satisfy nobody, and the audit log does not take them in."""
+    """Files that check like decisions satisfy nobody, and the audit log does not take them in."""
     text = live.read_text().replace("expires_hours = 1", "expires_hours = 1\nrequired = 2")
     live.write_text(text)
     card = qualify(live)
@@ -172,13 +172,13 @@ def test_a_fleets_canary_is_held_to_the_looks_of_the_watch(live, approved, famil
 
     release = promote(live, approved(qualify(live)).digest)
 
-    looks = WatchLog.at(family.workspace, release).read()
-    assert [look.number for look in looks] == [1, 2]
+    checks = WatchLog.at(family.workspace, release).read()
+    assert [check.number for check in checks] == [1, 2]
     assert {"error_share", "latency", "server_time", "pending"} <= {
-        finding.gate for finding in looks[0].findings
+        finding.gate for finding in checks[0].findings
     }
-    assert looks[0].reading.probe.versions == ("1",)
-    assert [(look.number, list(look.others)) for look in watch(live, 0.0).looks] == [(3, ["b"])]
+    assert checks[0].reading.probe.versions == ("1",)
+    assert [(check.number, list(check.others)) for check in watch(live, 0.0).checks] == [(3, ["b"])]
 
 
 def test_a_scorecard_made_under_other_rules_is_refused(live, card, approved, family, tmp_path):
@@ -231,8 +231,8 @@ def test_a_new_scorecard_of_the_same_bytes_is_a_new_promise(live, card, approved
     assert (layout.release(1), len(layout.releases())) == (release, 1)
     renewed = layout.renewed(1)
     assert renewed.scorecard_sha256 == again.digest
-    (look,) = watch(live, 0.0).looks
-    assert look.scorecard == again.digest
+    (check,) = watch(live, 0.0).checks
+    assert check.scorecard == again.digest
     assert f"scorecard {again.digest[:12]}" in terminal.invoke(app, ["status", str(live)]).output
     tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
     assert again.digest[:12] in tracker.version_tags("tiny", 1)["enginegate.promise"]
@@ -332,7 +332,7 @@ def test_a_deployed_promotion_waits_for_two_people(live, approved, family, lost)
     assert serving(live) is None
 
     resume_flow_run(
-        run.id, run_input={"decision": "approve", "approver": "ada", "reason": "looks right"}
+        run.id, run_input={"decision": "approve", "approver": "ada", "reason": "checks right"}
     )
     with pytest.raises(Pause):
         run.step()
@@ -392,7 +392,7 @@ def test_a_no_after_the_forms_yes_counts_however_late_the_worker_comes(live, car
     run = Deployed(live, card.digest)
     with pytest.raises(Pause):
         run.step()
-    yes = {"decision": "approve", "approver": "grace", "reason": "looks right"}
+    yes = {"decision": "approve", "approver": "grace", "reason": "checks right"}
     resume_flow_run(run.id, run_input=yes)
 
     approved(card, answer="reject", reason="wait for more")
@@ -405,7 +405,7 @@ def test_a_no_after_the_forms_yes_counts_however_late_the_worker_comes(live, car
 def test_an_approval_of_what_is_not_there_is_refused(name):
     """With what there is; nothing is approved in its place."""
     answer = ApprovalForm(
-        decision="approve", approver="ada", reason="looks right", accept_inconclusive=name
+        decision="approve", approver="ada", reason="checks right", accept_inconclusive=name
     )
 
     with pytest.raises(ApprovalError, match=f"{name}.*it has onnxruntime-int8"):

@@ -81,7 +81,7 @@ def compared(policy, release):
 
 @pytest.fixture(scope="module")
 def policy(family, tmp_path_factory):
-    """The family's, with short looks and a live repository of its own."""
+    """The family's, with short checks and a live repository of its own."""
     root = tmp_path_factory.mktemp("watched")
     path = family.edited(root / "policy.toml", (f"{family.root}/live", f"{root}/live"))
     path.write_text(path.read_text() + _WATCH)
@@ -167,8 +167,8 @@ def visitors(path):
     return BackgroundLoad(address, traffic, rate_per_s=80)
 
 
-def gates(look):
-    return {finding.gate: finding for finding in look.findings}
+def gates(check):
+    return {finding.gate: finding for finding in check.findings}
 
 
 def test_old_samples_are_deleted_and_young_ones_stay(policy, tmp_path, monkeypatch):
@@ -187,13 +187,13 @@ def test_old_samples_are_deleted_and_young_ones_stay(policy, tmp_path, monkeypat
     done = watch(empty)
 
     assert any(sample.name in sentence for sentence in done.done)
-    assert done.looks == ()
+    assert done.checks == ()
     assert not sample.exists()
 
 
 @pytest.fixture
 def three_looks(monkeypatch):
-    """A run for two seconds has three, whatever a look takes here."""
+    """A run for two seconds has three, whatever a check takes here."""
     clock = SimpleNamespace(monotonic=count(0.0, 0.6).__next__)
     monkeypatch.setattr("flows.watch.time", clock)
 
@@ -201,7 +201,7 @@ def three_looks(monkeypatch):
 def test_a_healthy_release_passes_while_it_is_young_and_after(
     released, tmp_path, family, alerts, three_looks
 ):
-    """Looks in a row in its window, then one a run; kept, and in MLflow beside the promise.
+    """Checks in a row in its window, then one a run; kept, and in MLflow beside the promise.
 
     Every server of a fleet is looked at: here two more names of the same one.
     """
@@ -214,12 +214,12 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
         f'{member}\nname = "c"\n'
     )
     with visitors(released):
-        young = watch(released, 2.0).looks
-        old = watch(steady, 2.0).looks
+        young = watch(released, 2.0).checks
+        old = watch(steady, 2.0).checks
 
     assert len(young) == 3
-    assert all(look.intensive and look.outcome is Outcome.PASSED for look in young), young
-    assert [(look.number, look.intensive) for look in old] == [(len(young) + 1, False)]
+    assert all(check.intensive and check.outcome is Outcome.PASSED for check in young), young
+    assert [(check.number, check.intensive) for check in old] == [(len(young) + 1, False)]
     assert gates(young[0])["pending"].outcome is Outcome.PASSED
     assert list(old[0].others) == ["b", "c"]
     assert {finding.scope for finding in old[0].findings} == {"live", "live/b", "live/c"}
@@ -232,7 +232,7 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
     run = tracker.watch_run("tiny", release_of(released).digest)
     for name in ("live/server_ms", "live/promised_server_ms"):
         steps = {point.step for point in tracker.client.get_metric_history(run, name)}
-        assert steps == {look.number for look in (*young, *old)}
+        assert steps == {check.number for check in (*young, *old)}
     version = int(release_of(released).model_uri.rpartition("/")[2])
     tags = tracker.version_tags("tiny", version)
     assert tags["enginegate.watch"].startswith("passed: release 2")
@@ -240,13 +240,13 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
 
 
 def test_nobody_looks_while_it_is_rolled_out(released):
-    """Whoever promotes looks at the canary; a roll-out that a kill cut short is nobody's."""
+    """Whoever promotes checks at the canary; a roll-out that a kill cut short is nobody's."""
     rollouts = RolloutState(read_policy(released).target.repository)
     rollouts.note(RolloutProgress(model="tiny", before=1, canary_passed=True))
     try:
         with file_lock(rollouts.root / LOCK):
-            assert watch(released, 0.0).looks == ()
-        assert len(watch(released, 0.0).looks) == 1
+            assert watch(released, 0.0).checks == ()
+        assert len(watch(released, 0.0).checks) == 1
     finally:
         rollouts.settle("tiny")
 
@@ -255,10 +255,10 @@ def test_no_traffic_is_inconclusive_and_does_nothing(released, tmp_path, alerts)
     """It is said, and even a policy that rolls back leaves the release where it is."""
     rules = edited(released, tmp_path / "p.toml", ("look_s", 'on_failure = "rollback"\nlook_s'))
 
-    (look,) = watch(rules, 0.0).looks
+    (check,) = watch(rules, 0.0).checks
 
-    assert (look.outcome, look.action) == (Outcome.INCONCLUSIVE, "none")
-    assert "5 are needed" in str(look)
+    assert (check.outcome, check.action) == (Outcome.INCONCLUSIVE, "none")
+    assert "5 are needed" in str(check)
     assert release_of(released).version == 2
     assert alerts() == []
 
@@ -270,7 +270,7 @@ def test_a_fresh_sample_is_compared_once(released, tmp_path, monkeypatch):
     np.savez(source, **{"input.x": data.inputs["x"], "slice.light": data.slices["light"]})
     import_sample(source, "tiny", Shadow(), home=tmp_path / "shadow")
 
-    first, second = (watch(released, 0.0).looks[0] for _ in range(2))
+    first, second = (watch(released, 0.0).checks[0] for _ in range(2))
 
     found = gates(first)
     assert found["agreement"].outcome is Outcome.PASSED
@@ -289,19 +289,19 @@ def test_live_requests_are_recorded_where_the_policy_lets_them(released, tmp_pat
     mock = (f'traffic = "{root}/traffic.npz"\nrate_per_s = 200\n', "")
     rules = edited(released, tmp_path / "p.toml", mock, ("trace_rate = 2", "trace_rate = 1"))
     with visitors(released):
-        (look,) = watch(rules, 0.0).looks
+        (check,) = watch(rules, 0.0).checks
 
-    agreement = gates(look)["agreement"]
-    assert look.sample is not None
+    agreement = gates(check)["agreement"]
+    assert check.sample is not None
     assert agreement.samples > 0
     assert agreement.value == 1.0
 
 
 def broken(path, *run):
-    """The looks of a run in which a promise was broken, and what it said."""
+    """The checks of a run in which a promise was broken, and what it said."""
     with pytest.raises(PromiseBrokenError) as raised:
         watch(path, *run)
-    return raised.value.watched.looks, str(raised.value)
+    return raised.value.watched.checks, str(raised.value)
 
 
 def shown(path, family):
@@ -329,8 +329,8 @@ def test_a_broken_promise_stays_red_until_somebody_acknowledges_it(
         assert said in run.message
     assert f"enginegate acknowledge {slow} --release 2 --reason WHY" in run.message
     for _ in range(2):
-        (look,), said = broken(released, 0.0)
-        assert look.outcome is Outcome.INCONCLUSIVE
+        (check,), said = broken(released, 0.0)
+        assert check.outcome is Outcome.INCONCLUSIVE
         assert "Nobody has acknowledged this" in said
     gate, note, tag = shown(released, family)
     assert gate == "failed"
@@ -368,18 +368,18 @@ def test_answers_unlike_fp32_alert(released, tmp_path, monkeypatch, alerts):
     pq.write_table(pa.table(columns), source)
     import_sample(source, "tiny", Shadow(), home=tmp_path / "shadow")
 
-    (look,), _ = broken(released, 0.0)
+    (check,), _ = broken(released, 0.0)
     CliRunner().invoke(app, ["acknowledge", str(released), "--reason", "a test"])
 
-    assert gates(look)["agreement"].outcome is Outcome.FAILED
-    assert look.action == "alert"
+    assert gates(check)["agreement"].outcome is Outcome.FAILED
+    assert check.action == "alert"
     (alert,) = alerts()
     assert (alert["release"], alert["action"]) == (2, "alert")
     assert "answers agree with FP32's" in alert["why"]
 
 
 def test_without_a_server_the_watch_is_errored(released, tmp_path, alerts):
-    """It alerts, the run fails, the look is kept, and nothing is rolled back."""
+    """It alerts, the run fails, the check is kept, and nothing is rolled back."""
     repository = read_policy(released).target.repository
     rules = edited(
         released,
@@ -388,7 +388,7 @@ def test_without_a_server_the_watch_is_errored(released, tmp_path, alerts):
         (f'"{repository}"', f'"{repository}"\nendpoint = "127.0.0.1:1"'),
     )
 
-    with pytest.raises(ServerError, match=r"look \d+ at release 2 of tiny: errored"):
+    with pytest.raises(ServerError, match=r"check \d+ of release 2 of tiny: errored"):
         watch(rules, 0.0)
 
     kept = WatchLog.at(Workspace.here(), release_of(released)).read()[-1]
@@ -409,7 +409,7 @@ def test_a_dead_server_of_a_fleet_is_errored_too(released, tmp_path, alerts):
         watch(rules, 0.0)
 
     kept = WatchLog.at(Workspace.here(), release_of(released)).read()[-1]
-    assert [(f.gate, f.scope) for f in kept.found if f.outcome is Outcome.ERRORED] == [
+    assert [(f.gate, f.scope) for f in kept.problems if f.outcome is Outcome.ERRORED] == [
         ("measured", "live/b")
     ]
     assert kept.reading is not None
@@ -514,12 +514,12 @@ def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
     path.write_text(f'{path.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "127.0.0.1:1"\n')
     rules, failed = read_policy(path), release_of(released)
     monkeypatch.setattr("flows.watch.roll_back_failed", roll_back_failed.fn)
-    looks = WatchLog.at(Workspace.here(), failed)
+    checks = WatchLog.at(Workspace.here(), failed)
     try:
         acted = _acted(rules.live_tables, failed, slow_look(failed), Workspace.of(rules))
-        assert (release_of(released).version, looks.rolled_back) == (1, True)
+        assert (release_of(released).version, checks.rolled_back) == (1, True)
     finally:
-        looks.return_claim()
+        checks.return_claim()
         alone = open_target(read_policy(released).live_tables, Workspace.here())
         alone.rollback("tiny", failed.version, reason="as it was")
 
@@ -543,16 +543,16 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
     root = read_policy(rules).target.repository
     tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
     with visitors(released):
-        (look,), said = broken(rules)
+        (check,), said = broken(rules)
 
         assert "It was rolled back: release 1 is live again." in said
-        assert (look.outcome, look.action) == (Outcome.FAILED, "rollback")
+        assert (check.outcome, check.action) == (Outcome.FAILED, "rollback")
         assert release_of(released).version == 1
         assert tracker.alias("tiny", "champion") == 1
         noted, last = AuditLog(root).read()[-2:]
-        assert (noted.event, noted.release, noted.check) == ("promise broken", 2, look.number)
+        assert (noted.event, noted.release, noted.check) == ("promise broken", 2, check.number)
         assert (last.event, last.release) == ("rolled back", 1)
-        assert "look" in last.why
+        assert "check" in last.why
         assert "server_time" in last.why
         assert "watch" in last.origin
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
@@ -577,7 +577,7 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
 
 
 def test_a_changed_release_fails_the_watch(released, alerts):
-    """One byte is enough; the run says which file, alerts, and no look makes up for it."""
+    """One byte is enough; the run says which file, alerts, and no check makes up for it."""
     folder = read_policy(released).target.repository / "tiny" / "2"
     engine = next(folder.glob("model.onnx"))
     content, mode = engine.read_bytes(), engine.stat().st_mode
@@ -655,7 +655,7 @@ def test_a_first_release_is_withdrawn(released, family):
     assert "nothing is live; release 1 was withdrawn by ada at " in status
     assert "it answers nonsense" in status
     assert terminal.invoke(app, ["verify", str(released)]).exit_code == 0
-    assert watch(released, 0.0).looks == ()
+    assert watch(released, 0.0).checks == ()
 
 
 def test_the_automation_of_the_page_is_prefects():

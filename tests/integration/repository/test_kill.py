@@ -49,8 +49,9 @@ def test_thirty_kills_under_load(campaign):
     assert dead_at >= set(get_args(Step))
     assert {kill.after == kill.target for kill in found} == {True, False}
     for client in clients:
-        assert (client.failed, client.errors, client.wrong) == (0, {}, [])
-        assert client.sent > 100
+        report = client.report()
+        assert (report.failed, report.errors, client.wrong) == (0, {}, [])
+        assert report.sent > 100
 
 
 def test_a_lie_or_a_torn_version_would_be_seen(campaign):

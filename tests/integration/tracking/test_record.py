@@ -138,7 +138,7 @@ def test_same_evidence_is_recorded_once(tracker):
 
 
 def test_tampered_engine_fails_the_run(tracker, exhibits, tmp_path):
-    """Bytes that are not what was validated are not filed, and the run does not look finished."""
+    """Bytes that are not what was validated are not filed, and the run does not check finished."""
     (tmp_path / "model.onnx").write_bytes(b"engine bytez")
     card = qualification(model="tampered")
 

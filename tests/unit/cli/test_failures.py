@@ -31,27 +31,27 @@ def test_the_system_refuses(number, word):
     for each in (error, wrapped):
         failure = failure_of(each)
 
-        assert failure.said.startswith(f"/srv/models/x: {os.strerror(number)}.")
-        assert word in failure.said
+        assert failure.message.startswith(f"/srv/models/x: {os.strerror(number)}.")
+        assert word in failure.message
         assert failure.exit_code is ExitCode.COULD_NOT_FIND_OUT
 
 
 def test_a_database_without_space():
     """SQLite has its own words for it."""
-    assert "Make room" in failure_of(RuntimeError("(sqlite3) database or disk is full")).said
+    assert "Make room" in failure_of(RuntimeError("(sqlite3) database or disk is full")).message
 
 
 def test_no_memory():
     """Nobody has to read where it was asked for."""
-    assert "not enough memory" in failure_of(MemoryError("Unable to allocate 7 TiB")).said
+    assert "not enough memory" in failure_of(MemoryError("Unable to allocate 7 TiB")).message
 
 
 def test_prefect_is_away():
     """Its name is said, and what to look at."""
     failure = failure_of(RuntimeError("Failed to reach API at http://127.0.0.1:1/api/"))
 
-    assert failure.said.startswith("Prefect did not do what it was asked")
-    assert "PREFECT_API_URL" in failure.said
+    assert failure.message.startswith("Prefect did not do what it was asked")
+    assert "PREFECT_API_URL" in failure.message
     assert failure.exit_code is ExitCode.COULD_NOT_FIND_OUT
 
 
@@ -62,7 +62,7 @@ def test_a_fault_of_ours(tmp_path, monkeypatch):
 
     failure, kept = failure_of(error), keep_traceback(error)
 
-    assert (failure.said, failure.exit_code) == ("KeyError: 'oops'", ExitCode.CRASH)
+    assert (failure.message, failure.exit_code) == ("KeyError: 'oops'", ExitCode.CRASH)
     assert "KeyError" in kept.read_text()
     assert kept.parent == tmp_path / "logs"
     assert kept.stat().st_mode & 0o077 == 0

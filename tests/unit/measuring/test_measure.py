@@ -6,7 +6,7 @@ from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import ClosedLoad, Generator, Load
 from enginegate.measuring.measure import RunConditions, measure, read_sample, warmup_s
-from enginegate.measuring.p99 import decide
+from enginegate.measuring.p99 import decide_fixed
 from enginegate.measuring.raw_requests import read_requests
 from enginegate.serving import ServingConfig
 from enginegate.triton.types import Statistics
@@ -89,7 +89,7 @@ def test_a_bad_first_half_is_no_warm_up(tmp_path, value_s):
     over = found.over(20.0)
     assert found.measurement.invalid == ()
     assert over >= 700
-    assert decide(len(found.latencies_ms), over, confidence=0.99).outcome is Outcome.FAILED
+    assert decide_fixed(len(found.latencies_ms), over, confidence=0.99).outcome is Outcome.FAILED
 
 
 def test_failures_of_the_warm_up_count(tmp_path):

@@ -13,7 +13,7 @@ from enginegate.measurement import Load, StageSplit
 from enginegate.measuring.p99 import (
     SequentialTest,
     clustering,
-    decide,
+    decide_fixed,
     decide_on_server,
     decide_points,
     decide_pooled,
@@ -107,18 +107,23 @@ def test_fewest_requests_equal_loadgen(over, quantile, confidence, expected):
 )
 def test_decide(requests, over, outcome):
     """Shown, refuted or neither, at 99 % confidence of a 99th percentile."""
-    assert decide(requests, over, confidence=0.99).outcome is outcome
+    assert decide_fixed(requests, over, confidence=0.99).outcome is outcome
 
 
 def test_undecided_says_how_many_would_decide():
     """The number that is named does decide when the share over stays the same."""
-    good, bad = decide(1000, 5, confidence=0.99), decide(1000, 14, confidence=0.99)
+    good, bad = decide_fixed(1000, 5, confidence=0.99), decide_fixed(1000, 14, confidence=0.99)
 
-    assert decide(good.needed, int(0.005 * good.needed), confidence=0.99).outcome is Outcome.PASSED
-    assert decide(bad.needed, int(0.014 * bad.needed), confidence=0.99).outcome is Outcome.FAILED
-    assert decide(100, 0, confidence=0.99).needed == 459
-    assert decide(10_000, 100, confidence=0.99).needed is None
-    assert decide(459, 0, confidence=0.99).needed is None
+    assert (
+        decide_fixed(good.needed, int(0.005 * good.needed), confidence=0.99).outcome
+        is Outcome.PASSED
+    )
+    assert (
+        decide_fixed(bad.needed, int(0.014 * bad.needed), confidence=0.99).outcome is Outcome.FAILED
+    )
+    assert decide_fixed(100, 0, confidence=0.99).needed == 459
+    assert decide_fixed(10_000, 100, confidence=0.99).needed is None
+    assert decide_fixed(459, 0, confidence=0.99).needed is None
 
 
 @pytest.mark.parametrize("outcome", [Outcome.PASSED, Outcome.FAILED])
@@ -126,7 +131,9 @@ def test_wrong_answers_are_as_rare_as_promised(outcome):
     """A server exactly at the limit gets either verdict in at most 1 % of 4,000 trials."""
     over = np.random.default_rng(1).binomial(2000, 0.01, size=4000)
 
-    wrong = sum(decide(2000, int(count), confidence=0.99).outcome is outcome for count in over)
+    wrong = sum(
+        decide_fixed(2000, int(count), confidence=0.99).outcome is outcome for count in over
+    )
 
     assert wrong <= binom.ppf(0.9999, len(over), 0.01)
     assert wrong > 0
@@ -136,7 +143,7 @@ def test_power_is_what_was_planned():
     """With 10,000 requests a server at half the allowed share passes nearly always."""
     over = np.random.default_rng(2).binomial(10_000, 0.005, size=500)
 
-    passed = [decide(10_000, int(n), confidence=0.99).outcome is Outcome.PASSED for n in over]
+    passed = [decide_fixed(10_000, int(n), confidence=0.99).outcome is Outcome.PASSED for n in over]
 
     assert np.mean(passed) > 0.99
 
@@ -173,7 +180,7 @@ def _fewest_that_fail(outcome_of):
 
 
 def _fixed(requests, over):
-    return decide(requests, over, confidence=0.99).outcome
+    return decide_fixed(requests, over, confidence=0.99).outcome
 
 
 def test_server_at_the_limit_rarely_passes_a_sequential_test(at_the_limit):
@@ -206,7 +213,7 @@ def test_sequential_answers_agree_with_the_fixed_count_rule(counts, confidence, 
     """A sequential answer is also the fixed-count rule's answer for the same two numbers."""
     outcome = SequentialTest(confidence, quantile).decide(*counts)
 
-    fixed = decide(*counts, confidence=confidence, quantile=quantile).outcome
+    fixed = decide_fixed(*counts, confidence=confidence, quantile=quantile).outcome
     assert outcome in {Outcome.INCONCLUSIVE, fixed}
 
 

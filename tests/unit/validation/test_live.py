@@ -1,14 +1,14 @@
-"""One look at a live release: numbers and policy in, findings and an action out."""
+"""One check at a live release: numbers and policy in, findings and an action out."""
 
 import pytest
 
 from enginegate.decision import Promise
 from enginegate.evidence import Outcome
 from enginegate.policy.operating import Watch
-from enginegate.watch.log import Count
+from enginegate.watch.log import ShareCount
 from enginegate.watch.probe import LiveReading, ProbeResult
 from tests.fakes.evidence import release
-from tests.fakes.looks import look
+from tests.fakes.watch_checks import watch_check
 from validation.live import action_for, judge_reading, live_finding, not_measured, seen
 
 RULES = Watch(min_requests=100, max_pending=50)
@@ -100,12 +100,12 @@ def test_a_look_is_judged_by_the_promise(seen, gate, outcome, says):
 
 def test_a_healthy_look_passes_and_an_unknown_queue_does_not_keep_it_from_it():
     """What is undecided or unknown by nature is shown as advisory."""
-    assert look(*judged(reading(pending=None))[0].values()).outcome is PASSED
+    assert watch_check(*judged(reading(pending=None))[0].values()).outcome is PASSED
 
 
 def test_light_traffic_is_inconclusive_and_does_nothing():
     """Too little traffic is said, never fine, never an alarm."""
-    seen = look(*judged(reading(answered=25))[0].values())
+    seen = watch_check(*judged(reading(answered=25))[0].values())
 
     assert seen.outcome is INCONCLUSIVE
     assert action_for(seen, Watch(on_failure="rollback"), PROMISE, can_go_back=True) == "none"
@@ -120,12 +120,12 @@ def test_without_a_promised_server_time_a_mean_above_the_p99_fails():
 
 
 def test_slow_answers_add_up_over_looks_and_count_anew_after_an_alarm():
-    """Two of twenty decide nothing alone; many looks of them do, and the next is judged afresh."""
+    """Two of twenty decide nothing alone; many checks of them do, and the next is judged afresh."""
     past = []
     outcomes = []
     for number in range(1, 31):
         found, counts = judged(reading(over=2), past=past)
-        past.append(look(*found.values(), number=number, counts=counts))
+        past.append(watch_check(*found.values(), number=number, counts=counts))
         outcomes.append(found["latency"].outcome)
 
     assert outcomes[0] is INCONCLUSIVE
@@ -135,9 +135,10 @@ def test_slow_answers_add_up_over_looks_and_count_anew_after_an_alarm():
 
 
 def test_the_slo_is_shown_to_hold_after_enough_good_answers():
-    """Good looks end in a passed latency gate, which then counts."""
+    """Good checks end in a passed latency gate, which then counts."""
     past = tuple(
-        look(number=n, counts=(Count(what="latency", samples=20, bad=0),)) for n in range(1, 50)
+        watch_check(number=n, counts=(ShareCount(what="latency", samples=20, bad=0),))
+        for n in range(1, 50)
     )
 
     latency = judged(reading(), past=past)[0]["latency"]
@@ -149,8 +150,8 @@ def test_a_look_says_on_which_server_of_a_fleet():
     """The first one needs no name."""
     found, _ = judge_reading(reading(over=12), release(promise=PROMISE), RULES, (), server="gpu-2")
 
-    assert "latency on gpu-2: 12 of 20" in str(look(*found))
-    assert "latency: 12 of 20" in str(look(*judged(reading(over=12))[0].values()))
+    assert "latency on gpu-2: 12 of 20" in str(watch_check(*found))
+    assert "latency: 12 of 20" in str(watch_check(*judged(reading(over=12))[0].values()))
 
 
 SLOW = live_finding("server_time", FAILED, "mean 9 ms > 6 ms")
@@ -177,7 +178,7 @@ def test_action(findings, on_failure, can_go_back, action):
     """The policy decides; what broke alerts always, and never rolls back."""
     rules = Watch(on_failure=on_failure)
 
-    assert action_for(look(*findings), rules, PROMISE, can_go_back=can_go_back) == action
+    assert action_for(watch_check(*findings), rules, PROMISE, can_go_back=can_go_back) == action
 
 
 ROLLBACK = Watch(on_failure="rollback")
@@ -188,10 +189,10 @@ ROLLBACK = Watch(on_failure="rollback")
     [({"over": 12}, "latency"), ({"failed": 80}, "error_share"), ({"pending": 51}, "pending")],
 )
 def test_more_load_than_was_promised_alerts_only(changes, gate):
-    """It is said, nothing is rolled back, and no later look counts it."""
+    """It is said, nothing is rolled back, and no later check counts it."""
     seen = reading(**({"answered": 900} | changes))
     found, counts = judged(seen)
-    above = look(*found.values(), counts=counts, reading=seen)
+    above = watch_check(*found.values(), counts=counts, reading=seen)
 
     assert found[gate].outcome is FAILED
     assert counts == ()
@@ -203,24 +204,24 @@ def test_each_server_is_excused_by_its_own_load():
     slow = SLOW.model_copy(update={"scope": "live/b"})
     calm, busy = reading(), reading(answered=900)
 
-    excused = look(slow, reading=calm, others={"b": busy})
-    not_excused = look(slow, reading=busy, others={"b": calm})
+    excused = watch_check(slow, reading=calm, others={"b": busy})
+    not_excused = watch_check(slow, reading=busy, others={"b": calm})
 
     assert action_for(excused, ROLLBACK, PROMISE, can_go_back=True) == "alert"
     assert action_for(not_excused, ROLLBACK, PROMISE, can_go_back=True) == "rollback"
 
 
 def test_what_failed_on_one_server_is_not_forgotten_on_another():
-    """Each server's share counts from its own last failed look; slices share one finding."""
+    """Each server's share counts from its own last failed check; slices share one finding."""
     ours, others = (
-        Count(what="latency", samples=20, bad=1),
-        Count(what="latency/b", samples=9, bad=0),
+        ShareCount(what="latency", samples=20, bad=1),
+        ShareCount(what="latency/b", samples=9, bad=0),
     )
-    part = Count(what="slice_agreement/digit=3", samples=5, bad=0)
+    part = ShareCount(what="slice_agreement/digit=3", samples=5, bad=0)
     slow = live_finding("latency", FAILED, "slow").model_copy(update={"scope": "live/b"})
     fine = live_finding("latency", PASSED, "fine")
     apart = live_finding("slice_agreement", FAILED, "digit=4 differs")
-    past = [look(fine, slow, apart, number=1, counts=(ours, others, part))]
+    past = [watch_check(fine, slow, apart, number=1, counts=(ours, others, part))]
 
     assert [s.number for s in seen(ours, past)] == [1, 2]
     assert [s.number for s in seen(others, past)] == [1]
@@ -231,7 +232,7 @@ def test_what_failed_on_one_server_is_not_forgotten_on_another():
 def test_one_reading_of_a_gauge_never_rolls_back(changes):
     """A queue or a GPU that is full for a moment alerts, whatever the policy says of failures."""
     seen = reading(**changes)
-    full = look(*judged(seen)[0].values(), reading=seen)
+    full = watch_check(*judged(seen)[0].values(), reading=seen)
 
     assert full.outcome is FAILED
     assert action_for(full, ROLLBACK, PROMISE, can_go_back=True) == "alert"
@@ -246,10 +247,10 @@ def test_metrics_that_cannot_be_read_are_errored():
 
 
 def test_looks_keep_their_numbers_when_older_ones_are_forgotten():
-    """Else a pruned past would grant every look the weight of a first one, for ever."""
-    count = Count(what="latency", samples=20, bad=0)
-    past = [look(number=n, counts=(count,)) for n in range(700, 703)]
-    failed = look(live_finding("latency", FAILED, "slow"), number=703, counts=(count,))
+    """Else a pruned past would grant every check the weight of a first one, for ever."""
+    count = ShareCount(what="latency", samples=20, bad=0)
+    past = [watch_check(number=n, counts=(count,)) for n in range(700, 703)]
+    failed = watch_check(live_finding("latency", FAILED, "slow"), number=703, counts=(count,))
 
     assert [s.number for s in seen(count, past)] == [700, 701, 702, 703]
     assert [s.number for s in seen(count, [*past, failed])] == [1]

@@ -6,7 +6,7 @@ import pytest
 from enginegate.evidence import Outcome
 from enginegate.policy.operating import Watch
 from tests.fakes.evidence import sha
-from tests.fakes.looks import look
+from tests.fakes.watch_checks import watch_check
 from validation.drift import Drift
 from validation.live import count_agreement, judge_agreement, judge_live_drift
 
@@ -65,7 +65,7 @@ def test_drift_fails_at_a_stated_limit_only(psi, p_value, max_drift, tests, outc
     """And the same evidence weighs less at the tenth sample than at the first."""
     drifts = (Drift("x", "mean", psi, 0.5, p_value),)
     rules = Watch(max_drift=max_drift)
-    past = [look(number=n, sample=sha("c")) for n in range(1, tests + 1)]
+    past = [watch_check(number=n, sample=sha("c")) for n in range(1, tests + 1)]
 
     found = judge_live_drift(drifts, (100, 100), rules, past)
 

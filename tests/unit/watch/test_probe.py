@@ -1,4 +1,4 @@
-"""What a look takes from Triton's counters and metrics."""
+"""What a check takes from Triton's counters and metrics."""
 
 import socket
 from types import SimpleNamespace
@@ -67,10 +67,10 @@ def probe(**changes):
 
 @pytest.mark.usefixtures("slow_counters")
 def test_answers_that_are_counted_late_are_in_the_look_that_got_them():
-    """They must not be missing in this look, nor be taken for live requests in the next."""
+    """They must not be missing in this check, nor be taken for live requests in the next."""
     prober = SimpleNamespace(send=lambda *_: probe(), wait=lambda _: None)
 
-    found = take_reading(LiveAddresses(grpc="127.0.0.1:1"), "m", 2, look_s=0.0, prober=prober)
+    found = take_reading(LiveAddresses(grpc="127.0.0.1:1"), "m", 2, duration_s=0.0, prober=prober)
 
     assert (found.answered, found.live) == (4, 0)
 

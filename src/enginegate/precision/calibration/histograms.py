@@ -10,7 +10,7 @@ from onnx import ModelProto, TensorProto
 from enginegate.errors import BuildError
 from enginegate.messages import counted
 from enginegate.precision.calibration.methods import Histogram
-from enginegate.precision.sample import CalibrationSample
+from enginegate.precision.calibration.sample import CalibrationSample
 from enginegate.precision.session import batches_of, open_session
 
 

@@ -23,13 +23,13 @@ from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Layout
 from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.types import Statistics
-from enginegate.watch.log import Count, WatchCheck, WatchLog
+from enginegate.watch.log import ShareCount, WatchCheck, WatchLog
 from enginegate.watch.probe import LiveProber, LiveReading, take_reading
 from enginegate.workspace import Workspace, now
 
 Judge: TypeAlias = Callable[
     [LiveReading, Release, Watch, Sequence[WatchCheck]],
-    tuple[tuple[Finding, ...], tuple[Count, ...]],
+    tuple[tuple[Finding, ...], tuple[ShareCount, ...]],
 ]
 
 _POLL_S = 1.0
@@ -69,7 +69,7 @@ class CanaryAnalysis:
             ended=ended.is_set,
         )
         reading: LiveReading | None = None
-        counts: tuple[Count, ...] = ()
+        counts: tuple[ShareCount, ...] = ()
         try:
             reading = _beside(partial(self._read, release, rules, prober), check_cancelled, ended)
             findings, counts = self.judge(reading, held, rules, past)
@@ -96,7 +96,7 @@ class CanaryAnalysis:
         if self.server is None:
             raise ServerError("no live server is known")
         return take_reading(
-            self.server, release.model, release.version, look_s=rules.look_s, prober=prober
+            self.server, release.model, release.version, duration_s=rules.look_s, prober=prober
         )
 
 

@@ -160,7 +160,7 @@ def test_slow_canary_goes_back_although_no_request_failed(
 
     with pytest.raises(
         PublishError,
-        match=r"(?s)release 2 failed at the canary \(the primary\): look 1 at release 2 of digits: "
+        match=r"(?s)release 2 failed at the canary \(the primary\): check 1 of release 2 of digits"
         r"failed \(latency: (\d+) of \1 requests of ours took more than 250 ms.*"
         "Release 1 is live again on: the primary",
     ):

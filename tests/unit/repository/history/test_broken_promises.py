@@ -12,7 +12,7 @@ from enginegate.repository.history.broken_promises import (
     record_broken,
     shown_state,
 )
-from tests.fakes.looks import look
+from tests.fakes.watch_checks import watch_check
 
 ADA = Acknowledgement("ada", "a noisy neighbour, moved")
 
@@ -31,7 +31,7 @@ def found(outcome, gate="server_time"):
 
 
 def check(outcome, number, **changes):
-    return look(found(outcome), number=number, **changes)
+    return watch_check(found(outcome), number=number, **changes)
 
 
 FAILED = check(Outcome.FAILED, 1)
@@ -52,7 +52,7 @@ def test_failed_stays_until_it_is_acknowledged(tmp_path, outcome):
 
     assert (before.word, done.check) == ("failed", 1)
     assert "promised <= 3 ms, measured 7.5 ms" in str(before)
-    assert f"Newest: look 2 at release 2 of digits: {outcome.word}" in str(before)
+    assert f"Newest: check 2 of release 2 of digits: {outcome.word}" in str(before)
     assert state(tmp_path, FAILED, after).word == outcome.word
 
 
@@ -109,7 +109,7 @@ def test_a_failed_check_is_written_once(tmp_path):
 
 def test_one_server_that_cannot_be_measured_hides_no_broken_promise(tmp_path):
     """A check that is errored as a whole still broke the promise, by a finding that is certain."""
-    both = look(found(Outcome.FAILED), found(Outcome.ERRORED, "measured"), number=1)
+    both = watch_check(found(Outcome.FAILED), found(Outcome.ERRORED, "measured"), number=1)
 
     assert both.outcome is Outcome.ERRORED
     assert state(tmp_path, both, check(Outcome.PASSED, 2)).word == "failed"

@@ -82,7 +82,7 @@ def test_canary_is_judged_by_its_own_counters(counts, serving, message, monkeypa
 
 
 def test_cancelled_canary_is_analysed_no_longer(tmp_path):
-    """At its next look, though nothing failed."""
+    """At its next check, though nothing failed."""
     rollouts = RolloutState(tmp_path)
     now = datetime.now(tz=UTC)
     current = Current(version=2, known=(2,), changed_at=now)
@@ -97,7 +97,7 @@ def test_cancelled_canary_is_analysed_no_longer(tmp_path):
 
 
 def seen(*, over=0, live=400):
-    """What a look saw: 20 requests of ours, so many too slow, and so many of others."""
+    """What a check saw: 20 requests of ours, so many too slow, and so many of others."""
     probe = ProbeResult(
         sent=20, failed=0, over=over, median_ms=3.0, slowest_ms=90.0, versions=("1",)
     )
@@ -122,14 +122,14 @@ def canary(repository, package, tmp_path):
 
 @pytest.fixture
 def sees(monkeypatch):
-    """Let the canary's looks see something; how long each was asked to last."""
+    """Let the canary's checks see something; how long each was asked to last."""
 
-    def let(look):
+    def let(check):
         lengths = []
 
-        def read(_server, _model, _version, *, look_s, prober):
-            lengths.append(look_s)
-            return look(prober) if look.__code__.co_argcount else look()
+        def read(_server, _model, _version, *, duration_s, prober):
+            lengths.append(duration_s)
+            return check(prober) if check.__code__.co_argcount else check()
 
         monkeypatch.setattr("enginegate.repository.rollout.canary.take_reading", read)
         return lengths
@@ -143,26 +143,26 @@ def looks_of(canary):
 
 
 @pytest.mark.parametrize(
-    ("look", "outcomes", "message"),
+    ("check", "outcomes", "message"),
     [
         pytest.param(seen, ["passed"] * 3, "", id="healthy"),
         pytest.param(
             lambda: seen(over=20),
             ["failed"],
-            r"look 1 at release 1 of digits: failed \(latency: 20 of 20 requests of ours took more",
+            r"check 1 of release 1 of digits: failed \(latency: 20 of 20 requests of ours took",
             id="slow-though-nothing-failed",
         ),
         pytest.param(
-            lambda: seen(over=3), ["passed", "failed"], "6 of 40 requests", id="slow-in-all-looks"
+            lambda: seen(over=3), ["passed", "failed"], "6 of 40 requests", id="slow-in-all-checks"
         ),
         pytest.param(dead, ["errored"], r"errored \(measured: h:1 did not", id="not-measured"),
         pytest.param(lambda: seen(live=0), ["inconclusive"] * 3, "", id="too-little-traffic"),
     ],
 )
-def test_canary_has_to_pass_the_checks_of_the_watch(canary, sees, caplog, look, outcomes, message):
-    """By its judge, over all looks together; what could not be measured is not fine, and what too
+def test_canary_has_to_pass_the_checks_of_the_watch(canary, sees, caplog, check, outcomes, message):
+    """By its judge, over all checks together; what could not be measured is not fine, and what too
     few requests leave open is said."""
-    sees(look)
+    sees(check)
 
     if message:
         with pytest.raises(RepositoryError, match=message):
@@ -170,9 +170,9 @@ def test_canary_has_to_pass_the_checks_of_the_watch(canary, sees, caplog, look, 
     else:
         canary.analyse(90.0, goes_on)
 
-    looks = looks_of(canary)
-    assert [each.outcome.word for each in looks] == outcomes
-    assert (looks[-1].action == "rollback") is bool(message)
+    checks = looks_of(canary)
+    assert [each.outcome.word for each in checks] == outcomes
+    assert (checks[-1].action == "rollback") is bool(message)
     assert caplog.text.count("the canary is undecided") == outcomes.count("inconclusive")
 
 
@@ -212,7 +212,7 @@ def test_long_check_is_cancelled_too(canary, sees):
 
 
 def test_canary_can_be_cancelled_after_its_last_check(canary, sees):
-    """Looks may be shorter than the time between two questions; nobody is told after the second."""
+    """Checks may be shorter than the time between two questions."""
     asked = []
 
     def cancel():

@@ -2,7 +2,7 @@
 
 from onnx import TensorProto, helper
 
-from enginegate.precision.nodes import named, regions
+from enginegate.precision.onnx_checks import named, regions
 
 
 def chain(*kinds, names=True):

@@ -1,4 +1,4 @@
-"""Looks at a live release, as small as tests need them."""
+"""Checks at a live release, as small as tests need them."""
 
 from datetime import UTC, datetime
 
@@ -6,7 +6,7 @@ from enginegate.watch.log import WatchCheck
 from tests.fakes.evidence import sha
 
 
-def look(*findings, number=1, counts=(), **changes):
+def watch_check(*findings, number=1, counts=(), **changes):
     fields = {
         "model": "digits",
         "version": 2,

@@ -4,7 +4,7 @@ import pytest
 
 from enginegate.evidence import Outcome
 from enginegate.precision import RangeReport, judge_range
-from enginegate.precision.overflow import Peak
+from enginegate.precision.overflow_emulation import Peak
 
 SOUND = {"samples": 8, "finite_max": 65504.0, "peak": 9.5, "overflowing": (), "nonfinite": 0}
 
