@@ -5,9 +5,9 @@ are in parentheses. n/a means that a number was not measured.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
@@ -34,8 +34,7 @@ _DIGEST_SHOWN = 12
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One candidate's line of the table, as text, in the order of `COLUMNS`."""
 
     candidate: str
@@ -45,11 +44,6 @@ class Row:
     throughput: str
     p99: str
     size: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The texts in order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def scorecard_markdown(scorecard: Scorecard, sizes: Sizes = NO_SIZES) -> str:
     lines = [*(f"- {_escaped(sentence)}" for sentence in sentences(scorecard)), ""]
     lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
     for verdict in scorecard.verdicts:
-        lines.append(_row(row_of(scorecard, verdict.candidate, sizes).cells))
+        lines.append(_row(row_of(scorecard, verdict.candidate, sizes)))
     for obstacle in obstacles(scorecard):
         lines += ["", f"**{obstacle.names}**: {obstacle.outcome.word}", ""]
         lines += [f"- {_escaped(line)}" for line in obstacle.lines]

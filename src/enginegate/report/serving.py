@@ -5,8 +5,7 @@ its best is taken. n/a means that a number was not measured.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
@@ -48,8 +47,7 @@ class ServingReport(Record):
         return next((b for b in self.candidates if b.candidate == self.winner), None)
 
 
-@dataclass(frozen=True, slots=True)
-class ServingRow:
+class ServingRow(NamedTuple):
     """One configuration's line, as text, in the order of `SERVING_COLUMNS`."""
 
     configuration: str
@@ -59,11 +57,6 @@ class ServingRow:
     requests: str
     batch: str
     largest: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The texts in order."""
-        return tuple(getattr(self, field.name) for field in fields(self))
 
 
 def serving_report(card: Scorecard, slo: Slo) -> ServingReport:

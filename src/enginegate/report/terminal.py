@@ -126,7 +126,7 @@ def _print_candidate(benchmark: Benchmark, slo: Slo, console: Console) -> None:
     table = _measurements(SERVING_COLUMNS)
     for row in serving_rows(benchmark, slo.p99_ms):
         style = "bold" if row.configuration.endswith("(chosen)") else ""
-        table.add_row(*(Text(_two_lines(cell), style=style) for cell in row.cells))
+        table.add_row(*(Text(_two_lines(cell), style=style) for cell in row))
     if benchmark.measurements:
         console.print(table)
     for sentence in serving_sentences(benchmark, slo):
@@ -154,7 +154,7 @@ def _table(scorecard: Scorecard, sizes: Sizes) -> Table:
         )
     for verdict in scorecard.verdicts:
         row = row_of(scorecard, verdict.candidate, sizes)
-        cells = [Text(_two_lines(cell)) for cell in row.cells]
+        cells = [Text(_two_lines(cell)) for cell in row]
         cells[1].stylize(_STYLES[scorecard.outcome(verdict.candidate)])
         if verdict.candidate == scorecard.winner:
             cells[0].stylize("bold")

@@ -1,7 +1,13 @@
-"""A source -> an `OnnxModel` in the store, or the one that is there already."""
+"""A source of any form -> an `OnnxModel` in the store, or the one that is there already.
 
+`open_source` is the dispatch: one line for each scheme of a URI.
+"""
+
+import functools
 import shutil
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,13 +17,24 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import ONNX_FILE, FileDigest, OnnxModel
 from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
+from enginegate.errors import ModelError
 from enginegate.policy.model_source import ModelSource
-from enginegate.records import canonical_json, sha256_bytes
-from enginegate.sources import onnx_form
-from enginegate.sources.dispatch import open_source
-from enginegate.sources.external_data import ONE_FILE_BYTES, write_model
+from enginegate.records import canonical_json, sha256_bytes, sha256_file
+from enginegate.sources import onnx_form, pytorch, scikit
+from enginegate.sources.callables import open_callable
+from enginegate.sources.external_data import ONE_FILE_BYTES, files_of, write_model
+from enginegate.sources.huggingface import open_folder
+from enginegate.sources.mlflow_flavors import (
+    Flavour,
+    LoggedModel,
+    read_logged,
+    sklearn_estimator,
+    torch_module,
+)
 from enginegate.sources.parity import PARITY_SAMPLES, BatchTrial, Evidence, OpenOnnx, examine
-from enginegate.sources.types import OpenedSource
+from enginegate.sources.pytorch import Program, traced_axes
+from enginegate.sources.registry import fetched
+from enginegate.sources.types import AS_IT_IS, ExportedModel, OpenedSource, digest_of
 
 MANIFEST = "manifest.json"
 _FORM = 2  # raise when the canonical form of the same export changes
@@ -145,3 +162,102 @@ def _described(
         proven_batch_sizes=evidence.batch_sizes,
         proven_lengths=evidence.lengths,
     )
+
+
+@contextmanager
+def open_source(source: ModelSource, data: DataSet, *, tracking_uri: str) -> Iterator[OpenedSource]:
+    """A source, ready to be converted while the block lasts.
+
+    Raises:
+        ModelError: it is missing, corrupt, refused, or of a form that cannot become ONNX.
+        TrackingError: MLflow cannot be reached.
+    """
+    if source.scheme == "file":
+        yield open_file(source)
+    elif source.scheme == "hf":
+        yield open_folder(source)
+    elif source.scheme == "python":
+        yield open_callable(source, data)
+    else:
+        with fetched(source.uri, tracking_uri=tracking_uri) as (uri, folder):
+            yield _open_logged(source, read_logged(uri, folder))
+
+
+def _open_logged(source: ModelSource, model: LoggedModel) -> OpenedSource:
+    def convert(data: DataSet, scratch: Path) -> ExportedModel:
+        if model.flavour is Flavour.ONNX:
+            return ExportedModel(model.data)
+        if model.flavour is Flavour.SKLEARN:
+            estimator = sklearn_estimator(model, allow_pickle=source.allow_pickle)
+            return scikit.onnx_from_estimator(estimator, data, scratch, origin=model.uri)
+        module = torch_module(model, allow_pickle=source.allow_pickle)
+        axes = traced_axes(module) or model.axes or {}
+        return pytorch.onnx_from_program(
+            Program(module, model.uri, model.outputs, axes), data, scratch
+        )
+
+    return OpenedSource(model.uri, model.sha256, _exporter(model), convert, _options(model))
+
+
+def _exporter(model: LoggedModel) -> str:
+    if model.flavour is Flavour.PYTORCH:
+        return pytorch.exporter()
+    return scikit.exporter() if model.flavour is Flavour.SKLEARN else AS_IT_IS
+
+
+def _options(model: LoggedModel) -> dict[str, object]:
+    """What the signature adds to the files."""
+    if model.flavour is not Flavour.PYTORCH:
+        return {}
+    axes = {name: sorted(found) for name, found in (model.axes or {}).items() if found}
+    return {"outputs": list(model.outputs), "axes": axes}
+
+
+def open_file(source: ModelSource) -> OpenedSource:
+    """A file by its ending.
+
+    Raises:
+        ModelError: it is missing, damaged, or keeps weights outside its folder.
+    """
+    path = source.path
+    if not path.is_file():
+        raise ModelError(f"{source.uri}: there is no file {path.absolute()}. Check [model] uri.")
+    if path.suffix == ".pt2":
+        convert = functools.partial(_onnx_from_program, source, path)
+        return OpenedSource(source.uri, sha256_file(path), pytorch.exporter(), convert)
+    files = files_of(path, origin=source.uri)
+    return OpenedSource(
+        source.uri,
+        digest_of(files, files[0].parent),
+        AS_IT_IS,
+        lambda _data, _scratch: ExportedModel(files[0]),
+    )
+
+
+def _onnx_from_program(
+    source: ModelSource, path: Path, data: DataSet, scratch: Path
+) -> ExportedModel:
+    with _as_logged(source, path) as model:
+        module = torch_module(model, allow_pickle=source.allow_pickle)
+    program = Program(module, source.uri, axes=traced_axes(module))
+    return pytorch.onnx_from_program(program, data, scratch)
+
+
+@contextmanager
+def _as_logged(source: ModelSource, path: Path) -> Iterator[LoggedModel]:
+    """The folder that MLflow would have logged the program into.
+
+    ``torch.export.load`` unpickles what an archive holds; MLflow looks for that first.
+    """
+    import mlflow  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+    from mlflow.models import Model  # noqa: PLC0415
+
+    with tempfile.TemporaryDirectory(prefix="enginegate-program-") as scratch:
+        folder = Path(scratch)
+        (folder / "data").mkdir()
+        (folder / "data" / "model.pt2").symlink_to(path.absolute())
+        described = Model(mlflow_version=mlflow.__version__)
+        described.add_flavor("pytorch", model_data="data", pytorch_version=str(torch.__version__))
+        described.save(str(folder / "MLmodel"))
+        yield LoggedModel(source.uri, Flavour.PYTORCH, folder, folder / "data")

@@ -3,7 +3,6 @@
 from enginegate.tracking.artifact_download import engine_of, scorecard_of
 from enginegate.tracking.authenticity import check_authentic
 from enginegate.tracking.delivery import (
-    CHAMPION,
     PROMOTION_TIMEOUT_S,
     deliver,
     state_tag,
@@ -14,7 +13,6 @@ from enginegate.tracking.tracker import Tracker
 from enginegate.tracking.ui_links import ComparisonLink
 
 __all__ = [
-    "CHAMPION",
     "PROMOTION_TIMEOUT_S",
     "CandidateArtifacts",
     "ComparisonLink",

@@ -284,6 +284,21 @@ def test_a_late_withdrawal_takes_no_alias_from_a_newer_release(site, registered,
     assert site.champion("late") == second
 
 
+def test_an_acknowledged_promise_changes_the_shown_state(site, registered):
+    """The version shows it from then on; a withdrawn release has nothing left to show it."""
+    version = registered("acknowledged")
+    site.go_live(1, f"models:/acknowledged/{version}")
+    site.act("promise broken", 1, check=3)
+    site.act("acknowledged", 1, check=3)
+    site.act("acknowledged", 9, check=1)
+
+    assert site.deliver()[-1].endswith("release 1 of digits is shown as not checked.")
+
+    tags = site.tracker.version_tags("acknowledged", version)
+    assert tags["enginegate.watch"] == "not checked: release 1"
+    assert site.deliver() == ()
+
+
 def test_a_run_shows_who_decided(site):
     """Name, answer, reason and origin as tags, also of a scorecard that only MLflow has."""
     card = scorecard(model="decided")
