@@ -1,7 +1,7 @@
 """What a live repository does when the world around it fails; the rest is beside its own tests.
 
 Broken engines and wrong answers: tests/integration/repository/test_live.py. There too: tampering in
-test_verify.py and test_trust.py, a full disk and kills in test_interrupted.py and test_kill.py.
+test_verify.py and test_trust.py, a full disk and kills in test_recovery.py and test_kill.py.
 """
 
 import os
