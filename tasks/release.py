@@ -143,6 +143,27 @@ class Publication:
         return replace(self, approvals=approvals)
 
 
+@task(task_run_name="recover", cache_policy=NO_CACHE)
+def recover_interrupted(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
+    """Finish or undo what was cut short; one sentence for each operation found.
+
+    A repository that somebody is changing, or that cannot be recovered now, is left to the next
+    flow: the log says so, and this one goes on. Without a repository there is nothing to do.
+    """
+    if not tables.target.repository.is_dir():
+        return ()
+    try:
+        # With object storage this may bring a new release here, by a canary's window.
+        repository = open_target(tables, workspace, channel="Prefect", judge=judge_reading)
+        said = repository.recover()
+    except EnginegateError as error:
+        _log.warning("the live repository was not looked through for what was cut short: %s", error)
+        return ()
+    for sentence in said:
+        _log.warning("%s", sentence)
+    return said
+
+
 @task(task_run_name="already-live", cache_policy=NO_CACHE)
 def already_live(publication: Publication) -> Release | None:
     """The live release, if it serves the very bytes that this scorecard would publish.

@@ -47,10 +47,9 @@ from flows.rollback import rollback
 from flows.scan import scan
 from flows.watch import _acted, watch
 from flows.withdraw import withdraw
-from tasks.build import build
-from tasks.export import export
+from tasks.build import build, export
 from tasks.live_sample import compare_live
-from tasks.recover import recover_interrupted
+from tasks.release import recover_interrupted
 from tasks.watch import RolledBack, deliver_to_mlflow, roll_back_failed
 from tests.fakes.evidence import FP32, SERVING, decision, scorecard, sha
 from tests.fakes.family import classifier, register, samples
