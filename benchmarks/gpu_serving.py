@@ -32,7 +32,7 @@ from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
 from enginegate.evidence import Finding
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.measurement import ClosedLoad, LatencySample, Load, Measurement
-from enginegate.measuring.advice import largest_stage
+from enginegate.measuring.bottleneck import largest_stage
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.building import DimensionRange, Shapes

@@ -23,7 +23,7 @@ from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport,
 from enginegate.measurement import ClosedLoad, Driver, Generator, LatencySample, Load
 from enginegate.measuring.measure import RunConditions, measure, warmup_s
 from enginegate.measuring.p99 import SequentialTest
-from enginegate.measuring.resources import watched
+from enginegate.measuring.resources import monitor_resources
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
@@ -198,7 +198,9 @@ class DeployedBenchmark:
         else:
             # The load began them anew; the answer that proved it may not be counted yet.
             before = deployment.client.statistics_since(name, Statistics(), answers=1)
-        with watched(deployment.server, gpu=deployment.model.gpu, gpus=config.gpus) as usage:
+        with monitor_resources(
+            deployment.server, gpu=deployment.model.gpu, gpus=config.gpus
+        ) as usage:
             result = self._send(load, ends, liveness)
         if result.failed:
             deployment.server.check_alive()
@@ -223,7 +225,9 @@ class DeployedBenchmark:
                 "asked over HTTP. Give it, or send over gRPC."
             )
         if self.driver == "perf_analyzer":
-            return perf_analyzer.run(address, self.traffic, load, protocol=sending.protocol)
+            return perf_analyzer.run_perf_analyzer(
+                address, self.traffic, load, protocol=sending.protocol
+            )
         early = EarlyEnd(
             self.slo_p99_ms / 1e3, warmup_s(load), _decided_by(ends, lambda: liveness.gone)
         )

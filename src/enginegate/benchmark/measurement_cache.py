@@ -17,9 +17,9 @@ from enginegate.candidate import Sha256
 from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.measurement import LatencySample, Load, Measurement
-from enginegate.measuring.measure import read_sample
+from enginegate.measuring.measure import read_latency_sample
 from enginegate.measuring.p99 import SequentialTest
-from enginegate.measuring.raw_requests import read_requests
+from enginegate.measuring.raw_requests import read_raw_requests
 from enginegate.measuring.validity import allowed_lateness_ms, lateness_decides
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.search.trial_runner import Measure
@@ -76,7 +76,7 @@ class MeasurementCache:
             path = self.folder / f"{sha256_bytes(canonical_json(deciding))}.json"
             # A damaged file is no measurement.
             with suppress(InputError, TamperedError):
-                kept = read_sample(Measurement.read(path), self.latencies)
+                kept = read_latency_sample(Measurement.read(path), self.latencies)
                 if self._decides(kept, load, ends, limit_ms):
                     return replace(kept, cached=True)
             made = measure(config, load, ends=ends)
@@ -101,5 +101,5 @@ class MeasurementCache:
             over = kept.over(limit_ms)
             if ends is None or ends.decide(len(kept.latencies_ms), over) is Outcome.INCONCLUSIVE:
                 return False
-        requests = read_requests(self.latencies, measurement.latencies_sha256)
+        requests = read_raw_requests(self.latencies, measurement.latencies_sha256)
         return not lateness_decides(requests, limit_ms)

@@ -15,13 +15,13 @@ from enginegate.measurement import (
     StageSplit,
 )
 from enginegate.measuring.p99 import percentiles
-from enginegate.measuring.raw_requests import Requests, read_requests, save_requests
+from enginegate.measuring.raw_requests import RawRequests, read_raw_requests, save_raw_requests
 from enginegate.measuring.resources import Usage
 from enginegate.measuring.validity import (
-    achieved_share,
     allowed_lateness_ms,
     late_p99_ms,
     reasons_invalid,
+    share_of_rate_sent,
     still_warming_up,
 )
 from enginegate.serving import ServingConfig
@@ -99,13 +99,13 @@ def measure(
         percentiles=percentiles(latencies_ms),
         late_p99_ms=late_p99_ms(result),
         stages=_stages(result, requests, counted),
-        latencies_sha256=save_requests(requests, folder),
+        latencies_sha256=save_raw_requests(requests, folder),
         errors=dict(sorted(result.errors.items())),
         lasted_s=result.lasted_s,
         warmup_s=warmup_s(result.load),
         cold_start_s=conditions.cold_start_s,
         late=0 if closed else int((result.late_s * 1e3 > late_limit_ms).sum()),
-        achieved_share=achieved_share(result),
+        achieved_share=share_of_rate_sent(result),
         generator=generator,
         resources=conditions.usage.resources(
             completed=len(result.due_s) - result.failed,
@@ -121,17 +121,17 @@ def warmup_s(load: Load | ClosedLoad) -> float:
     return min(_WARMUP_SHARE * load.duration_s, _MOST_WARMUP_S)
 
 
-def without_warmup(result: LoadResult) -> Requests:
+def without_warmup(result: LoadResult) -> RawRequests:
     """Mark the answered requests of the warm-up, which are not judged.
 
     The cut depends on the load alone, and a failure counts wherever it is, so no choice of this
     program turns a run that misses an SLO into one that meets it (see validity.py).
     """
     warm = (result.due_s < warmup_s(result.load)) & np.isfinite(result.latency_s)
-    return Requests(result.due_s, result.sent_s, result.latency_s, warm)
+    return RawRequests(result.due_s, result.sent_s, result.latency_s, warm)
 
 
-def read_sample(measurement: Measurement, folder: Path) -> LatencySample:
+def read_latency_sample(measurement: Measurement, folder: Path) -> LatencySample:
     """Read the raw latencies of a measurement that `measure` returned.
 
     Raises:
@@ -139,7 +139,7 @@ def read_sample(measurement: Measurement, folder: Path) -> LatencySample:
         TamperedError: they were changed.
     """
     return LatencySample(
-        measurement, read_requests(folder, measurement.latencies_sha256).latencies_ms
+        measurement, read_raw_requests(folder, measurement.latencies_sha256).latencies_ms
     )
 
 
@@ -162,7 +162,7 @@ def throughput(result: LoadResult) -> float:
 
 
 def _stages(
-    result: LoadResult, requests: Requests, counted: Statistics | None
+    result: LoadResult, requests: RawRequests, counted: Statistics | None
 ) -> StageSplit | None:
     if counted is None or counted.requests <= 0 or counted.executions <= 0:
         return None
@@ -183,7 +183,7 @@ def _stages(
     )
 
 
-def _judged_server_ms(requests: Requests, counted: Statistics) -> float | None:
+def _judged_server_ms(requests: RawRequests, counted: Statistics) -> float | None:
     """The server's total without the warm-up, which took no longer there than at the client.
 
     Where more was counted than was answered here, somebody else sent too.

@@ -16,7 +16,7 @@ from enginegate.records import sha256_bytes, sha256_file
 
 
 @dataclass(frozen=True, slots=True)
-class Requests:
+class RawRequests:
     """Every request of one run, in the order it was due. R requests.
 
     Attributes:
@@ -38,7 +38,7 @@ class Requests:
         return self.latency_s[~self.warm] * 1e3
 
 
-def save_requests(requests: Requests, folder: Path) -> str:
+def save_raw_requests(requests: RawRequests, folder: Path) -> str:
     """Write them once; returns the digest that names the file."""
     buffer = io.BytesIO()
     np.savez_compressed(
@@ -54,7 +54,7 @@ def save_requests(requests: Requests, folder: Path) -> str:
     return sha256
 
 
-def read_requests(folder: Path, sha256: str) -> Requests:
+def read_raw_requests(folder: Path, sha256: str) -> RawRequests:
     """The requests that were saved under that digest.
 
     Raises:
@@ -67,4 +67,6 @@ def read_requests(folder: Path, sha256: str) -> Requests:
     if sha256_file(path) != sha256:
         raise TamperedError(f"{path} was changed after it was written: measure again.")
     with np.load(path, allow_pickle=False) as archive:
-        return Requests(archive["due_s"], archive["sent_s"], archive["latency_s"], archive["warm"])
+        return RawRequests(
+            archive["due_s"], archive["sent_s"], archive["latency_s"], archive["warm"]
+        )

@@ -46,7 +46,7 @@ ReadGpus = Callable[[], GpuReading | None]
 
 @dataclass(slots=True)
 class Usage:
-    """What was read between `watched`'s start and its end.
+    """What was read between `monitor_resources`'s start and its end.
 
     Attributes:
         lasted_s: of the block.
@@ -95,7 +95,7 @@ class Usage:
 
 
 @contextmanager
-def watched(server: Server, *, gpu: bool, gpus: Sequence[int] = ()) -> Iterator[Usage]:
+def monitor_resources(server: Server, *, gpu: bool, gpus: Sequence[int] = ()) -> Iterator[Usage]:
     """Read what the server uses while the block runs.
 
     Args:

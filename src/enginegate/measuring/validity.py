@@ -17,7 +17,7 @@ from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import P99, TIMERS_MS, ClosedLoad, Generator
 from enginegate.measuring.p99 import decide_fixed, nearest_rank
-from enginegate.measuring.raw_requests import Requests
+from enginegate.measuring.raw_requests import RawRequests
 from enginegate.messages import per_second, short_number
 from enginegate.triton.types import Statistics
 
@@ -59,7 +59,7 @@ def allowed_lateness_ms(slo_p99_ms: float) -> float:
     return max(TIMERS_MS, _LATE_SHARE_OF_SLO * slo_p99_ms)
 
 
-def achieved_share(result: LoadResult) -> float | None:
+def share_of_rate_sent(result: LoadResult) -> float | None:
     """Rate sent over rate asked for; None: closed loop."""
     return None if isinstance(result.load, ClosedLoad) else result.achieved_share
 
@@ -73,7 +73,7 @@ def late_p99_ms(result: LoadResult) -> float:
 
 def reasons_invalid(
     result: LoadResult,
-    requests: Requests,
+    requests: RawRequests,
     generator: Generator,
     counted: Statistics | None,
     *,
@@ -105,7 +105,7 @@ def reasons_invalid(
     return tuple(reason for reason in reasons if reason)
 
 
-def lateness_decides(requests: Requests, slo_ms: float) -> str:
+def lateness_decides(requests: RawRequests, slo_ms: float) -> str:
     """Whether a run fails counted from when requests were due only because they left late.
 
     The difference is the generator's, so such a run must not be called slow: where it meets the
@@ -156,7 +156,7 @@ def _drifted(result: LoadResult) -> str:
 
 
 def _too_slow(result: LoadResult) -> str:
-    achieved = achieved_share(result)
+    achieved = share_of_rate_sent(result)
     if achieved is None or achieved >= _MIN_ACHIEVED:
         return ""
     return (

@@ -10,7 +10,7 @@ from typing import Literal
 
 from enginegate.evidence import Finding, Outcome, Rival
 from enginegate.measurement import TIMERS_MS, LatencySample, Percentile
-from enginegate.measuring.advice import largest_stage
+from enginegate.measuring.bottleneck import largest_stage
 from enginegate.measuring.p99 import SloDecision, decide_fixed, decide_on_server
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo

@@ -9,7 +9,7 @@ from enginegate.errors import ModelError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.measurement import ClosedLoad, Generator, Load
-from enginegate.measuring.measure import read_sample
+from enginegate.measuring.measure import read_latency_sample
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.serving import ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
@@ -23,7 +23,7 @@ def _serving(batch, delay_us, instances):
     return ServingConfig(max_batch_size=batch, max_queue_delay_us=delay_us, instances=instances)
 
 
-def test_an_override_changes_what_the_running_server_does(
+def test_override_changes_what_the_running_server_does(
     server, client, scale_model, samples, tmp_path
 ):
     """A load with another configuration changes batching, delay and instances without a restart."""
@@ -44,7 +44,7 @@ def test_an_override_changes_what_the_running_server_does(
     assert fast.over(100) < slow.over(100)
 
 
-def test_a_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
+def test_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
     """A run that is allowed to end does so long before its time, with its answer kept."""
     test, load = SequentialTest(0.99), Load(rate_per_s=100, duration_s=6.0, seed=1)
     with deploy(server, scale_model("hopeless", sleep_ms=40)) as deployment:
@@ -57,10 +57,10 @@ def test_a_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
     measurement = found.measurement
     assert measurement.lasted_s < 4.0
     assert test.decide(len(found.latencies_ms), found.over(20)) is Outcome.FAILED
-    assert read_sample(measurement, tmp_path).over(20) == found.over(20)
+    assert read_latency_sample(measurement, tmp_path).over(20) == found.over(20)
 
 
-def test_what_stands_beside_the_latencies(server, scale_model, samples, tmp_path):
+def test_measurement_records_its_conditions(server, scale_model, samples, tmp_path):
     """Cold start once, the server's and the client's time, batches, cores, cost, and who sent."""
     with deploy(server, scale_model("noted", sleep_ms=5)) as deployment:
         traffic, known = Traffic.of("noted", samples), Generator(trusted_per_s=2000.0)
@@ -112,7 +112,7 @@ def test_loading_the_same_configuration_again_does_nothing(scale, client):
     assert client.statistics("scale").requests == began.requests + 1
 
 
-def test_nothing_is_left_behind(server, client, scale_model):
+def test_undeployed_model_leaves_nothing_behind(server, client, scale_model):
     """After the block the model is unloaded and its folder is gone, also when the block raised."""
 
     def interrupted():
@@ -127,7 +127,7 @@ def test_nothing_is_left_behind(server, client, scale_model):
     assert not client.model_ready("passing")
 
 
-def test_a_missing_file_is_refused_before_the_load(server, scale_model, tmp_path):
+def test_missing_file_is_refused_before_the_load(server, scale_model, tmp_path):
     """A Python model without its file would hang the server, so nothing is placed or loaded."""
     model = replace(scale_model("hollow"), files={"model.py": tmp_path / "model.py"})
 
@@ -137,7 +137,7 @@ def test_a_missing_file_is_refused_before_the_load(server, scale_model, tmp_path
     assert not (server.repository / "hollow").exists()
 
 
-def test_a_model_of_somebody_else_is_not_removed(server, scale_model):
+def test_model_of_somebody_else_is_not_removed(server, scale_model):
     """A folder that was not made for a benchmark is refused and stays."""
     folder = server.repository / "theirs" / "1"
     folder.mkdir(parents=True)
@@ -153,7 +153,7 @@ def test_a_model_of_somebody_else_is_not_removed(server, scale_model):
     folder.parent.rmdir()
 
 
-def test_a_remote_server_cannot_be_deployed_to(scale_model):
+def test_remote_server_cannot_be_deployed_to(scale_model):
     """Files can only be placed on a server that was started here."""
     remote = Server(grpc="127.0.0.1:1", version="2.51.0")
 
@@ -164,7 +164,7 @@ def test_a_remote_server_cannot_be_deployed_to(scale_model):
         pass
 
 
-def test_the_config_survives_the_server(server, client, scale_model):
+def test_config_survives_the_server(server, client, scale_model):
     """Odd characters, one number a sample, and every field come back as they were sent."""
     model = replace(
         scale_model("odd", note='quote " newline \n end'),

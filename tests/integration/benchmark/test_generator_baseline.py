@@ -8,7 +8,7 @@ from enginegate.triton.server import connect
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
 
-def test_the_generators_own_cost(server, client, monkeypatch):
+def test_generators_own_cost(server, client, monkeypatch):
     """Latencies of a model that does nothing, and a rate that was kept up with; then it is gone."""
     monkeypatch.setattr(generator_baseline, "_TRIAL_S", 0.3)
 
@@ -22,7 +22,7 @@ def test_the_generators_own_cost(server, client, monkeypatch):
     assert not any(row.name == "enginegate_null" and row.ready for row in client.index())
 
 
-def test_a_server_of_somebody_else(server):
+def test_server_of_somebody_else(server):
     """No model is placed on a server that was not started here."""
     with pytest.raises(ServerError, match="not started here"):
         generator_baseline.calibrate(connect(server.grpc), sending=Transport(), up_to_per_s=100)

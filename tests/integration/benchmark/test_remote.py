@@ -52,7 +52,7 @@ def test_one_load_is_measured_and_nothing_changed(benchmark, scale, server):
     assert scale.serving == PLAIN
 
 
-def test_a_closed_loop_is_measured_there(benchmark, scale, server):
+def test_closed_loop_is_measured_there(benchmark, scale, server):
     """Clients that wait for their answers: the highest throughput, for comparison."""
     del scale
     benchmark("--server", server.grpc, "--model", "scale", "--load", "closed:2", "--seconds", "0.5")
@@ -60,7 +60,7 @@ def test_a_closed_loop_is_measured_there(benchmark, scale, server):
     assert Measurement.read(benchmark.out / "measurement.json").load.clients == 2
 
 
-def test_a_model_that_is_not_there_lists_those_that_are(benchmark, scale, server):
+def test_model_that_is_not_there_lists_those_that_are(benchmark, scale, server):
     """A typing mistake needs no second tool."""
     del scale
     shown = benchmark("--server", server.grpc, "--model", "scael")
@@ -73,8 +73,8 @@ def test_a_model_that_is_not_there_lists_those_that_are(benchmark, scale, server
     ("arguments", "message"),
     [
         pytest.param(["--candidate", "onnxruntime-fp7"], "It has: onnxruntime-fp32", id="name"),
-        pytest.param(["--load", "heavy"], "'heavy' is no load", id="load"),
-        pytest.param(["--load", "closed:0"], "'closed:0' is no load", id="no-clients"),
+        pytest.param(["--load", "heavy"], "no load pattern 'heavy'", id="load"),
+        pytest.param(["--load", "closed:0"], "no load pattern 'closed:0'", id="no-clients"),
         pytest.param(["--load", "closed:4"], "go with --server", id="closed-search"),
         pytest.param(
             ["--server", "h:1", "--candidate", "onnxruntime-int8"], "--model", id="candidate-there"

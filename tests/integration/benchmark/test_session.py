@@ -91,7 +91,7 @@ def server_of(repository):
         pytest.param(signal.SIGSTOP, 16.0, id="stops"),
     ],
 )
-def test_a_server_that_is_lost_is_replaced_and_the_measurement_repeated(
+def test_server_that_is_lost_is_replaced_and_the_measurement_repeated(
     session, scale_model, number, within_s
 ):
     """The search goes on as if nothing had been; each valid measurement is kept for the next.
@@ -137,9 +137,7 @@ def test_a_server_that_is_lost_is_replaced_and_the_measurement_repeated(
     assert not list(session.paths.repository.iterdir())
 
 
-def test_a_model_that_never_becomes_ready_is_an_error_with_its_reason(
-    session, scale_model, tmp_path
-):
+def test_model_that_never_becomes_ready_is_an_error_with_its_reason(session, scale_model, tmp_path):
     """It says what Triton said, starts no second server, and leaves nothing behind."""
     broken = tmp_path / "broken.py"
     broken.write_text("raise RuntimeError('weights are missing')\n")

@@ -3,7 +3,7 @@ import pytest
 from enginegate.benchmark.deployment import DeployedBenchmark, deploy
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import Traffic
-from enginegate.measuring.raw_requests import read_requests
+from enginegate.measuring.raw_requests import read_raw_requests
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import search
 from enginegate.serving import ServingConfig
@@ -11,7 +11,7 @@ from enginegate.serving import ServingConfig
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
 
-def test_the_batching_configuration_wins(server, scale_model, samples, tmp_path):
+def test_batching_configuration_wins(server, scale_model, samples, tmp_path):
     """For a model that takes 10 ms a batch, only batching holds the SLO at 250/s."""
     bounds = Search(
         max_batch_sizes=(1, 16),
@@ -40,10 +40,10 @@ def test_the_batching_configuration_wins(server, scale_model, samples, tmp_path)
     assert gates["p99_ms"] is gates["throughput"] is Outcome.PASSED
     last = result.measurements[-1]
     assert last.stages.compute_infer_ms > 10
-    assert len(read_requests(tmp_path, last.latencies_sha256).latencies_ms) == last.completed
+    assert len(read_raw_requests(tmp_path, last.latencies_sha256).latencies_ms) == last.completed
 
 
-def test_an_slo_that_cannot_be_met_is_failed(server, scale_model, samples, tmp_path):
+def test_slo_that_cannot_be_met_is_failed(server, scale_model, samples, tmp_path):
     """A hundredth of a millisecond: measured validly, and too short for the server alone."""
     bounds = Search(
         max_batch_sizes=(1, 8),

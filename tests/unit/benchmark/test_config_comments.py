@@ -36,7 +36,7 @@ def config(**serving):
         pytest.param(config(dynamic_batching=False, max_queue_delay_us=0), id="no-batching"),
     ],
 )
-def test_it_reads_back_as_the_same_configuration(served):
+def test_annotated_config_reads_back_equal(served):
     """Comments change nothing, whatever the reasons hold."""
     hostile = REASONS | {"instances": 'two\nlines } { "x" # y', "unheard_of": "a\x0bb\x85c"}
 
@@ -57,7 +57,7 @@ def test_each_reason_stands_above_its_line():
     assert sum("as good as none" in line for line in lines) == 1
 
 
-def test_a_default_is_explained_where_its_line_would_be():
+def test_default_is_explained_where_its_line_would_be():
     """Triton's text leaves out a delay of 0; its reason is not lost."""
     lines = annotated_config(config(max_queue_delay_us=0), REASONS).splitlines()
 

@@ -17,7 +17,7 @@ def _fails(*_, **__):
     raise ServerError("failed to allocate memory")
 
 
-def test_a_refused_load_is_no_dead_server():
+def test_refused_load_is_no_dead_server():
     """A load that is refused has an error of its own, with what the server said."""
     deployment = DeployedModel(None, SimpleNamespace(load=_fails), MODEL, load_timeout_s=1.0)
 
@@ -27,7 +27,7 @@ def test_a_refused_load_is_no_dead_server():
     assert deployment.serving is None
 
 
-def test_a_model_that_loads_but_does_not_answer_is_another_error():
+def test_loaded_model_without_answer_is_a_server_error():
     """What goes wrong after the load is not taken for a configuration that does not load."""
     client = SimpleNamespace(load=lambda *_, **__: None, infer=_fails)
     deployment = DeployedModel(None, client, MODEL, load_timeout_s=1.0)
@@ -42,7 +42,7 @@ def test_a_model_that_loads_but_does_not_answer_is_another_error():
     ("backend", "opened"),
     [("python", "model.py"), ("onnxruntime", "model.onnx"), ("tensorrt", "model.plan")],
 )
-def test_what_the_backend_opens_must_be_there(tmp_path, backend, opened):
+def test_file_the_backend_opens_must_exist(tmp_path, backend, opened):
     """Triton never ends the load of a Python model without its file."""
     path = tmp_path / "engine.bin"
     path.touch()

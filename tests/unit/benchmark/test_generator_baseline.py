@@ -45,14 +45,14 @@ def calibrated(tmp_path, monkeypatch):
         pytest.param((600.0, 360.0), 600.0, [], id="twice-less"),
     ],
 )
-def test_one_that_fell_short_is_made_again(calibrated, answers, trusted_per_s, unasked):
+def test_baseline_short_of_the_rate_is_measured_again(calibrated, answers, trusted_per_s, unasked):
     """Once; the better of the two is what was shown."""
     found, _, _, left = calibrated(*answers)
 
     assert (found.trusted_per_s, left) == (trusted_per_s, unasked)
 
 
-def test_only_one_that_made_every_rate_is_kept(calibrated):
+def test_only_complete_baselines_are_kept(calibrated):
     """The other may have met a bad moment, so the next benchmark tries again."""
     calibrated(600.0, 600.0)
     calibrated(1000.0)
@@ -62,7 +62,7 @@ def test_only_one_that_made_every_rate_is_kept(calibrated):
     assert (found.trusted_per_s, left) == (1000.0, [9.0])
 
 
-def test_what_fell_short_voids_no_measurement(calibrated):
+def test_incomplete_baseline_sets_no_rate_limit(calibrated):
     """Measurements carry what a do-nothing model takes, and no rate that they must not pass."""
     found, how, _, _ = calibrated(600.0, 600.0)
 
@@ -73,7 +73,7 @@ def test_what_fell_short_voids_no_measurement(calibrated):
     )
 
 
-def test_without_the_python_backend_there_is_none(calibrated):
+def test_no_baseline_without_the_python_backend(calibrated):
     """The do-nothing model needs it; the engine that is measured may not."""
     found, _, said, _ = calibrated(ServerError("unable to find backend library"))
 
@@ -109,7 +109,7 @@ def _generator(capacity_per_s, *, answered=True):
         pytest.param(20.0, 0.0, id="nothing"),
     ],
 )
-def test_the_highest_rate_that_was_kept_up_with(capacity_per_s, trusted_per_s):
+def test_highest_rate_kept_up_with(capacity_per_s, trusted_per_s):
     """A rate that is not kept up with is lowered until one is; none at all is 0."""
     found = _highest(_generator(capacity_per_s), 4000.0, budget_s=60.0)
 
@@ -124,6 +124,6 @@ def test_failures_are_no_calibration():
     assert (found.trusted_per_s, found.null_p50_ms) == (0.0, None)
 
 
-def test_the_time_is_kept():
+def test_calibration_ends_with_its_budget():
     """Without time for another try the first one is the answer."""
     assert _highest(_generator(3000.0), 4000.0, budget_s=0.0).trusted_per_s == 0.0

@@ -6,7 +6,7 @@ import pytest
 from enginegate.benchmark.measurement_cache import CacheKey, MeasurementCache
 from enginegate.measurement import LatencySample, Load, Measurement
 from enginegate.measuring.p99 import SequentialTest, percentiles
-from enginegate.measuring.raw_requests import Requests, save_requests
+from enginegate.measuring.raw_requests import RawRequests, save_raw_requests
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.search import search
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
@@ -35,7 +35,7 @@ class Counting:
         source = np.random.default_rng(load.seed)
         late_s = self.sent_late_ms / 1e3
         latency_s = source.gamma(4.0, load.rate_per_s / 1e5, count) + late_s
-        requests = Requests(due_s, due_s + late_s, latency_s, np.zeros(count, bool))
+        requests = RawRequests(due_s, due_s + late_s, latency_s, np.zeros(count, bool))
         latencies_ms = requests.latencies_ms
         return LatencySample(
             Measurement(
@@ -49,7 +49,7 @@ class Counting:
                 percentiles=percentiles(latencies_ms),
                 late_p99_ms=self.sent_late_ms or 5.5,
                 stages=None,
-                latencies_sha256=save_requests(requests, self.folder),
+                latencies_sha256=save_raw_requests(requests, self.folder),
                 lasted_s=lasted_s,
             ),
             latencies_ms,
@@ -78,7 +78,7 @@ def cached_on(cache, fake, *, limit_ms=40.0, **changes):
     return cache.measure_with(fake, key(**changes), limit_ms=limit_ms)
 
 
-def test_the_same_is_measured_once(cache):
+def test_equal_measurement_is_made_once(cache):
     """What comes back is what was measured, raw latencies included."""
     server = Counting(cache.latencies)
 
@@ -104,7 +104,7 @@ def test_the_same_is_measured_once(cache):
         pytest.param({"settings": BackendSettings(cuda_provider={"use_tf32": "0"})}, id="settings"),
     ],
 )
-def test_anything_it_depends_on_asks_for_another(cache, changes):
+def test_every_field_of_the_key_counts(cache, changes):
     """A measurement is never used for something else than it was made on."""
     server = Counting(cache.latencies)
     cached_on(cache, server)(CONFIG, LOAD)
@@ -114,7 +114,7 @@ def test_anything_it_depends_on_asks_for_another(cache, changes):
     assert len(server.asked) == 2
 
 
-def test_configuration_and_load_ask_for_another(cache):
+def test_configuration_and_load_count(cache):
     """So does every field of them, the seed included."""
     server = Counting(cache.latencies)
     measure = cached_on(cache, server)
@@ -126,7 +126,7 @@ def test_configuration_and_load_ask_for_another(cache):
     assert len(server.asked) == 4
 
 
-def test_a_void_measurement_is_not_kept(cache):
+def test_invalid_measurement_is_not_kept(cache):
     """It says nothing, so it is made again."""
     server = Counting(cache.latencies, invalid=("the generator was late",))
     measure = cached_on(cache, server)
@@ -138,7 +138,7 @@ def test_a_void_measurement_is_not_kept(cache):
 
 
 @pytest.mark.parametrize("part", ["measurements", "latencies"])
-def test_a_damaged_file_is_measured_again(cache, tmp_path, part):
+def test_damaged_file_is_measured_again(cache, tmp_path, part):
     """Record or raw latencies: what is not what it was is not believed."""
     server = Counting(cache.latencies)
     whole = cached_on(cache, server)(CONFIG, LOAD)
@@ -162,7 +162,7 @@ def test_a_damaged_file_is_measured_again(cache, tmp_path, part):
         pytest.param(40.0, None, 2, id="the-whole-run-is-wanted"),
     ],
 )
-def test_a_run_that_ended_early_counts_where_it_decides(cache, limit_ms, ends, measured):
+def test_run_ended_early_is_reused_where_it_decides(cache, limit_ms, ends, measured):
     """Another limit may need the rest of it; p99 is 20 ms here."""
     server = Counting(cache.latencies, ended_after=5.0)
     cached_on(cache, server)(CONFIG, LOAD, ends=ENDS)
@@ -172,7 +172,7 @@ def test_a_run_that_ended_early_counts_where_it_decides(cache, limit_ms, ends, m
     assert len(server.asked) == measured
 
 
-def test_lateness_that_decides_about_a_shorter_limit_is_asked_again(cache):
+def test_lateness_deciding_a_shorter_limit_is_measured_again(cache):
     """A p99 of 20 ms, sent 4 ms late: within 40 ms either way, and within 22 ms but for that."""
     server = Counting(cache.latencies, sent_late_ms=4.0)
     cached_on(cache, server)(CONFIG, LOAD)
@@ -184,7 +184,7 @@ def test_lateness_that_decides_about_a_shorter_limit_is_asked_again(cache):
     assert len(server.asked) == 2
 
 
-def test_a_generator_too_late_for_a_shorter_limit_is_asked_again(cache):
+def test_generator_too_late_for_a_shorter_limit_is_measured_again(cache):
     """It was 5.5 ms late, which a limit of 40 ms allows, and one of 20 ms does not."""
     server = Counting(cache.latencies)
     cached_on(cache, server)(CONFIG, LOAD)
@@ -208,7 +208,7 @@ def searched(cache, server, p99_ms):
     return search(cached_on(cache, server, limit_ms=p99_ms), bounds, slo)
 
 
-def test_a_second_search_measures_nothing(cache):
+def test_second_search_measures_nothing(cache):
     """Kill and resume repeats nothing, and ends at the same answer."""
     server = Counting(cache.latencies)
     first = searched(cache, server, 40.0)
@@ -225,7 +225,7 @@ def test_a_second_search_measures_nothing(cache):
     )
 
 
-def test_a_moved_slo_measures_only_what_is_missing(cache):
+def test_moved_slo_measures_only_what_is_missing(cache):
     """Raw latencies are decided on again; only rates that nobody asked about are new."""
     server = Counting(cache.latencies)
     first = searched(cache, server, 40.0)

@@ -55,7 +55,7 @@ def test_nothing_is_started_before_it_is_needed():
     assert servers.started == 0
 
 
-def test_one_server_serves_all_benches():
+def test_one_server_serves_all_models():
     """Candidate and champion are measured side by side, and all is taken down at the end."""
     servers = Mortal(4)
 
@@ -66,7 +66,7 @@ def test_one_server_serves_all_benches():
     assert (servers.started, servers.ended, server.restarted) == (1, 1, 0)
 
 
-def test_a_dead_server_is_replaced_and_the_measurement_repeated():
+def test_dead_server_is_replaced_and_the_measurement_repeated():
     """The caller sees nothing of it; people are told."""
     servers, said = Mortal(1, 0, 9), []
 
@@ -91,7 +91,7 @@ def test_servers_are_not_started_without_end():
     assert (servers.started, servers.ended) == (3, 3)
 
 
-def test_an_error_of_a_living_server_is_passed_on():
+def test_error_of_a_living_server_is_passed_on():
     """A model that does not load is no reason to start another server."""
     servers = Mortal(9, refuses=True)
 

@@ -41,7 +41,7 @@ def answering(latency_ms, *, failed=0, invalid=()):
     return measure
 
 
-def test_the_same_configuration_and_rate_under_three_patterns():
+def test_three_mixes_at_one_configuration_and_rate():
     """Bursts are the recorded requests in other time; large ones come from a bench of their own."""
     recorded, large = answering(5.0), answering(9.0, failed=2)
 
@@ -55,7 +55,7 @@ def test_the_same_configuration_and_rate_under_three_patterns():
     assert found[2].percentiles[0].value_ms == 9.0
 
 
-def test_void_measurements_and_missing_benches_are_left_out():
+def test_invalid_measurements_and_missing_mixes_are_left_out():
     """What could not be measured is not reported as if it had been."""
     void = answering(5.0, invalid=("the generator was late",))
 
@@ -74,7 +74,7 @@ def test_void_measurements_and_missing_benches_are_left_out():
         pytest.param([100] * 19 + [104], None, id="all-alike"),
     ],
 )
-def test_the_largest_requests(sizes, kept):
+def test_largest_requests(sizes, kept):
     """A tenth of the traffic; none when the sizes hardly differ."""
     found = largest_requests(Traffic(tuple(bytes(size) for size in sizes), order_seed=3))
 

@@ -5,9 +5,9 @@ from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import ClosedLoad, Generator, Load
-from enginegate.measuring.measure import RunConditions, measure, read_sample, warmup_s
+from enginegate.measuring.measure import RunConditions, measure, read_latency_sample, warmup_s
 from enginegate.measuring.p99 import decide_fixed
-from enginegate.measuring.raw_requests import read_requests
+from enginegate.measuring.raw_requests import read_raw_requests
 from enginegate.serving import ServingConfig
 from enginegate.triton.types import Statistics
 
@@ -67,8 +67,8 @@ def test_warm_up_is_left_out(tmp_path):
         pytest.param(None, "", id="warm-already"),
     ],
 )
-def test_a_slow_start_never_makes_a_run_pass(tmp_path, cold_start_s, said):
-    """Slower for longer than what is cut, a run is void right after a load, else counted whole."""
+def test_slow_start_never_makes_a_run_pass(tmp_path, cold_start_s, said):
+    """Slower for longer than the cut, a run is invalid right after a load, else counted whole."""
     latency_s = np.where(np.arange(2000) < 600, 0.030, 0.010)
 
     found = _measure(_result(latency_s), tmp_path, cold_start_s=cold_start_s)
@@ -80,7 +80,7 @@ def test_a_slow_start_never_makes_a_run_pass(tmp_path, cold_start_s, said):
 
 
 @pytest.mark.parametrize("value_s", [np.inf, 0.200], ids=["failing", "slow"])
-def test_a_bad_first_half_is_no_warm_up(tmp_path, value_s):
+def test_bad_first_half_is_no_warm_up(tmp_path, value_s):
     """A warm server that fails or is slow in the first 45 % of a run does not hold its SLO."""
     latency_s = np.where(np.arange(2000) < 900, value_s, 0.010)
 
@@ -102,21 +102,21 @@ def test_failures_of_the_warm_up_count(tmp_path):
     assert found.measurement.failed == found.over(20.0) == 100
     assert len(found.latencies_ms) == 1900
     np.testing.assert_array_equal(
-        read_requests(tmp_path, found.measurement.latencies_sha256).latencies_ms,
+        read_raw_requests(tmp_path, found.measurement.latencies_sha256).latencies_ms,
         found.latencies_ms,
     )
 
 
 @pytest.mark.parametrize(
-    ("late_s", "server_s", "void"),
+    ("late_s", "server_s", "is_invalid"),
     [
         pytest.param(0.0014, 0.0017, True, id="late"),
         pytest.param(0.0, 0.0045, False, id="slow"),
         pytest.param(0.0001, 0.0045, False, id="slow-and-late"),
     ],
 )
-def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, void):
-    """A run that misses its SLO only because requests left late is void, not slow."""
+def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, is_invalid):
+    """A run that misses its SLO only because requests left late is invalid, not slow."""
     late_s = np.where(np.arange(2000) % 20 == 0, late_s, 0.0)
     latency_s = np.where(np.arange(2000) % 20 == 0, server_s, 0.001) + late_s
 
@@ -124,11 +124,11 @@ def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, void):
 
     reasons = [reason for reason in found.measurement.invalid if "generator decides" in reason]
     assert found.over(3.0) == 90
-    assert bool(reasons) is bool(found.measurement.invalid) is void
+    assert bool(reasons) is bool(found.measurement.invalid) is is_invalid
 
 
 @pytest.mark.parametrize(
-    ("late_ms", "server_ms", "slow_every", "void"),
+    ("late_ms", "server_ms", "slow_every", "is_invalid"),
     [
         pytest.param(3.0, 0.4, 1, True, id="only-late"),
         pytest.param(3.0, 1.2, 1, False, id="slow-as-well"),
@@ -137,7 +137,9 @@ def test_lateness_is_not_called_slow(tmp_path, late_s, server_s, void):
         pytest.param(0.0, 1.2, 40, False, id="slow-and-in-time"),
     ],
 )
-def test_under_a_short_slo_lateness_fails_nothing(tmp_path, late_ms, server_ms, slow_every, void):
+def test_lateness_fails_no_run_under_a_short_slo(
+    tmp_path, late_ms, server_ms, slow_every, is_invalid
+):
     """Some milliseconds late is allowed; a failure must then be shown without them."""
     slow = np.arange(2000) % slow_every == 0
     late_s = np.full(2000, late_ms / 1e3)
@@ -145,11 +147,11 @@ def test_under_a_short_slo_lateness_fails_nothing(tmp_path, late_ms, server_ms, 
 
     found = _measure(_result(latency_s, late_s), tmp_path, slo_p99_ms=1.0)
 
-    assert bool(found.measurement.invalid) is void
+    assert bool(found.measurement.invalid) is is_invalid
     assert all("generator decides" in reason for reason in found.measurement.invalid)
 
 
-def test_the_servers_own_time_is_known_without_the_warm_up(tmp_path):
+def test_servers_own_time_is_known_without_the_warm_up(tmp_path):
     """Its total, less what the warm-up took at most; not where somebody else sent too."""
     latency_s = np.where(np.arange(1000) < 100, 0.050, 0.010)
     counted = Statistics(
@@ -167,7 +169,7 @@ def test_the_servers_own_time_is_known_without_the_warm_up(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("sent", "lasted_s", "void"),
+    ("sent", "lasted_s", "is_invalid"),
     [
         (1000, 10.0, False),
         (1090, 10.0, False),
@@ -176,18 +178,18 @@ def test_the_servers_own_time_is_known_without_the_warm_up(tmp_path):
         (80, 2, False),
     ],
 )
-def test_a_run_that_offered_another_rate_is_void(tmp_path, sent, lasted_s, void):
-    """A whole run of more or fewer requests than its rate stands for is void; a short one is not
+def test_run_at_another_rate_is_invalid(tmp_path, sent, lasted_s, is_invalid):
+    """A whole run of more or fewer requests than its rate stands for is invalid; a short one is not
     judged by that."""
     load = Load(rate_per_s=100.0, duration_s=10.0, seed=0, arrivals="replay")
     result = _result(np.full(sent, 0.01), duration_s=lasted_s, load=load, lasted_s=lasted_s)
 
     invalid = _measure(result, tmp_path).measurement.invalid
 
-    assert any("arrivals are not steady" in reason for reason in invalid) is void
+    assert any("arrivals are not steady" in reason for reason in invalid) is is_invalid
 
 
-def test_a_run_that_was_decided_early_keeps_what_decided_it(tmp_path):
+def test_run_ended_early_skips_the_load_s_warm_up(tmp_path):
     """Warm-up is what the run skipped, however short it was; the rate is of the time it lasted."""
     load = Load(rate_per_s=200, duration_s=30.0, seed=0)
 
@@ -211,7 +213,7 @@ def test_throughput_of_an_overloaded_server_is_its_own(tmp_path):
     assert measurement.throughput_per_s == pytest.approx(50.0, rel=0.01)
 
 
-def test_a_closed_loop_has_no_schedule(tmp_path):
+def test_closed_loop_has_no_schedule(tmp_path):
     """A closed loop cannot be late or behind, so neither is said of it."""
     load = ClosedLoad(clients=4, duration_s=10.0, seed=0)
 
@@ -250,8 +252,8 @@ def test_failures_are_over_every_limit(tmp_path):
         ),
     ],
 )
-def test_what_makes_a_measurement_void(tmp_path, latency_s, late_s, counted, said):
-    """A generator that could not keep up, too few requests, or a restart void the numbers."""
+def test_reasons_for_an_invalid_measurement(tmp_path, latency_s, late_s, counted, said):
+    """A generator that could not keep up, too few requests, or a restart invalidates them."""
     found = _measure(_result(latency_s, late_s), tmp_path, counted)
 
     assert any(said in reason for reason in found.measurement.invalid)
@@ -269,7 +271,7 @@ def test_what_makes_a_measurement_void(tmp_path, latency_s, late_s, counted, sai
         pytest.param(0.0, 8, 0.10, 50.0, "more than the 50/s", id="closed-loop-beyond-trust"),
     ],
 )
-def test_a_generator_at_its_end(tmp_path, late_s, load, cpu_share, trusted, said):
+def test_generator_at_its_limit(tmp_path, late_s, load, cpu_share, trusted, said):
     """A generator that is the bottleneck voids the numbers; a busy one that is on time does not."""
     fields = {"generator": Generator(processes=2, cpu_share=cpu_share)}
     if load:
@@ -286,18 +288,18 @@ def test_a_generator_at_its_end(tmp_path, late_s, load, cpu_share, trusted, said
     )
 
 
-@pytest.mark.parametrize(("counted", "void"), [(1000, False), (960, False), (400, True)])
-def test_a_reload_in_between_is_noticed(tmp_path, counted, void):
+@pytest.mark.parametrize(("counted", "is_invalid"), [(1000, False), (960, False), (400, True)])
+def test_reload_in_between_is_noticed(tmp_path, counted, is_invalid):
     """A server that counted fewer than were answered began to count anew."""
     statistics = Statistics(requests=counted, executions=counted, inferences=counted)
 
     measurement = _measure(_result(np.full(1000, 0.01)), tmp_path, statistics).measurement
 
-    assert any("of 1000 answers" in reason for reason in measurement.invalid) is void
+    assert any("of 1000 answers" in reason for reason in measurement.invalid) is is_invalid
 
 
-def test_nothing_sent_is_void(tmp_path):
-    """A load without a single request is a void measurement, not an error."""
+def test_nothing_sent_is_invalid(tmp_path):
+    """A load without a single request is a invalid measurement, not an error."""
     measurement = _measure(_result([]), tmp_path, Statistics()).measurement
 
     assert "0 requests after the warm-up" in measurement.invalid[0]
@@ -329,7 +331,7 @@ def test_errors_cold_start_and_cost_are_recorded(tmp_path):
     assert measurement.resources.joules_per_request is None
 
 
-def test_a_slow_server_is_not_void(tmp_path):
+def test_slow_server_is_valid(tmp_path):
     """Overload is the server's: with a generator on time the measurement stays valid."""
     found = _measure(_result(np.linspace(0.01, 8.0, 2000)), tmp_path)
 
@@ -368,16 +370,18 @@ def test_raw_latencies_are_kept_by_digest(tmp_path):
     found = _measure(_result(latency_s), tmp_path)
     sha256 = found.measurement.latencies_sha256
 
-    np.testing.assert_array_equal(read_requests(tmp_path, sha256).latencies_ms, found.latencies_ms)
-    assert read_sample(found.measurement, tmp_path).over(10.0) == found.over(10.0) > 0
+    np.testing.assert_array_equal(
+        read_raw_requests(tmp_path, sha256).latencies_ms, found.latencies_ms
+    )
+    assert read_latency_sample(found.measurement, tmp_path).over(10.0) == found.over(10.0) > 0
     with pytest.raises(InputError, match="measure again"):
-        read_requests(tmp_path, "f" * 64)
+        read_raw_requests(tmp_path, "f" * 64)
     (tmp_path / f"{sha256}.npz").write_bytes(b"changed")
     with pytest.raises(TamperedError, match="was changed"):
-        read_requests(tmp_path, sha256)
+        read_raw_requests(tmp_path, sha256)
 
 
-def test_the_same_run_has_the_same_digest(tmp_path):
+def test_equal_runs_have_equal_digests(tmp_path):
     """The digest depends on the numbers only."""
     first, second = (_measure(_result(np.full(500, 0.01)), tmp_path) for _ in range(2))
 

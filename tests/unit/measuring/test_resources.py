@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from enginegate.measurement import Resources
-from enginegate.measuring.resources import GpuReading, Usage, gpus_of, watched
+from enginegate.measuring.resources import GpuReading, Usage, gpus_of, monitor_resources
 from enginegate.triton.metrics import Metrics
 from enginegate.triton.server import Server
 from enginegate.triton.supervised_process import cores, processor_s
@@ -38,14 +38,14 @@ def test_triton_tells_of_its_gpus():
     assert gpus_of(Metrics.parse(TWO_GPUS)) == GpuReading(2, 0.75, 4000, 300.5, 16000)
 
 
-def test_a_gpu_that_cannot_tell_its_power():
+def test_gpu_that_cannot_tell_its_power():
     """A figure that is no number is not known; the others are."""
     text = 'nv_gpu_memory_used_bytes{gpu_uuid="a"} 5\nnv_gpu_power_usage{gpu_uuid="a"} NaN'
 
     assert gpus_of(Metrics.parse(text)) == GpuReading(1, None, 5.0, None, None)
 
 
-def test_a_server_without_gpus_tells_none():
+def test_server_without_gpus_tells_none():
     """No GPU series is not a GPU at rest."""
     assert gpus_of(Metrics.parse("nv_cpu_utilization 0.5")) is None
 
@@ -79,7 +79,7 @@ def test_cost_of_a_million(gpus, throughput, expected):
     assert found.cost_per_million == (expected and pytest.approx(expected))
 
 
-def test_what_is_not_known_is_none():
+def test_unknown_resources_are_none():
     """Without any reading nothing is zero."""
     assert _resources(Usage()) == Resources()
 
@@ -134,13 +134,13 @@ def _driver(gpus, mute=None):
         pytest.param(_driver(2, 1), (), "", GpuReading(2, 0.5, 3000, None, 14.5), id="mute"),
     ],
 )
-def test_the_driver_tells_of_gpus_here(monkeypatch, driver, gpus, shown, expected):
+def test_driver_tells_of_gpus_here(monkeypatch, driver, gpus, shown, expected):
     """A local server's GPUs are read from the driver, at the start and at the end at least."""
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown)
     server = Server(grpc="127.0.0.1:1", version="2.51.0", pid=os.getpid())
 
-    with watched(server, gpu=True, gpus=gpus) as usage:
+    with monitor_resources(server, gpu=True, gpus=gpus) as usage:
         pass
 
     assert usage.readings == [expected, expected]
@@ -152,17 +152,17 @@ def test_without_a_driver_nothing_is_known(monkeypatch, driver):
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     server = Server(grpc="127.0.0.1:1", version="2.51.0", pid=os.getpid(), metrics="127.0.0.1:1")
 
-    with watched(server, gpu=True) as usage:
+    with monitor_resources(server, gpu=True) as usage:
         pass
 
     assert usage.readings == []
 
 
-def test_a_server_on_the_processor_is_watched():
+def test_server_on_the_processor_is_watched():
     """Where the process is known its cores are measured, without a GPU and without a thread."""
     server = Server(grpc="127.0.0.1:1", version="2.51.0", pid=os.getpid())
 
-    with watched(server, gpu=False) as usage:
+    with monitor_resources(server, gpu=False) as usage:
         sum(range(300_000))
 
     assert usage.readings == []

@@ -16,20 +16,20 @@ def _found(latency_s):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_steady_run_has_no_slow_start(seed):
+def test_steady_run_has_no_slow_start(seed):
     """Without a slow start nothing is found, but for a window by chance."""
     assert _found(_steady(seed)) <= LASTED_S / 20
 
 
 @pytest.mark.parametrize("until_s", [1.0, 2.5, 4.0])
-def test_a_slow_start_is_found(until_s):
+def test_slow_start_is_found(until_s):
     """A start at twice the latency is found whole, and at most a window of the rest."""
     latency_s = np.where(until_s > DUE_S, 2.0, 1.0) * _steady()
 
     assert until_s <= _found(latency_s) <= until_s + LASTED_S / 20
 
 
-def test_a_start_that_gets_faster_slowly_is_found():
+def test_start_that_gets_faster_slowly_is_found():
     """A decay to the usual latency is found until it is close to it."""
     latency_s = _steady() * (1.0 + 3.0 * np.exp(-DUE_S / 1.0))
 
@@ -59,13 +59,13 @@ def test_at_most_half_is_found():
         ),
     ],
 )
-def test_what_is_no_warm_up(shape):
+def test_stalls_queues_and_failures_are_no_warm_up(shape):
     """Stalls, a growing queue and failures are the server's."""
     assert _found(_steady() * shape) <= LASTED_S / 20
 
 
 @pytest.mark.parametrize("count", [0, 1, 79])
-def test_few_requests_are_not_judged(count):
+def test_few_requests_show_no_slow_start(count):
     """With too few requests for medians nothing is found."""
     assert slow_until_s(DUE_S[:count], np.linspace(1.0, 0.1, count)) == 0.0
 

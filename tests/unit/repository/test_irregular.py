@@ -7,7 +7,7 @@ import pytest
 
 from enginegate.errors import InputError, RepositoryError
 from enginegate.repository import Layout, ReleaseSigning, verify
-from enginegate.repository.history.audit import AUDIT
+from enginegate.repository.history.audit import AUDIT, AUDIT_HEAD
 from enginegate.repository.history.journal import JOURNAL
 from enginegate.repository.lock import LOCK
 
@@ -51,6 +51,19 @@ def test_a_record_that_is_no_file_is_reported_and_nothing_is_changed(
     with pytest.raises((RepositoryError, InputError), match=rf"{name} is a (symbolic link|FIFO)"):
         repository.publish(package(2.0), expected=1)
 
+    assert theirs.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", ["link", "FIFO"])
+def test_an_audit_head_that_is_no_file_is_named_and_never_followed(repository, package, put, kind):
+    """It only shows that the log was cut, so nothing else is kept from going on."""
+    repository.publish(package(1.0), expected=None)
+    theirs = put(repository.root / AUDIT_HEAD, kind)
+    before = theirs.read_bytes()
+
+    assert repository.publish(package(2.0), expected=1).version == 2
+
+    assert f"{AUDIT_HEAD} is a " in problems(repository)
     assert theirs.read_bytes() == before
 
 

@@ -26,7 +26,7 @@ LOAD = Load(rate_per_s=1000.0, duration_s=10.0, seed=0)
         pytest.param(9_200, 920.0, id="less"),
     ],
 )
-def test_throughput_is_what_was_really_sent(make_sampled, sent, throughput):
+def test_throughput_is_the_rate_sent(make_sampled, sent, throughput):
     """Arrivals that differ from the rate by more than chance are told as they were."""
     run = make_sampled(CONFIG, LOAD, np.full(sent, 5.0), lasted_s=10.0)
 
@@ -43,8 +43,8 @@ def test_throughput_leaves_failures_out(make_sampled):
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_void_confirmation_is_repeated_once(make_server, bounds, slo, times):
-    """A void confirmation costs one more seed; a rate where both are void is given up."""
+def test_invalid_confirmation_is_repeated_once(make_server, bounds, slo, times):
+    """An invalid confirmation costs one more seed; a rate where both are void is given up."""
     server, confirming = make_server(), []
 
     def measure(config, load, *, ends=None):
@@ -65,7 +65,7 @@ def test_a_void_confirmation_is_repeated_once(make_server, bounds, slo, times):
     assert (third[:2] == first[:2]) is (times == 1)
 
 
-def test_a_lucky_point_is_refuted_and_a_lower_one_wins(make_server, bounds, slo):
+def test_refuted_point_is_stepped_down_from(make_server, bounds, slo):
     """A point that held in the search but fails its confirmations is stepped down from."""
     server = make_server()
     narrow = bounds.model_copy(
@@ -87,7 +87,7 @@ def test_a_lucky_point_is_refuted_and_a_lower_one_wins(make_server, bounds, slo)
     assert result.throughput_at_slo_per_s <= honest * 1.05
 
 
-def test_confirmations_make_the_requests_the_policy_wants(simulated, bounds, slo):
+def test_confirmations_send_confirm_requests(simulated, bounds, slo):
     """A slow rate is confirmed for as long as its share of the requests takes."""
     slow = bounds.model_copy(update={"max_rate_per_s": 120.0, "min_rate_per_s": 60.0})
 
@@ -98,7 +98,7 @@ def test_confirmations_make_the_requests_the_policy_wants(simulated, bounds, slo
 
 
 @pytest.mark.parametrize("seed", [14, 44, 45])
-def test_a_restless_machine_still_gets_an_answer(make_server, bounds, slo, seed):
+def test_noisy_machine_still_gets_an_answer(make_server, bounds, slo, seed):
     """Where the same load is half as fast at times, a rate is stepped down to that is confirmed."""
     server = make_server(20.0, 1.0, limit_ms=120.0)
     server.noise = 0.5
@@ -150,7 +150,7 @@ def test_overload_is_probed_past_the_answer(make_server, bounds, slo, collapses,
         pytest.param(4.0, Outcome.INCONCLUSIVE, id="itself"),
     ],
 )
-def test_the_champion_is_measured_in_turns(make_server, bounds, slo, base_ms, outcome):
+def test_champion_is_measured_in_turns(make_server, bounds, slo, base_ms, outcome):
     """Confirmations alternate with what is live, under the same arrivals; its spread is noise."""
     server, live, order = make_server(), make_server(base_ms), []
     config = ServingConfig(max_batch_size=16, max_queue_delay_us=0, instances=2)

@@ -5,7 +5,7 @@ import pytest
 from tests.fakes.searches import search_on
 
 
-def test_every_chosen_value_has_its_reason(simulated, bounds, slo):
+def test_reasons_for_every_chosen_value(simulated, bounds, slo):
     """Each field says what its other values did: measured where they were, else expected."""
     result = search_on(simulated, bounds, slo)
 
@@ -21,7 +21,7 @@ def test_every_chosen_value_has_its_reason(simulated, bounds, slo):
     assert result.reasons["gpus"] == "none is the only value in the search space"
 
 
-def test_points_that_nothing_beats_are_kept(simulated, bounds, slo):
+def test_pareto_points(simulated, bounds, slo):
     """The Pareto points rise in rate and p99 together, the confirmed one among them, with cost."""
     result = search_on(simulated, bounds, slo, price_per_hour=3.6)
 

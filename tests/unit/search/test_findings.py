@@ -12,7 +12,7 @@ from tests.fakes.simulated_triton import SimulatedServer
 
 
 @pytest.mark.parametrize("budget_s", [1.0, 15.0, 30.0])
-def test_the_budget_ends_it(simulated, bounds, slo, budget_s):
+def test_budget_ends_the_search(simulated, bounds, slo, budget_s):
     """No search runs past its budget, and what it leaves out is inconclusive, never passed."""
     short = bounds.model_copy(update={"budget_s": budget_s})
     greedy = slo.model_copy(update={"min_throughput_per_s": 6000.0})
@@ -42,7 +42,7 @@ def test_no_configuration_holds(make_server, bounds, slo):
     assert "of the mean server time" in latency.remedy
 
 
-def test_holds_but_too_slow(simulated, bounds, slo):
+def test_throughput_below_the_minimum_fails(simulated, bounds, slo):
     """A throughput floor above what holds the SLO fails that gate only."""
     fast = slo.model_copy(update={"min_throughput_per_s": 3200.0})
     low = bounds.model_copy(update={"max_batch_sizes": (1,), "instances": (1,)})
@@ -56,7 +56,7 @@ def test_holds_but_too_slow(simulated, bounds, slo):
     assert throughput.remedy.startswith("queueing is")
 
 
-def test_a_rate_that_was_never_offered_is_inconclusive(simulated, bounds, slo):
+def test_rate_that_was_never_offered_is_inconclusive(simulated, bounds, slo):
     """If no rate of the policy reaches the floor, the gate says to add one."""
     slow = bounds.model_copy(update={"min_rate_per_s": 100.0, "max_rate_per_s": 200.0})
 
@@ -81,7 +81,7 @@ def test_too_few_requests_are_inconclusive(simulated, bounds, slo):
     assert not result.confirmed
 
 
-def test_nothing_valid(simulated, bounds, slo):
+def test_no_valid_measurement_is_inconclusive(simulated, bounds, slo):
     """If no measurement is valid at all, nothing passes and the cause is named."""
     simulated.void = lambda _config, _load: True
 
@@ -118,7 +118,7 @@ def test_failures_count_as_over(simulated, bounds, slo, make_sampled):
         pytest.param((0.005, 0.001), (Outcome.FAILED, "all were measured"), id="quick-sender"),
     ],
 )
-def test_what_the_sender_takes_is_no_engines_loss(bounds, slo, make_sampled, times_ms, expected):
+def test_sender_time_is_not_the_engines_loss(bounds, slo, make_sampled, times_ms, expected):
     """Below what sending takes an SLO fails only if the server's own time is surely above it."""
     (server_ms, null_ms), (outcome, said) = times_ms, expected
 
@@ -140,7 +140,7 @@ def test_what_the_sender_takes_is_no_engines_loss(bounds, slo, make_sampled, tim
     assert finding_of(result, "throughput").outcome is outcome
 
 
-def test_too_slow_alone_fails_whatever_else_is_void(simulated, bounds, slo):
+def test_request_too_slow_alone_fails_despite_invalid_trials(simulated, bounds, slo):
     """What could not be measured at higher rates would not make a single request faster."""
     simulated.void = lambda _config, load: load.rate_per_s > bounds.min_rate_per_s
 
@@ -159,7 +159,9 @@ def test_too_slow_alone_fails_whatever_else_is_void(simulated, bounds, slo):
         pytest.param(12, Outcome.INCONCLUSIVE, "are not shown to fail at 100/s", id="some"),
     ],
 )
-def test_what_was_not_tried_did_not_fail(bounds, slo, make_sampled, most, outcome, said):
+def test_untried_configurations_leave_it_inconclusive(
+    bounds, slo, make_sampled, most, outcome, said
+):
     """FAILED needs every configuration refuted at the lowest rate; else it is inconclusive."""
     server = SimulatedServer()
     wide = bounds.model_copy(
@@ -188,7 +190,7 @@ def test_refuted_points_leave_lower_ones_open(simulated, bounds, slo):
     assert "what was not tried may hold" in latency.remedy
 
 
-def test_a_configuration_that_does_not_load_is_left_out(simulated, bounds, slo):
+def test_configuration_that_does_not_load_is_left_out(simulated, bounds, slo):
     """One that does not fit in memory is no choice; the others are searched, and it is said."""
 
     def measure(config, load, *, ends=None):
@@ -203,7 +205,7 @@ def test_a_configuration_that_does_not_load_is_left_out(simulated, bounds, slo):
     assert "16 does not load" in result.reasons["max_batch_size"]
 
 
-def test_what_does_not_load_is_said_when_nothing_holds(simulated, bounds, slo, make_sampled):
+def test_load_errors_are_named_when_nothing_is_sustained(simulated, bounds, slo, make_sampled):
     """A failure names the configurations that were not measured because they do not load."""
     failing = only_where(simulated, lambda _config: False, make_sampled)
 

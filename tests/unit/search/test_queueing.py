@@ -50,7 +50,7 @@ def test_service_times_are_recovered():
 @pytest.mark.parametrize("size", [4, 32])
 @pytest.mark.parametrize("instances", [2, 4])
 @pytest.mark.parametrize("delay_us", [0, 5000])
-def test_edges_are_predicted_closely(name, size, instances, delay_us):
+def test_capacities_are_predicted_closely(name, size, instances, delay_us):
     """From two moderate loads on one configuration, the edge of any other is within a fifth."""
     profile = PROFILES[name]
     server, config = (
@@ -68,7 +68,7 @@ def test_edges_are_predicted_closely(name, size, instances, delay_us):
     assert edges.expected[0] == pytest.approx(truth, rel=0.21)
 
 
-def test_what_was_not_measured_is_an_interval():
+def test_unmeasured_capacity_is_an_interval():
     """One load leaves the split of service times open: the prediction spans every possible one."""
     server = PROFILES["slow"].server()
     one = QueueingModel.fit([_reading(server, LARGE, 400)])
@@ -94,7 +94,7 @@ def test_instances_that_share_a_processor_are_learned():
     assert known.expected[0] == pytest.approx(32 / 0.052, rel=0.1)
 
 
-def test_no_counters_no_reading(make_sampled):
+def test_no_counters_no_estimate(make_sampled):
     """A server whose counters are not known teaches the model nothing."""
     load = Load(rate_per_s=100, duration_s=1, seed=0)
 

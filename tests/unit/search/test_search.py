@@ -37,7 +37,7 @@ def test_finds_the_optimum_in_few_measurements():
     assert violations == []
 
 
-def test_an_slo_that_just_cannot_hold_is_never_confirmed():
+def test_slo_just_out_of_reach_is_never_confirmed():
     """One call in a hundred breaks the limit by itself, so no rate holds a p99 below it."""
     profile = PROFILES["fast"]
 
@@ -49,7 +49,7 @@ def test_an_slo_that_just_cannot_hold_is_never_confirmed():
         assert finding_of(result, "p99_ms").outcome is not Outcome.PASSED
 
 
-def test_a_confirmed_result_carries_its_evidence(simulated, bounds, slo):
+def test_confirmed_result_carries_its_evidence(simulated, bounds, slo):
     """The findings pass with number, limit, interval and count; fresh seeds did the confirming."""
     result = search_on(simulated, bounds, slo)
 
@@ -76,7 +76,7 @@ def test_a_confirmed_result_carries_its_evidence(simulated, bounds, slo):
     assert result.rejected_rate_per_s > result.throughput_at_slo_per_s
 
 
-def test_the_same_answers_ask_the_same_questions(make_server, bounds, slo):
+def test_equal_answers_repeat_every_trial(make_server, bounds, slo):
     """A second search repeats every load of the first, seeds included, so a cache answers it."""
     first, second = make_server(), make_server()
 
@@ -86,7 +86,7 @@ def test_the_same_answers_ask_the_same_questions(make_server, bounds, slo):
     assert first.calls == second.calls
 
 
-def test_a_moved_slo_asks_old_questions_again(make_server, bounds, slo):
+def test_moved_slo_repeats_known_trials(make_server, bounds, slo):
     """Rates are on a fixed grid and seeds belong to a point, so most loads under a tighter SLO
     that were offered before are the very same."""
     first, second = make_server(), make_server(limit_ms=18.0)
@@ -101,7 +101,7 @@ def test_a_moved_slo_asks_old_questions_again(make_server, bounds, slo):
     assert second.calls[0] == first.calls[0]
 
 
-def test_nothing_loads(simulated, bounds, slo):
+def test_no_configuration_loads(simulated, bounds, slo):
     """If no configuration loads, the search ends with the first message, after asking each once."""
     asked = []
 
@@ -116,7 +116,7 @@ def test_nothing_loads(simulated, bounds, slo):
     assert len(asked) == len(set(asked)) == 8
 
 
-def test_a_dead_server_is_an_error(simulated, bounds, slo):
+def test_dead_server_is_an_error(simulated, bounds, slo):
     """When the server dies the search ends with that error instead of a finding."""
     simulated.dies_after = 3
 
@@ -193,7 +193,7 @@ def looked(simulated, bounds, slo):
     return look
 
 
-def test_what_does_not_hold_there_is_the_rate_that_did_not(looked, slow_config):
+def test_upper_bound_refuted_close_above(looked, slow_config):
     """Two resolutions above, which is as exact as the search is; then no more is asked."""
     after, rates = looked(slow_config)
 
@@ -201,7 +201,7 @@ def test_what_does_not_hold_there_is_the_rate_that_did_not(looked, slow_config):
     assert after.rejected_rate_per_s == pytest.approx(ANSWER_PER_S * 1.05**2)
 
 
-def test_what_holds_there_leaves_it_open(looked, quick_config):
+def test_upper_bound_not_refuted_tries_one_higher_rate(looked, quick_config):
     """And one more look, which would bound it."""
     after, rates = looked(quick_config, rejected=1350.0)
 
@@ -209,7 +209,7 @@ def test_what_holds_there_leaves_it_open(looked, quick_config):
     assert after.rejected_rate_per_s == 1350.0
 
 
-def test_a_void_look_shows_nothing(looked, simulated, slow_config):
+def test_upper_bound_ignores_invalid_measurements(looked, simulated, slow_config):
     """What the sender could not make is no rate that did not hold."""
     simulated.void = lambda _config, _load: True
 
@@ -228,14 +228,14 @@ def test_a_void_look_shows_nothing(looked, simulated, slow_config):
         pytest.param({"objective": "latency", "at_rate_per_s": 1000.0}, id="one-rate-only"),
     ],
 )
-def test_nothing_is_measured_where_it_would_say_nothing_more(looked, slow_config, changes):
+def test_upper_bound_is_not_measured_when_known_or_impossible(looked, slow_config, changes):
     """The result is what it was."""
     after, rates = looked(slow_config, **changes)
 
     assert (rates, after.rejected_rate_per_s) == ([], changes.get("rejected"))
 
 
-def test_what_was_only_not_seen_to_hold_is_looked_at(looked, slow_config):
+def test_upper_bound_is_measured_above_an_undecided_rate(looked, slow_config):
     """An undecided rate just above the answer makes no throughput exact."""
     after, rates = looked(slow_config, rejected=1050.0, outcome=Outcome.INCONCLUSIVE)
 
@@ -244,7 +244,7 @@ def test_what_was_only_not_seen_to_hold_is_looked_at(looked, slow_config):
     assert after.decisions[-1].outcome is Outcome.FAILED
 
 
-def test_without_an_answer_there_is_nothing_to_look_past(simulated, bounds, slo, slow_config):
+def test_no_upper_bound_without_an_answer(simulated, bounds, slo, slow_config):
     """Nothing was confirmed."""
     found = replace(SearchResult((), slow_config, 0.0, None, ()), chosen=None)
 

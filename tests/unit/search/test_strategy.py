@@ -7,7 +7,7 @@ from tests.fakes.searches import only_where, search_on
 from tests.fakes.simulated_triton import SimulatedServer
 
 
-def test_a_candidate_below_the_floor_is_not_searched_to_its_edge(make_server, bounds, slo):
+def test_candidate_below_the_floor_is_not_searched_to_capacity(make_server, bounds, slo):
     """Once no configuration can reach what matters, no further look is spent on it."""
     whole, floored = make_server(), make_server()
 
@@ -18,7 +18,7 @@ def test_a_candidate_below_the_floor_is_not_searched_to_its_edge(make_server, bo
     assert result.confirmed
 
 
-def test_the_objective_latency_compares_at_one_rate(simulated, bounds, slo):
+def test_objective_latency_compares_at_one_rate(simulated, bounds, slo):
     """The lowest p99 at the rate that is asked for wins, and every load is at that rate."""
     asked = bounds.model_copy(update={"objective": "latency", "at_rate_per_s": 300.0})
 
@@ -29,7 +29,7 @@ def test_the_objective_latency_compares_at_one_rate(simulated, bounds, slo):
     assert (result.chosen.instances, result.chosen.max_queue_delay_us) == (2, 2000)
 
 
-def test_the_objective_latency_is_confirmed_at_its_rate(simulated, bounds, slo):
+def test_objective_latency_is_confirmed_at_its_rate(simulated, bounds, slo):
     """The rate that was asked for is confirmed, also where a queue is not steady for long."""
     asked = bounds.model_copy(
         update={
@@ -49,7 +49,7 @@ def test_the_objective_latency_is_confirmed_at_its_rate(simulated, bounds, slo):
     assert {load.rate_per_s for _, load in simulated.calls[:-1]} == {1950.0}
 
 
-def test_the_objective_latency_asks_all_before_it_fails(simulated, bounds, slo, make_sampled):
+def test_objective_latency_tries_all_before_it_fails(simulated, bounds, slo, make_sampled):
     """Three slow ones do not end it while nothing has held."""
     asked = bounds.model_copy(update={"objective": "latency", "at_rate_per_s": 100.0})
     measure = only_where(
@@ -62,7 +62,7 @@ def test_the_objective_latency_asks_all_before_it_fails(simulated, bounds, slo, 
     assert result.chosen.max_batch_size == 1
 
 
-def test_the_objective_cost_pays_for_fewer_gpus(make_server, bounds, slo):
+def test_objective_cost_pays_for_fewer_gpus(make_server, bounds, slo):
     """Where a second GPU adds nothing, the cheapest answer is on one."""
     server = make_server()
 
@@ -79,7 +79,7 @@ def test_the_objective_cost_pays_for_fewer_gpus(make_server, bounds, slo):
     assert result.chosen.gpus == (0,)
 
 
-def test_looks_near_the_edge_end_early_only_on_a_no(make_server, bounds, slo):
+def test_trials_near_capacity_end_early_only_when_refuted(make_server, bounds, slo):
     """A queue takes time to fill, so a short run that holds proves nothing near capacity."""
     server, asked = make_server(), []
 
@@ -97,7 +97,7 @@ def test_looks_near_the_edge_end_early_only_on_a_no(make_server, bounds, slo):
     assert near[-1].decide(1_000, 500) is Outcome.FAILED
 
 
-def test_the_one_configuration_that_holds_is_found(simulated, bounds, slo, make_sampled):
+def test_only_sustaining_configuration_is_found(simulated, bounds, slo, make_sampled):
     """Where all others fail every request, each is asked in the end."""
     only = bounds.model_copy(update={"max_batch_sizes": (1, 2, 8, 32), "instances": (1, 2, 4)})
     measure = only_where(
@@ -110,7 +110,7 @@ def test_the_one_configuration_that_holds_is_found(simulated, bounds, slo, make_
     assert (result.chosen.instances, result.chosen.max_batch_size) == (1, 2)
 
 
-def test_a_model_that_expects_little_ends_nothing(simulated, bounds, slo):
+def test_pessimistic_predictions_do_not_end_the_search(simulated, bounds, slo):
     """Where only the smallest are fast enough, slow answers of the others do not end the search."""
     slow = SimulatedServer(base_ms=60.0)
     wide = bounds.model_copy(update={"max_batch_sizes": (1, 2, 8, 32), "instances": (1, 2, 4)})

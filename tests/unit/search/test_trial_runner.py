@@ -14,7 +14,7 @@ from tests.fakes.searches import finding_of, search_on
 from tests.fakes.simulated_triton import PROFILES, SimulatedServer
 
 
-def test_a_cached_answer_that_decides_nothing_is_asked_for_again(make_server, bounds, slo):
+def test_undecided_cached_trial_is_repeated_with_a_fresh_seed(make_server, bounds, slo):
     """A measurement cut short under another SLO is pooled with one of a fresh seed."""
     server = make_server()
 
@@ -33,7 +33,7 @@ def test_a_cached_answer_that_decides_nothing_is_asked_for_again(make_server, bo
     assert first.seed != second.seed
 
 
-def test_progress_is_told(simulated, bounds, slo):
+def test_progress_of_each_measurement(simulated, bounds, slo):
     """Each measurement is announced, in order, with the time spent and what is still to come."""
     told = []
 
@@ -54,7 +54,7 @@ def test_arrivals_come_from_the_policy(simulated, bounds, slo):
     assert {load.arrivals for _, load in simulated.calls} == {"constant"}
 
 
-def test_a_load_is_its_own_record():
+def test_load_seeds_differ_for_arrivals_and_order():
     """The seeds of arrivals and of inputs differ, so each source of randomness moves alone."""
     server, profile = SimulatedServer(), PROFILES["fast"]
 
@@ -64,7 +64,7 @@ def test_a_load_is_its_own_record():
     assert all(isinstance(load, Load) and load.order_seed != load.seed for load in loads)
 
 
-def test_a_slow_start_is_paid_once(simulated, bounds, slo):
+def test_server_start_counts_once(simulated, bounds, slo):
     """The seconds that the server takes to start are not expected of every measurement."""
     small = bounds.model_copy(
         update={"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
@@ -87,7 +87,7 @@ def test_a_slow_start_is_paid_once(simulated, bounds, slo):
 
 
 @pytest.mark.parametrize(("busy", "confirmed"), [(5, True), (100, False)])
-def test_a_busy_moment_at_the_lowest_rate_is_waited_out(simulated, bounds, slo, busy, confirmed):
+def test_busy_moment_at_the_lowest_rate_is_waited_out(simulated, bounds, slo, busy, confirmed):
     """Below it there is nothing to fall back to, so it is tried again and again, not for ever."""
     simulated.void = lambda _config, _load: len(simulated.calls) <= busy
     only = {"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
@@ -101,7 +101,7 @@ def test_a_busy_moment_at_the_lowest_rate_is_waited_out(simulated, bounds, slo, 
 
 
 @pytest.mark.parametrize("most", [1, 4, 7, 11])
-def test_the_number_of_measurements_ends_it(simulated, bounds, slo, most):
+def test_max_measurements_ends_the_search(simulated, bounds, slo, most):
     """A search never makes more measurements than the policy allows, confirmations included."""
     result = search_on(simulated, bounds.model_copy(update={"max_measurements": most}), slo)
 
@@ -110,7 +110,7 @@ def test_the_number_of_measurements_ends_it(simulated, bounds, slo, most):
 
 
 def test_rates_the_generator_cannot_make_bound_the_search(simulated, bounds, slo):
-    """A void load is repeated once, then the search goes on below it and says so: inconclusive."""
+    """An invalid load is repeated once, then the search goes on below it: inconclusive."""
     simulated.void = lambda _config, load: load.rate_per_s >= 700
 
     result = search_on(simulated, bounds, slo)

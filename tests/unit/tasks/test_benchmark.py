@@ -103,7 +103,7 @@ def live(settings=None, **changes):
     return LiveTarget(BenchmarkTarget(model, **(fields | changes)), PLAIN, 3)
 
 
-def test_a_benchmark_is_remembered_by_what_served_it(session, attempt):
+def test_benchmark_key_covers_everything_that_served(session, attempt):
     """Backend and what it was told, and of what is live its bytes and options: a number names them
     in one place only.
     """
@@ -123,10 +123,36 @@ def test_a_benchmark_is_remembered_by_what_served_it(session, attempt):
     assert keys[3] == tried._key(session, one, live(), "python", told)
 
 
-@pytest.mark.parametrize(("faster_than", "lives", "skips"), BASELINES)
-def test_fp32_is_measured_only_where_somebody_is_compared_with_it(
-    rules, faster_than, lives, skips, monkeypatch
+@pytest.mark.parametrize(
+    ("key", "value", "decides"),
+    [
+        ("slo.p99_ms", 50.0, True),
+        ("search.seed", 7, True),
+        ("load.timeout_s", 9.0, True),
+        ("cost.price_per_hour", 9.0, True),
+        ("serving.max_queue_size", 8, True),
+        ("approval.expires_hours", 1.0, False),
+        ("retention.releases", 9, False),
+        ("target.canary_s", 9.0, False),
+        ("watch.look_s", 9.0, False),
+    ],
+)
+def test_a_benchmark_is_kept_until_a_table_that_decides_it_changes(
+    session, attempt, rules, key, value, decides
 ):
+    table, _, field = key.partition(".")
+    changed = getattr(rules, table).model_copy(update={field: value})
+    tables = rules.model_copy(update={table: changed}).benchmark_tables
+    plain = BackendSettings()
+
+    before = tried._key(session, attempt.value, None, "python", plain)
+    after = tried._key(replace(session, tables=tables), attempt.value, None, "python", plain)
+
+    assert (before != after) is decides
+
+
+@pytest.mark.parametrize(("faster_than", "lives", "skips"), BASELINES)
+def test_fp32_is_measured_only_as_a_reference(rules, faster_than, lives, skips, monkeypatch):
     """With something live as the reference, the minutes of a refuted FP32 would be for nothing."""
     slo = rules.slo.model_copy(update={"faster_than": faster_than, "min_speedup": 1.2})
     live = object() if lives else None
@@ -140,9 +166,7 @@ def test_fp32_is_measured_only_where_somebody_is_compared_with_it(
     assert (FP32 in skipped) is skips
 
 
-def test_only_who_insists_gets_an_engine_for_a_gpu_in_onnx_runtimes_own_backend(
-    session, attempt, rules
-):
+def test_native_onnxruntime_on_gpu_needs_insisting(session, attempt, rules):
     """It takes no buckets: auto takes the Python backend there, and "native" is a choice."""
     native = replace(rules.benchmark_tables, serving=ServingOptions(backend="native"))
     insisting, target = replace(session, tables=native), rules.target
@@ -176,7 +200,7 @@ def test_every_kind_of_engine_is_placed_where_it_runs(attempt, candidate, target
     assert served.gpu is (kind == "KIND_GPU")
 
 
-def test_there_is_no_kind_of_engine_whose_device_is_not_tried():
+def test_every_engine_kind_is_in_the_device_table():
     """A new kind of engine needs its rows above."""
     tried_kinds = {Candidate.parse(name).kind for name, *_ in KINDS_OF_DEVICE}
 
@@ -209,7 +233,7 @@ def test_native_configurations_are_golden(attempt, name, candidate, changes):
 
 @pytest.mark.parametrize("threads", ["1", "3"])
 @pytest.mark.parametrize("backend", ["", "onnxruntime"])
-def test_what_serves_has_the_threads_that_were_validated(attempt, backend, threads):
+def test_serving_threads_are_those_validated(attempt, backend, threads):
     """Left to itself, ONNX Runtime's own backend takes every core for each instance."""
     engine = attempt.value.model_copy(update={"flags": {"intra_op_threads": threads}})
 
@@ -219,7 +243,7 @@ def test_what_serves_has_the_threads_that_were_validated(attempt, backend, threa
     assert told[name] == threads
 
 
-def test_tf32_is_told_off_where_it_was_off(attempt):
+def test_tf32_stays_off_where_it_was_off(attempt):
     """The CUDA provider computes FP32 as TF32 unless it is told not to."""
     on_cuda = on_gpu(attempt.value).model_copy(update={"flags": {"use_tf32": "0"}})
 
@@ -231,7 +255,7 @@ def test_tf32_is_told_off_where_it_was_off(attempt):
 @pytest.mark.parametrize(
     ("level", "number"), [("ORT_ENABLE_ALL", 0), ("ORT_ENABLE_BASIC", -1), ("ORT_DISABLE_ALL", 2)]
 )
-def test_the_graph_is_optimised_as_it_was_validated(attempt, level, number):
+def test_graph_is_optimised_as_it_was_validated(attempt, level, number):
     """Triton numbers ONNX Runtime's levels in its own way; all is its default."""
     engine = attempt.value.model_copy(update={"flags": {"optimisation": level}})
 
@@ -241,7 +265,7 @@ def test_the_graph_is_optimised_as_it_was_validated(attempt, level, number):
     assert served.settings.graph_level == config.message.optimization.graph.level == number
 
 
-def test_an_unknown_level_is_not_served_natively(attempt):
+def test_unknown_level_is_not_served_natively(attempt):
     """What the backend cannot be told would be something else than what was validated."""
     engine = attempt.value.model_copy(update={"flags": {"optimisation": "ORT_ENABLE_LAYOUT"}})
 
@@ -250,7 +274,7 @@ def test_an_unknown_level_is_not_served_natively(attempt):
 
 
 @pytest.mark.parametrize("backend", ["python", "onnxruntime"])
-def test_benchmark_release_and_mlflow_tell_triton_the_same(rules, attempt, backend):
+def test_benchmark_release_and_mlflow_configs_agree(rules, attempt, backend):
     """The configuration that was measured is filed, and served but for versions and digests."""
     engine = attempt.value
     measured = benchmark(candidate=engine.candidate).model_copy(update={"backend": backend})
@@ -285,9 +309,7 @@ def comparable(config):
 
 
 @pytest.mark.parametrize("backend", ["python", "onnxruntime"])
-def test_one_candidate_alone_wins_and_gets_the_configuration_it_was_measured_in(
-    rules, attempt, backend
-):
+def test_single_candidate_wins_with_its_measured_configuration(rules, attempt, backend):
     """Although the policy asks for a speedup over FP32, which is not part of the run."""
     measured = benchmark(candidate=attempt.value.candidate).model_copy(update={"backend": backend})
 
@@ -314,7 +336,7 @@ def test_one_candidate_alone_wins_and_gets_the_configuration_it_was_measured_in(
         (True, "measured before: 53.8/s, batch <= 8, delay 0 us, 1 instance: p99 unknown"),
     ],
 )
-def test_what_was_measured_before_is_not_shown_as_tried(before, said):
+def test_progress_of_a_cached_measurement(before, said):
     """It took none of the budget."""
     measurement = Measurement(
         config=PLAIN,

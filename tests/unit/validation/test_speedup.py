@@ -91,7 +91,7 @@ def test_margin(ours, theirs, margin, expected):
     assert bool(said.remedy) is (expected is not PASSED)
 
 
-def test_a_failed_gate_says_which_margin_would_pass():
+def test_failed_gate_says_which_margin_would_pass():
     """And with how many requests a second it was found."""
     against = SpeedReference("onnxruntime-fp32", Throughput.exact(400))
     said = judge_speed(Throughput.exact(500), against, 1.5, BOUNDS)
@@ -109,7 +109,7 @@ def test_a_failed_gate_says_which_margin_would_pass():
         pytest.param(True, True, INCONCLUSIVE, id="both-may-be-more"),
     ],
 )
-def test_where_no_higher_rate_was_refuted_a_throughput_is_a_bound(
+def test_throughput_is_a_bound_without_a_refuted_higher_rate(
     ours_bounded, theirs_bounded, expected
 ):
     """A generator that could send FP32 no more makes nothing else faster."""
@@ -128,12 +128,12 @@ def test_where_no_higher_rate_was_refuted_a_throughput_is_a_bound(
         pytest.param(Throughput(500, 610), Throughput(400, 400), INCONCLUSIVE, id="ours-open"),
     ],
 )
-def test_only_what_the_bounds_settle_is_decided(ours, theirs, expected):
+def test_bounds_of_the_ratio_decide(ours, theirs, expected):
     """A rate that is shown not to hold bounds a throughput, and with it the ratio."""
     assert judge_speed(ours, SpeedReference("fp32", theirs), 1.5, BOUNDS).outcome is expected
 
 
-def test_a_capped_fp32_is_read_from_its_benchmark():
+def test_capped_fp32_is_read_from_its_benchmark():
     """Nothing above its rate was refuted, so its rate may be higher."""
     capped = found(400, candidate=FP32, rejected_rate_per_s=None, decisions=())
 
@@ -144,7 +144,7 @@ def test_a_capped_fp32_is_read_from_its_benchmark():
     assert "raise [search] budget_s" in speedup(int8).remedy
 
 
-def test_a_search_that_was_cut_short_makes_no_engine_faster():
+def test_search_that_was_cut_short_makes_no_engine_faster():
     """The same engine with a shorter budget was found slower by 1.39, and is not."""
     why = "the budget ended the search: raise [search] budget_s"
     hurried = found(430, candidate=FP32, cut_short=why)
@@ -165,7 +165,7 @@ def test_a_search_that_was_cut_short_makes_no_engine_faster():
     ("ours", "expected"),
     [pytest.param(790, INCONCLUSIVE, id="not-beyond-it"), pytest.param(820, PASSED, id="beyond")],
 )
-def test_the_overload_alone_is_a_bound(ours, expected):
+def test_overload_alone_is_a_bound(ours, expected):
     """That 540/s is far too much does not say that FP32 holds no more than 400/s."""
     fp32 = found(400, candidate=FP32, rejected_rate_per_s=540, decisions=(decided(540),))
 
@@ -176,7 +176,7 @@ def test_the_overload_alone_is_a_bound(ours, expected):
 
 @pytest.mark.parametrize("rejected", [420, 540])
 @pytest.mark.parametrize("outcome", [PASSED, INCONCLUSIVE])
-def test_a_bound_must_be_shown(outcome, rejected):
+def test_bound_must_be_shown(outcome, rejected):
     """By the rule of the gate p99_ms: what that leaves open refutes nothing, however near."""
     unsure = decided(rejected, outcome)
     fp32 = found(400, candidate=FP32, rejected_rate_per_s=rejected, decisions=(unsure,))
@@ -190,7 +190,7 @@ def test_a_bound_must_be_shown(outcome, rejected):
     ("ours", "expected"),
     [pytest.param(75, PASSED, id="beyond-the-margin"), pytest.param(74, INCONCLUSIVE, id="below")],
 )
-def test_a_reference_that_holds_at_no_rate_is_slower_than_the_lowest(ours, expected):
+def test_reference_sustaining_no_rate_is_below_the_lowest(ours, expected):
     """FP32 that is too slow for the SLO at all does not stand in the way of what is not."""
     against = SpeedReference("fp32", None, refuted_per_s=50)
     said = judge_speed(Throughput.exact(ours), against, 1.5, BOUNDS)
@@ -238,7 +238,7 @@ def test_without_a_margin_nothing_is_added():
     assert with_speed([None], slo(), BOUNDS, live=None) == (None,)
 
 
-def test_an_unmeasured_fp32_leaves_it_open():
+def test_unmeasured_fp32_leaves_it_open():
     """The gate does not pass for want of something to compare with."""
     (int8,) = with_speed([found(500)], slo(), BOUNDS, live=None)
 
@@ -275,7 +275,7 @@ def test_fp32_that_was_refuted_counts_as_slower(decisions, expected):
     assert speedup(int8).outcome is expected
 
 
-def test_a_run_without_the_reference_does_not_judge_it():
+def test_run_without_the_reference_does_not_judge_it():
     """One candidate alone can win; that nobody was beaten is said, and does not count."""
     (int8,) = with_speed([found(500)], slo(), BOUNDS, live=None, left_out={FP32})
 

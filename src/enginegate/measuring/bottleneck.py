@@ -22,7 +22,7 @@ _ADVICE = {
 _NEARLY_EMPTY, _MOSTLY_FULL = 0.25, 0.5
 
 
-class Bucket(NamedTuple):
+class StageShare(NamedTuple):
     """One part of the mean time of a request."""
 
     name: str
@@ -30,7 +30,7 @@ class Bucket(NamedTuple):
     share: float
 
 
-def buckets(stages: StageSplit) -> tuple[Bucket, ...]:
+def latency_breakdown(stages: StageSplit) -> tuple[StageShare, ...]:
     """The parts of the mean time of a request, largest first; shares add up to 1.
 
     The client's part is there when the clients' own mean was known.
@@ -59,7 +59,7 @@ def explain_p99(measurement: Measurement, slo: Slo) -> str:
         return _failures(measurement)
     relation = "within" if p99.value_ms <= slo.p99_ms else "above"
     said = [f"p99 is {short_number(p99.value_ms)} ms, {relation} the limit of {slo.p99_ms:g} ms."]
-    found = buckets(measurement.stages) if measurement.stages else ()
+    found = latency_breakdown(measurement.stages) if measurement.stages else ()
     if measurement.stages is None or not found:
         return f"{said[0]} What the server did meanwhile was not counted."
     whole = "mean server time" if measurement.stages.client_ms is None else "mean time of a request"
@@ -83,11 +83,11 @@ def _server_ms(stages: StageSplit) -> dict[str, float]:
     }
 
 
-def _ordered(times_ms: dict[str, float]) -> tuple[Bucket, ...]:
+def _ordered(times_ms: dict[str, float]) -> tuple[StageShare, ...]:
     total_ms = sum(times_ms.values())
     if total_ms == 0.0:
         return ()
-    found = [Bucket(name, time_ms, time_ms / total_ms) for name, time_ms in times_ms.items()]
+    found = [StageShare(name, time_ms, time_ms / total_ms) for name, time_ms in times_ms.items()]
     return tuple(sorted(found, key=lambda bucket: -bucket.time_ms))
 
 
@@ -103,7 +103,7 @@ def _failures(measurement: Measurement) -> str:
     )
 
 
-def _tail(p99_ms: float, found: tuple[Bucket, ...]) -> str:
+def _tail(p99_ms: float, found: tuple[StageShare, ...]) -> str:
     """What p99 is beyond a mean execution; nothing when that would say nothing."""
     mean_ms = sum(bucket.time_ms for bucket in found)
     working_ms = sum(b.time_ms for b in found if b.name not in {"queueing", "client and network"})

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from enginegate.measurement import Load, Measurement, StageSplit
-from enginegate.measuring.advice import buckets, explain_p99, largest_stage
+from enginegate.measuring.bottleneck import explain_p99, largest_stage, latency_breakdown
 from enginegate.measuring.p99 import percentiles
 from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
@@ -67,7 +67,7 @@ def _split(queue, infer, client=None, batches=None, **fields):
         ),
     ],
 )
-def test_the_largest_bucket_is_named(stages, said):
+def test_largest_bucket_is_named(stages, said):
     """What is named is a share of the mean, because means are all that the server counts."""
     explained = explain_p99(_measurement(stages), SLO)
 
@@ -77,13 +77,13 @@ def test_the_largest_bucket_is_named(stages, said):
 
 def test_shares_add_up():
     """Buckets are ordered, and their shares are of the whole."""
-    found = buckets(_split(6.0, 3.0, client=1.0))
+    found = latency_breakdown(_split(6.0, 3.0, client=1.0))
 
     assert [bucket.name for bucket in found][:3] == ["queueing", "computing", "client and network"]
     assert sum(bucket.share for bucket in found) == pytest.approx(1.0)
 
 
-def test_the_tail_is_only_what_follows():
+def test_tail_beyond_the_mean_is_called_waiting():
     """What p99 is beyond a mean execution is called waiting, and said not to be measured."""
     explained = explain_p99(_measurement(_split(6.0, 4.0)), SLO)
 
@@ -92,7 +92,7 @@ def test_the_tail_is_only_what_follows():
     assert "not measured" in explained
 
 
-def test_a_tail_below_the_mean_is_not_explained():
+def test_tail_below_the_mean_is_not_explained():
     """Nothing is said of a tail when counters and latencies do not fit together."""
     assert "times the mean" not in explain_p99(_measurement(_split(60.0, 4.0)), SLO)
 
@@ -118,7 +118,7 @@ def test_batches_give_a_hint(batches, batch, queue, said):
         assert explained.partition("not measured).")[2] == ""
 
 
-def test_failures_come_first():
+def test_failures_are_named_before_latency():
     """Where p99 falls on failures they are counted by kind, and no stage is blamed."""
     latencies_ms = [10.0] * 900 + [np.inf] * 100
     errors = {"UNAVAILABLE": 60, "DEADLINE_EXCEEDED": 40}
@@ -129,7 +129,7 @@ def test_failures_come_first():
     assert "queueing" not in explained
 
 
-def test_without_counters_nothing_is_blamed():
+def test_no_stage_is_named_without_counters():
     """A server whose counters are not known has no largest stage."""
     assert explain_p99(_measurement(None), SLO).endswith("meanwhile was not counted.")
     assert largest_stage(_measurement(None)) == ""
