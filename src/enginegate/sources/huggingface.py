@@ -69,12 +69,7 @@ class _Folder:
 
 
 def open_folder(source: ModelSource) -> OpenedSource:
-    """Check the folder; transformers is imported when it is converted.
-
-    Raises:
-        ModelError: it is not a model folder, needs pickle or code that is not allowed, or is of a
-            kind that cannot be served as one answer a sample.
-    """
+    """Check the folder; transformers is imported when it is converted."""
     folder = _read(source)
     _refuse_unsafe(folder, source)
 

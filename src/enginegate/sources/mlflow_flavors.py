@@ -73,11 +73,7 @@ class LoggedModel:
 
 
 def read_logged(uri: str, folder: Path) -> LoggedModel:
-    """Find out what was logged.
-
-    Raises:
-        ModelError: the folder is not a logged model, or has no flavour that can become ONNX.
-    """
+    """Find out what was logged."""
     described = _described(uri, folder)
     for flavour, entry in _ENTRIES.items():
         if flavour not in described.flavors:
@@ -104,11 +100,7 @@ def read_logged(uri: str, folder: Path) -> LoggedModel:
 
 
 def _described(uri: str, folder: Path) -> "Model":
-    """What the MLmodel file says.
-
-    Raises:
-        ModelError: it is missing, too large for what it is, or says nothing that MLflow knows.
-    """
+    """What the MLmodel file says."""
     from mlflow.models import Model  # noqa: PLC0415
 
     file = folder / "MLmodel"
@@ -132,11 +124,7 @@ def _described(uri: str, folder: Path) -> "Model":
 
 
 def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module":
-    """Open a PyTorch model; without ``allow_pickle`` nothing it carries can run code.
-
-    Raises:
-        ModelError: it is pickled or carries code and that is not allowed, or it cannot be opened.
-    """
+    """Open a PyTorch model; without ``allow_pickle`` nothing it carries can run code."""
     import mlflow.pytorch  # noqa: PLC0415
 
     check_archives(model.files, uri=model.uri)
@@ -164,10 +152,6 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
     """Open a scikit-learn model; without ``allow_pickle`` only types that skops itself trusts.
 
     MLflow would trust the types that the model's own files ask to be trusted.
-
-    Raises:
-        ModelError: it is pickled, carries code or unknown types and that is not allowed, or it
-            cannot be opened.
     """
     check_archives(model.files, uri=model.uri)
     if not allow_pickle:

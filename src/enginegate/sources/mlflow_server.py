@@ -119,12 +119,7 @@ def resolve(uri: str, *, tracking_uri: str) -> str:
 
 @contextmanager
 def download(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
-    """The concrete URI and a copy of its files, removed again when the block ends.
-
-    Raises:
-        ModelError: there is no such version or run, or its files are gone.
-        TrackingError: MLflow cannot be reached.
-    """
+    """The concrete URI and a copy of its files, removed again when the block ends."""
     import mlflow.artifacts  # noqa: PLC0415
     from mlflow.exceptions import MlflowException  # noqa: PLC0415
 

@@ -108,12 +108,7 @@ def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> Exporte
 
 
 def traced_digest(program: Program, data: DataSet) -> Sha256:
-    """Digest of everything a module computes with: its traced graph, weights and constants.
-
-    Raises:
-        DataError: the data's inputs are not the arguments of ``forward``.
-        ModelError: it cannot be traced.
-    """
+    """Digest of everything a module computes with: its traced graph, weights and constants."""
     import torch  # noqa: PLC0415
 
     names = _arguments(program, data)

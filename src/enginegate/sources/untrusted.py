@@ -49,11 +49,7 @@ def read_json(path: Path, *, uri: str) -> Any:
 
 
 def check_size(path: Path, *, uri: str, file: str, advice: str) -> None:
-    """Refuse a file that is too large for a description of a model.
-
-    Raises:
-        ModelError: with its size, and the advice.
-    """
+    """Refuse a file that is too large for a description of a model."""
     size = path.stat().st_size
     if size > _MOST_BYTES:
         raise ModelError(
@@ -63,11 +59,7 @@ def check_size(path: Path, *, uri: str, file: str, advice: str) -> None:
 
 
 def check_archives(files: Iterable[Path], *, uri: str) -> None:
-    """Refuse archives that unpack to more than there is room for; nothing of them is unpacked.
-
-    Raises:
-        ModelError: with the file and the reason.
-    """
+    """Refuse archives that unpack to more than there is room for; nothing of them is unpacked."""
     for file in files:
         if not (file.is_file() and is_zipfile(file)):
             continue
@@ -85,14 +77,6 @@ def check_config(config: Mapping[str, Any], *, uri: str, file: str) -> None:
 
     `auto_map` may name the folder's own code (`code_named`). That of other repositories is refused
     whatever is allowed, because a digest of the folder says nothing about them.
-
-    Args:
-        config: settings by name, nested ones included.
-        uri: the model, for the message.
-        file: the file that the settings are from.
-
-    Raises:
-        ModelError: with the file, the setting, its value and what to write instead.
     """
     for key, value in _settings(config):
         why, instead = _objection(key.rpartition(".")[2], value)
@@ -109,16 +93,7 @@ def code_named(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def check_inside(described: Any, folder: Path, *, uri: str, file: str) -> None:
-    """Refuse a path of a logged model's description that leads out of the model's folder.
-
-    Args:
-        described: the description; mappings and lists are searched.
-        folder: the model's.
-        file: the description's, for the message.
-
-    Raises:
-        ModelError: with the file, the setting and its value.
-    """
+    """Refuse a path of a logged model's description that leads out of the model's folder."""
     root = folder.resolve()
     for key, value in _settings(described):
         if key.rpartition(".")[2] not in _FILES_OF_LOGGED:
