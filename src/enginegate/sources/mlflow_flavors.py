@@ -74,33 +74,33 @@ class LoggedModel:
 
 def read_logged(uri: str, folder: Path) -> LoggedModel:
     """Find out what was logged."""
-    described = _described(uri, folder)
+    described = _read_mlmodel(uri, folder)
     for flavour, entry in _ENTRIES.items():
         if flavour not in described.flavors:
             continue
         check_inside(described.flavors, folder, uri=uri, file="MLmodel")
         settings = described.flavors[flavour]
-        named = settings.get(entry) if isinstance(settings, dict) else None
-        if not isinstance(named, str):
+        path = settings.get(entry) if isinstance(settings, dict) else None
+        if not isinstance(path, str):
             raise ModelError(
                 f"{uri}: its MLmodel file does not say where its {flavour} files are (flavors."
-                f"{flavour}.{entry}: {named!r:.80}). Log the model again."
+                f"{flavour}.{entry}: {path!r:.80}). Log the model again."
             )
-        data = folder / named
+        data = folder / path
         if not data.exists():
-            raise ModelError(f"{uri} lacks {named}, which its MLmodel file names.")
+            raise ModelError(f"{uri} lacks {path}, which its MLmodel file names.")
         code = (str(settings["code"]),) if settings.get("code") else ()
         outputs, axes = _signature(described)
         return LoggedModel(uri, flavour, folder, data, code, outputs, axes)
-    named = sorted(set(described.flavors) - {"python_function"})
+    flavours = sorted(set(described.flavors) - {"python_function"})
     raise ModelError(
-        f"{uri} has the flavour {', '.join(named) or 'python_function'}; this program reads "
+        f"{uri} has the flavour {', '.join(flavours) or 'python_function'}; this program reads "
         f"{', '.join(Flavour)}. Log the model with mlflow.onnx, mlflow.pytorch or mlflow.sklearn."
     )
 
 
-def _described(uri: str, folder: Path) -> "Model":
-    """What the MLmodel file says."""
+def _read_mlmodel(uri: str, folder: Path) -> "Model":
+    """The MLmodel file, or the message about its fault."""
     from mlflow.models import Model  # noqa: PLC0415
 
     file = folder / "MLmodel"
@@ -138,7 +138,7 @@ def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module"
         with _pickle_switch(allowed=allow_pickle):
             module: torch.nn.Module = mlflow.pytorch.load_model(str(model.folder))
     except Exception as error:
-        raise _unopened(
+        raise _opening_error(
             error,
             model,
             "mlflow.pytorch.log_model(..., serialization_format='pt2', input_example=BATCH)",
@@ -166,7 +166,7 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
 
         return skops.io.load(model.data, trusted=[])
     except Exception as error:
-        raise _unopened(
+        raise _opening_error(
             error,
             model,
             "mlflow.sklearn.log_model(..., serialization_format='skops') with types "
@@ -208,7 +208,7 @@ def _refuse_code(model: LoggedModel, instead: str) -> None:
         )
 
 
-def _unopened(error: Exception, model: LoggedModel, instead: str) -> ModelError:
+def _opening_error(error: Exception, model: LoggedModel, instead: str) -> ModelError:
     return ModelError(
         f"{model.uri} cannot be opened: {type(error).__name__}: {first_line(error)}\n"
         f"Log it again with {instead}."

@@ -77,7 +77,7 @@ class Difference:
         return f"{shown}; as probabilities {chances}"
 
     def advice(self, limit: float) -> str:
-        """What to do next, one or two sentences."""
+        """The next step, in one or two sentences."""
         if isinstance(self.expected, tuple) or isinstance(self.given, tuple):
             return "The export changed the output's shape: find the operation that does."
         if not np.isfinite(self.given) or not np.isfinite(self.expected):

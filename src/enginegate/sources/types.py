@@ -1,4 +1,4 @@
-"""What every form of a source becomes before it is ONNX in the store."""
+"""Every form of a source on its way to ONNX in the store: opened, then exported."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
