@@ -10,8 +10,7 @@ from enginegate.policy import Policy
 from enginegate.workspace import Workspace
 from tasks.benchmark import benchmark_engine
 from tasks.benchmark_report import BenchmarkReport, report_benchmarks
-from tasks.build import build
-from tasks.export import export, resolve_version
+from tasks.build import build, export, resolve_version
 
 _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 

@@ -12,11 +12,9 @@ from enginegate.evidence import Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.workspace import Workspace
 from tasks.benchmark import benchmark_engine, skip_hopeless
-from tasks.build import build
-from tasks.check import check
-from tasks.export import export, resolve_version
+from tasks.build import build, check, export, resolve_version
 from tasks.record import Qualification, digests_of, file_scorecard, make_scorecard
-from tasks.recover import recover_interrupted
+from tasks.release import recover_interrupted
 from tasks.repair import repair
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate

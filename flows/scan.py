@@ -8,7 +8,7 @@ from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
 from flows.qualify import qualify
-from tasks.recover import recover_interrupted
+from tasks.release import recover_interrupted
 from tasks.scan import Start, new_versions, start_elsewhere
 
 

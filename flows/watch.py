@@ -24,8 +24,7 @@ from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
-from tasks.recover import recover_interrupted
-from tasks.release import update_mlflow
+from tasks.release import recover_interrupted, update_mlflow
 from tasks.release_events import announce_releases
 from tasks.watch import (
     alert,

@@ -1,19 +1,72 @@
-"""Candidates -> engines in the store."""
+"""From a policy to engines in the store: the pre-flight, the model as ONNX, one build each."""
 
 import logging
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
 from enginegate.data import read_data
-from enginegate.engines import build_engine, obstacle_to, plan_engine, this_machine
+from enginegate.engines import build_engine, obstacle_to, open_onnx, plan_engine, this_machine
 from enginegate.errors import BuildError, ToolError, tool_errors
+from enginegate.policy import Policy
 from enginegate.policy.building import EngineTables
-from enginegate.sources import ContentFolder
+from enginegate.policy.hooks import importable_from
+from enginegate.policy.model_source import ModelSource
+from enginegate.preflight import check_policy
+from enginegate.sources import ContentFolder, onnx_from_source
+from enginegate.tracking import Tracker
+from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace
 
 _log = logging.getLogger("enginegate.build")
+
+
+@task(task_run_name="check", cache_policy=NO_CACHE)
+def check(policy: Policy, origin: Path, workspace: Workspace) -> None:
+    """Refuse what could only fail later; say what will be inconclusive.
+
+    Raises:
+        PolicyError: the policy names a file or a function that is not there, or a type that cannot
+            be served or recorded.
+        ServerError: there is no Triton to benchmark with.
+    """
+    if policy.root is not None:
+        importable_from(policy.root)
+    found = check_policy(policy)
+    found.refuse(origin)
+    find_triton(workspace.root / "triton")
+    for candidate, obstacle in found.undecidable.items():
+        _log.info("%s will be inconclusive: %s", candidate, obstacle.why)
+    for note in found.notes:
+        _log.warning("will be inconclusive: %s", note)
+
+
+@task(task_run_name="resolve", cache_policy=NO_CACHE)
+def resolve_version(model: ModelSource, workspace: Workspace) -> str:
+    """The URI of the version that an alias means now, so that everything names one version.
+
+    Sources outside the registry have no aliases; their content is known by its digest.
+    """
+    if not model.registered:
+        return model.uri
+    return Tracker(workspace.tracking_uri, workspace.artifacts).resolve(model.uri)
+
+
+@task(task_run_name="export", cache_policy=NO_CACHE)
+def export(model: ModelSource, evaluation: Path, workspace: Workspace) -> ContentFolder[OnnxModel]:
+    """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
+    _log.info("%s: to ONNX", model.uri)
+    found = onnx_from_source(
+        model,
+        read_data(evaluation),
+        onnx_root=workspace.onnx,
+        tracking_uri=workspace.tracking_uri,
+        open_onnx=open_onnx,
+    )
+    _log.info("%s: %s", model.uri, _described(found))
+    return found
 
 
 @task(task_run_name="build-{candidate}", cache_policy=NO_CACHE)
@@ -54,3 +107,15 @@ def build(
 def _unbuilt(candidate: Candidate, why: str, *, broke: bool = False) -> Unbuilt:
     _log.warning("%s: not built: %s", candidate, why)
     return Unbuilt(candidate=candidate, why=why, broke=broke)
+
+
+def _described(found: ContentFolder[OnnxModel]) -> str:
+    onnx = found.value
+    parity = (
+        "ONNX itself, nothing to compare with"
+        if onnx.parity_max_abs_error is None
+        else f"differs from the framework by at most {onnx.parity_max_abs_error:.2g} on "
+        f"{onnx.parity_samples} samples"
+    )
+    origin = "ONNX from the store" if found.reused else "exported"
+    return f"{origin}, sha256 {onnx.file.sha256[:12]}, {parity}"

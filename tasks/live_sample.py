@@ -26,7 +26,7 @@ from enginegate.shadow import (
     TrafficSample,
     call_hook,
     latest_sample,
-    read_sample,
+    read_traffic_sample,
     record_live,
     sample_info,
 )
@@ -67,7 +67,7 @@ def compare_live(
 
     Where the policy lets live traffic be recorded ([shadow] without traffic), one is recorded when
     the newest is used and an hour old. A sample that is there and cannot be compared is errored:
-    nobody watches agreement then.
+    agreement is not watched then.
 
     Args:
         release: what is live.
@@ -82,7 +82,7 @@ def compare_live(
         path = _unused_sample(tables, traffic, past, workspace)
         if path is None:
             return SampledTraffic()
-        sample = read_sample(path)
+        sample = read_traffic_sample(path)
         agrees = _agreeing(release, tables, sample, gates, asked, workspace)
         drift = _drift(traffic, tables.watch, sample.data, past)
     except _NotComparedError as error:
@@ -95,8 +95,8 @@ def compare_live(
         return SampledTraffic(drift, (), sample.info.digest)
     rows, agreed = agrees
     counts = count_agreement(agreed, dict(rows.slices), asked[0].max_values)
-    found = judge_agreement(counts, tables.watch, past)
-    return SampledTraffic((*found, *drift), counts, sample.info.digest)
+    findings = judge_agreement(counts, tables.watch, past)
+    return SampledTraffic((*findings, *drift), counts, sample.info.digest)
 
 
 class _NotComparedError(InputError):

@@ -147,7 +147,7 @@ def file_scorecard(
 def first_made(card: Scorecard, workspace: Workspace) -> Scorecard:
     """The scorecard that was first made of this evidence: when, and for whom, stays as it was.
 
-    What is remembered is filed and signed, so a file that holds other evidence is not believed.
+    A remembered scorecard is logged and signed, so a file with other evidence is not believed.
     """
     evidence = _evidence(card)
     path = workspace.results / "scorecards" / f"{evidence}.json"

@@ -30,7 +30,7 @@ from enginegate.repository import (
     record_act,
 )
 from enginegate.repository.ensemble.composition import Composed, as_ensemble, composes
-from enginegate.repository.ensemble.record_golden import rehearsed
+from enginegate.repository.ensemble.record_golden import record_golden_on_own_server
 from enginegate.repository.recovery import Withdrawal
 from enginegate.serving import ServingOptions
 from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
@@ -141,6 +141,27 @@ class Publication:
     def approved_by(self, approvals: tuple[Decision, ...]) -> "Publication":
         """The same, with approvals that were checked."""
         return replace(self, approvals=approvals)
+
+
+@task(task_run_name="recover", cache_policy=NO_CACHE)
+def recover_interrupted(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
+    """Finish or undo what was cut short; one sentence for each operation found.
+
+    A repository that somebody is changing, or that cannot be recovered now, is left to the next
+    flow: the log says so, and this one goes on. Without a repository there is nothing to do.
+    """
+    if not tables.target.repository.is_dir():
+        return ()
+    try:
+        # With object storage this may bring a new release here, by a canary's window.
+        repository = open_target(tables, workspace, channel="Prefect", judge=judge_reading)
+        said = repository.recover()
+    except EnginegateError as error:
+        _log.warning("the live repository was not looked through for what was cut short: %s", error)
+        return ()
+    for sentence in said:
+        _log.warning("%s", sentence)
+    return said
 
 
 @task(task_run_name="already-live", cache_policy=NO_CACHE)
@@ -348,7 +369,7 @@ def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed]
     """Record an ensemble's answers: its composing models on a server that is started for it."""
     samples = read_data(steps.samples or publication.samples).head(_GOLDEN_SAMPLES)
     return partial(
-        rehearsed,
+        record_golden_on_own_server,
         given=dict(samples.inputs),
         workspace=publication.workspace,
         load_timeout_s=publication.tables.target.load_timeout_s,

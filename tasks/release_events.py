@@ -1,4 +1,4 @@
-"""What became live, delivered to Prefect's server: also what happened while it did not answer.
+"""Changes of what is live, delivered to Prefect's server, also those while it did not answer.
 
 Every change of what is live is a line of the repository's audit log, whoever made it. Prefect gets
 an event of each, and a cursor in the workspace says up to which line its server was seen to have
@@ -42,8 +42,8 @@ _log = logging.getLogger("enginegate.announce")
 def announce_releases(repository: Path, workspace: Workspace) -> tuple[str, ...]:
     """Send the Prefect server each change that it does not have; one sentence for each.
 
-    What cannot be sent now is sent by the next promotion, rollback or watch. What another host
-    decided, and this one only replicated by object storage, is that host's to send. A server
+    A change that cannot be sent now is sent by the next promotion, rollback or watch. A change
+    that another host decided, and this one only replicated, is that host's to send. A server
     that Prefect starts inside this process alone is nobody's, and gets nothing.
     """
     server = PREFECT_API_URL.value()

@@ -28,7 +28,7 @@ from enginegate.shadow import (
     call_hook,
     is_sample,
     latest_sample,
-    read_sample,
+    read_traffic_sample,
 )
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
@@ -59,7 +59,7 @@ class ShadowTraffic:
 
 @dataclass(frozen=True, slots=True)
 class _Recorded:
-    """A sample of ours.
+    """A sample that this program recorded or imported.
 
     Attributes:
         version: the version it must be of, if it was recorded from the reference for this.
@@ -70,7 +70,7 @@ class _Recorded:
 
 
 class _Notes(Record):
-    """What was found out about a sample, kept in the store."""
+    """Findings about a sample, kept in the store."""
 
     findings: tuple[Finding, ...]
 
@@ -83,22 +83,22 @@ def record_shadow(
     workspace: Workspace,
 ) -> ShadowTraffic:
     """The policy's shadow sample, the newest one of live traffic, or one recorded now."""
-    found = _find(traffic, tables, source, workspace)
-    if found is None:
+    recorded = _find(traffic, tables, source, workspace)
+    if recorded is None:
         return ShadowTraffic(None)
-    if isinstance(found, DataSet):
-        found.check_fits(source.value.inputs)
-        return ShadowTraffic(found, _drift(traffic, found))
-    sample = found.sample
+    if isinstance(recorded, DataSet):
+        recorded.check_fits(source.value.inputs)
+        return ShadowTraffic(recorded, _drift(traffic, recorded))
+    sample = recorded.sample
     missing = {spec.name for spec in source.value.inputs} - set(sample.data.inputs)
     if missing & set(sample.info.withheld):
         note = not_replayable(sample.info.origin, sample.info.withheld, len(sample.data))
         return ShadowTraffic(None, (note,))
     sample.data.check_fits(source.value.inputs)
     notes = remembered(
-        workspace.results / "shadow" / f"{_key(traffic, source.value, found)}.json",
+        workspace.results / "shadow" / f"{_key(traffic, source.value, recorded)}.json",
         _Notes,
-        partial(_notes, traffic, source, found),
+        partial(_notes, traffic, source, recorded),
         worth_keeping=lambda _: True,
     )
     return ShadowTraffic(sample.data, notes.findings)
@@ -112,7 +112,7 @@ def _find(
 ) -> _Recorded | DataSet | None:
     given, wanted, home = traffic.data.shadow, traffic.shadow, workspace.shadow
     if given is not None:
-        return _Recorded(read_sample(given), None) if is_sample(given) else read_data(given)
+        return _Recorded(read_traffic_sample(given), None) if is_sample(given) else read_data(given)
     if wanted is None:
         return None
     if wanted.traffic is not None:
@@ -124,7 +124,7 @@ def _find(
             "Record one with `enginegate shadow record`, name one in [data] shadow, or name inputs "
             "to send in [shadow] traffic."
         )
-    return _Recorded(read_sample(newest), None)
+    return _Recorded(read_traffic_sample(newest), None)
 
 
 def _recorded_here(
@@ -147,7 +147,7 @@ def _recorded_here(
     }
     path = workspace.shadow / sha256_bytes(canonical_json(deciding))
     try:
-        sample = read_sample(path)
+        sample = read_traffic_sample(path)
     except InputError:
         plan = plan_engine(source, REFERENCE, tables=tables, calibration=None)
         reference = build_engine(plan, workspace.engines)
@@ -155,7 +155,7 @@ def _recorded_here(
         deployment = ServedModel.of(model, reference.value, served)
         target = RecordingTarget(path, model, f"shadow sample of {source.value.source}")
         _capture(deployment, data, wanted, target, workspace)
-        sample = read_sample(path)
+        sample = read_traffic_sample(path)
     else:
         _log.info("%s recorded earlier", counted(sample.info.requests, "request"))
     return _Recorded(sample, _VERSION)
@@ -191,26 +191,29 @@ def _load(wanted: Shadow) -> Load:
     return Load(rate_per_s=wanted.rate_per_s, duration_s=planned / wanted.rate_per_s, seed=0)
 
 
-def _notes(traffic: TrafficTables, source: ContentFolder[OnnxModel], found: _Recorded) -> _Notes:
-    sample = found.sample
+def _notes(traffic: TrafficTables, source: ContentFolder[OnnxModel], recorded: _Recorded) -> _Notes:
+    sample = recorded.sample
     version = judge_version(
-        sample.info.model, sample.info.model_versions, wanted=traffic.model, version=found.version
+        sample.info.model,
+        sample.info.model_versions,
+        wanted=traffic.model,
+        version=recorded.version,
     )
     return _Notes(
-        findings=(*_integrity(source, found), version, *_drift(traffic, sample.data)),
+        findings=(*_integrity(source, recorded), version, *_drift(traffic, sample.data)),
     )
 
 
-def _integrity(source: ContentFolder[OnnxModel], found: _Recorded) -> tuple[Finding, ...]:
+def _integrity(source: ContentFolder[OnnxModel], recorded: _Recorded) -> tuple[Finding, ...]:
     """Whether the reference answers as was recorded; a live release need not."""
-    sample = found.sample
+    sample = recorded.sample
     if not sample.outputs:
         return ()
     data = sample.data.head(_INTEGRITY_ROWS)
     outputs = {name: array[:_INTEGRITY_ROWS] for name, array in sample.outputs.items()}
     with open_reference(source.value, source.folder) as reference:
         replayed = reference.run(dict(data.inputs))
-    advisory = found.version is None or sample.info.rewritten
+    advisory = recorded.version is None or sample.info.rewritten
     return (judge_recording(outputs, replayed, data, advisory=advisory),)
 
 
@@ -227,13 +230,13 @@ def _drift(traffic: TrafficTables, sample: DataSet) -> tuple[Finding, ...]:
     return (judge_drift(drifts, (len(calibration), len(sample)), limit),)
 
 
-def _key(traffic: TrafficTables, onnx: OnnxModel, found: _Recorded) -> str:
+def _key(traffic: TrafficTables, onnx: OnnxModel, recorded: _Recorded) -> str:
     calibration = traffic.data.calibration
     deciding = {
-        "sample": found.sample.info.digest,
+        "sample": recorded.sample.info.digest,
         "onnx": onnx.file.sha256,
         "name": traffic.model,
-        "version": found.version,
+        "version": recorded.version,
         "calibration": read_data(calibration).sha256 if calibration else None,
         "limits": traffic.calibration.digest,
         "shadow": traffic.shadow.digest if traffic.shadow else None,

@@ -40,7 +40,7 @@ from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.shadow import expire_samples, recover_recordings
 from enginegate.tracking import Tracker, deliver, state_tag
 from enginegate.triton.endpoint import LiveAddresses, live_addresses
-from enginegate.watch.log import Action, SampledTraffic, ShareCount, WatchCheck, WatchLog
+from enginegate.watch.log import SampledTraffic, ShareCount, WatchAction, WatchCheck, WatchLog
 from enginegate.watch.probe import LiveProber, LiveReading, take_reading
 from enginegate.workspace import Workspace, now
 from validation.live import action_for, judge_reading, live_finding, not_measured
@@ -288,7 +288,9 @@ def _events(tables: LiveTables) -> tuple[Event, ...]:
 
 
 @task(task_run_name="alert", cache_policy=NO_CACHE)
-def alert(model: str, why: str, *, version: int | None = None, action: Action = "alert") -> None:
+def alert(
+    model: str, why: str, *, version: int | None = None, action: WatchAction = "alert"
+) -> None:
     """Emit an event that Prefect's automations turn into a message (docs/watching.md)."""
     _log.error("%s", why)
     name = f"{model} release {version}" if version else model

@@ -165,7 +165,7 @@ def compare(
     )
 
 
-def concatenate(parts: Sequence[OutputComparison]) -> OutputComparison:
+def concatenate_comparisons(parts: Sequence[OutputComparison]) -> OutputComparison:
     """One comparison of the samples of several, in order; for data that is run in pieces.
 
     Raises:

@@ -9,10 +9,9 @@ the lowest cost, then the order of the policy; none of these is measured anew by
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
-from enginegate.candidate import Candidate, EngineKindName, Precision
+from enginegate.candidate import Candidate, Precision
 from enginegate.evidence import Benchmark, Outcome, Verdict
 from enginegate.policy.benchmarking import Search
 from enginegate.records import Record
@@ -63,18 +62,12 @@ def choose_served(benchmarks: Sequence[Benchmark], bounds: Search) -> Choice:
             winner=None, reason=f"No candidate holds the SLO: {said or 'none was measured'}."
         )
     best = _best(passed, bounds)
-    return Choice(
-        winner=best.winner,
-        tied=best.tied,
-        reason=f"{best.reason} Accuracy was not judged here.{_unjudged(passed, best.winner)}",
-    )
-
-
-def _unjudged(passed: Sequence[Benchmark], winner: Candidate | None) -> str:
-    """That the winner was not compared with what the policy names, where this run left that out."""
-    found = (f for b in passed if b.candidate == winner for f in b.findings)
-    said = (f.reason for f in found if f.gate == "speedup" and f.advisory)
-    return "".join(f" Speedup was {reason}." for reason in said)
+    findings = next(b.findings for b in passed if b.candidate == best.winner)
+    # The policy may name a reference for speedup that is not part of this run.
+    unjudged = (f.reason for f in findings if f.gate == "speedup" and f.advisory)
+    speedup = "".join(f" Speedup was {reason}." for reason in unjudged)
+    reason = f"{best.reason} Accuracy was not judged here.{speedup}"
+    return best.model_copy(update={"reason": reason})
 
 
 def _best(passed: Sequence[Benchmark], bounds: Search) -> Choice:
@@ -124,22 +117,14 @@ def _value(found: Benchmark, bounds: Search) -> float:
 
 def _overlap(one: Benchmark, other: Benchmark) -> bool:
     """Whether the p99 of both may be the same; an end that is not known leaves that open."""
-    mine, theirs = _p99_interval(one), _p99_interval(other)
-    return mine.low_ms <= theirs.high_ms and theirs.low_ms <= mine.high_ms
+    (one_low, one_high), (other_low, other_high) = _p99_interval(one), _p99_interval(other)
+    return one_low <= other_high and other_low <= one_high
 
 
-@dataclass(frozen=True, slots=True)
-class _Interval:
-    low_ms: float
-    high_ms: float
-
-
-def _p99_interval(found: Benchmark) -> _Interval:
-    p99 = found.p99_at_slo
-    if p99 is None:
-        return _Interval(0.0, math.inf)
-    low, high = p99.low_ms, p99.high_ms
-    return _Interval(0.0 if low is None else low, math.inf if high is None else high)
+def _p99_interval(benchmark: Benchmark) -> tuple[float, float]:
+    p99 = benchmark.p99_at_slo
+    low, high = (p99.low_ms, p99.high_ms) if p99 else (None, None)
+    return 0.0 if low is None else low, math.inf if high is None else high
 
 
 def _why_of_the_tied(winner: Benchmark, others: Sequence[Benchmark], bounds: Search) -> str:
@@ -217,12 +202,8 @@ def not_benchmarked(
     measurable = [verdict for verdict in verdicts if _is_measurable(verdict)]
     found = {v.candidate: _why(v, also_inconclusive=also_inconclusive) for v in measurable}
     kinds = {candidate.kind for candidate, why in found.items() if not why} if baselines else set()
-    needed = {_fp32(kind) for kind in kinds}
+    needed = {Candidate(kind=kind, precision=Precision.FP32) for kind in kinds}
     return {candidate: why for candidate, why in found.items() if why and candidate not in needed}
-
-
-def _fp32(kind: EngineKindName) -> Candidate:
-    return Candidate(kind=kind, precision=Precision.FP32)
 
 
 def _is_measurable(verdict: Verdict) -> bool:

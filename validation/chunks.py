@@ -22,7 +22,7 @@ from enginegate.candidate import Engine, OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.engines import open_engine, open_reference
-from validation.agreement import OutputComparison, compare, concatenate
+from validation.agreement import OutputComparison, compare, concatenate_comparisons
 from validation.outputs import OutputSpec
 from validation.score import GALLERY, labels_by_measure
 
@@ -157,7 +157,7 @@ def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors])
             parts[place].append(compare(expected, found, rows, chunk.scope, asked=asked))
     for place, compared in enumerate(parts):
         buffer = io.BytesIO()
-        np.savez(buffer, allow_pickle=False, **_columns(concatenate(compared)))
+        np.savez(buffer, allow_pickle=False, **_columns(concatenate_comparisons(compared)))
         write_file(_path(folder, chunk, place), buffer.getvalue())
 
 

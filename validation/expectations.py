@@ -101,12 +101,6 @@ def judge_comparison(
     )
 
 
-def run_suite(checks: Sequence[GateCheck], frame: "pd.DataFrame", *, name: str) -> dict[str, Any]:
-    """Run the checks as one suite over a comparison's frame; Great Expectations' result as JSON."""
-    result: dict[str, Any] = _run(checks, frame, name=name).to_json_dict()
-    return result
-
-
 def _run(checks: Sequence[GateCheck], frame: "pd.DataFrame", *, name: str) -> Any:
     vendor = _vendor()
     context = vendor.gx.get_context(mode="ephemeral")

@@ -76,20 +76,16 @@ def counts_of(check: GateCheck, values: NDArray[Any]) -> Counts:
     column = check.rule.column
     if column == "accuracy_delta" or (check.kind and paired_form(check.kind) == "binary"):
         return Pairs.of(values)
+    if check.kind and paired_form(check.kind) == "classes":
+        return resampled_f1(values, check.confidence)
     if check.kind:
-        return _resampled(check, values)
+        kind = check.kind if check.kind in {"mae", "rmse"} else "mean"
+        return resampled_numbers(values, kind, check.confidence)
     if column == "top1_match":
         return Share.of(values)
     if column == "power":
         return resampled_numbers(values, "sqnr", check.confidence)
     return Tail.of(check, values)
-
-
-def _resampled(check: GateCheck, values: NDArray[Any]) -> Resampled:
-    if paired_form(check.kind) == "classes":
-        return resampled_f1(values, check.confidence)
-    kind = check.kind if check.kind in {"mae", "rmse"} else "mean"
-    return resampled_numbers(values, kind, check.confidence)
 
 
 def p_value(check: GateCheck, counts: Counts) -> float:
@@ -197,17 +193,6 @@ def errored(check: GateCheck, why: str) -> Finding:
         NO_ESTIMATE,
         remedy="The fault is in the pipeline or its data, not in the candidate; see the evidence.",
     )
-
-
-def worst_slice(findings: Sequence[Finding]) -> Finding | None:
-    """The slice with the worst outcome and, among those, the most harm; None without slices."""
-    slices = [f for f in findings if "/" in f.scope and f.value is not None and not f.of_fp32]
-    return max(slices, key=lambda f: (f.outcome, _harm(f)), default=None)
-
-
-def _harm(finding: Finding) -> float:
-    beyond = (finding.value or 0.0) - (finding.limit or 0.0)
-    return beyond if finding.relation == "<=" else -beyond
 
 
 def outcome_of(check: GateCheck, estimate: Estimate) -> Outcome:

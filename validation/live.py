@@ -20,7 +20,7 @@ from enginegate.measurement import P99
 from enginegate.messages import per_second, short_number
 from enginegate.policy.gates import Gates
 from enginegate.policy.operating import Watch
-from enginegate.watch.log import Action, ShareCount, WatchCheck
+from enginegate.watch.log import ShareCount, WatchAction, WatchCheck
 from enginegate.watch.probe import LiveReading
 from validation.agreement import OutputComparison
 from validation.drift import MIN_SAMPLES, USUAL_MAX_PSI, Drift
@@ -85,7 +85,9 @@ def not_measured(why: str, *, server: str = "") -> Finding:
     return found.model_copy(update={"scope": f"live/{server}" if server else "live"})
 
 
-def action_for(check: WatchCheck, rules: Watch, promise: Promise, *, can_go_back: bool) -> Action:
+def action_for(
+    check: WatchCheck, rules: Watch, promise: Promise, *, can_go_back: bool
+) -> WatchAction:
     """What the policy does about a check.
 
     Only a measured failure of the release itself rolls it back: what could not be measured, what

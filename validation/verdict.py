@@ -7,6 +7,13 @@ from enginegate.evidence import Finding, Outcome, Verdict
 from validation.expectations import Judged
 
 _ENGINE = "engine"
+_NOT_COMPARED = Finding(
+    gate="samples",
+    scope="evaluation",
+    outcome=Outcome.INCONCLUSIVE,
+    reason="it was not compared with FP32 on the evaluation data",
+    remedy="Validate it; without a comparison nothing is known.",
+)
 
 
 def verdict_on(engine: Engine, judged: Sequence[Judged], *notes: Finding) -> Verdict:
@@ -18,16 +25,11 @@ def verdict_on(engine: Engine, judged: Sequence[Judged], *notes: Finding) -> Ver
             inconclusive at best.
         notes: findings about the evidence itself, such as the shadow sample's integrity.
     """
-    findings = [_ran(engine), precision_proof(engine)]
-    if not any(_evaluates(part) for part in judged):
-        findings.append(_not_compared())
-    for part in judged:
-        findings += part.findings
-    return Verdict(
-        candidate=engine.candidate,
-        engine_sha256=engine.file.sha256,
-        findings=(*findings, *notes),
-    )
+    ran = _runnable(Outcome.PASSED, f"ran on {engine.proof.device}")
+    findings = [finding for part in judged for finding in part.findings]
+    if not any(part.findings and part.scope.startswith("evaluation") for part in judged):
+        findings.insert(0, _NOT_COMPARED)
+    return _verdict_of(engine, ran, precision_proof(engine), *findings, *notes)
 
 
 def for_unrunnable(engine: Engine, why: str, *emulated: Finding) -> Verdict:
@@ -38,29 +40,15 @@ def for_unrunnable(engine: Engine, why: str, *emulated: Finding) -> Verdict:
         why: what is missing.
         emulated: what an emulation showed; it can fail the candidate, never pass it.
     """
-    finding = Finding(
-        gate="runnable",
-        scope=_ENGINE,
-        outcome=Outcome.INCONCLUSIVE,
-        reason=f"no device can run it here: {why}",
-        remedy=f"Qualify on a machine with a device for {engine.target}.",
-    )
-    return Verdict(
-        candidate=engine.candidate,
-        engine_sha256=engine.file.sha256,
-        findings=(finding, precision_proof(engine), *emulated),
-    )
+    remedy = f"Qualify on a machine with a device for {engine.target}."
+    finding = _runnable(Outcome.INCONCLUSIVE, f"no device can run it here: {why}", remedy)
+    return _verdict_of(engine, finding, precision_proof(engine), *emulated)
 
 
 def for_undecidable(attempt: Unbuilt) -> Verdict:
     """The verdict on a candidate that no device or data here can decide: inconclusive."""
-    finding = Finding(
-        gate="runnable",
-        scope=_ENGINE,
-        outcome=Outcome.INCONCLUSIVE,
-        reason=f"cannot be decided here: {attempt.why}",
-        remedy=attempt.remedy,
-    )
+    why = f"cannot be decided here: {attempt.why}"
+    finding = _runnable(Outcome.INCONCLUSIVE, why, attempt.remedy)
     return Verdict(candidate=attempt.candidate, engine_sha256=None, findings=(finding,))
 
 
@@ -84,18 +72,9 @@ def for_unbuilt(candidate: Candidate, why: str, *, broke: bool = False) -> Verdi
 
 def for_errored(engine: Engine, why: str) -> Verdict:
     """The verdict on an engine that was built and broke when it ran: nothing was found out."""
-    finding = Finding(
-        gate="runnable",
-        scope=_ENGINE,
-        outcome=Outcome.ERRORED,
-        reason=f"broke when it ran: {why}",
-        remedy="Run it again; if it breaks again, look at how it was built.",
-    )
-    return Verdict(
-        candidate=engine.candidate,
-        engine_sha256=engine.file.sha256,
-        findings=(finding, precision_proof(engine)),
-    )
+    remedy = "Run it again; if it breaks again, look at how it was built."
+    finding = _runnable(Outcome.ERRORED, f"broke when it ran: {why}", remedy)
+    return _verdict_of(engine, finding, precision_proof(engine))
 
 
 def precision_proof(engine: Engine) -> Finding:
@@ -111,24 +90,9 @@ def precision_proof(engine: Engine) -> Finding:
     )
 
 
-def _evaluates(part: Judged) -> bool:
-    return part.scope.partition(":")[0] == "evaluation" and bool(part.findings)
+def _runnable(outcome: Outcome, reason: str, remedy: str = "") -> Finding:
+    return Finding(gate="runnable", scope=_ENGINE, outcome=outcome, reason=reason, remedy=remedy)
 
 
-def _ran(engine: Engine) -> Finding:
-    return Finding(
-        gate="runnable",
-        scope=_ENGINE,
-        outcome=Outcome.PASSED,
-        reason=f"ran on {engine.proof.device}",
-    )
-
-
-def _not_compared() -> Finding:
-    return Finding(
-        gate="samples",
-        scope="evaluation",
-        outcome=Outcome.INCONCLUSIVE,
-        reason="it was not compared with FP32 on the evaluation data",
-        remedy="Validate it; without a comparison nothing is known.",
-    )
+def _verdict_of(engine: Engine, *findings: Finding) -> Verdict:
+    return Verdict(candidate=engine.candidate, engine_sha256=engine.file.sha256, findings=findings)

@@ -39,7 +39,7 @@ SHARED_NAMES = {
 LONGER_CHAINS = {"enginegate.precision": 9, "enginegate.repository": 13}
 LARGER_FOLDERS = {
     "src/enginegate/cli": 19,
-    "src/enginegate/precision": 19,
+    "src/enginegate/precision": 20,
     "src/enginegate/sources": 19,
 }
 # The flows open the policy, commands show it, the pre-flight compares it with what is here, and a
@@ -50,7 +50,7 @@ POLICY_READERS = (
     "enginegate.preflight",
     "enginegate.workspace",
     "flows",
-    "tasks.check",
+    "tasks.build",
 )
 OTHER_POLICY_READERS: set[str] = set()
 

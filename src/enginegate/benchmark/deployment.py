@@ -225,7 +225,9 @@ class DeployedBenchmark:
                 "asked over HTTP. Give it, or send over gRPC."
             )
         if self.driver == "perf_analyzer":
-            return perf_analyzer.run(address, self.traffic, load, protocol=sending.protocol)
+            return perf_analyzer.run_perf_analyzer(
+                address, self.traffic, load, protocol=sending.protocol
+            )
         early = EarlyEnd(
             self.slo_p99_ms / 1e3, warmup_s(load), _decided_by(ends, lambda: liveness.gone)
         )

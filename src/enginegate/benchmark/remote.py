@@ -78,7 +78,7 @@ class RemoteModel:
         gone: Callable[[], bool],
     ) -> LoadResult:
         if driver == "perf_analyzer":
-            return perf_analyzer.run(self.server.grpc, traffic, load)
+            return perf_analyzer.run_perf_analyzer(self.server.grpc, traffic, load)
         early = EarlyEnd(math.inf, 0.0, lambda _requests, _over: gone())
         return run_load(self.server.grpc, traffic, load, ends=early, sending=Transport())
 

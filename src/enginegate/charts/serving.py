@@ -1,4 +1,4 @@
-"""What Triton delivered, in four pictures: p99, queue delay, stages, and cost.
+"""Benchmarks in four pictures: p99, queue delay, stages, and cost.
 
 Each mark carries its candidate's number as the class ``s0``, ``s1``, …
 """
@@ -33,7 +33,7 @@ def latency_chart(title: str, benchmarks: Sequence[Benchmark], slo_p99_ms: float
     """p99 over throughput, with the SLO and the intervals of p99.
 
     Of several candidates each has a colour, and its best configuration's points are joined; of one
-    candidate each configuration has a colour. What must not be used is grey and joined to nothing.
+    candidate each configuration has a colour. Invalid measurements are grey and joined to nothing.
     """
     with drawing(title, "completed requests/s", "p99, ms (log)") as chart:
         for number, benchmark in enumerate(benchmarks):

@@ -42,7 +42,7 @@ _log = logging.getLogger("enginegate.approve")
 
 @dataclass(frozen=True, slots=True)
 class PersonAnswer:
-    """What a person typed.
+    """A person's answer, as typed.
 
     Attributes:
         candidate: KIND-PRECISION; empty: the winner.

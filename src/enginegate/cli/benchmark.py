@@ -75,7 +75,7 @@ Folder = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class BenchmarkRequest:
-    """What the command line changes about a policy; None leaves the policy's own."""
+    """The command line's changes to a policy; None leaves the policy's own."""
 
     load: str | None = None
     rate: float | None = None

@@ -1,4 +1,4 @@
-"""What is here, what each missing part costs, and how to get it."""
+"""Which parts are here, what a missing part costs, and how to get it."""
 
 import shutil
 from collections.abc import Iterator

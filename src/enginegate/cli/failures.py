@@ -1,4 +1,4 @@
-"""What a user reads when something fails that no part of this program expected: never a traceback.
+"""The message for a failure that no part of this program expected: never a traceback.
 
 Pure but for `keep_traceback`: which exception it was decides the sentence and the exit code.
 """
@@ -53,7 +53,7 @@ class Failure:
 
 
 def failure_of(error: BaseException) -> Failure:
-    """What the user reads about an exception that nobody caught."""
+    """The message and exit code for an exception that nobody caught."""
     chain = tuple(_chain(error))
     for each in chain:
         if isinstance(each, OSError) and each.errno in _REMEDIES:

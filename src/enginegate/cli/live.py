@@ -44,7 +44,7 @@ def repository_of(policy: Policy) -> Target:
 
 
 def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console) -> None:
-    """What is live, since when, on whose word; every release; what waits for a decision."""
+    """The live release, its promise and approver; every release; scorecards that wait."""
     layout = Layout(policy.target.repository, policy.name)
     current = layout.current()
     out.print(f"[bold]{policy.name}[/] in {policy.target.repository} ({_server_words(policy)})")
@@ -69,7 +69,7 @@ def print_status(policy: Policy, path: Path, workspace: Workspace, out: Console)
 
 
 def _promise_words(layout: Layout, live: Release) -> str:
-    """What the watch holds the live release to, and on whose word."""
+    """The promise that the watch checks the live release against, and who approved it."""
     try:
         held = layout.held_to(live)
     except EnginegateError as error:

@@ -38,7 +38,7 @@ def policies_here() -> list[Path]:
 
 
 def print_check(policy: Policy, origin: Path, out: Console) -> None:
-    """What is here of what it names, and what will be inconclusive.
+    """Check that everything the policy names is here, and print what will be inconclusive.
 
     Raises:
         PolicyError: something that it names is not there.
@@ -52,7 +52,7 @@ def print_check(policy: Policy, origin: Path, out: Console) -> None:
 
 
 def print_policy(policy: Policy, out: Console) -> None:
-    """What it promotes, from where to where, and what it asks for."""
+    """Print model, candidates, SLO, search budget and digest."""
     names = ", ".join(str(candidate) for candidate in policy.candidates.all())
     search = policy.search
     out.print(f"model       {policy.model.uri} -> {policy.name} in {policy.target.repository}")

@@ -52,13 +52,13 @@ class _Stamps:
     answered_s: NDArray[np.float64]
 
 
-def find() -> Path | None:
+def find_perf_analyzer() -> Path | None:
     """The program, if this machine has it."""
     program = os.environ.get(_PROGRAM) or shutil.which("perf_analyzer")
     return Path(program) if program else None
 
 
-def run(
+def run_perf_analyzer(
     address: str,
     traffic: Traffic,
     load: Load | ClosedLoad,
@@ -74,7 +74,7 @@ def run(
             repeated.
         load: open loop (the very schedule that `traffic.run_load` would follow) or closed loop.
         protocol: gRPC or HTTP.
-        binary: the program; None: the one that `find` finds.
+        binary: the program; None: the one that `find_perf_analyzer` finds.
 
     Returns:
         As `traffic.run_load`, but model versions are not known (empty).
@@ -83,7 +83,7 @@ def run(
         InputError: perf_analyzer cannot send this traffic.
         ServerError: there is no such program, or it failed, as it does when any request fails.
     """
-    program = binary or find()
+    program = binary or find_perf_analyzer()
     if program is None:
         raise ServerError(
             f"There is no perf_analyzer on this machine. Name it with {_PROGRAM} (the wheel of "

@@ -185,17 +185,17 @@ def _workers(count: int) -> Iterator[list[_Worker]]:
 
 
 def _start() -> _Worker:
-    ours, theirs = socket.socketpair()
-    with theirs:
+    parent_end, child_end = socket.socketpair()
+    with child_end:
         process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-c", _WORKER, str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-c", _WORKER, str(child_end.fileno())],
+            pass_fds=[child_end.fileno()],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdin=subprocess.DEVNULL,
             # Ctrl-C is for this process to handle.
             start_new_session=True,
         )
-    return _Worker(process, Connection(ours.detach()))
+    return _Worker(process, Connection(parent_end.detach()))
 
 
 def run_worker() -> None:

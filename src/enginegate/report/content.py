@@ -1,6 +1,6 @@
-"""What a report says, before it is laid out. Nothing is decided here.
+"""A report's content, before it is laid out. Nothing is decided here.
 
-Accuracy is told as the change against FP32 in percentage points, so a loss is negative. Intervals
+Accuracy is shown as the change against FP32 in percentage points, so a loss is negative. Intervals
 are in parentheses. n/a means that a number was not measured.
 """
 
@@ -48,7 +48,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CandidateObstacle:
-    """What keeps some candidates from passing, worst first; candidates with the same share one.
+    """Why some candidates did not pass, worst first; candidates with the same share one.
 
     ``unmeasured`` says why they were not benchmarked; empty where they were, or could not be.
     """
@@ -75,7 +75,7 @@ class CandidateObstacle:
 
 
 def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) -> Row:
-    """What the table says about one candidate; ``sizes`` are engine bytes."""
+    """One candidate's row of the table; ``sizes`` are engine bytes."""
     verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
     return Row(
         candidate=candidate.name + _mark(scorecard, candidate),
@@ -127,7 +127,7 @@ def sentences(scorecard: Scorecard) -> tuple[str, ...]:
 
 
 def fp32_sentences(scorecard: Scorecard) -> tuple[str, ...]:
-    """What FP32 itself scores on the labelled data, one sentence for each measure."""
+    """FP32's own scores on the labelled data, one sentence for each measure."""
     whole = (score for score in scorecard.fp32_scores if "/" not in score.scope)
     return tuple(f"{one_line(_at_output(score))}." for score in whole)
 
@@ -150,10 +150,10 @@ def _slices_line(scores: list[Finding], most: int | None) -> str:
     errors = scores[0].relation == "<="
     ordered = sorted(scores, key=lambda score: score.value or 0.0, reverse=errors)
     shown = ordered if most is None else ordered[:most]
-    said = [f"{score.scope.partition('/')[2]} {own_score_text(score)}" for score in shown]
+    slices = [f"{score.scope.partition('/')[2]} {own_score_text(score)}" for score in shown]
     hidden = len(ordered) - len(shown)
     name = scores[0].gate.removeprefix("slice_").removesuffix("_fp32")
-    return f"FP32's own {name} by slice, the worst first: {', '.join(said)}" + (
+    return f"FP32's own {name} by slice, the worst first: {', '.join(slices)}" + (
         f", and {hidden} better ones." if hidden else "."
     )
 
@@ -165,10 +165,10 @@ def own_score_text(score: Finding) -> str:
     def show(number: float) -> str:
         return f"{100 * number:.1f}" if share else f"{number:.4g}"
 
-    said = f"{show(score.value or 0.0)}{' %' if share else ''}"
+    value = f"{show(score.value or 0.0)}{' %' if share else ''}"
     if score.low is None or score.high is None:
-        return said
-    return f"{said} ({show(score.low)} to {show(score.high)})"
+        return value
+    return f"{value} ({show(score.low)} to {show(score.high)})"
 
 
 def _at_output(score: Finding) -> str:
@@ -177,7 +177,7 @@ def _at_output(score: Finding) -> str:
 
 
 def binding(scorecard: Scorecard) -> str:
-    """What an answer is bound to."""
+    """The scorecard that an answer is bound to."""
     return (
         f"An approval is for scorecard {scorecard.digest} and nothing else: other evidence needs a "
         "new one. No answer means no."
@@ -227,13 +227,13 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
 
 
 def accuracy_text(verdict: Verdict | None) -> str:
-    """What the task lost against FP32, as a change with its interval; n/a where not judged."""
+    """The task's loss against FP32, as a change with its interval; n/a where not judged."""
     loss = _task_loss(verdict)
     return MISSING if loss is None else _change(loss)
 
 
 def _task_loss(verdict: Verdict | None) -> Finding | None:
-    """What the task lost on all labelled data: accuracy, else the first metric of the policy."""
+    """The task's loss on all labelled data: accuracy, else the first metric of the policy."""
     losses = [
         finding
         for finding in (verdict.findings if verdict else ())
@@ -308,7 +308,7 @@ def _blocking(verdict: Verdict, benchmark: Benchmark | None) -> tuple[Finding, .
 
 
 def _reason(finding: Finding) -> str:
-    said = f"{finding.gate} on {finding.scope}: {one_line(finding.reason)}"
+    reason = f"{finding.gate} on {finding.scope}: {one_line(finding.reason)}"
     if finding.outcome is Outcome.FAILED and finding.would_pass is not None:
-        said += f"; a limit of {finding.would_pass:.4g} would have passed"
-    return said
+        reason += f"; a limit of {finding.would_pass:.4g} would have passed"
+    return reason

@@ -208,7 +208,7 @@ def _where(finding: Finding) -> str:
 
 
 def _surely(end: float | None, word: str) -> str:
-    """What the interval's unfavourable end adds."""
+    """The unfavourable end of the interval, in words."""
     if end is None or end <= 0.0:
         return ""
     return f" (with the policy's confidence at most {_per(end)}{f' {word}' if word else ''})"
@@ -244,7 +244,7 @@ def _plain(finding: Finding) -> str:
 
 
 def _serving(benchmark: Benchmark) -> Iterator[str]:
-    """What else is known of how it serves."""
+    """Roofline and heavier mixes, in words."""
     if benchmark.roofline is not None:
         yield roofline_sentence(benchmark.roofline)
     yield from pattern_sentences(benchmark.patterns)

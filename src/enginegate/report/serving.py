@@ -1,4 +1,4 @@
-"""What the benchmarks of a qualification say, before it is laid out. Nothing is decided here.
+"""The content of reports on benchmarks, before it is laid out. Nothing is decided here.
 
 Validity comes first: of each configuration so many measurements may be used, and only from those
 its best is taken. n/a means that a number was not measured.
@@ -60,7 +60,7 @@ class ServingRow(NamedTuple):
 
 
 def serving_report(card: Scorecard, slo: Slo) -> ServingReport:
-    """What a scorecard says about serving."""
+    """The serving report of a scorecard."""
     return ServingReport(
         model=card.model,
         model_uri=card.model_uri,
@@ -126,18 +126,18 @@ def generator_sentence(measured: Measurement) -> str:
     sender = measured.generator
     processes = "process" if sender.processes == 1 else "processes"
     who = f"{sender.driver} ({sender.processes} {processes}, the busiest {sender.cpu_share:.0%} of"
-    said = [
+    clauses = [
         f"Sent by {who} a processor), late by {short_number(measured.late_p99_ms, 2)} ms at p99"
     ]
     if sender.null_p50_ms is not None and sender.null_p99_ms is not None:
-        said.append(
+        clauses.append(
             f"a model that does nothing answers it in {short_number(sender.null_p50_ms, 2)} "
             "ms (p50) and "
             f"{short_number(sender.null_p99_ms, 2)} ms (p99)"
         )
     if sender.trusted_per_s is not None:
-        said.append(f"it was shown to keep up with {per_second(sender.trusted_per_s)}")
-    return "; ".join(said) + "."
+        clauses.append(f"it was shown to keep up with {per_second(sender.trusted_per_s)}")
+    return "; ".join(clauses) + "."
 
 
 def pattern_sentences(patterns: Sequence[Pattern]) -> Iterator[str]:
@@ -155,16 +155,16 @@ def pattern_sentences(patterns: Sequence[Pattern]) -> Iterator[str]:
 def roofline_sentence(roofline: Roofline) -> str:
     """Whether arithmetic or memory traffic limits the engine."""
     if roofline.bound == "unknown":
-        return "Whether it is bound by arithmetic or by memory could not be told here."
+        return "Whether it is bound by arithmetic or by memory is not known here."
     what = "arithmetic" if roofline.bound == "compute" else "memory traffic"
     intensity = roofline.flops / roofline.bytes_moved if roofline.bytes_moved else 0.0
-    said = (
+    sentence = (
         f"At a batch of {roofline.batch_size} it is {roofline.bound}-bound: {intensity:.3g} "
         f"operations for each byte, so {what} is its limit on this device"
     )
     if roofline.reached is not None:
-        said += f", of which it reaches {roofline.reached:.0%}"
-    return f"{said}."
+        sentence += f", of which it reaches {roofline.reached:.0%}"
+    return f"{sentence}."
 
 
 def _result(benchmark: Benchmark) -> Iterator[str]:
@@ -178,13 +178,13 @@ def _result(benchmark: Benchmark) -> Iterator[str]:
         return
     p99 = benchmark.p99_at_slo
     over = f" over {p99.samples:,} requests" if p99 else ""
-    said = (
+    sentence = (
         f"Chosen: {benchmark.chosen}. Confirmed at {benchmark.throughput_text} "
         f"requests/s with a p99 of {percentile_text(p99)} ms{over}"
     )
     if benchmark.rejected_rate_per_s is not None:
-        said += f"; {per_second(benchmark.rejected_rate_per_s)} was not seen to meet the SLO"
-    yield f"{said}."
+        sentence += f"; {per_second(benchmark.rejected_rate_per_s)} was not seen to meet the SLO"
+    yield f"{sentence}."
     if benchmark.cut_short:
         yield f"It may sustain more: {one_line(benchmark.cut_short)}."
     for finding in benchmark.findings:
@@ -232,10 +232,10 @@ def _moved(pattern: Pattern, recorded: Pattern | None, quantile: float) -> str:
     now, before = _find(pattern, quantile), _find(recorded, quantile)
     if now is None:
         return f"{name} falls on failed requests"
-    said = f"{name} {short_number(now.value_ms)} ms"
+    sentence = f"{name} {short_number(now.value_ms)} ms"
     if before is not None and before.value_ms:
-        said += f" ({now.value_ms / before.value_ms - 1.0:+.0%})"
-    return f"{said} of {now.samples:,}"
+        sentence += f" ({now.value_ms / before.value_ms - 1.0:+.0%})"
+    return f"{sentence} of {now.samples:,}"
 
 
 def _find(pattern: Pattern | None, quantile: float) -> Percentile | None:

@@ -71,7 +71,7 @@ def print_approval(scorecard: Scorecard, console: Console) -> None:
 
 
 def scorecard_text(scorecard: Scorecard, sizes: Sizes = NO_SIZES, *, width: int = 120) -> str:
-    """What `print_scorecard` prints, without colour."""
+    """The text that `print_scorecard` prints, without colour."""
     return _text(lambda console: print_scorecard(scorecard, console, sizes), width)
 
 
@@ -86,7 +86,7 @@ def print_serving(report: ServingReport, console: Console) -> None:
 
 
 def serving_text(report: ServingReport, *, width: int = 120) -> str:
-    """What `print_serving` prints, without colour."""
+    """The text that `print_serving` prints, without colour."""
     return _text(lambda console: print_serving(report, console), width)
 
 

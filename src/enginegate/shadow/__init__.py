@@ -16,7 +16,7 @@ from enginegate.shadow.store import (
     expire_samples,
     is_sample,
     latest_sample,
-    read_sample,
+    read_traffic_sample,
     sample_info,
 )
 
@@ -29,7 +29,7 @@ __all__ = [
     "import_sample",
     "is_sample",
     "latest_sample",
-    "read_sample",
+    "read_traffic_sample",
     "record_live",
     "recording_notes",
     "recover_recordings",

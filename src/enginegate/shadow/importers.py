@@ -13,7 +13,7 @@ import numpy as np
 from enginegate.data import Array, read_data
 from enginegate.errors import DataError
 from enginegate.policy.recording import Shadow
-from enginegate.shadow.parquet import Shapes, column_names, read_columns
+from enginegate.shadow.parquet import RowShapes, column_names, read_columns
 from enginegate.shadow.record_batch import NO_ARRIVAL, NO_LABEL, NO_VERSION, STAGES, RecordBatch
 from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.sample import SampleInfo, SampleOrigin
@@ -28,7 +28,7 @@ _NPZ = frozenset({".npz", ".npy", ""})
 
 
 def import_sample(
-    source: Path, model: str, wanted: Shadow, *, home: Path, shapes: Shapes | None = None
+    source: Path, model: str, wanted: Shadow, *, home: Path, shapes: RowShapes | None = None
 ) -> tuple[Path, SampleInfo]:
     """Import a sample, redacted and sliced as the policy says.
 
@@ -71,7 +71,7 @@ def _columns_of(source: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _read(
-    source: Path, imported: tuple[str, ...], shapes: Shapes | None
+    source: Path, imported: tuple[str, ...], shapes: RowShapes | None
 ) -> Iterator[Mapping[str, Array]]:
     if source.suffix not in _NPZ:
         yield from read_columns(source, shapes, only=imported)

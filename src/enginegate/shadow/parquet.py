@@ -15,7 +15,7 @@ from enginegate.data import Array
 from enginegate.errors import DataError
 from enginegate.messages import counted
 
-Shapes = Mapping[str, tuple[int, ...]]
+RowShapes = Mapping[str, tuple[int, ...]]
 
 _SHAPE = b"shape"
 _READ_BYTES = 4 << 20
@@ -50,7 +50,7 @@ class PartWriter:
 
 
 def read_columns(
-    path: Path, shapes: Shapes | None = None, *, only: Sequence[str] | None = None
+    path: Path, shapes: RowShapes | None = None, *, only: Sequence[str] | None = None
 ) -> Iterator[dict[str, Array]]:
     """Some rows of every column at a time.
 

@@ -110,6 +110,6 @@ def batch_of_request(request: TracedRequest) -> RecordBatch:
     )
 
 
-def concatenate(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
+def stack_rows(columns: Sequence[dict[str, Array]]) -> dict[str, Array]:
     """Rows of several batches with equal columns, one below the other."""
     return {name: np.concatenate([batch[name] for batch in columns]) for name in columns[0]}

@@ -11,7 +11,7 @@ from enginegate.data import DataSet, read_data
 from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.shadow.sample import TrafficSample
-from enginegate.shadow.store import is_sample, latest_sample, read_sample
+from enginegate.shadow.store import is_sample, latest_sample, read_traffic_sample
 
 # Sizes are drawn in rounds: more of them follow the recording closer, and make a round longer.
 _MOST_SIZES = 2000
@@ -66,13 +66,13 @@ def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Pat
 def _recorded(tables: TrafficTables, home: Path) -> RequestMix | None:
     given, wanted = tables.data.shadow, tables.shadow
     if given is not None:
-        return _of(read_sample(given)) if is_sample(given) else RequestMix(read_data(given))
+        return _of(read_traffic_sample(given)) if is_sample(given) else RequestMix(read_data(given))
     if wanted is None:
         return None
     if wanted.traffic is not None:
         return RequestMix(read_data(wanted.traffic))
     newest = latest_sample(home, tables.model)
-    return _of(read_sample(newest)) if newest is not None else None
+    return _of(read_traffic_sample(newest)) if newest is not None else None
 
 
 def _of(sample: TrafficSample) -> RequestMix:

@@ -20,7 +20,7 @@ from enginegate.errors import DataError
 from enginegate.messages import counted
 from enginegate.records import Record
 from enginegate.shadow.parquet import PartWriter
-from enginegate.shadow.record_batch import RecordBatch, Text, concatenate
+from enginegate.shadow.record_batch import RecordBatch, Text, stack_rows
 from enginegate.shadow.redaction import Preparation
 
 # Rows wait for a row group of this size: larger ones compress better, and take more memory.
@@ -245,7 +245,7 @@ class _OpenPart:
 
     def flush(self) -> None:
         if self.waiting:
-            self.writer.write(concatenate(self.waiting))
+            self.writer.write(stack_rows(self.waiting))
         self.waiting, self.waiting_rows, self.waiting_bytes = [], 0, 0
 
     def close(self) -> SamplePart:

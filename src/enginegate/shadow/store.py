@@ -98,7 +98,7 @@ def latest_sample(home: Path, model: str) -> Path | None:
     return max(samples)[1] if samples else None
 
 
-def read_sample(path: Path) -> TrafficSample:
+def read_traffic_sample(path: Path) -> TrafficSample:
     """A sample's largest part; large arrays stay on disk, in files that vanish when they close.
 
     Raises:
@@ -219,11 +219,11 @@ class _Column:
 
 def _arrivals(path: Path) -> NDArray[np.int64]:
     """When each request of a file arrived: once for all of its rows; those not known left out."""
-    found = []
+    parts = []
     for block in read_columns(path, only=("request", "arrival_ns")):
         _, first = np.unique(block["request"], return_index=True)
-        found.append(np.stack([block["request"][first], block["arrival_ns"][first]]))
-    both = np.concatenate(found, axis=1)
+        parts.append(np.stack([block["request"][first], block["arrival_ns"][first]]))
+    both = np.concatenate(parts, axis=1)
     _, first = np.unique(both[0], return_index=True)
     arrival_ns: NDArray[np.int64] = both[1][first]
     return np.asarray(arrival_ns[arrival_ns != NO_ARRIVAL])

@@ -180,14 +180,14 @@ class _Parts:
     tensors: dict[str, Tensors] = field(default_factory=lambda: {_INPUT: {}, _OUTPUT: {}})
 
     def missing(self) -> list[str]:
-        there = {
+        parts = {
             "its model": self.who,
             "its inputs": self.tensors[_INPUT],
             "its outputs": self.tensors[_OUTPUT],
             "its start": _ARRIVED in self.stages_ns,
             "its end": _ENDED in self.stages_ns,
         }
-        return [name for name, found in there.items() if not found]
+        return [name for name, present in parts.items() if not present]
 
 
 def _request(trace_id: int, items: list[dict[str, Any]]) -> TracedRequest:

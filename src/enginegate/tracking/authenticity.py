@@ -1,7 +1,7 @@
 """Is a scorecard the one that was filed? Compared with MLflow's run, and by its signature.
 
 A scorecard in a workspace is a file whose name is its digest, so whoever may write there can make
-another one. What they cannot do there is change what MLflow's run holds, or sign.
+another one. Nobody can change MLflow's run there, or sign.
 """
 
 from pathlib import Path

@@ -53,7 +53,7 @@ class Connection:
         return _client(self.tracking_uri)
 
     def found(self, ask: "Callable[[MlflowClient], R]") -> R | None:
-        """What ``ask`` returns; None where MLflow says that it does not exist."""
+        """The answer of ``ask``; None where MLflow says that it does not exist."""
         try:
             return ask(self.client)
         except _mlflow_exception() as error:

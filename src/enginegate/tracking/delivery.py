@@ -89,8 +89,8 @@ def _exclusive(cursor: Cursor, patience_s: float) -> Iterator[None]:
             lock.enter_context(cursor.exclusive(patience_s))
         except TimeoutError as error:
             raise TrackingError(
-                f"The audit log is being delivered to MLflow by {error}. What that leaves is "
-                "delivered by the next promotion, rollback or watch."
+                f"The audit log is being delivered to MLflow by {error}. The next promotion, "
+                "rollback or watch delivers the rest."
             ) from error
         except OSError as error:
             _log.warning("%s cannot be written to: %s", cursor.path.parent, error.strerror)
@@ -143,7 +143,7 @@ class _Delivery:
     def _is_live(self, event: Event) -> bool:
         """Whether a model's newest change is this host's to deliver, and still what is live.
 
-        What another host decided is in that host's log. What a crash left is in no log yet, and
+        A change that another host decided is in that host's log. A change that a crash cut short
         gets its own line when it is recovered.
         """
         if event.origin.endswith(f", {REPLICATION}"):
@@ -168,7 +168,7 @@ class _Delivery:
         except EnginegateError as error:
             if isinstance(error, TrackingError):
                 raise
-            _log.error("MLflow is not told of %s: %s", event.event, error)
+            _log.error("MLflow does not get the line '%s': %s", event.event, error)
             return ""
         if not model_uri.startswith("models:/"):
             return ""
@@ -182,7 +182,7 @@ class _Delivery:
         return f"{name}@{CHAMPION} is version {number}"
 
     def _deliver_answer(self, event: Event) -> str:
-        """What a person said: about a scorecard, or about a broken promise."""
+        """A person's decision on a scorecard, or acknowledgement of a broken promise."""
         if event.event in _ANSWERS:
             return self._deliver_decision(event)
         return self._deliver_state(event) if event.event == "acknowledged" else ""
@@ -191,7 +191,7 @@ class _Delivery:
         try:
             run = self._scorecard(event).mlflow_run
         except InputError as error:
-            _log.warning("MLflow is not told who %s a scorecard: %s", event.event, error)
+            _log.warning("MLflow does not get who %s a scorecard: %s", event.event, error)
             return ""
         if not run or not self._has_run(run):
             return ""
@@ -206,7 +206,7 @@ class _Delivery:
         return f"scorecard {(event.scorecard or '')[:12]} was {event.event} by {event.who}"
 
     def _deliver_state(self, event: Event) -> str:
-        """What is shown of a release, on its watch run and on its version."""
+        """The shown state of a release, on its watch run and on its version."""
         try:
             release = Layout(self.root, event.model).release(event.release or 0)
             checks = WatchLog.at(self.workspace, release).read()
@@ -247,7 +247,7 @@ class _Delivery:
 
 
 def state_tag(state: ShownState, release: Release) -> dict[str, str]:
-    """What a registered version shows of the release that serves it."""
+    """The tag of a registered version with the state of the release that serves it."""
     words = f"{state.word}: release {release.version}"
     if state.latest is not None:
         words += f", {state.latest.at:%Y-%m-%d %H:%M:%S %Z}"

@@ -31,7 +31,7 @@ def log_check(
 
 
 def state_tags(state: ShownState) -> dict[str, str]:
-    """What a release's run shows of its state: *failed* until a person acknowledges it."""
+    """The tags of a release's run: *failed* until a person acknowledges it."""
     return {"gate": state.word, "mlflow.note.content": str(state)}
 
 

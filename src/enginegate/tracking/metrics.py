@@ -106,7 +106,7 @@ def _benchmark_metrics(benchmark: Benchmark) -> dict[str, float]:
 def _serving_metrics(
     benchmark: Benchmark, measured: Measurement | None
 ) -> Iterator[tuple[str, float]]:
-    """What is known of it besides; a number that was not measured is absent."""
+    """Further numbers of serving; a number that was not measured is absent."""
     tail = measured.percentile(_TAIL) if measured else None
     speedup = next((f.value for f in benchmark.findings if f.gate == "speedup"), None)
     known = {
@@ -174,7 +174,7 @@ def live_metrics(check: WatchCheck, promise: Promise) -> dict[str, float]:
 
 
 def shared_tags(scorecard: Scorecard) -> dict[str, str]:
-    """What parent and children are searched by; ``scorecard_sha256`` is what a person approves."""
+    """Tags to find parent and children by; people approve a ``scorecard_sha256``."""
     digests = {f"data.{name}_sha256": d for name, d in scorecard.data.model_dump().items() if d}
     return digests | {
         "model": scorecard.model,

@@ -36,7 +36,7 @@ _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class CandidateArtifacts:
-    """What is filed beside one candidate's numbers; empty where there is none.
+    """Files beside one candidate's numbers; empty where there is none.
 
     Attributes:
         built: the engine and its folder in the store, as `Workspace.engine` returns them.
@@ -206,7 +206,7 @@ def experiment_name(model: str) -> str:
 
 
 def _evidence(scorecard: Scorecard) -> str:
-    """The scorecard's digest before it knew its run: what recording twice is told by."""
+    """The scorecard's digest before it knew its run: by which a second recording is recognised."""
     return scorecard.model_copy(update={"mlflow_run": ""}).digest
 
 

@@ -43,7 +43,7 @@ class Tracker:
 
     @property
     def connection(self) -> Connection:
-        """What every call goes through."""
+        """Every call goes through it."""
         return Connection(self.tracking_uri, self.artifact_root)
 
     @property

@@ -40,7 +40,7 @@ class LiveAddresses(Record):
 
 
 def live_addresses(target: PromotionTarget) -> LiveAddresses | None:
-    """Where the repository's server should be; None when nobody said. It may be dead."""
+    """Where the repository's server should be; None when not known. It may be dead."""
     if target.endpoint is not None:
         return LiveAddresses(grpc=target.endpoint, metrics=target.metrics)
     try:

@@ -62,7 +62,7 @@ class TritonInstall:
         )
 
     def environment(self) -> dict[str, str]:
-        """Variables the server needs on top of ours.
+        """Variables the server needs besides this process's.
 
         Its Python backend ignores PYTHONPATH and takes the packages of the first ``python3`` on
         PATH, so this interpreter's folder goes there.
@@ -73,8 +73,8 @@ class TritonInstall:
         inherited = os.environ.get("LD_LIBRARY_PATH")
         # cuDNN opens parts of itself by name. Where the system has another release of it, parts of
         # both in one process fail at best, so the wheels that Python uses come first.
-        found = [*map(str, cuda_folders()), *map(str, self.libraries)]
-        libraries = [*found, *([inherited] if inherited else [])]
+        folders = [*map(str, cuda_folders()), *map(str, self.libraries)]
+        libraries = [*folders, *([inherited] if inherited else [])]
         return {"PATH": path, "LD_LIBRARY_PATH": os.pathsep.join(libraries)}
 
 
@@ -88,9 +88,9 @@ def find_triton(cache: Path | None) -> TritonInstall:
     Raises:
         ServerError: there is none, or a part is missing; says which and how to get it.
     """
-    found = shutil.which("tritonserver")
-    if found is not None:
-        return TritonInstall(Path(found), _backends_of(Path(found)), (), found)
+    program = shutil.which("tritonserver")
+    if program is not None:
+        return TritonInstall(Path(program), _backends_of(Path(program)), (), program)
     return _from_wheel(cache)
 
 

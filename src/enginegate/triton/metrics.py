@@ -44,7 +44,7 @@ class Metrics:
             except ValueError as error:
                 raise ServerError(
                     f"This is no Prometheus metric: {line[:120]!r}.\n"
-                    "What answers at this address is not Triton's metrics port."
+                    "The server at this address is not Triton's metrics port."
                 ) from error
         return cls(tuple(series))
 
@@ -67,10 +67,6 @@ class Metrics:
                 f"is the value asked for. Name more labels: {matches[0].labels} is one of them."
             )
         return matches[0].value if matches else None
-
-    def total(self, name: str, **labels: str) -> float:
-        """The sum over every series that matches, e.g. over versions; 0.0 when none does."""
-        return sum((series.value for series in self.matching(name, **labels)), 0.0)
 
 
 def read_metrics(address: str, *, timeout_s: float = 5.0) -> Metrics:
@@ -99,6 +95,6 @@ def read_metrics(address: str, *, timeout_s: float = 5.0) -> Metrics:
     if status != 200:  # noqa: PLR2004 - HTTP's OK
         raise ServerError(
             f"http://{address}{_PATH} answered with HTTP status {status}.\n"
-            "Give the address of Triton's metrics port (8002 unless it was told otherwise)."
+            "Give the address of Triton's metrics port (8002 by default)."
         )
     return Metrics.parse(content.decode(errors="replace"))

@@ -18,7 +18,7 @@ from enginegate.records import Record
 from enginegate.watch.probe import LiveReading
 from enginegate.workspace import Workspace
 
-Action: TypeAlias = Literal["none", "alert", "rollback"]
+WatchAction: TypeAlias = Literal["none", "alert", "rollback"]
 
 # At one check in ten minutes, the last four days: every run reads them all. MLflow has the rest.
 _MOST_CHECKS = 600
@@ -61,7 +61,7 @@ class WatchCheck(Record):
     scorecard: Sha256 | None = Field(
         default=None, description="whose promise it was compared with; none: the release's own"
     )
-    action: Action = "none"
+    action: WatchAction = "none"
 
     def promised_by(self, release: Release) -> str:
         """Digest of the scorecard whose promise the release was compared with."""

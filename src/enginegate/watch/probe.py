@@ -20,7 +20,6 @@ from enginegate.records import Record
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.metrics import Metrics, read_metrics
-from enginegate.triton.types import Statistics
 
 _FAILURES = "nv_inference_request_failure"
 _CANCELED = "CANCELED"
@@ -139,17 +138,28 @@ def take_reading(
         before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
         probe = prober.send(addresses.grpc, model, duration_s)
         prober.wait(started + duration_s)
-        counted = client.statistics_since(
+        change = client.statistics_since(
             model, before, answers=probe.answered_by(version), version=str(version)
         )
-    late = _Scrape.of(addresses)
-    if counted.requests < 0 or counted.failures < 0:
+    gauges = _Gauges.of(early, _Scrape.of(addresses), model, version)
+    if change.requests < 0 or change.failures < 0:
         raise ServerError(
             f"Version {version} of {model} at {addresses.grpc} was loaded anew during the check, "
             "so its counters began again. Check again."
         )
-    return _reading(
-        counted, probe, time.monotonic() - started, _Gauges.of(early, late, model, version)
+    requests = change.requests
+    compute_ns = change.compute_input_ns + change.compute_infer_ns + change.compute_output_ns
+    return LiveReading(
+        lasted_s=time.monotonic() - started,
+        answered=requests,
+        failed=max(change.failures, gauges.failed, probe.failed),
+        server_ms=(change.queue_ns + compute_ns) / requests / _NS_PER_MS if requests else None,
+        queue_ms=change.queue_ns / requests / _NS_PER_MS if requests else None,
+        pending_before=gauges.pending_before,
+        pending=gauges.pending,
+        gpu_memory_share=gauges.gpu_memory_share,
+        unread=gauges.unread,
+        probe=probe,
     )
 
 
@@ -189,30 +199,6 @@ class _Gauges:
             pending=_pending(late.metrics, which),
             gpu_memory_share=max(_gpu_shares(late.metrics), default=None),
         )
-
-
-def _reading(
-    counted: Statistics, probe: ProbeResult, lasted_s: float, gauges: _Gauges
-) -> LiveReading:
-    spent_ns = (
-        counted.queue_ns
-        + counted.compute_input_ns
-        + counted.compute_infer_ns
-        + counted.compute_output_ns
-    )
-    requests = counted.requests
-    return LiveReading(
-        lasted_s=lasted_s,
-        answered=requests,
-        failed=max(counted.failures, gauges.failed, probe.failed),
-        server_ms=spent_ns / requests / _NS_PER_MS if requests else None,
-        queue_ms=counted.queue_ns / requests / _NS_PER_MS if requests else None,
-        pending_before=gauges.pending_before,
-        pending=gauges.pending,
-        gpu_memory_share=gauges.gpu_memory_share,
-        unread=gauges.unread,
-        probe=probe,
-    )
 
 
 def _failures(metrics: Metrics, which: dict[str, str]) -> int:

@@ -13,7 +13,7 @@ from enginegate.candidate import Candidate, FileDigest
 from enginegate.engines.precision_check import check_precision_proof
 from enginegate.evidence import Outcome
 from enginegate.precision import graph_stats
-from validation.gate import worst_slice
+from tests.fakes.judged import worst_slice
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
 

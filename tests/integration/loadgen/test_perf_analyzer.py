@@ -10,7 +10,7 @@ from enginegate.serving import ServingConfig
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 needs_program = pytest.mark.skipif(
-    perf_analyzer.find() is None,
+    perf_analyzer.find_perf_analyzer() is None,
     reason="no perf_analyzer: name it with PERF_ANALYZER (in the wheel of tritonclient 2.51.0)",
 )
 LOAD = Load(rate_per_s=100, duration_s=1.0, seed=5)
@@ -23,7 +23,7 @@ def test_both_drivers_send_the_same_load(server, traffic, protocol):
     """The same requests at the same times in the same order; every one is answered."""
     address = server.http if protocol == "http" else server.grpc
     ours = run_load(address, traffic, LOAD, sending=Transport(protocol=protocol))
-    theirs = perf_analyzer.run(address, traffic, LOAD, protocol=protocol)
+    theirs = perf_analyzer.run_perf_analyzer(address, traffic, LOAD, protocol=protocol)
 
     assert np.array_equal(ours.due_s, theirs.due_s)
     assert (theirs.failed, theirs.generator.driver) == (0, "perf_analyzer")
@@ -49,7 +49,7 @@ def test_both_drivers_measure_the_same(server, scale_model, samples):
         traffic = Traffic.of("compared", samples)
         for _ in range(5):
             ours = summary(run_load(server.grpc, traffic, load))
-            theirs = summary(perf_analyzer.run(server.grpc, traffic, load))
+            theirs = summary(perf_analyzer.run_perf_analyzer(server.grpc, traffic, load))
             if np.allclose(theirs, ours, rtol=0.1):
                 break
 
@@ -63,7 +63,7 @@ def test_a_fresh_seed_is_another_order(server, traffic):
     loads = [LOAD.model_copy(update={"duration_s": 0.4, "order_seed": seed}) for seed in (1, 2)]
 
     ours = [run_load(server.grpc, traffic, load).samples for load in loads]
-    theirs = [perf_analyzer.run(server.grpc, traffic, load).samples for load in loads]
+    theirs = [perf_analyzer.run_perf_analyzer(server.grpc, traffic, load).samples for load in loads]
 
     once = min(len(traffic.requests), len(ours[0]))
     assert not np.array_equal(theirs[0][:once], theirs[1][:once])
@@ -75,7 +75,9 @@ def test_a_fresh_seed_is_another_order(server, traffic):
 @pytest.mark.usefixtures("scale")
 def test_a_closed_loop(server, traffic):
     """So many clients, for about as long as asked."""
-    result = perf_analyzer.run(server.grpc, traffic, ClosedLoad(clients=2, duration_s=0.6, seed=1))
+    result = perf_analyzer.run_perf_analyzer(
+        server.grpc, traffic, ClosedLoad(clients=2, duration_s=0.6, seed=1)
+    )
 
     assert 0.4 < result.lasted_s < 6.0
     assert (result.failed, len(result.due_s) > 20) == (0, True)
@@ -85,7 +87,7 @@ def test_a_closed_loop(server, traffic):
 def test_it_stops_at_a_failure(server, samples):
     """It cannot count failures, so they are an error, with what it said."""
     with pytest.raises(ServerError, match=r"(?s)nobody.*stops at the first request that fails"):
-        perf_analyzer.run(server.grpc, Traffic.of("nobody", samples), LOAD)
+        perf_analyzer.run_perf_analyzer(server.grpc, Traffic.of("nobody", samples), LOAD)
 
 
 def test_traffic_it_cannot_send(tmp_path):
@@ -93,9 +95,11 @@ def test_traffic_it_cannot_send(tmp_path):
     mixed = [{"x": np.zeros((size, 4), np.float32)} for size in (1, 2)]
     program = tmp_path / "perf_analyzer"
     with pytest.raises(InputError, match=r"batch sizes \[1, 2\]"):
-        perf_analyzer.run("127.0.0.1:1", Traffic.of("m", mixed), LOAD, binary=program)
+        perf_analyzer.run_perf_analyzer("127.0.0.1:1", Traffic.of("m", mixed), LOAD, binary=program)
     with pytest.raises(ServerError, match="No such file"):
-        perf_analyzer.run("127.0.0.1:1", Traffic.of("m", mixed[:1]), LOAD, binary=program)
+        perf_analyzer.run_perf_analyzer(
+            "127.0.0.1:1", Traffic.of("m", mixed[:1]), LOAD, binary=program
+        )
 
 
 def test_without_the_program(monkeypatch, traffic):
@@ -103,4 +107,4 @@ def test_without_the_program(monkeypatch, traffic):
     monkeypatch.delenv("PERF_ANALYZER", raising=False)
     monkeypatch.setenv("PATH", "")
     with pytest.raises(ServerError, match=r"(?s)no perf_analyzer.*tritonclient 2\.51\.0"):
-        perf_analyzer.run("127.0.0.1:1", traffic, LOAD)
+        perf_analyzer.run_perf_analyzer("127.0.0.1:1", traffic, LOAD)

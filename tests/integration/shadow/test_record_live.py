@@ -20,7 +20,7 @@ from enginegate.policy.recording import Shadow
 from enginegate.shadow import (
     expire_samples,
     latest_sample,
-    read_sample,
+    read_traffic_sample,
     record_live,
     recording_notes,
 )
@@ -79,7 +79,7 @@ def test_live_requests_become_a_sample(server, scale, home, sent, caplog):
         visit = visitor.submit(_visit, server, scale, sent, load)
         path, info = record_live(connect(server.grpc), scale, every, home=home, duration_s=60.0)
     visit.result()
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert path == latest_sample(home, scale)
     assert (info.lost, info.one_in, info.capped) == (0, 1, False)
@@ -107,7 +107,7 @@ def test_the_limit_on_requests_ends_it(server, scale, home, visitors):
 
     assert info.requests == 20
     assert info.one_in == 2
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
     assert sample.arrivals_s[-1] < 30.0
     assert sample.replay_s[-1] == pytest.approx(sample.arrivals_s[-1] / 2)
 
@@ -120,7 +120,7 @@ def test_redacted_inputs_never_reach_the_disk(server, scale, home, visitors):
         path, info = record_live(server, scale, wanted, home=home, duration_s=60.0)
 
     assert info.withheld == ("x",)
-    assert read_sample(path).data.inputs == {}
+    assert read_traffic_sample(path).data.inputs == {}
     assert list(server.trace_file.parent.iterdir()) == []
 
 

@@ -18,7 +18,7 @@ from enginegate.errors import DataError
 from enginegate.evidence import Outcome
 from enginegate.policy import parse_policy
 from enginegate.policy.recording import Shadow
-from enginegate.shadow import import_sample, read_sample
+from enginegate.shadow import import_sample, read_traffic_sample
 from enginegate.workspace import Workspace
 from tasks.shadow import record_shadow
 from tests.fakes.family import CLASSES, FEATURES, classifier, samples
@@ -227,7 +227,7 @@ def test_what_a_trace_cannot_hold_is_recorded_by_the_sender(rules, source, works
     assert [sent[row.tobytes()] for row in pixels] == traffic.data.slices["half"].tolist()
     assert _told(traffic)["shadow_integrity"] == (Outcome.PASSED, False)
     (folder,) = (workspace / "shadow").iterdir()
-    kept = read_sample(folder)
+    kept = read_traffic_sample(folder)
     assert np.array_equal(kept.outputs["echo"], pixels)
     assert set(kept.request_ids) == {""}
     assert np.all(np.diff(kept.arrivals_s) > 0)
@@ -245,7 +245,7 @@ def test_the_newest_live_sample_is_used(rules, source, workspace, recorded):
 
     traffic = shadow_traffic(policy, source)
 
-    assert traffic.data.sha256 == read_sample(newest).data.sha256
+    assert traffic.data.sha256 == read_traffic_sample(newest).data.sha256
     assert _told(traffic) == {
         "shadow_integrity": (Outcome.INCONCLUSIVE, True),
         "shadow_version": (Outcome.PASSED, True),

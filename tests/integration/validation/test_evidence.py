@@ -16,7 +16,7 @@ import pytest
 from enginegate.evidence import Outcome, worst
 from tests.fakes.judged import find, results_of
 from validation.checks import checks_for
-from validation.expectations import findings_from, judge_comparison, run_suite
+from validation.expectations import _run, findings_from, judge_comparison
 
 PASSED, INCONCLUSIVE, FAILED = Outcome.PASSED, Outcome.INCONCLUSIVE, Outcome.FAILED
 
@@ -88,7 +88,9 @@ class TestMissingEvidence:
         comparison = case.compare(clean)
         checks = checks_for(comparison, gates)
 
-        result = run_suite(checks, comparison.frame().drop(columns=column), name="evaluation")
+        result = _run(
+            checks, comparison.frame().drop(columns=column), name="evaluation"
+        ).to_json_dict()
         findings = findings_from(result, checks, rows=len(comparison))
 
         errored = [finding for finding in findings if finding.gate == gate_name]
@@ -102,7 +104,9 @@ class TestMissingEvidence:
         comparison = case.compare(clean)
         checks = checks_for(comparison, gates)
 
-        result = run_suite(checks, comparison.frame().drop(columns="slice.ink"), name="evaluation")
+        result = _run(
+            checks, comparison.frame().drop(columns="slice.ink"), name="evaluation"
+        ).to_json_dict()
         findings = findings_from(result, checks, rows=len(comparison))
 
         broken = {finding.scope for finding in findings if finding.outcome is Outcome.ERRORED}
@@ -114,7 +118,7 @@ class TestMissingEvidence:
         checks = checks_for(comparison, gates)
         frame = comparison.frame().astype({"kl_nats": str})
 
-        result = run_suite(checks, frame, name="evaluation")
+        result = _run(checks, frame, name="evaluation").to_json_dict()
 
         kl = find(findings_from(result, checks, rows=len(comparison)), "kl_p99")
         assert kl.outcome is Outcome.ERRORED
@@ -124,7 +128,7 @@ class TestMissingEvidence:
         comparison = case.compare(clean)
         checks = checks_for(comparison, gates)
 
-        result = run_suite(checks[1:], comparison.frame(), name="evaluation")
+        result = _run(checks[1:], comparison.frame(), name="evaluation").to_json_dict()
 
         findings = findings_from(result, checks, rows=len(comparison))
         assert find(findings, "samples").outcome is Outcome.ERRORED

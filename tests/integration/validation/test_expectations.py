@@ -9,12 +9,12 @@ import pytest
 from enginegate.data import DataSet
 from enginegate.evidence import Outcome, worst
 from enginegate.policy.gates import Gates, Metric
-from tests.fakes.judged import find, results_of
+from tests.fakes.judged import find, results_of, worst_slice
 from validation import gate
 from validation.agreement import compare
 from validation.checks import checks_for
 from validation.expectations import judge_comparison
-from validation.gate import Tail, worst_slice
+from validation.gate import Tail
 from validation.outputs import OutputSpec
 from validation.statistics import Pairs, Share
 

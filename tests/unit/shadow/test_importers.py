@@ -5,7 +5,7 @@ import pytest
 
 from enginegate.errors import DataError
 from enginegate.policy.recording import Shadow
-from enginegate.shadow import import_sample, read_sample
+from enginegate.shadow import import_sample, read_traffic_sample
 
 PLAIN = Shadow()
 
@@ -41,7 +41,7 @@ def test_parquet_of_another_system(wrote, home):
     )
 
     path, info = import_sample(source, "m", Shadow(slice_parameters=("tier",)), home=home)
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert info.left_out == ("email",)
     np.testing.assert_array_equal(sample.data.inputs["image"], images)
@@ -67,7 +67,7 @@ def test_nested_lists_and_told_shapes(wrote, home):
     )
 
     path, _ = import_sample(source, "m", PLAIN, home=home, shapes={"input.b": (2, 3)})
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert sample.data.inputs["a"].tolist() == rows
     assert sample.data.inputs["b"].tolist() == [[[0, 1, 2], [3, 4, 5]]] * 2
@@ -82,7 +82,7 @@ def test_many_rows_are_taken_in_pieces(wrote, home):
     path, info = import_sample(source, "m", PLAIN, home=home)
 
     assert info.requests == info.rows == 5000
-    assert read_sample(path).data.inputs["x"].tolist() == list(range(5000))
+    assert read_traffic_sample(path).data.inputs["x"].tolist() == list(range(5000))
 
 
 def test_npz(tmp_path, home):
@@ -99,7 +99,7 @@ def test_npz(tmp_path, home):
     )
 
     path, _ = import_sample(source, "m", Shadow(drop=("request_id",)), home=home)
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert sample.data.labels.tolist() == [2, 1, 0]
     assert sample.data.slices["day"].tolist() == ["mon", "tue", "mon"]

@@ -7,7 +7,7 @@ import pytest
 
 from enginegate.errors import DataError, PolicyError
 from enginegate.policy.recording import Shadow
-from enginegate.shadow import read_sample, sample_info
+from enginegate.shadow import read_traffic_sample, sample_info
 from enginegate.shadow.redaction import Preparation, Redaction
 
 PRIVATE = "4242-private"
@@ -48,7 +48,7 @@ def test_dropped_inputs_are_nowhere(kept, block):
     """Neither the input nor the request id is in any byte of the sample."""
     path = kept(block, preparation=prepared(drop=("user", "request_id")))
 
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert set(sample.data.inputs) == {"x"}
     assert sample.info.withheld == ("user",)
@@ -70,7 +70,7 @@ def test_hashes_tell_repeats_and_nothing_else(block):
 
 def test_outputs_only(kept, block):
     """No input at all is written; outputs and times are."""
-    sample = read_sample(kept(block, preparation=prepared(outputs_only=True)))
+    sample = read_traffic_sample(kept(block, preparation=prepared(outputs_only=True)))
 
     assert sample.data.inputs == {}
     assert set(sample.info.withheld) == {"x", "user"}
@@ -79,7 +79,7 @@ def test_outputs_only(kept, block):
 
 def test_a_redactor_rewrites_before_anything_is_written(kept, block):
     """What the user's code leaves out or rounds is all that the sample has."""
-    sample = read_sample(kept(block, preparation=prepared(redactor=f"{__name__}:blurred")))
+    sample = read_traffic_sample(kept(block, preparation=prepared(redactor=f"{__name__}:blurred")))
 
     assert set(sample.data.inputs) == {"x"}
     assert set(sample.data.inputs["x"].ravel() % 10) == {0.0}
@@ -124,7 +124,7 @@ def test_slices_by_code(kept, block):
     """A callable over the inputs names slices, before they are redacted."""
     path = kept(block, preparation=prepared(slicer=f"{__name__}:lengths", outputs_only=True))
 
-    assert read_sample(path).data.slices["sum"].tolist() == ["small", "large", "large"]
+    assert read_traffic_sample(path).data.slices["sum"].tolist() == ["small", "large", "large"]
 
 
 def test_slices_by_request_parameter(kept, block_of):
@@ -136,7 +136,7 @@ def test_slices_by_request_parameter(kept, block_of):
     ]
 
     path = kept(*blocks, preparation=prepared(slice_parameters=("tier",)))
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert {name: column.tolist() for name, column in sample.data.slices.items()} == {
         "tier": ["gold", "", ""]

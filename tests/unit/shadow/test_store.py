@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from enginegate.errors import DataError, InputError
-from enginegate.shadow import expire_samples, is_sample, latest_sample, read_sample, sample_info
+from enginegate.shadow import (
+    expire_samples,
+    is_sample,
+    latest_sample,
+    read_traffic_sample,
+    sample_info,
+)
 from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.sample import SampleInfo, SampleOrigin
 from enginegate.shadow.store import new_sample
@@ -20,7 +26,7 @@ def test_a_sample_is_read_as_it_was_written(kept, block_of):
     """Rows keep values, types, versions, arrival and stage times; batches are one request."""
     path = kept(block_of(2, at=5), block_of(1, at=9), one_in=10)
 
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert is_sample(path)
     assert (sample.info.requests, sample.info.rows, sample.info.model_versions) == (2, 3, {3: 3})
@@ -42,7 +48,7 @@ def test_every_type_survives(kept, block_of, dtype):
     x = np.array([[0, 1, 1], [1, 0, 1]]).astype(dtype)
     y = np.array([1, 0]).astype(dtype)
 
-    sample = read_sample(kept(replace(block_of(2), inputs={"x": x}, outputs={"y": y})))
+    sample = read_traffic_sample(kept(replace(block_of(2), inputs={"x": x}, outputs={"y": y})))
 
     assert sample.data.inputs["x"].dtype == sample.outputs["y"].dtype == np.dtype(dtype)
     np.testing.assert_array_equal(sample.data.inputs["x"], x)
@@ -53,7 +59,7 @@ def test_shapes_that_are_mixed_are_all_kept(kept, block_of):
     """The most common shape is the sample; others have files of their own, and are in the load."""
     path = kept(block_of(at=1), block_of(at=2, shape=(7,)), block_of(at=3), block_of(at=4))
 
-    sample = read_sample(path)
+    sample = read_traffic_sample(path)
 
     assert [part.rows for part in sample.info.parts] == [3, 1]
     assert sample.data.inputs["x"].shape == (3, 4)
@@ -85,11 +91,11 @@ def test_too_many_shapes_are_counted_as_lost(kept, block_of):
 def test_large_samples_stay_on_disk(kept, block_of, monkeypatch):
     """Beyond a size arrays are mapped, from files that are not there any more."""
     path = kept(*(block_of(8, shape=(64,), at=at) for at in range(300)))
-    plain = read_sample(path)
+    plain = read_traffic_sample(path)
     monkeypatch.setattr("enginegate.shadow.store._IN_MEMORY_BYTES", 1000)
     before = sorted(path.iterdir())
 
-    mapped = read_sample(path)
+    mapped = read_traffic_sample(path)
 
     assert isinstance(mapped.data.inputs["x"], np.memmap)
     assert mapped.data.sha256 == plain.data.sha256
@@ -152,7 +158,7 @@ def test_a_damaged_sample_is_refused(kept, block_of, harm):
         part.write_text(part.read_text()[:-20])
 
     with pytest.raises(InputError, match=part.name):
-        read_sample(path)
+        read_traffic_sample(path)
 
 
 def test_the_newest_sample_of_a_model(home, kept, block_of):

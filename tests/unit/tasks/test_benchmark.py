@@ -123,6 +123,34 @@ def test_benchmark_key_covers_everything_that_served(session, attempt):
     assert keys[3] == tried._key(session, one, live(), "python", told)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "decides"),
+    [
+        ("slo.p99_ms", 50.0, True),
+        ("search.seed", 7, True),
+        ("load.timeout_s", 9.0, True),
+        ("cost.price_per_hour", 9.0, True),
+        ("serving.max_queue_size", 8, True),
+        ("approval.expires_hours", 1.0, False),
+        ("retention.releases", 9, False),
+        ("target.canary_s", 9.0, False),
+        ("watch.look_s", 9.0, False),
+    ],
+)
+def test_a_benchmark_is_kept_until_a_table_that_decides_it_changes(
+    session, attempt, rules, key, value, decides
+):
+    table, _, field = key.partition(".")
+    changed = getattr(rules, table).model_copy(update={field: value})
+    tables = rules.model_copy(update={table: changed}).benchmark_tables
+    plain = BackendSettings()
+
+    before = tried._key(session, attempt.value, None, "python", plain)
+    after = tried._key(replace(session, tables=tables), attempt.value, None, "python", plain)
+
+    assert (before != after) is decides
+
+
 @pytest.mark.parametrize(("faster_than", "lives", "skips"), BASELINES)
 def test_fp32_is_measured_only_as_a_reference(rules, faster_than, lives, skips, monkeypatch):
     """With something live as the reference, the minutes of a refuted FP32 would be for nothing."""

@@ -67,33 +67,35 @@ def test_value(name, labels, expected):
     assert Metrics.parse(TEXT).value(name, **labels) == expected
 
 
-def test_an_unclear_value_is_refused():
+def test_ambiguous_value_is_refused():
     """When several series match, no single one is picked."""
     with pytest.raises(ServerError, match="2 series of nv_inference_count"):
         Metrics.parse(TEXT).value("nv_inference_count", model="scale")
 
 
-def test_total_adds_up():
-    """A total is over every matching series, and 0 when there is none."""
+def test_matching_gives_every_series_with_the_labels():
+    """Whatever other labels they carry; none where no series has the name."""
     metrics = Metrics.parse(TEXT)
 
-    assert metrics.total("nv_inference_count", model="scale") == 1541.0
-    assert metrics.total("nv_inference_count") == 1548.0
-    assert metrics.total("nv_nothing") == 0.0
+    assert [s.value for s in metrics.matching("nv_inference_count", model="scale")] == [41, 1500]
+    assert sum(s.value for s in metrics.matching("nv_inference_count")) == 1548.0
+    assert list(metrics.matching("nv_nothing")) == []
 
 
 @pytest.mark.parametrize(
     "line", ["<html>", "name", "name{a=b} 1", 'name{a="b"', "1name 1", "name one"]
 )
-def test_what_is_no_metric_is_refused(line):
+def test_line_that_is_no_metric_is_refused(line):
     """A line that is no sample is named, so that a wrong address is noticed."""
     with pytest.raises(ServerError, match="no Prometheus metric"):
         Metrics.parse(line)
 
 
-def test_an_endpoint_is_read(endpoint):
+def test_endpoint_is_read(endpoint):
     """What an endpoint serves comes back as series."""
-    assert read_metrics(endpoint(200, TEXT)).total("nv_inference_count") == 1548.0
+    metrics = read_metrics(endpoint(200, TEXT))
+
+    assert metrics.value("nv_inference_count", model="other") == 7.0
 
 
 def test_another_service_is_refused(endpoint):
@@ -102,7 +104,7 @@ def test_another_service_is_refused(endpoint):
         read_metrics(endpoint(404, "not here"))
 
 
-def test_nobody_there_is_a_server_error():
+def test_unreachable_address_is_a_server_error():
     """An address where nothing listens, and one that is none, are server errors."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -10,7 +10,13 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from scipy.stats import entropy
 
 from enginegate.errors import DataError
-from validation.agreement import NO_CLASS, OutputComparison, compare, concatenate, kl_divergence
+from validation.agreement import (
+    NO_CLASS,
+    OutputComparison,
+    compare,
+    concatenate_comparisons,
+    kl_divergence,
+)
 from validation.outputs import OutputSpec
 
 SHAPE = array_shapes(min_dims=2, max_dims=2, min_side=2, max_side=5)
@@ -213,7 +219,9 @@ class TestConcatenate:
         data = data_of(10, labels=[0] * 10 if labelled else None, kind=list("aabbccddee"))
         whole = compare({"y": reference}, {"y": candidate}, data, "evaluation")
 
-        joined = concatenate([_rows(whole, 0, 3), _rows(whole, 3, 4), _rows(whole, 4, 10)])
+        joined = concatenate_comparisons(
+            [_rows(whole, 0, 3), _rows(whole, 3, 4), _rows(whole, 4, 10)]
+        )
 
         assert joined.frame().equals(whole.frame())
         assert (joined.accuracy_delta is None) is (whole.accuracy_delta is None)
@@ -229,12 +237,12 @@ class TestConcatenate:
 
         for other in others:
             with pytest.raises(DataError, match="one scope"):
-                concatenate([one, other])
+                concatenate_comparisons([one, other])
 
     def test_nothing(self):
         """No pieces make no comparison."""
         with pytest.raises(DataError, match="0 were given"):
-            concatenate([])
+            concatenate_comparisons([])
 
 
 def test_frame_has_one_row_a_sample(comparison_of):

@@ -15,7 +15,6 @@ from validation.gate import (
     judge_number,
     judge_slice_sizes,
     unlabelled,
-    worst_slice,
 )
 from validation.statistics import Pairs, Share
 
@@ -195,7 +194,6 @@ class TestJudgeFamily:
         findings = judge_family(slices)
 
         assert [finding.value for finding in findings] == [0.30, 0.12, 0.03, 0.0]
-        assert worst_slice(findings) is findings[0]
 
     def test_agreement(self, gates):
         """Without labels a slice is judged by agreement, failing when it surely disagrees."""
@@ -213,7 +211,6 @@ class TestJudgeFamily:
     def test_no_slices(self):
         """No slices give no findings."""
         assert judge_family([]) == ()
-        assert worst_slice([]) is None
 
     def test_empty_slice(self, gates):
         """A slice without samples is inconclusive and does not disturb the others."""
