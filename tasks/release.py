@@ -30,7 +30,7 @@ from enginegate.repository import (
     record_act,
 )
 from enginegate.repository.ensemble.composition import Composed, as_ensemble, composes
-from enginegate.repository.ensemble.record_golden import rehearsed
+from enginegate.repository.ensemble.record_golden import record_golden_on_own_server
 from enginegate.repository.recovery import Withdrawal
 from enginegate.serving import ServingOptions
 from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
@@ -369,7 +369,7 @@ def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed]
     """Record an ensemble's answers: its composing models on a server that is started for it."""
     samples = read_data(steps.samples or publication.samples).head(_GOLDEN_SAMPLES)
     return partial(
-        rehearsed,
+        record_golden_on_own_server,
         given=dict(samples.inputs),
         workspace=publication.workspace,
         load_timeout_s=publication.tables.target.load_timeout_s,

@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
-from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Precision, Sha256, Unbuilt
+from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engines import build_engine, open_engine, plan_engine, runnable_here
@@ -27,7 +27,6 @@ from enginegate.records import canonical_json, sha256_bytes
 from enginegate.workspace import Workspace, remembered
 
 _log = logging.getLogger("enginegate.repair")
-_AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
 _NOT_ACCURACY = frozenset({"build", "runnable", "precision_proof"})
 _TIMED_RUNS = 20
 _RANKING_SHARE = 0.5  # of the budget
@@ -96,7 +95,7 @@ def _repairable(candidate: Candidate, verdict: Verdict) -> bool:
     return (
         bool(failed)
         and _NOT_ACCURACY.isdisjoint(failed)
-        and candidate.precision not in _AS_IT_IS
+        and not candidate.precision.is_as_exported
         and not candidate.variant
     )
 

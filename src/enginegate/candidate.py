@@ -37,6 +37,16 @@ class Precision(StrEnum):
         """Whether activations are quantised with scales that come from data."""
         return self in {Precision.INT8, Precision.FP8}
 
+    @property
+    def is_as_exported(self) -> bool:
+        """Whether the exported graph is built as it is; all others are converted."""
+        return self in {Precision.FP32, Precision.TF32}
+
+    @property
+    def is_16_bit(self) -> bool:
+        """Whether weights and activations are floats of 16 bits."""
+        return self in {Precision.FP16, Precision.BF16}
+
 
 class Candidate(Record):
     """One engine kind x precision of one model version."""

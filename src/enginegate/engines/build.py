@@ -6,12 +6,12 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine, OnnxModel
 from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
-from enginegate.engines.plan import AS_EXPORTED, BuildPlan
+from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import engine_kind
 from enginegate.errors import BuildError, ModelError, tool_errors
 from enginegate.policy.building import EngineTables
 from enginegate.precision import CalibrationSample, converter_of, reads_data
-from enginegate.sources.external_data import ONE_FILE_BYTES
+from enginegate.sources.onnx_form import ONE_FILE_BYTES
 
 MANIFEST = "manifest.json"
 _WAIT_S = 600.0
@@ -104,7 +104,7 @@ def _build(plan: BuildPlan, folder: Path) -> Engine:
 
 def _check_convertible(plan: BuildPlan) -> None:
     weights = sum(file.size_bytes for file in plan.onnx.external.values())
-    if weights > ONE_FILE_BYTES and plan.candidate.precision not in AS_EXPORTED:
+    if weights > ONE_FILE_BYTES and not plan.candidate.precision.is_as_exported:
         raise BuildError(
             f"{plan.candidate}: {plan.onnx.source} holds {weights / 2**30:.1f} GiB of weights, and "
             "the tools that change a precision take ONNX files of up to 2 GiB. Models of that size "

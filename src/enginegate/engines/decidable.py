@@ -9,7 +9,6 @@ from typing import Any
 
 from enginegate.candidate import Candidate, EngineKindName
 from enginegate.engines.onnxruntime.session import REMEDY, version
-from enginegate.engines.plan import AS_EXPORTED
 from enginegate.engines.protocol import DecisionObstacle, engine_kind
 from enginegate.errors import BuildError
 from enginegate.policy.building import EngineTables
@@ -62,7 +61,7 @@ def obstacle_to(
             f"{precision} needs calibration data, and the policy names none",
             f"Set calibration under [data], or drop {precision} from [candidates].",
         )
-    if precision not in AS_EXPORTED:
+    if not precision.is_as_exported:
         if not machine.converts:
             return DecisionObstacle(
                 f"ONNX Runtime converts models to {precision}, and it is not installed here",

@@ -13,7 +13,6 @@ from enginegate.candidate import (
     Engine,
     FileDigest,
     OnnxModel,
-    Precision,
     PrecisionProof,
     Sha256,
     ShapeRange,
@@ -29,7 +28,6 @@ from enginegate.records import Record, canonical_json, sha256_bytes
 
 Table = TypeVar("Table", bound=Record)
 _RECIPE = 3  # raise when the same plan comes to mean other bytes, or another manifest
-AS_EXPORTED = {Precision.FP32, Precision.TF32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ class BuildPlan:
 
     def bring_weights(self, folder: Path) -> dict[str, FileDigest]:
         """Put the weight files of an fp32 or tf32 form beside it; other forms hold theirs."""
-        if self.candidate.precision not in AS_EXPORTED:
+        if not self.candidate.precision.is_as_exported:
             return {}
         for name in self.onnx.external:
             shutil.copyfile(self.folder / name, folder / name)  # onnx refuses links

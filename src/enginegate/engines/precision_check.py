@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from enginegate.candidate import Candidate, Precision, PrecisionProof
 from enginegate.precision import GraphStats
 
-_HALVES = frozenset({Precision.FP16, Precision.BF16})
-_AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
 _LEAST_SHARE = 0.5  # of the operations
 
 
@@ -29,7 +27,7 @@ def check_precision_proof(
     weighted = _as_tf32(candidate.precision, stats.layers)
     ran = _as_tf32(candidate.precision, executed or {})
     found, word = _listed(weighted), candidate.precision.value
-    mixed = candidate.precision not in _AS_IT_IS and len(weighted) > 1 and word in weighted
+    mixed = not candidate.precision.is_as_exported and len(weighted) > 1 and word in weighted
     shares = _shares(word, weighted, stats)
     reasons = [
         *_missing(candidate.precision, weighted, stats.quantised),
@@ -103,7 +101,7 @@ def _share(word: str, counts: Mapping[str, int]) -> float:
 def _not_executed(precision: Precision, ran: Mapping[str, int]) -> list[str]:
     """Whether the runtime kept the type, or computes in another one between conversions."""
     word = precision.value
-    if ran.get(word) or (precision not in _HALVES and not precision.needs_calibration):
+    if ran.get(word) or precision.is_as_exported:
         return []
     found = _listed(ran)
     return [f"The graph that runs has no {word} layer (it has {found}): values are converted back."]
@@ -113,9 +111,9 @@ def _missing(precision: Precision, weighted: dict[str, int], quantised: int) -> 
     word = precision.value
     if precision.needs_calibration and not (quantised and weighted.get(word)):
         return [f"No layer is quantised to {word}, as the name says."]
-    if precision in _HALVES and not weighted.get(word):
+    if precision.is_16_bit and not weighted.get(word):
         return [f"No layer computes in {word}, as the name says."]
     others = sorted(set(weighted) - {word})
-    if precision in {Precision.FP32, Precision.TF32} and others:
+    if precision.is_as_exported and others:
         return [f"Layers compute in {', '.join(others)}, not only in {word}."]
     return []

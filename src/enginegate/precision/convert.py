@@ -3,12 +3,13 @@
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import onnx
 from onnx import ModelProto
 
-from enginegate.candidate import Candidate, Precision
+from enginegate.candidate import Candidate
 from enginegate.data import DataSet
 from enginegate.engine_kinds import QuantisedForm, kind_named
 from enginegate.errors import BuildError, DataError
@@ -21,8 +22,6 @@ from enginegate.precision.onnx_checks import check_convertible, named, regions
 from enginegate.precision.quantise import prepare, with_pairs
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
-_AS_IT_IS = frozenset({Precision.FP32, Precision.TF32})
-_HALVES = frozenset({Precision.FP16, Precision.BF16})
 _FP16 = "float16 converter"
 
 
@@ -65,7 +64,7 @@ def convert(
         BuildError: the model cannot be had at this precision, or has no node of a name to keep.
     """
     precision = candidate.precision
-    if precision in _AS_IT_IS:
+    if precision.is_as_exported:
         return Conversion(source.read_bytes(), "none")
     tool = _modelopt(candidate, data, rules)
     converter = converter_of(candidate, data=data, rules=rules)
@@ -76,18 +75,23 @@ def convert(
         )
     model = onnx.load(source)
     check_convertible(model, origin=str(source))
-    if tool is None and precision in _HALVES:
+    if tool is None and precision.is_16_bit:
         _check_names(named(model), keep, candidate)
         converted, how = to_half(model, precision, origin=str(source), keep=keep), ""
     else:
         sample = calibration_sample(candidate, data, rules)
         sample.check_fits(input_specs(model))
         with tempfile.TemporaryDirectory(prefix="enginegate-convert-") as name:
-            order = _Order(source, candidate, sample, rules, keep, Path(name))
-            converted, how = order.by_modelopt(tool) if tool else order.by_onnxruntime()
-            if tool and rules.tool == "auto" and _skipped(candidate, converted):
-                converted, how = order.by_onnxruntime()
-                how = f"it quantised no layer, so by onnxruntime, {how}"
+            by_onnxruntime = partial(_quantised, source, candidate, sample, rules, keep, Path(name))
+            if tool is None:
+                converted, how = by_onnxruntime()
+            else:
+                _check_names(named(model), keep, candidate)
+                job = ModelOptJob(tool, source, candidate, rules.batch_size, keep, Path(name))
+                converted, how = by_modelopt(job, sample, rules.method)
+                if rules.tool == "auto" and _skipped(candidate, converted):
+                    converted, how = by_onnxruntime()
+                    how = f"it quantised no layer, so by onnxruntime, {how}"
     chosen = f": {how}" if how not in {"", rules.method} else ""
     kept = f", {len(keep)} node{'s' if len(keep) > 1 else ''} kept at fp32" if keep else ""
     content = onnx_bytes(converted, origin=str(source))
@@ -100,7 +104,7 @@ def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibrati
     ``none`` if nothing changes, ``absent`` if the tool is not installed.
     """
     precision = candidate.precision
-    if precision in _AS_IT_IS:
+    if precision.is_as_exported:
         return "none"
     try:
         import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415
@@ -111,7 +115,7 @@ def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibrati
     tool = f"onnxruntime {onnxruntime.__version__}, onnx {onnx.__version__}"
     samples = min(rules.max_samples, len(data)) if data else 0
     read = f"{samples} samples in batches of {rules.batch_size}"
-    if precision in _HALVES:
+    if precision.is_16_bit:
         return f"modelopt {found.version}, autocast over {read}" if found else f"{tool}, {_FP16}"
     name = f"modelopt {found.version}" if found else tool
     return f"{name}, QDQ, {rules.method} over {read}"
@@ -123,7 +127,7 @@ def reads_data(candidate: Candidate, rules: CalibrationTable) -> bool:
     Scales come from them, and ModelOpt's 16-bit conversion looks at their ranges.
     """
     try:
-        halves = candidate.precision in _HALVES
+        halves = candidate.precision.is_16_bit
         by_range = halves and modelopt_for(candidate, rules) is not None
     except BuildError:
         by_range = False
@@ -135,7 +139,7 @@ def _modelopt(
 ) -> ModelOpt | None:
     """ModelOpt if it converts this candidate; without data it would make some up."""
     found = modelopt_for(candidate, rules)
-    optional = rules.tool == "auto" and candidate.precision in _HALVES
+    optional = rules.tool == "auto" and candidate.precision.is_16_bit
     return None if data is None and optional else found
 
 
@@ -156,33 +160,20 @@ def quantised_form(candidate: Candidate) -> QuantisedForm:
     return form
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """A conversion that reads samples."""
-
-    source: Path
-    candidate: Candidate
-    sample: CalibrationSample
-    rules: CalibrationTable
-    keep: tuple[str, ...]
-    scratch: Path
-
-    def by_onnxruntime(self) -> tuple[ModelProto, str]:
-        """The model, and how ranges were found."""
-        prepared = prepare(self.source, self.scratch, quantised_form(self.candidate))
-        _check_names(prepared.model, self.keep, self.candidate)
-        ranges = ranges_for(prepared, with_pairs, self.sample, self.rules, self.scratch)
-        kept = kept_with(prepared, self.keep)
-        how = f"{ranges.how}, {prepared.note}" if prepared.note else ranges.how
-        return with_pairs(prepared, ranges.by_tensor, keep=kept), how
-
-    def by_modelopt(self, tool: ModelOpt) -> tuple[ModelProto, str]:
-        """The model, and how ranges were found."""
-        _check_names(named(onnx.load(self.source)), self.keep, self.candidate)
-        batch = self.rules.batch_size
-        job = ModelOptJob(tool, self.source, self.candidate, batch, self.keep, self.scratch)
-        made = by_modelopt(job, self.sample, self.rules.method)
-        return made.model, made.how
+def _quantised(
+    source: Path,
+    candidate: Candidate,
+    sample: CalibrationSample,
+    rules: CalibrationTable,
+    keep: tuple[str, ...],
+    scratch: Path,
+) -> tuple[ModelProto, str]:
+    """The model by ONNX Runtime's tools, and how ranges were found."""
+    prepared = prepare(source, scratch, quantised_form(candidate))
+    _check_names(prepared.model, keep, candidate)
+    ranges = ranges_for(prepared, with_pairs, sample, rules, scratch)
+    how = f"{ranges.how}, {prepared.note}" if prepared.note else ranges.how
+    return with_pairs(prepared, ranges.by_tensor, keep=kept_with(prepared, keep)), how
 
 
 def kept_with(prepared: Prepared, keep: tuple[str, ...]) -> frozenset[str]:

@@ -42,14 +42,6 @@ class ModelOpt:
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class ModelOptConversion:
-    """What ModelOpt made, and by which calibration method (empty for 16 bits)."""
-
-    model: ModelProto
-    how: str
-
-
 def modelopt_for(candidate: Candidate, rules: CalibrationTable) -> ModelOpt | None:
     """ModelOpt, if it is to convert this candidate; not every kind takes its placement of pairs.
 
@@ -92,8 +84,12 @@ def _find(python: str) -> ModelOpt | None:
     return ModelOpt(command[0], answer.stdout.strip())
 
 
-def by_modelopt(job: "ModelOptJob", sample: CalibrationSample, method: str) -> ModelOptConversion:
-    """The model at the candidate's precision. Always on real samples: without, it makes some up.
+def by_modelopt(
+    job: "ModelOptJob", sample: CalibrationSample, method: str
+) -> tuple[ModelProto, str]:
+    """The model at the candidate's precision, and its calibration method (empty for 16 bits).
+
+    Always on real samples: without, ModelOpt makes some up.
 
     Args:
         sample: what it is calibrated on; read into memory and a file of the scratch folder.
@@ -103,9 +99,9 @@ def by_modelopt(job: "ModelOptJob", sample: CalibrationSample, method: str) -> M
         BuildError: ModelOpt fails or takes too long; the log's end is in the message.
     """
     if not job.candidate.precision.needs_calibration:
-        return ModelOptConversion(job.run(sample, ""), "")
+        return job.run(sample, ""), ""
     if method != "auto":
-        return ModelOptConversion(job.run(sample, method), method)
+        return job.run(sample, method), method
     fitted, held = sample.split(HELD_OUT)
     exact = outputs_of(open_session(job.source, what=str(job.source)), held)
     errors = {}
@@ -114,7 +110,7 @@ def by_modelopt(job: "ModelOptJob", sample: CalibrationSample, method: str) -> M
         session = open_session(tried, what=f"{job.candidate} by {name}")
         errors[name] = relative_error(exact, outputs_of(session, held))
     best, how = least_error(errors, held)
-    return ModelOptConversion(job.run(sample, best), how)
+    return job.run(sample, best), how
 
 
 @dataclass(frozen=True, slots=True)

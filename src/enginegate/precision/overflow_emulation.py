@@ -26,7 +26,7 @@ from onnx import (
     numpy_helper,
 )
 
-from enginegate.candidate import Candidate, Precision, Sha256
+from enginegate.candidate import Candidate, Sha256
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import BuildError
 from enginegate.evidence import Finding, Outcome
@@ -49,7 +49,6 @@ _HALVES: dict[int, tuple[float, float]] = {
 }
 _REDUCE_OPSET = 18  # from here ReduceMax without axes has one form
 _PEAK = "enginegate.peak."
-_BY_CASTS = frozenset({Precision.FP16, Precision.BF16})
 _ROWS = 32  # of one run: more fill memory with the peaks' tensors, fewer cost calls
 _NAMED = 5  # overflowing nodes that a finding names; the rest follow from them
 
@@ -260,7 +259,7 @@ def emulated(
         )
     model = onnx.load_from_string(content)
     outputs = tuple(value.name for value in model.graph.output)
-    found = emulation(model, what=what) if candidate.precision in _BY_CASTS else None
+    found = emulation(model, what=what) if candidate.precision.is_16_bit else None
     runnable = found.model if found else model
     yield EmulatedRunner(open_session(runnable.SerializeToString(), what=what), found, outputs)
 

@@ -23,7 +23,7 @@ from enginegate.precision.session import open_session, outputs_of, relative_erro
 from enginegate.records import Record
 from enginegate.sources.onnx_form import input_specs
 
-_HALVES = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
+_TYPES = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
 _COMPUTES_NOTHING = frozenset({"Constant", "Shape", "Cast", "Identity"})
 
 
@@ -75,7 +75,7 @@ def sensitivities(
     few = sample.head(samples)
     exact = outputs_of(open_session(source, what=str(source)), few)
     with tempfile.TemporaryDirectory(prefix="enginegate-sensitivity-") as scratch:
-        if candidate.precision in _HALVES:
+        if candidate.precision.is_16_bit:
             forms = _rounded_forms(source, candidate.precision)
         else:
             forms = _quantised_forms(source, candidate, sample, rules, Path(scratch))
@@ -125,7 +125,7 @@ def _rounded_forms(source: Path, precision: Precision) -> Iterator[tuple[str, Mo
 
 def _with_casts(model: ModelProto, index: int, real: set[str], precision: Precision) -> ModelProto:
     """The model with what one node reads and writes rounded to 16 bits."""
-    changed, kind = ModelProto(), _HALVES[precision]
+    changed, kind = ModelProto(), _TYPES[precision]
     changed.CopyFrom(model)
     constants = {tensor.name: tensor for tensor in changed.graph.initializer}
     node, before, after = changed.graph.node[index], [], []

@@ -14,7 +14,7 @@ _READ_ONLY = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 @contextmanager
-def locked(root: Path, *, timeout_s: float | None = None) -> Iterator[None]:
+def hold_lock(root: Path, *, timeout_s: float | None = None) -> Iterator[None]:
     """Hold a repository's lock; the folder is made if it is not there.
 
     Raises:

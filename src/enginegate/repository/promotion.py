@@ -47,10 +47,10 @@ from enginegate.repository.deploy.desired_config import right_config, wrong_file
 from enginegate.repository.history.audit import AuditLog
 from enginegate.repository.history.journal import Entry, Journal, Kind, Step
 from enginegate.repository.history.signing import ReleaseSigning, SignedFiles
-from enginegate.repository.lock import locked
+from enginegate.repository.lock import hold_lock
 from enginegate.repository.recovery import UNDONE, OperationRecovery, Withdrawal
 from enginegate.repository.store.layout import Current, Layout, models
-from enginegate.repository.store.live_record import LiveRecord, placed_facts
+from enginegate.repository.store.live_record import LiveRecord, facts_of_placement
 from enginegate.repository.store.package import ImportedRelease, Package
 from enginegate.repository.store.pointer import (
     after_promise,
@@ -152,7 +152,7 @@ class LiveRepository:
             with change.ended_on_failure():
                 release = change.stage(package, number, before)
                 change.sign(ReleaseFiles(change.layout, release).signed(), new=new)
-                change.note("placed", **placed_facts(change.layout, release, package))
+                change.note("placed", **facts_of_placement(change.layout, release, package))
                 if placed is not None:
                     placed(release)
                 after = after_publish(before, number, stays=change.stays(before, release))
@@ -314,7 +314,7 @@ class LiveRepository:
     def repair(self) -> tuple[str, ...]:
         """Recover, put back every configuration that is not right, and load what does not serve."""
         with self._opened() as recovery:
-            said = list(recovery.recover())
+            done = list(recovery.recover())
             changed: list[TamperedError] = []
             for name in models(self.root):
                 layout = Layout(self.root, name)
@@ -328,15 +328,15 @@ class LiveRepository:
                     continue
                 for path, content in wrong_files(layout, current).items():
                     write_file(path, content)
-                    said.append(f"{path} was put back: {live_words(current)}.")
-                    recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
+                    done.append(f"{path} was put back: {live_words(current)}.")
+                    recovery.audit.tell("repaired", name, why=done[-1], release=current.version)
                 if self.client is not None and not self.serves(name):
                     self._bring_up(recovery.live_record(layout))
-                    said.append(f"Release {current.version} of {name} was loaded and proved.")
-                    recovery.audit.tell("repaired", name, why=said[-1], release=current.version)
+                    done.append(f"Release {current.version} of {name} was loaded and proved.")
+                    recovery.audit.tell("repaired", name, why=done[-1], release=current.version)
             for refusal in changed:  # one model's never keeps another from being repaired
                 raise refusal
-            return tuple(said)
+            return tuple(done)
 
     def serves(self, model: str) -> bool:
         """Whether the server proves now that it serves the live release."""
@@ -358,7 +358,7 @@ class LiveRepository:
             RepositoryError: nothing is live, or it does not prove itself.
             TamperedError: it is not what was published.
         """
-        with locked(self.root):
+        with hold_lock(self.root):
             return self._bring_up(LiveRecord.of(Layout(self.root, model)))
 
     def deployment(self, layout: Layout) -> Deployment:
@@ -387,7 +387,7 @@ class LiveRepository:
     @contextmanager
     def _opened(self) -> Iterator[OperationRecovery]:
         """Journal and audit log, read and checked once for all that is done under the lock."""
-        with locked(self.root):
+        with hold_lock(self.root):
             journal, audit = Journal(self.root), AuditLog(self.root, self.channel)
             audit.read()
             try:
@@ -527,7 +527,7 @@ class Change:
         forget_quietly(self.layout, keep, pinned)
 
     def stays(self, before: Current | None, release: Release) -> bool:
-        """Whether what is live stays loaded, ready to come back; said where it cannot."""
+        """Whether what is live stays loaded, ready to come back; logged where it cannot."""
         if before is None:
             return True
         why_not = why_not_beside(self.layout.release(before.version), release)

@@ -62,8 +62,8 @@ class ServePointer:
     """Bring folder and server to what the pointer says, and prove it; until then stop here."""
 
     pointer: Current | None
-    told: bool
-    """A server may serve something else, so without one this cannot be proved."""
+    loaded: bool
+    """A server may have loaded something else, so without one this cannot be proved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +185,7 @@ def may_stand(pointer: Current | None, rollout: Rollout) -> bool:
 def _ending(
     entry: Entry, journal: Sequence[Entry], pointer: Current | None, reason: str
 ) -> tuple[Action, ...]:
-    told = entry.step in _TOLD
+    loaded = entry.step in _TOLD
     committed = f"committed before it was interrupted: {reason}"
     if entry.kind == "promise":
         return _ending_promise(
@@ -197,7 +197,7 @@ def _ending(
             return (Close(done=False, why="another release is live by now", words=words),)
         return (
             *((RemovePointer(),) if pointer is not None else ()),
-            ServePointer(None, told=True),
+            ServePointer(None, loaded=True),
             RemoveModel(with_history=True),
             Close(done=True, why=reason, words="Nothing is live, as before."),
         )
@@ -206,9 +206,9 @@ def _ending(
         return ReleaseOldParts(pointer), Close(done=True, why=committed, words=words)
     undone = Close(done=False, why=reason, words=f"{live_words(pointer)}, as before.")
     if entry.kind == "rollback":  # without a pointer there is nothing to go by
-        return (ServePointer(pointer, told), undone) if pointer is not None else (undone,)
+        return (ServePointer(pointer, loaded), undone) if pointer is not None else (undone,)
     return (
-        ServePointer(pointer, told),
+        ServePointer(pointer, loaded),
         RemoveRelease(keep_history=was_published(journal, entry)),
         *((RemoveModel(with_history=False),) if pointer is None else ()),
         undone,
@@ -250,19 +250,19 @@ class OperationRecovery:
             TamperedError: a commit point is not what journal and audit log say: nothing is ended
                 by it.
         """
-        said = []
+        sentences = []
         for entry in self.journal.unfinished():
             layout = Layout(self.audit.root, entry.model)
             self.live_record(layout).check_commit_point(layout.current())
             words = self.end(layout, entry)
-            said.append(
+            sentences.append(
                 f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
                 f"step '{entry.step}'. {words}"
             )
         known = {*models(self.audit.root), *(entry.model for entry in self.journal.read())}
         for name in known:
             sweep(Layout(self.audit.root, name))
-        return tuple(said)
+        return tuple(sentences)
 
     def end(self, layout: Layout, entry: Entry, *, reason: str = "") -> str:
         """End one operation by what the pointer says, on disk first, then on the server.
@@ -280,8 +280,8 @@ class OperationRecovery:
         """
         own = [each for each in self.journal.read() if each.model == layout.model]
         decided = decide(own, layout.current(), failed=entry, reason=reason)
-        said = [self._carry_out(layout, each) for each in decided if isinstance(each, Ending)]
-        return " ".join(said)
+        sentences = [self._carry_out(layout, each) for each in decided if isinstance(each, Ending)]
+        return " ".join(sentences)
 
     def _carry_out(self, layout: Layout, ending: Ending) -> str:
         words = ""
@@ -289,9 +289,9 @@ class OperationRecovery:
             match action:
                 case RemovePointer():
                     commit(layout, None)
-                case ServePointer(pointer, told):
-                    told = told or _has_parts(layout, ending.entry)
-                    doubt = self._serve(layout, pointer, told=told)
+                case ServePointer(pointer, loaded):
+                    loaded = loaded or _has_parts(layout, ending.entry)
+                    doubt = self._serve(layout, pointer, loaded=loaded)
                     if doubt:
                         return f"{live_words(pointer)} on disk; {doubt}"
                 case ReleaseOldParts(pointer):
@@ -309,14 +309,14 @@ class OperationRecovery:
                     self.audit.close(self.journal, ending.entry, release, done=done, why=why)
         return words
 
-    def _serve(self, layout: Layout, pointer: Current | None, *, told: bool) -> str:
+    def _serve(self, layout: Layout, pointer: Current | None, *, loaded: bool) -> str:
         """Folder and server as the pointer says; why that is in doubt, if it is."""
         try:
             if pointer is not None:
                 write_file(layout.config, right_config(layout, pointer))
             if self.client is None:
                 _write_right(layout, pointer)
-                return _UNKNOWN if told else ""
+                return _UNKNOWN if loaded else ""
             live = Deployment(self.client, layout, self.load_timeout_s)
             if pointer is not None:
                 live.restore(pointer)

@@ -31,7 +31,7 @@ from enginegate.repository.history.journal import (
     unfinished,
 )
 from enginegate.repository.history.signing import ReleaseSigning
-from enginegate.repository.lock import LOCK, locked
+from enginegate.repository.lock import LOCK, hold_lock
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import was_withdrawn
 from enginegate.repository.rollout.fleet_server import FleetServer
@@ -110,7 +110,7 @@ def _state(repository: LiveRepository) -> tuple[list[FileDigest | None], str]:
     With why the lock could not be taken for that; empty where it was.
     """
     try:
-        with locked(repository.root, timeout_s=_LOCK_TIMEOUT_S):
+        with hold_lock(repository.root, timeout_s=_LOCK_TIMEOUT_S):
             return _how_far(repository.root), ""
     except NotWritableError:
         return _how_far(repository.root), _waited_for(repository.root / LOCK)
@@ -143,7 +143,7 @@ def _waited_for(lock: Path) -> str:
 
 def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
     journal, audit = Journal(repository.root), AuditLog(repository.root)
-    yield checked("journal", partial(_check_journal, journal))
+    yield run_check("journal", partial(_check_journal, journal))
     read = _if_readable(journal.read)
     entries = read or ()
     events = _if_readable(audit.read) or ()
@@ -152,25 +152,25 @@ def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
         layout = Layout(repository.root, name)
         own = [entry for entry in entries if entry.model == name]
         record = LiveRecord(layout, entries, events)
-        yield checked(f"{name} audit log", partial(_check_audit, audit, record))
+        yield run_check(f"{name} audit log", partial(_check_audit, audit, record))
         if read is not None:  # else it was said already, and nothing is known to be missing
-            yield checked(f"{name} journal against audit log", record.check_journal_whole)
-        yield checked(f"{name} live release", partial(_check_current, layout, own, record))
+            yield run_check(f"{name} journal against audit log", record.check_journal_whole)
+        yield run_check(f"{name} live release", partial(_check_current, layout, own, record))
         for version in layout.stored_versions():
             check = partial(_check_release, version, record)
-            yield checked(f"{name} release {version}", check)
+            yield run_check(f"{name} release {version}", check)
             if repository.signing is not None:
                 signed = partial(_check_signature, repository.signing, record, version)
-                yield checked(f"{name} release {version} signature", signed)
+                yield run_check(f"{name} release {version} signature", signed)
             if layout.release_file(version).is_file():
                 promised = partial(_check_promise, repository.signing, layout, version, entries)
-                yield checked(f"{name} release {version} promise", promised)
+                yield run_check(f"{name} release {version} promise", promised)
         if layout.owned_parts():
-            yield checked(f"{name} parts", partial(_check_parts, layout))
-        yield checked(f"{name} config.pbtxt", partial(_check_config, layout))
+            yield run_check(f"{name} parts", partial(_check_parts, layout))
+        yield run_check(f"{name} config.pbtxt", partial(_check_config, layout))
         if repository.client is not None:
             live = Deployment(repository.client, layout, repository.load_timeout_s)
-            yield checked(f"{name} on the live server", partial(_check_served, live, events))
+            yield run_check(f"{name} on the live server", partial(_check_served, live, events))
 
 
 def _if_readable(read: Callable[[], tuple[L, ...]]) -> tuple[L, ...] | None:
@@ -181,7 +181,7 @@ def _if_readable(read: Callable[[], tuple[L, ...]]) -> tuple[L, ...] | None:
         return None
 
 
-def checked(subject: str, check: Callable[[], str | None]) -> VerifyCheck:
+def run_check(subject: str, check: Callable[[], str | None]) -> VerifyCheck:
     """Look at one thing; what it raises is the problem, what it returns a note."""
     try:
         note = check() or ""
@@ -317,7 +317,7 @@ def _server(server: FleetServer, primary: LiveRepository) -> Iterator[VerifyChec
                 "be found out. Start it, or take it out of target.fleet in the policy.",
             )
         else:
-            yield checked(subject, partial(_as_on_primary, server, primary, model))
+            yield run_check(subject, partial(_as_on_primary, server, primary, model))
 
 
 def _is_silent(server: FleetServer, primary: LiveRepository, model: str) -> bool:
@@ -348,13 +348,13 @@ def _as_on_primary(server: FleetServer, primary: LiveRepository, model: str) -> 
 
 def _objects(target: StoredTarget, *, read_back: bool) -> Iterator[VerifyCheck]:
     where = f"{target.model} in {target.store.url}"
-    yield checked(f"{where}: journal", partial(_check_object_journal, target))
-    yield checked(f"{where}: live release", partial(_check_pointer, target))
-    yield checked(f"{where}: what killed uploads left", partial(_check_stray_objects, target))
+    yield run_check(f"{where}: journal", partial(_check_object_journal, target))
+    yield run_check(f"{where}: live release", partial(_check_pointer, target))
+    yield run_check(f"{where}: what killed uploads left", partial(_check_stray_objects, target))
     for version in target.releases.versions() if read_back else ():
         if target.releases.has_bytes(version):
             check = partial(target.releases.check, version)
-            yield checked(f"{where}: release {version}", check)
+            yield run_check(f"{where}: release {version}", check)
 
 
 def _check_object_journal(target: StoredTarget) -> None:

@@ -20,7 +20,7 @@ import pytest
 from enginegate.errors import EnginegateError, PublishError, RepositoryError, ServerError
 from enginegate.repository import Layout, LiveRepository, verify
 from enginegate.repository.history.journal import Journal
-from enginegate.repository.lock import locked
+from enginegate.repository.lock import hold_lock
 from enginegate.triton.client import TritonClient
 from enginegate.triton.server import ServerOptions, start
 from tests.kills.tagged import ENGINE, QUICK, Order, made, samples, tag_in
@@ -204,7 +204,7 @@ def test_of_two_promoters_one_wins(repository, package):
             ended.append(str(error))
 
     threads = [threading.Thread(target=promote, args=(which,)) for which in (0, 1)]
-    with locked(repository.root, timeout_s=1.0):
+    with hold_lock(repository.root, timeout_s=1.0):
         for thread in threads:
             thread.start()
     for thread in threads:

@@ -35,7 +35,7 @@ from enginegate.repository import (
     open_target,
 )
 from enginegate.repository.history.journal import Journal
-from enginegate.repository.lock import locked
+from enginegate.repository.lock import hold_lock
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
 from enginegate.shadow import import_sample, latest_sample
 from enginegate.tracking import Tracker
@@ -604,7 +604,7 @@ def test_what_a_killed_change_left_is_picked_up(policy, tmp_path, monkeypatch):
     root.mkdir()
     Journal(root).open("publish", "tiny", 7)
     monkeypatch.setattr("enginegate.repository.lock.LOCK_TIMEOUT_S", 0.0)
-    with locked(root, timeout_s=0.0):
+    with hold_lock(root, timeout_s=0.0):
         assert recover_interrupted.fn(rules.live_tables, Workspace.of(rules)) == ()
     (said,) = recover_interrupted.fn(rules.live_tables, Workspace.of(rules))
 

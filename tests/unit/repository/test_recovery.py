@@ -292,7 +292,7 @@ def test_a_publish_before_its_commit_is_undone(cut, live, removed):
     (ending,) = decide(steps_of("publish", 2, *PUBLISH[:cut]), live)
 
     *actions, close = ending.actions
-    assert actions == [ServePointer(live, told=cut > 2), *removed]
+    assert actions == [ServePointer(live, loaded=cut > 2), *removed]
     assert (close.done, close.why) == (False, f"cut short after {PUBLISH[cut - 1]}")
     assert close.words == (
         "Release 1 is live, as before." if live else "Nothing is live, as before."
@@ -314,12 +314,12 @@ def test_what_is_committed_is_finished(kind, cut):
     ("journal", "live", "actions", "done"),
     [
         pytest.param(
-            steps_of("rollback", 1, "intent"), LIVE_2, [ServePointer(LIVE_2, told=False)], False,
+            steps_of("rollback", 1, "intent"), LIVE_2, [ServePointer(LIVE_2, loaded=False)], False,
             id="rollback-before-its-switch",
         ),
         pytest.param(
             steps_of("rollback", 1, "intent", "configured"), LIVE_2,
-            [ServePointer(LIVE_2, told=True)], False, id="rollback-in-its-switch",
+            [ServePointer(LIVE_2, loaded=True)], False, id="rollback-in-its-switch",
         ),
         pytest.param(
             steps_of("rollback", 2, "intent", "loaded"), None, [], False,
@@ -327,12 +327,12 @@ def test_what_is_committed_is_finished(kind, cut):
         ),
         pytest.param(
             steps_of("withdraw", 1, "intent"), LIVE_1,
-            [RemovePointer(), ServePointer(None, told=True), RemoveModel(with_history=True)],
+            [RemovePointer(), ServePointer(None, loaded=True), RemoveModel(with_history=True)],
             True, id="withdrawal-before-its-commit",
         ),
         pytest.param(
             steps_of("withdraw", 1, "intent"), None,
-            [ServePointer(None, told=True), RemoveModel(with_history=True)],
+            [ServePointer(None, loaded=True), RemoveModel(with_history=True)],
             True, id="withdrawal-after-its-commit",
         ),
         pytest.param(
@@ -352,7 +352,7 @@ def test_what_is_committed_is_finished(kind, cut):
                 *steps_of("publish", 1, "intent", "placed"),
             ),
             LIVE_2,
-            [ServePointer(LIVE_2, told=False), RemoveRelease(keep_history=True)],
+            [ServePointer(LIVE_2, loaded=False), RemoveRelease(keep_history=True)],
             False,
             id="an-import-of-what-was-live-before",
         ),
@@ -386,7 +386,7 @@ def test_a_withdrawal_leaves_nothing_for_what_is_ended_after_it():
 
     _, second = decide(journal, LIVE_1)
 
-    assert second.actions[0] == ServePointer(None, told=False)
+    assert second.actions[0] == ServePointer(None, loaded=False)
 
 
 @pytest.mark.parametrize(

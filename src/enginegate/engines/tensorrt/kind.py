@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from enginegate.candidate import Engine, Precision
 from enginegate.engine_kinds import NativeBackend, QuantisedForm
 from enginegate.engines import cuda
-from enginegate.engines.plan import AS_EXPORTED, BuildPlan
+from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import (
     Availability,
     DecisionObstacle,
@@ -230,7 +230,7 @@ class TensorRtKind(EngineKind):
         return ServedFiles(backend="tensorrt", files={ENGINE_FILE: path}, gpu=True)
 
     def is_emulable(self, precision: Precision, /) -> bool:
-        return precision not in AS_EXPORTED
+        return not precision.is_as_exported
 
 
 KIND = TensorRtKind()

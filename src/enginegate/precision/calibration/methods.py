@@ -138,6 +138,8 @@ def entropy(histogram: Histogram) -> ActivationRange:
 
 def _loss(counts: NDArray[np.float64], end: int) -> float:
     """KL(values clipped at bin ``end`` || the same in 128 levels), in nats."""
+    from scipy.special import rel_entr  # type: ignore[import-untyped]  # noqa: PLC0415
+
     clipped = counts[:end].copy()
     clipped[-1] += counts[end:].sum()
     level = np.minimum(np.arange(end) * _LEVELS // end, _LEVELS - 1)
@@ -146,8 +148,7 @@ def _loss(counts: NDArray[np.float64], end: int) -> float:
     share = np.bincount(level, filled, minlength=_LEVELS)
     spread = np.where(filled, mass[level] / np.maximum(share[level], 1), 0.0)
     p, q = clipped / clipped.sum(), spread / max(spread.sum(), 1.0)
-    seen = p > 0
-    return float((p[seen] * np.log(p[seen] / np.maximum(q[seen], 1e-12))).sum())
+    return float(rel_entr(p, np.maximum(q, 1e-12)).sum())
 
 
 def _edge(histogram: Histogram, bin_index: int) -> float:

@@ -26,7 +26,7 @@ from enginegate.workspace import Workspace
 _VERSION = 1
 
 
-def rehearse(
+def record_golden(
     server: Server, composed: Composed, samples: Tensors, *, load_timeout_s: float = 120.0
 ) -> Golden:
     """Serve an ensemble on an embedded server and record its answers.
@@ -60,7 +60,7 @@ def rehearse(
                 shutil.rmtree(root / name, ignore_errors=True)
 
 
-def rehearsed(
+def record_golden_on_own_server(
     composed: Composed, given: Tensors, workspace: Workspace, *, load_timeout_s: float
 ) -> Golden:
     """The same on a server that is started for it.
@@ -75,7 +75,7 @@ def rehearsed(
         repository.mkdir()
         install = find_triton(workspace.root / "triton")
         with start(install, repository, folder=Path(folder) / "server") as server:
-            return rehearse(server, composed, given, load_timeout_s=load_timeout_s)
+            return record_golden(server, composed, given, load_timeout_s=load_timeout_s)
 
 
 def _inputs(composed: Composed, samples: Tensors) -> Tensors:

@@ -27,7 +27,7 @@ from enginegate.machine import user_at_host
 from enginegate.records import Record
 from enginegate.repository.history.hash_chain import GENESIS, HashChain, LogEntry
 from enginegate.repository.history.journal import Entry, Journal, Kind, intent_detail
-from enginegate.repository.lock import locked
+from enginegate.repository.lock import hold_lock
 
 AUDIT = ".enginegate-audit.jsonl"
 AUDIT_HEAD = ".enginegate-audit-head.json"
@@ -323,7 +323,7 @@ def record_act(root: Path, deed: AuditRecord) -> None:
         RepositoryBusyError: somebody else is changing the repository.
         RepositoryError: the log cannot be written, or was changed.
     """
-    with locked(root):
+    with hold_lock(root):
         AuditLog(root).note(deed)
 
 

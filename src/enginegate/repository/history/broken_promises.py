@@ -13,7 +13,7 @@ from pathlib import Path
 from enginegate.errors import InputError
 from enginegate.evidence import Finding, Outcome
 from enginegate.repository.history.audit import AuditLog, AuditRecord, Event, origin
-from enginegate.repository.lock import locked
+from enginegate.repository.lock import hold_lock
 from enginegate.watch.log import WatchCheck, gate_of
 
 _SHORTEST_NAME, _SHORTEST_REASON = 2, 5
@@ -149,7 +149,7 @@ def record_broken(root: Path, check: WatchCheck) -> None:
         RepositoryBusyError: somebody else is changing the repository.
         RepositoryError: the log cannot be written, or was changed.
     """
-    with locked(root):
+    with hold_lock(root):
         AuditLog(root).note(_deed(check))
 
 
@@ -206,7 +206,7 @@ def acknowledge(
     given.check()
     if not root.is_dir():
         raise InputError(f"{root} is no folder, so no promise of {model} was ever broken there.")
-    with locked(root):
+    with hold_lock(root):
         log = AuditLog(root)
         for check in checks:
             if check.broken:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryError
-from enginegate.repository.lock import locked
+from enginegate.repository.lock import hold_lock
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, Withdrawal
 from enginegate.repository.store.layout import Current, Layout, models
@@ -127,7 +127,7 @@ class FleetServer:
 
     def _change_server(self, layout: Layout, before: Current | None) -> None:
         live = self.repository.deployment(layout)
-        with locked(layout.root, timeout_s=_LOCK_TIMEOUT_S):
+        with hold_lock(layout.root, timeout_s=_LOCK_TIMEOUT_S):
             if before is not None:
                 live.restore(before)
             else:

@@ -14,7 +14,7 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
 from enginegate.machine import user_at_host
 from enginegate.repository.history.audit import REPLICATION, AuditLog, AuditRecord, origin
-from enginegate.repository.lock import locked
+from enginegate.repository.lock import hold_lock
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import Withdrawal
 from enginegate.repository.rollout.target import LocalTarget
@@ -202,7 +202,7 @@ def record_rollback(primary: LiveRepository, release: Release, *, reason: str, l
         scorecard=release.scorecard_sha256,
     )
     try:
-        with locked(primary.root, timeout_s=_LOCK_TIMEOUT_S):
+        with hold_lock(primary.root, timeout_s=_LOCK_TIMEOUT_S):
             current = Layout(primary.root, release.model).current()
             if current is not None and current.version == release.version:
                 AuditLog(primary.root, primary.channel).note(record)

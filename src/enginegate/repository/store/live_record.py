@@ -278,7 +278,7 @@ def check_live_recorded(root: Path, model: str) -> None:
     LiveRecord.of(layout).check_commit_point(layout.current())
 
 
-def placed_facts(
+def facts_of_placement(
     layout: Layout, release: Release, package: Package | ImportedRelease
 ) -> dict[str, str]:
     """What the journal takes in of a release that was just placed (and signed, if it was).

@@ -11,7 +11,7 @@ from enginegate.atomic_io import write_file
 from enginegate.errors import PublishError, RepositoryError
 from enginegate.repository import Current, Layout, verify
 from enginegate.repository.ensemble.composition import as_ensemble, composes
-from enginegate.repository.ensemble.record_golden import rehearse
+from enginegate.repository.ensemble.record_golden import record_golden
 from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.repository.store.removal import forget_old
 from enginegate.repository.store.staging import check_room, place
@@ -198,7 +198,9 @@ def test_a_rehearsal_finds_the_answers(server, steps, package, root):
     short = steps.model_copy(update={"before": ()})
 
     made = as_ensemble(
-        package(4.0), short, lambda composed: rehearse(server, composed, {"x": raw, "other": raw})
+        package(4.0),
+        short,
+        lambda composed: record_golden(server, composed, {"x": raw, "other": raw}),
     )
 
     assert list(made.golden.inputs) == ["x"]

@@ -131,7 +131,7 @@ def test_the_first_release_leaves_nothing(here, there, promoting):
 
 
 @pytest.mark.usefixtures("released")
-def test_a_host_that_serves_something_else_says_so(here, there, promoting):
+def test_host_that_serves_something_else_says_so(here, there, promoting):
     """Its own server was off and could not be brought to what is live."""
     off = replace(there, local=replace(there.local, client=None))
     with (
@@ -152,7 +152,7 @@ def test_a_host_that_serves_something_else_says_so(here, there, promoting):
         pytest.param(7, None, "has no release 7", id="to-nowhere"),
     ],
 )
-def test_what_cannot_be_done_cancels_nothing(here, there, promoting, to, leave, message):
+def test_impossible_rollback_cancels_nothing(here, there, promoting, to, leave, message):
     """The canary passes, and the other servers replicate it."""
     there.pull()
     with promoting(2) as analysis, pytest.raises(RepositoryError, match=message):
@@ -163,7 +163,7 @@ def test_what_cannot_be_done_cancels_nothing(here, there, promoting, to, leave, 
 
 
 @pytest.mark.usefixtures("released")
-def test_a_request_after_the_last_check_is_found_before_the_commit(here, there, promoting):
+def test_request_after_the_last_check_is_found_before_the_commit(here, there, promoting):
     """The promoter cannot go on past a flag in its lease: the release never becomes live."""
     there.pull()
     with promoting(2) as analysis:
@@ -178,7 +178,7 @@ def test_a_request_after_the_last_check_is_found_before_the_commit(here, there, 
 
 
 @pytest.mark.usefixtures("released")
-def test_a_request_that_the_promoter_outruns_cancels_nothing(here, there, promoting, monkeypatch):
+def test_request_that_the_promoter_outruns_cancels_nothing(here, there, promoting, monkeypatch):
     """Between its look at the lease and its flag the canary passed: it is refused as busy."""
     there.pull()
     request, switching, refused = ObjectJournal.request_cancel, threading.Event(), threading.Event()
@@ -242,7 +242,7 @@ def test_its_own_host_cancels_it_without_storage(here, promoting):
 
 
 @pytest.mark.usefixtures("released")
-def test_nobody_waits_for_ever(here, there, promoting, monkeypatch):
+def test_waiting_for_the_promoter_is_limited(here, there, promoting, monkeypatch):
     """A promoter that does not check is named, with its host; it goes back all the same."""
     there.pull()
     monkeypatch.setattr(cancel_request, "_PATIENCE_S", 1.0)

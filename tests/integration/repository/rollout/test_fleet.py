@@ -103,7 +103,7 @@ def test_one_server_after_another_or_none(repository, twin, own, package, tmp_pa
     assert problems(fleet) == []
 
 
-def test_a_canary_that_does_not_hold_goes_back(repository, own, package):
+def test_canary_that_does_not_pass_goes_back(repository, own, package):
     """No other server is ever told."""
 
     def fail(_seconds, _check):
@@ -147,7 +147,7 @@ def watched(repository, own, server, tmp_path):
     return Fleet(repository, (own,), canary_s=2.0, analyse_canary=canary.analyse), canary
 
 
-def test_a_slow_canary_goes_back_although_no_request_failed(
+def test_slow_canary_goes_back_although_no_request_failed(
     watched, repository, own, package, tmp_path
 ):
     """The watch's own look says so, with numbers; one that is as promised goes everywhere."""
@@ -173,7 +173,7 @@ def test_a_slow_canary_goes_back_although_no_request_failed(
     assert problems(fleet) == []
 
 
-def test_a_rollback_ends_a_long_look_at_the_canary(watched, repository, own, package):
+def test_rollback_cancels_a_long_check_of_the_canary(watched, repository, own, package):
     """Within a few seconds, though the look would last a minute; none is kept of it."""
     fleet, canary = watched
     fleet.publish(package(1.0, promise=PROMISE), expected=None)
@@ -200,7 +200,7 @@ def test_a_rollback_ends_a_long_look_at_the_canary(watched, repository, own, pac
     assert WatchLog.at(canary.analysis.workspace, release).read() == ()
 
 
-def test_a_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, package):
+def test_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, package):
     """Publishing is refused before anything is done; going back reaches whoever answers."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
@@ -242,7 +242,7 @@ Fleet(lead, (FleetServer("own", own, lead),), 1.0, hold).publish(package, expect
 
 
 @pytest.mark.parametrize("moment", ["on-the-canary", "after-it-held"])
-def test_a_killed_roll_out_ends_the_same_everywhere(repository, own, package, tmp_path, moment):
+def test_killed_roll_out_ends_the_same_everywhere(repository, own, package, tmp_path, moment):
     """A canary that had not held goes back; after it had, the others follow."""
     job = tmp_path / "job"
     hosts = [(each.root, each.client.address) for each in (repository, own.repository)]
@@ -277,7 +277,7 @@ def test_one_roll_out_at_a_time(repository, own, package, monkeypatch):
         fleet.publish(package(1.0), expected=None)
 
 
-def test_a_member_that_is_elsewhere_is_named(repository, own, package):
+def test_server_with_another_release_is_named(repository, own, package):
     """Its repository must be where the evidence was made before anything begins."""
     repository.publish(package(1.0), expected=None)
     fleet = Fleet(repository, (own,))

@@ -65,7 +65,7 @@ def promoter(here, package, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["rollback", "withdraw"])
-def test_a_dead_server_stops_no_way_back(here, package, second_serves, way):
+def test_dead_server_stops_no_rollback(here, package, second_serves, way):
     """It is named; every host goes back, and so does the dead one when it is repaired."""
     here.publish(package(1.0), expected=None)
     here.publish(package(2.0), expected=1)
@@ -95,7 +95,7 @@ def second_serves(here):
     return lambda: answer(replace(here, local=here.local.servers[0].repository))
 
 
-def test_a_rollback_ends_the_window(here, promoter, package, second_serves):
+def test_rollback_cancels_the_canary_analysis(here, promoter, package, second_serves):
     """At once and on every server; what is live in storage was never another release."""
     before, began = here.store.read("digits/current.json"), time.monotonic()
 
@@ -115,7 +115,7 @@ def test_a_rollback_ends_the_window(here, promoter, package, second_serves):
 
 
 @pytest.mark.parametrize("way", ["recover", "rollback"])
-def test_a_killed_promoter_leaves_what_was_live(here, promoter, second_serves, way):
+def test_killed_promoter_leaves_the_live_release(here, promoter, second_serves, way):
     """Whoever comes next takes the canary back; a rollback is content with that."""
     promoter.send_signal(signal.SIGKILL)
     promoter.wait()

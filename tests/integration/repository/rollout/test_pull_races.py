@@ -96,7 +96,7 @@ def told(host):
     ]
 
 
-def test_what_was_left_while_it_was_fetched_is_not_loaded(there, monkeypatch):
+def test_release_left_while_it_was_fetched_is_not_loaded(there, monkeypatch):
     """Its window would watch what is live nowhere, and then every server would be told of it."""
     fetch = ObjectReleases.fetch
 
@@ -117,7 +117,7 @@ def test_what_was_left_while_it_was_fetched_is_not_loaded(there, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["pull", "publish"])
-def test_a_canary_that_is_not_live_yet_is_ended_too(there, package, load, monkeypatch, way):
+def test_canary_that_is_not_live_yet_is_cancelled_too(there, package, load, monkeypatch, way):
     """A rollback waits until it can be asked to end, and goes back to what was live before."""
     monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 5.0)
     begin, before = there.pull, 1
@@ -138,7 +138,7 @@ def test_a_canary_that_is_not_live_yet_is_ended_too(there, package, load, monkey
 
 
 @pytest.mark.parametrize("which", ["alone", "there"])
-def test_what_a_pull_began_before_the_turn_is_left(request, load, monkeypatch, which):
+def test_pull_that_began_before_the_lease_is_undone(request, load, monkeypatch, which):
     """The rollback had looked already, and nothing was under way then; a window is ended."""
     host, take = request.getfixturevalue(which), ObjectJournal.acquire
     with ThreadPoolExecutor(1) as pool:
@@ -161,7 +161,7 @@ def test_what_a_pull_began_before_the_turn_is_left(request, load, monkeypatch, w
     assert problems(host) == []
 
 
-def test_the_host_that_decided_says_so_where_it_had_nothing_to_do(here, alone):
+def test_host_that_decided_records_it_where_nothing_changed(here, alone):
     """It had not pulled; the others only follow, so nobody else tells of it."""
     assert alone.rollback("digits", reason="the pager rang").version == 1
     here.pull()
@@ -174,7 +174,7 @@ def test_the_host_that_decided_says_so_where_it_had_nothing_to_do(here, alone):
     assert problems(alone) == []
 
 
-def test_a_killed_follower_tells_nothing_of_its_own(alone, monkeypatch):
+def test_killed_replica_records_a_replication(alone, monkeypatch):
     """Killed between the commit point and the audit line, which recovery writes as followed."""
 
     def die(*_):
@@ -192,7 +192,7 @@ def test_a_killed_follower_tells_nothing_of_its_own(alone, monkeypatch):
     assert told(alone) == []
 
 
-def test_a_canary_that_did_not_hold_is_analysing_canary_again(alone):
+def test_canary_that_did_not_pass_is_analysed_again(alone):
     """The bytes are here by the next pull; it brings no release to the servers without a window."""
     windows = []
 
@@ -213,7 +213,7 @@ def test_a_canary_that_did_not_hold_is_analysing_canary_again(alone):
     assert list(RolloutState(fleet.root).unfinished()) == []
 
 
-def test_a_way_back_waits_for_no_window_and_no_dead_server(alone, here, package, tmp_path):
+def test_rollback_waits_for_no_analysis_and_no_dead_server(alone, here, package, tmp_path):
     """Also to a release that is newer than what is here, since its canary had not held here."""
 
     def refuse(_seconds, _check):

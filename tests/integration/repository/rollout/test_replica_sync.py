@@ -38,7 +38,7 @@ def test_only_the_host_that_decided_tells_of_it(here, there, package):
 
 
 @pytest.mark.triton
-def test_what_was_taken_away_elsewhere_is_not_told_here(here, there, package):
+def test_withdrawal_elsewhere_is_not_told_here(here, there, package):
     """Also where nothing is live after it."""
     here.publish(package(1.0), expected=None)
     there.pull()
@@ -51,7 +51,7 @@ def test_what_was_taken_away_elsewhere_is_not_told_here(here, there, package):
 
 
 @pytest.mark.triton
-def test_what_could_not_be_committed_is_told_with_its_way_back(here, package, monkeypatch):
+def test_uncommitted_release_is_told_with_its_rollback(here, package, monkeypatch):
     """It was live here for a moment, and no other host's log knows of it."""
     here.publish(package(1.0), expected=None)
 

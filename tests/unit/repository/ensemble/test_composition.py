@@ -7,7 +7,7 @@ from enginegate.candidate import TensorSpec
 from enginegate.errors import DataError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.repository.ensemble.composition import compose, engine_step
-from enginegate.repository.ensemble.record_golden import rehearse
+from enginegate.repository.ensemble.record_golden import record_golden
 from enginegate.repository.store.package import PartPackage
 from enginegate.serving import BackendSettings, ServingConfig
 from enginegate.triton.config import config_text, model_config
@@ -236,4 +236,4 @@ def test_samples_must_be_the_ensembles_own(step, engine):
     composed = compose("m", Ensemble(before=(step(),)), engine)
 
     with pytest.raises(DataError, match=r"takes raw, and the samples have x.*ensemble\.samples"):
-        rehearse(Server(grpc="nowhere:1", version="2.51.0"), composed, {"x": np.zeros((1, 2))})
+        record_golden(Server(grpc="nowhere:1", version="2.51.0"), composed, {"x": np.zeros((1, 2))})

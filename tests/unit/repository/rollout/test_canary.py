@@ -68,7 +68,7 @@ class FakeLead:
         pytest.param([(0, 0)], False, "does not serve the new release", id="gone"),
     ],
 )
-def test_a_canary_is_judged_by_its_own_counters(counts, serving, message, monkeypatch):
+def test_canary_is_judged_by_its_own_counters(counts, serving, message, monkeypatch):
     """Only what failed since it was told counts, and too few requests decide nothing."""
     clock = SimpleNamespace(monotonic=itertools.count().__next__)
     monkeypatch.setattr("enginegate.repository.rollout.canary.time", clock)
@@ -81,7 +81,7 @@ def test_a_canary_is_judged_by_its_own_counters(counts, serving, message, monkey
         canary.analyse(2.0, goes_on)
 
 
-def test_a_canary_that_somebody_ends_is_analysing_canary_no_longer(tmp_path):
+def test_cancelled_canary_is_analysed_no_longer(tmp_path):
     """At its next check, though nothing failed."""
     rollouts = RolloutState(tmp_path)
     now = datetime.now(tz=UTC)
@@ -159,7 +159,7 @@ def looks_of(canary):
         pytest.param(lambda: seen(live=0), ["inconclusive"] * 3, "", id="too-little-traffic"),
     ],
 )
-def test_a_canary_is_held_to_the_looks_of_the_watch(canary, sees, caplog, check, outcomes, message):
+def test_canary_has_to_pass_the_checks_of_the_watch(canary, sees, caplog, check, outcomes, message):
     """By its judge, over all checks together; what could not be measured is not fine, and what too
     few requests leave open is said."""
     sees(check)
@@ -180,7 +180,7 @@ def test_a_canary_is_held_to_the_looks_of_the_watch(canary, sees, caplog, check,
     ("seconds", "lengths"),
     [(0.0, []), (5.0, [5.0]), (30.0, [30.0]), (100.0, [100 / 3] * 3)],
 )
-def test_looks_fill_the_window(canary, sees, seconds, lengths):
+def test_checks_fill_the_analysis(canary, sees, seconds, lengths):
     """None is shorter than the watch's, unless the window is; without one there is none."""
     asked = sees(seen)
 
@@ -189,7 +189,7 @@ def test_looks_fill_the_window(canary, sees, seconds, lengths):
     assert asked == pytest.approx(lengths)
 
 
-def test_a_long_look_is_ended_too(canary, sees):
+def test_long_check_is_cancelled_too(canary, sees):
     """A rollback does not wait for it, and it counts for nothing."""
     looked = threading.Event()
 
@@ -211,7 +211,7 @@ def test_a_long_look_is_ended_too(canary, sees):
     assert looks_of(canary) == ()
 
 
-def test_a_canary_can_be_ended_after_its_last_look(canary, sees):
+def test_canary_can_be_cancelled_after_its_last_check(canary, sees):
     """Checks may be shorter than the time between two questions."""
     asked = []
 
@@ -244,7 +244,7 @@ def test_a_canary_can_be_ended_after_its_last_look(canary, sees):
     ],
     ids=["one-server", "fleet", "storage", "both"],
 )
-def test_the_policy_says_where_a_release_goes(tmp_path, target, kind, local):
+def test_policy_says_where_a_release_goes(tmp_path, target, kind, local):
     """A fleet around the primary, storage around either; what does not answer has no client."""
     rules = parse_policy(
         {**POLICY, "target": {"repository": str(tmp_path / "live"), **target}}, "test"

@@ -45,7 +45,7 @@ def fail(_seconds, _check):
     raise RepositoryError("7 of 100 requests failed on it")
 
 
-def test_a_canary_goes_back_to_what_was_live_before_it(repository, own, elsewhere):
+def test_canary_goes_back_to_the_release_before_it(repository, own, elsewhere):
     """Not to what its manifest says it replaced where it was first published."""
     fleet = Fleet(repository, (own,), analyse_canary=fail)
 
@@ -60,7 +60,7 @@ def test_a_canary_goes_back_to_what_was_live_before_it(repository, own, elsewher
     assert fleet.recover() == ()
 
 
-def test_only_the_canary_is_taken_back(repository, own, package):
+def test_only_the_canary_is_rolled_back(repository, own, package):
     """Cut short on the canary, and by now something else is live on the primary: that stays."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -76,7 +76,7 @@ def test_only_the_canary_is_taken_back(repository, own, package):
 
 
 @pytest.mark.parametrize("dead", [False, True])
-def test_a_member_that_cannot_follow_after_a_kill(repository, own, package, dead):
+def test_server_that_cannot_replicate_after_a_kill(repository, own, package, dead):
     """It sends all back, as it would have done in the roll-out; a dead one says nothing."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -96,7 +96,7 @@ def test_a_member_that_cannot_follow_after_a_kill(repository, own, package, dead
 
 
 @pytest.mark.parametrize("expected", [None, 3])
-def test_a_rollback_goes_back_once(repository, own, package, expected):
+def test_rollback_goes_back_once(repository, own, package, expected):
     """Recovery took the release back for a member's sake: that is what was asked for."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -112,7 +112,7 @@ def test_a_rollback_goes_back_once(repository, own, package, expected):
     assert live(repository, own.repository) == [2, 2]
 
 
-def test_a_note_that_goes_while_it_is_read_is_gone(repository, monkeypatch):
+def test_progress_that_ends_while_it_is_read_is_over(repository, monkeypatch):
     """The roll-out ended in that moment; a rollback asks for it all the time."""
     rollouts = RolloutState(repository.root)
     rollouts.note(RolloutProgress(model="digits", canary=1))
@@ -127,7 +127,7 @@ def test_a_note_that_goes_while_it_is_read_is_gone(repository, monkeypatch):
     assert rollouts.of("digits") is None
 
 
-def test_half_a_note_is_swept(repository, own, package):
+def test_half_written_progress_is_swept(repository, own, package):
     """A process died while it wrote down how far the roll-out was."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -148,7 +148,7 @@ def test_half_a_note_is_swept(repository, own, package):
     assert sorted(fleet.root.iterdir()) == before
 
 
-def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package):
+def test_rollback_cancels_the_canary_analysis(repository, own, package):
     """It does not wait for the window, and goes back to what the canary replaced, no further."""
     fleet = Fleet(repository, (own,), canary_s=60.0)
     fleet.publish(package(1.0), expected=None)
@@ -181,7 +181,7 @@ def test_a_rollback_ends_a_canary_that_is_being_watched(repository, own, package
     assert live(repository, own.repository) == [4, 4]
 
 
-def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository, own, package):
+def test_rollback_before_the_canary_is_live_cancels_it_too(repository, own, package):
     """Its bytes are there, but the server has not loaded them: it is asked once it is live."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -223,7 +223,7 @@ def test_a_rollback_that_comes_before_the_canary_is_live_ends_it_too(repository,
     assert live(repository, own.repository) == [1, 1]
 
 
-def test_a_rollback_of_another_release_ends_no_canary(repository, own, package):
+def test_rollback_of_another_release_cancels_no_canary(repository, own, package):
     """Whoever judged release 2 has no say over 3."""
     fleet = Fleet(repository, (own,))
     for number in (1, 2, 3):
@@ -235,7 +235,7 @@ def test_a_rollback_of_another_release_ends_no_canary(repository, own, package):
     RolloutState(fleet.root).check_not_cancelled("digits")
 
 
-def test_a_rollback_recovers_what_was_cut_short_first(repository, own, package):
+def test_rollback_recovers_first(repository, own, package):
     """Of this model it is the way back itself; another model's roll-out is not forgotten."""
     fleet = Fleet(repository, (own,))
     for name in ("digits", "faces"):
@@ -252,7 +252,7 @@ def test_a_rollback_recovers_what_was_cut_short_first(repository, own, package):
     assert list(RolloutState(fleet.root).unfinished()) == []
 
 
-def test_the_release_to_leave_is_named(repository, own, package):
+def test_release_to_leave_is_named(repository, own, package):
     """On a fleet as on one server; nothing was told to anybody."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -268,7 +268,7 @@ def test_the_release_to_leave_is_named(repository, own, package):
 
 
 @pytest.mark.parametrize("dead", ["own", "the primary"])
-def test_a_rollback_says_whether_the_lead_went_back(repository, own, package, dead):
+def test_rollback_says_whether_the_primary_went_back(repository, own, package, dead):
     """Then it is done but for who is named; else what is live is what was."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -283,7 +283,7 @@ def test_a_rollback_says_whether_the_lead_went_back(repository, own, package, de
     assert live(repository, own.repository) == ([1, 2] if dead == "own" else [2, 1])
 
 
-def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package):
+def test_servers_that_were_not_changed_yet_are_no_problem(repository, own, package):
     """While somebody rolls out; what a kill cut short is one, and nobody's roll-out."""
     seen = []
 
@@ -306,7 +306,7 @@ def test_servers_that_were_not_told_yet_are_no_problem(repository, own, package)
     assert any("does not serve it" in check.problem for check in verify(fleet))
 
 
-def test_a_member_that_does_not_answer_is_unknown(repository, own, package):
+def test_server_that_does_not_answer_is_unknown(repository, own, package):
     """It may serve what it should; one whose own folder says otherwise is a problem."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
