@@ -57,7 +57,7 @@ class RemoteModel:
         with monitor_liveness(self.server) as liveness, self.server.client() as client:
             before = client.statistics(self.name)
             if driver == "perf_analyzer":
-                result = perf_analyzer.run(self.server.grpc, traffic, load)
+                result = perf_analyzer.run_perf_analyzer(self.server.grpc, traffic, load)
             else:
                 # It ends early only where the server is gone and nobody will answer.
                 early = EarlyEnd(math.inf, 0.0, lambda _requests, _over: liveness.gone)
