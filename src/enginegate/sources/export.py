@@ -33,7 +33,7 @@ from enginegate.sources.mlflow_flavors import (
 )
 from enginegate.sources.parity import PARITY_SAMPLES, BatchTrial, Evidence, OpenOnnx, examine
 from enginegate.sources.pytorch import Program, traced_axes
-from enginegate.sources.registry import fetched
+from enginegate.sources.registry import fetch_logged_model
 from enginegate.sources.types import AS_IT_IS, ExportedModel, OpenedSource, digest_of
 
 MANIFEST = "manifest.json"
@@ -179,7 +179,7 @@ def open_source(source: ModelSource, data: DataSet, *, tracking_uri: str) -> Ite
     elif source.scheme == "python":
         yield open_callable(source, data)
     else:
-        with fetched(source.uri, tracking_uri=tracking_uri) as (uri, folder):
+        with fetch_logged_model(source.uri, tracking_uri=tracking_uri) as (uri, folder):
             yield _open_logged(source, read_logged(uri, folder))
 
 

@@ -52,7 +52,7 @@ def resolve(uri: str, *, tracking_uri: str) -> str:
 
 
 @contextmanager
-def fetched(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
+def fetch_logged_model(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
     """The concrete URI and a copy of its files, removed again when the block ends.
 
     Raises:
