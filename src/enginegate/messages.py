@@ -38,6 +38,11 @@ def counted(count: int, one: str, many: str = "") -> str:
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
+def first_line(error: BaseException) -> str:
+    """An error's first line; libraries put traces and advice of their own below it."""
+    return str(error).strip().partition("\n")[0]
+
+
 Place: TypeAlias = tuple[int | str, ...]
 
 _SAID = {

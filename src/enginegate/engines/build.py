@@ -11,7 +11,7 @@ from enginegate.engines.protocol import engine_kind
 from enginegate.errors import BuildError, ModelError, tool_errors
 from enginegate.policy.building import EngineTables
 from enginegate.precision import CalibrationSample, converter_of, reads_data
-from enginegate.sources.external_data import ONE_FILE_BYTES
+from enginegate.sources.onnx_form import ONE_FILE_BYTES
 
 MANIFEST = "manifest.json"
 _WAIT_S = 600.0

@@ -5,7 +5,6 @@ pooling (``modules.json`` of sentence-transformers), else the mean over attended
 ``input_ids``, ``attention_mask`` and optionally ``token_type_ids``, each ``(batch, sequence)``.
 """
 
-import json
 import os
 import threading
 from collections.abc import Iterator
@@ -16,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from enginegate.data import DataSet
 from enginegate.errors import ModelError
+from enginegate.messages import first_line
 from enginegate.policy.model_source import ModelSource
 from enginegate.sources import pytorch
-from enginegate.sources.outside import check_config, check_inside, code_named
 from enginegate.sources.pytorch import Axis, Program
 from enginegate.sources.types import ExportedModel, OpenedSource, digest_of
+from enginegate.sources.untrusted import check_config, check_inside, code_named, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -29,17 +29,8 @@ _OFFLINE_LOCK = threading.Lock()
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _CLASSIFIER = "ForSequenceClassification"
 _ENCODER = "Model"
-_MOST_BYTES = 1 << 24
 _KINDS: dict[type, str] = {list: "a list", str: "text", int: "a number", float: "a number"}
 _OFFSET_POSITIONS = {"roberta", "xlm-roberta", "camembert", "mpnet"}  # two positions are padding
-
-
-@dataclass(frozen=True, slots=True)
-class _Pooling:
-    """How token states become one vector."""
-
-    first_token: bool = False
-    normalised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +40,8 @@ class _Folder:
     path: Path
     uri: str
     config: dict[str, Any]
-    pooling: _Pooling
+    pools_first_token: bool
+    normalises: bool
 
     @property
     def architecture(self) -> str:
@@ -87,7 +79,10 @@ def open_folder(source: ModelSource) -> OpenedSource:
     _refuse_unsafe(folder, source)
 
     def convert(data: DataSet, scratch: Path) -> ExportedModel:
-        return pytorch.onnx_from_program(_program(folder, source), data, scratch)
+        axis = Axis("sequence", largest=folder.largest_sequence)
+        module = _encoder(_load(folder, source), folder)
+        program = Program(module, source.uri, axes={name: {1: axis} for name in _INPUTS})
+        return pytorch.onnx_from_program(program, data, scratch)
 
     return OpenedSource(
         source.uri,
@@ -113,7 +108,7 @@ def _read(source: ModelSource) -> _Folder:
             f"{source.uri}: a JSON file is damaged: {error}. Fetch it again."
         ) from error
     _check_config(config, source.uri)
-    folder = _Folder(path, source.uri, config, pooling)
+    folder = _Folder(path, source.uri, config, *pooling)
     if not (folder.classifies or folder.embeds):
         raise ModelError(
             f"{source.uri} is {folder.architecture}; this program takes encoders that classify "
@@ -122,33 +117,14 @@ def _read(source: ModelSource) -> _Folder:
     return folder
 
 
-def _json(path: Path, uri: str) -> Any:
-    """What a JSON file of a stranger's folder holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not JSON.
-        ModelError: it is larger, or nested deeper, than any description of a model.
-    """
-    if path.stat().st_size > _MOST_BYTES:
-        raise ModelError(
-            f"{uri}: {path.name} has {path.stat().st_size:,} bytes; more than {_MOST_BYTES:,} is "
-            "no description of a model. Fetch it again."
-        )
-    try:
-        return json.loads(path.read_text())
-    except RecursionError as error:
-        raise ModelError(f"{uri}: {path.name} is nested too deep. Fetch it again.") from error
-
-
 def _table(path: Path, uri: str) -> dict[str, Any]:
-    found = _json(path, uri)
-    if not isinstance(found, dict):
+    content = read_json(path, uri=uri)
+    if not isinstance(content, dict):
         raise ModelError(
-            f"{uri}: {path.name} holds {_KINDS.get(type(found), 'a value')}, and must hold a "
+            f"{uri}: {path.name} holds {_KINDS.get(type(content), 'a value')}, and must hold a "
             "table of settings. Fetch it again."
         )
-    return found
+    return content
 
 
 def _check_config(config: dict[str, Any], uri: str) -> None:
@@ -168,10 +144,11 @@ def _check_config(config: dict[str, Any], uri: str) -> None:
         raise ModelError(f"{uri}: in config.json {wrong}. Fetch it again.")
 
 
-def _pooling(path: Path, uri: str) -> _Pooling:
+def _pooling(path: Path, uri: str) -> tuple[bool, bool]:
+    """Whether the first token stands for a sample, not the mean; whether vectors have length 1."""
     if not (path / "modules.json").is_file():
-        return _Pooling()
-    modules = _json(path / "modules.json", uri)
+        return False, False
+    modules = read_json(path / "modules.json", uri=uri)
     if not isinstance(modules, list) or not all(
         isinstance(m, dict) and isinstance(m.get("type"), str) and isinstance(m.get("path"), str)
         for m in modules
@@ -193,7 +170,7 @@ def _pooling(path: Path, uri: str) -> _Pooling:
             f"{uri} pools with {', '.join(unknown + active)}; this program knows the mean over "
             "tokens, the first token, and normalisation. Bring it as python:MODULE:CALLABLE."
         )
-    return _Pooling(active == ["pooling_mode_cls_token"], "Normalize" in kinds)
+    return active == ["pooling_mode_cls_token"], "Normalize" in kinds
 
 
 def _refuse_unsafe(folder: _Folder, source: ModelSource) -> None:
@@ -230,10 +207,10 @@ def _refuse_beside(folder: _Folder) -> None:
         )
     for index in sorted(folder.path.glob("*.index.json")):
         try:
-            named = json.loads(index.read_text())
+            content = read_json(index, uri=folder.uri)
         except ValueError as error:
             raise ModelError(f"{folder.uri}: {index.name} is damaged: {error}.") from error
-        weights = named.get("weight_map") if isinstance(named, dict) else None
+        weights = content.get("weight_map") if isinstance(content, dict) else None
         for file in sorted(map(str, weights.values() if isinstance(weights, dict) else ())):
             if Path(file).name != file:
                 raise ModelError(
@@ -243,13 +220,7 @@ def _refuse_beside(folder: _Folder) -> None:
                 )
 
 
-def _program(folder: _Folder, source: ModelSource) -> Program:
-    axis = Axis("sequence", largest=folder.largest_sequence)
-    module = _answering(_loaded(folder, source), folder).eval()
-    return Program(module, source.uri, axes={name: {1: axis} for name in _INPUTS})
-
-
-def _loaded(folder: _Folder, source: ModelSource) -> Any:
+def _load(folder: _Folder, source: ModelSource) -> Any:
     import torch  # noqa: PLC0415
 
     os.environ.setdefault("USE_HUB_KERNELS", "0")  # read when transformers is imported
@@ -269,9 +240,8 @@ def _loaded(folder: _Folder, source: ModelSource) -> Any:
                 output_loading_info=True,
             )
         except Exception as error:
-            first_line = str(error).strip().partition("\n")[0]
             raise ModelError(
-                f"{source.uri} cannot be opened: {type(error).__name__}: {first_line}\n"
+                f"{source.uri} cannot be opened: {type(error).__name__}: {first_line(error)}\n"
                 f"It was read as {folder.architecture} by transformers {transformers.__version__}."
             ) from error
     missing = sorted(n for n in report["missing_keys"] if folder.classifies or "pooler" not in n)
@@ -283,7 +253,7 @@ def _loaded(folder: _Folder, source: ModelSource) -> Any:
     return model
 
 
-def _answering(model: Any, folder: _Folder) -> "torch.nn.Module":
+def _encoder(model: Any, folder: _Folder) -> "torch.nn.Module":
     import torch  # noqa: PLC0415
 
     class Encoder(torch.nn.Module):
@@ -303,21 +273,17 @@ def _answering(model: Any, folder: _Folder) -> "torch.nn.Module":
             answer = self.model(**given)
             if folder.classifies:
                 return {"logits": answer.logits}
-            return {"embedding": _pooled(answer.last_hidden_state, attention_mask, folder.pooling)}
+            states = answer.last_hidden_state  # (batch, sequence, width)
+            if folder.pools_first_token:
+                vector = states[:, 0]
+            else:
+                weight = attention_mask.unsqueeze(-1).to(states.dtype)
+                vector = (states * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
+            if folder.normalises:
+                vector = torch.nn.functional.normalize(vector, dim=1)
+            return {"embedding": vector}
 
-    return Encoder()
-
-
-def _pooled(states: "torch.Tensor", mask: "torch.Tensor", pooling: _Pooling) -> "torch.Tensor":
-    """``(batch, sequence, width)`` -> ``(batch, width)``."""
-    import torch  # noqa: PLC0415
-
-    if pooling.first_token:
-        vector = states[:, 0]
-    else:
-        weight = mask.unsqueeze(-1).to(states.dtype)
-        vector = (states * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
-    return torch.nn.functional.normalize(vector, dim=1) if pooling.normalised else vector
+    return Encoder().eval()
 
 
 @contextmanager

@@ -7,19 +7,17 @@ import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from zipfile import BadZipFile, ZipFile, is_zipfile
 
 from enginegate.candidate import Sha256
-from enginegate.data import archive_objections
 from enginegate.errors import ModelError
-from enginegate.sources.external_data import files_of
-from enginegate.sources.outside import check_inside
+from enginegate.messages import first_line
 from enginegate.sources.pytorch import Axes, Axis
 from enginegate.sources.types import digest_of
+from enginegate.sources.untrusted import check_archives, check_inside, check_size
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 
 _PICKLE_SWITCH = "MLFLOW_ALLOW_PICKLE_DESERIALIZATION"
 _SWITCH_LOCK = threading.Lock()
-_MOST_BYTES = 1 << 24
 
 
 class Flavour(StrEnum):
@@ -61,24 +58,18 @@ class LoggedModel:
     data: Path
     code: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
-    axes: Axes | None = None
+    axes: Axes = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[Path]:
+        """The model's own files; what MLflow notes beside them is not among them."""
+        files = sorted(self.data.rglob("*")) if self.data.is_dir() else [self.data]
+        return [file for file in files if file.is_file()]
 
     @property
     def sha256(self) -> Sha256:
-        """Digest of names and content of the model's own files; MLflow's notes do not count."""
-        if self.flavour is Flavour.ONNX:
-            return digest_of(files_of(self.data, origin=self.uri), self.data.resolve().parent)
-        files = sorted(self.data.rglob("*")) if self.data.is_dir() else [self.data]
-        return digest_of((file for file in files if file.is_file()), self.folder)
-
-    @property
-    def runs_code(self) -> tuple[str, ...]:
-        """What opening this model would run, in words; empty if nothing."""
-        pickles = [self.data / "model.pth"] if self.flavour is Flavour.PYTORCH else []
-        if self.flavour is Flavour.SKLEARN and self.data.suffix != ".skops":
-            pickles = [self.data]
-        found = [f"{path.name} is a pickle" for path in pickles if path.is_file()]
-        return (*found, *(f"{path} is Python code" for path in self.code))
+        """Digest of names and content of the model's own files."""
+        return digest_of(self.files, self.folder)
 
 
 def read_logged(uri: str, folder: Path) -> LoggedModel:
@@ -123,21 +114,16 @@ def _described(uri: str, folder: Path) -> "Model":
     file = folder / "MLmodel"
     if not file.is_file():
         raise ModelError(f"MLflow knows {uri}, but its files are gone. Log the model again.")
-    if file.stat().st_size > _MOST_BYTES:
-        raise ModelError(
-            f"{uri}: its MLmodel file has {file.stat().st_size:,} bytes; more than "
-            f"{_MOST_BYTES:,} is no description of a model. Log the model again."
-        )
+    check_size(file, uri=uri, file="its MLmodel file", advice="Log the model again.")
     try:
         described = Model.load(str(folder))
-        found = isinstance(described.flavors, dict)
+        flavors_are_a_table = isinstance(described.flavors, dict)
     except Exception as error:  # MLflow lets through what YAML and its own parts raise
-        first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"{uri}: its MLmodel file is damaged: {type(error).__name__}: {first_line:.200}\n"
-            "Log the model again."
+            f"{uri}: its MLmodel file is damaged: {type(error).__name__}: "
+            f"{first_line(error):.200}\nLog the model again."
         ) from error
-    if not found:
+    if not flavors_are_a_table:
         raise ModelError(
             f"{uri}: its MLmodel file is damaged: flavors is {described.flavors!r:.80}, which is "
             "no table. Log the model again."
@@ -153,7 +139,7 @@ def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module"
     """
     import mlflow.pytorch  # noqa: PLC0415
 
-    _check_archives(model)
+    check_archives(model.files, uri=model.uri)
     if not allow_pickle:
         _refuse_code(
             model,
@@ -183,7 +169,7 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
         ModelError: it is pickled, carries code or unknown types and that is not allowed, or it
             cannot be opened.
     """
-    _check_archives(model)
+    check_archives(model.files, uri=model.uri)
     if not allow_pickle:
         _refuse_code(model, "mlflow.sklearn.log_model(..., serialization_format='skops')")
     try:
@@ -205,51 +191,42 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
         ) from error
 
 
-def _check_archives(model: LoggedModel) -> None:
-    """Refuse files that unpack to more than there is room for (archives.py)."""
-    files = sorted(model.data.rglob("*")) if model.data.is_dir() else [model.data]
-    for file in files:
-        if not (file.is_file() and is_zipfile(file)):
-            continue
-        try:
-            with ZipFile(file) as archive:
-                why = next(archive_objections(file, archive), "")
-        except (BadZipFile, OSError, ValueError) as error:
-            why = f"it is a damaged archive: {error}."
-        if why:
-            raise ModelError(f"{model.uri} was not opened: {file.name}: {why}")
-
-
 def _signature(described: "Model") -> tuple[tuple[str, ...], Axes]:
+    """Names of the outputs if all have one, and the axes of the inputs besides the batch."""
     signature = described.signature
     if signature is None:
         return (), {}
     names = [spec.name for spec in signature.outputs.inputs] if signature.outputs else []
-    shapes = {
-        str(spec.name): getattr(spec, "shape", ())
-        for spec in (signature.inputs.inputs if signature.inputs else [])
-    }
     axes = {
-        name: {at: Axis(f"dim{at}") for at, size in enumerate(shape) if at and size == -1}
-        for name, shape in shapes.items()
+        str(spec.name): {
+            at: Axis(f"dim{at}")
+            for at, size in enumerate(getattr(spec, "shape", ()))
+            if at and size == -1
+        }
+        for spec in (signature.inputs.inputs if signature.inputs else [])
     }
     return (tuple(names) if all(names) else ()), axes
 
 
 def _refuse_code(model: LoggedModel, instead: str) -> None:
-    if model.runs_code:
+    """Refuse a model that runs code when it is opened: a pickle, or Python logged with it."""
+    pickles = [model.data / "model.pth"] if model.flavour is Flavour.PYTORCH else []
+    if model.flavour is Flavour.SKLEARN and model.data.suffix != ".skops":
+        pickles = [model.data]
+    running = [f"{path.name} is a pickle" for path in pickles if path.is_file()]
+    running += [f"{path} is Python code" for path in model.code]
+    if running:
         raise ModelError(
-            f"{model.uri} was not opened: {'; '.join(model.runs_code)}, which runs whatever it "
-            f"holds.\nLog it without: {instead}.\n"
+            f"{model.uri} was not opened: {'; '.join(running)}, which runs whatever it holds.\n"
+            f"Log it without: {instead}.\n"
             "Or, if you trust whoever logged it, set allow_pickle = true under [model] in the "
             "policy."
         )
 
 
 def _unopened(error: Exception, model: LoggedModel, instead: str) -> ModelError:
-    first_line = str(error).strip().partition("\n")[0]
     return ModelError(
-        f"{model.uri} cannot be opened: {type(error).__name__}: {first_line}\n"
+        f"{model.uri} cannot be opened: {type(error).__name__}: {first_line(error)}\n"
         f"Log it again with {instead}."
     )
 

@@ -1,43 +1,40 @@
 """The one form an ONNX model is kept in: whole, checked, and free of where it was made.
 
-Two exports of the same weights give the same bytes, because everything that names a machine, a path
-or a moment is removed. External weights are read into the file, if it can hold them.
+Two exports of one model's weights give the same bytes, because everything that names a machine, a
+path or a moment is removed. External weights are read into the file, if it can hold them: one ONNX
+file cannot hold more than 2 GiB. A larger model keeps its weights in ``model.onnx.data``, each at
+an offset that a memory map can start at, and ``model.onnx`` names that file's sha256: its own
+digest stands for the whole model.
 """
 
-from pathlib import Path
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
-
-from enginegate.candidate import TensorSpec
-from enginegate.errors import ModelError
-from enginegate.messages import counted
-from enginegate.sources.external_data import (
-    ONE_FILE_BYTES,
-    bring_in,
-    graphs,
-    onnx_bytes,
-    parse,
-    tensors,
-    whole,
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx.external_data_helper import (
+    load_external_data_for_tensor,
+    set_external_data,
+    uses_external_data,
 )
 
-__all__ = [
-    "canonical",
-    "check_sound",
-    "dynamic_axes",
-    "graphs",
-    "input_specs",
-    "onnx_bytes",
-    "opset",
-    "output_specs",
-    "read_onnx",
-    "tensors",
-]
+from enginegate.atomic_io import write_file
+from enginegate.candidate import ONNX_FILE, FileDigest, TensorSpec
+from enginegate.errors import ModelError
+from enginegate.messages import counted
 
+# Below the limit of 2 GiB - 1: converters add nodes and scales to what fits here.
+ONE_FILE_BYTES = 2**31 - 2**26
 # The largest exports of encoders and detectors that we know have some twenty thousand.
 MOST_NODES = 50_000
+_DATA_FILE = f"{ONNX_FILE}.data"
+_DIGEST_KEY = f"sha256 of {_DATA_FILE}"
+_ALIGNMENT = 4096  # a page, where a memory map can start
+_SMALL_BYTES = 1024  # shapes and scales are smaller, weights worth a file of their own are not
+_CHUNK_BYTES = 1 << 24
 _STANDARD = {"", "ai.onnx", "ai.onnx.ml"}
 _REDUCED: dict[int, str] = {
     TensorProto.FLOAT16: "fp16",
@@ -48,30 +45,143 @@ _QUANTISING = {"QuantizeLinear", "DequantizeLinear", "QLinearConv", "QLinearMatM
 
 
 def read_onnx(path: Path, *, origin: str, limit: int = ONE_FILE_BYTES) -> ModelProto:
-    """Read a model with its external weights, unless those are more than ``limit`` bytes.
+    """Read a model with its external weights, unless those are more than ``limit`` bytes together.
+
+    Small ones are always read: among them are shapes, which decide other shapes. Those that stay
+    outside are checked to be there in full.
 
     Raises:
-        ModelError: the file is missing, cut short or not ONNX, or keeps weights outside its folder.
+        ModelError: the file is missing, cut short or not ONNX; or its weights are missing, too
+            short, or outside its folder.
     """
-    model = parse(path, origin=origin)
-    bring_in(model, path.parent, origin=origin, limit=limit)
+    model, folder = _parse(path, origin), path.parent
+    total = sum(_place(tensor, folder, origin)[2] for tensor in _external(model))
+    smallest = _SMALL_BYTES if total > limit else limit + 1
+    for graph in graphs(model.graph):
+        for tensor in graph.initializer:
+            if uses_external_data(tensor) and _place(tensor, folder, origin)[2] < smallest:
+                _read_in(tensor, folder, origin)
+        for tensor in filter(uses_external_data, _attributes(graph)):
+            _read_in(tensor, folder, origin)
     return model
 
 
+def files_of(path: Path, *, origin: str) -> list[Path]:
+    """An ONNX file and the weight files that it names, each inside its folder.
+
+    Raises:
+        ModelError: a file is missing, too short or outside the folder, or it is not ONNX.
+    """
+    model, file = _parse(path, origin), path.resolve()
+    beside = {_place(tensor, file.parent, origin)[0] for tensor in _external(model)}
+    return [file, *sorted(beside)]
+
+
+def write_model(
+    model: ModelProto, folder: Path, *, weights: Path, origin: str, limit: int = ONE_FILE_BYTES
+) -> dict[str, FileDigest]:
+    """Write ``model.onnx``, and its weights into ``model.onnx.data`` if one file cannot hold them.
+
+    Args:
+        weights: the folder that the model's external weights are in now.
+        limit: the size that one file may have, in bytes.
+
+    Returns:
+        Digests of the files besides ``model.onnx``.
+    """
+    inside = sum(len(tensor.raw_data) for tensor in tensors(model.graph))
+    external: dict[str, FileDigest] = {}
+    if inside > limit or any(_external(model)):
+        _move_out(model, folder / _DATA_FILE, weights, origin)
+        external[_DATA_FILE] = FileDigest.of(folder / _DATA_FILE)
+        model.metadata_props.add(key=_DIGEST_KEY, value=external[_DATA_FILE].sha256)
+    write_file(folder / ONNX_FILE, onnx_bytes(model, origin=origin))
+    return external
+
+
+def onnx_bytes(model: ModelProto, *, origin: str) -> bytes:
+    """The one serialisation of a model.
+
+    Raises:
+        ModelError: it is larger than one ONNX file may be.
+    """
+    size = sum(len(tensor.raw_data) for tensor in tensors(model.graph))
+    if size > ONE_FILE_BYTES:
+        raise ModelError(
+            f"{origin} is {size / 2**30:.1f} GiB as one ONNX file; the limit is 2 GiB. Models of "
+            "that size exist here at fp32 and tf32, with their weights in a second file."
+        )
+    content: bytes = model.SerializeToString(deterministic=True)
+    return content
+
+
 def canonical(model: ModelProto) -> ModelProto:
-    """The same computation without stack traces, notes, machine paths or derived shapes."""
+    """A copy that computes alike, without stack traces, notes, machine paths or derived shapes."""
     clean = ModelProto()
     clean.CopyFrom(model)
     del clean.metadata_props[:]
     clean.doc_string = ""
     for graph in graphs(clean.graph):
-        _strip(graph)
+        del graph.value_info[:]
+        del graph.quantization_annotation[:]
+        for part in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
+            part.doc_string = ""
+            del part.metadata_props[:]
+        for node in graph.node:
+            for attribute in node.attribute:
+                attribute.doc_string = ""
     used = {node.domain for graph in graphs(clean.graph) for node in graph.node} | {""}
-    kept = {entry.domain: entry.version for entry in clean.opset_import if entry.domain in used}
+    versions = {entry.domain: entry.version for entry in clean.opset_import if entry.domain in used}
     del clean.opset_import[:]
-    for domain, version in sorted(kept.items()):
+    for domain, version in sorted(versions.items()):
         clean.opset_import.add(domain=domain, version=version)
     return clean
+
+
+def graphs(graph: GraphProto) -> Iterator[GraphProto]:
+    """The graph and every graph inside its control-flow nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            alone = [attribute.g] if attribute.type == AttributeProto.GRAPH else []
+            for inner in (*alone, *attribute.graphs):
+                yield from graphs(inner)
+
+
+def tensors(graph: GraphProto) -> Iterator[TensorProto]:
+    """Every constant: initialisers, and tensors held by Constant and other nodes."""
+    for each in graphs(graph):
+        yield from each.initializer
+        yield from _attributes(each)
+
+
+def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
+    """The inputs a caller gives; initialisers listed as inputs are not among them."""
+    return tuple(map(_spec, _inputs(model)))
+
+
+def output_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
+    """The outputs, in order."""
+    return tuple(map(_spec, model.graph.output))
+
+
+def dynamic_axes(model: ModelProto) -> dict[str, tuple[tuple[str, int], ...]]:
+    """Inputs and axes of each dynamic size besides the batch, by the size's name.
+
+    A size without a name of its own is called ``INPUT.AXIS``.
+    """
+    places: dict[str, tuple[tuple[str, int], ...]] = {}
+    for value in _inputs(model):
+        for axis, size in enumerate(value.type.tensor_type.shape.dim):
+            if axis and not size.HasField("dim_value"):
+                name = size.dim_param or f"{value.name}.{axis}"
+                places[name] = (*places.get(name, ()), (value.name, axis))
+    return places
+
+
+def opset(model: ModelProto) -> int:
+    """The version of the standard operator set."""
+    return next(int(e.version) for e in model.opset_import if e.domain in {"", "ai.onnx"})
 
 
 def check_sound(model: ModelProto, *, origin: str, path: Path | None = None) -> None:
@@ -83,7 +193,13 @@ def check_sound(model: ModelProto, *, origin: str, path: Path | None = None) -> 
     Raises:
         ModelError: with what is wrong, the node or tensor it is wrong with, and the remedy.
     """
-    _check_size(model, origin)
+    nodes = sum(len(graph.node) for graph in graphs(model.graph))
+    if nodes > MOST_NODES:
+        raise ModelError(
+            f"{origin} has {nodes:,} nodes; {MOST_NODES:,} at most, because opening and converting "
+            "it takes longer with the square of them. Export it without unrolled loops: with a "
+            "dynamic axis, or as operators for whole layers."
+        )
     _check_operators(model, origin)
     try:
         onnx.checker.check_model(model if path is None else str(path), full_check=True)
@@ -102,48 +218,33 @@ def check_sound(model: ModelProto, *, origin: str, path: Path | None = None) -> 
             )
 
 
-def input_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
-    """The inputs a caller gives; initialisers listed as inputs are not among them."""
-    constants = {tensor.name for tensor in model.graph.initializer}
-    return tuple(_spec(value) for value in model.graph.input if value.name not in constants)
+def _parse(path: Path, origin: str) -> ModelProto:
+    """Read a model's graph; weights that are in other files stay there."""
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except OSError as error:
+        raise ModelError(f"{origin}: cannot read {path.name}: {error.strerror}.") from error
+    except DecodeError as error:
+        raise ModelError(
+            f"{origin}: {path.name} ({path.stat().st_size} bytes) is not an ONNX file, or was cut "
+            f"short: {error}. Export or upload it again."
+        ) from error
+    if not model.graph.node:
+        raise ModelError(f"{origin}: {path.name} holds no graph. Export it again.")
+    return model
 
 
-def output_specs(model: ModelProto) -> tuple[TensorSpec, ...]:
-    """The outputs, in order."""
-    return tuple(_spec(value) for value in model.graph.output)
-
-
-def dynamic_axes(model: ModelProto) -> dict[str, tuple[tuple[str, int], ...]]:
-    """Inputs and axes of each dynamic size besides the batch, by the size's name.
-
-    A size without a name of its own is called ``INPUT.AXIS``.
-    """
-    constants = {tensor.name for tensor in model.graph.initializer}
-    found: dict[str, tuple[tuple[str, int], ...]] = {}
-    for value in model.graph.input:
-        if value.name in constants:
-            continue
-        for axis, size in enumerate(value.type.tensor_type.shape.dim):
-            if axis and not size.HasField("dim_value"):
-                name = size.dim_param or f"{value.name}.{axis}"
-                found[name] = (*found.get(name, ()), (value.name, axis))
-    return found
-
-
-def opset(model: ModelProto) -> int:
-    """The version of the standard operator set."""
-    return next(int(e.version) for e in model.opset_import if e.domain in {"", "ai.onnx"})
-
-
-def _strip(graph: GraphProto) -> None:
-    del graph.value_info[:]
-    del graph.quantization_annotation[:]
-    for part in (graph, *graph.node, *graph.input, *graph.output, *graph.initializer):
-        part.doc_string = ""
-        del part.metadata_props[:]
+def _attributes(graph: GraphProto) -> Iterator[TensorProto]:
     for node in graph.node:
         for attribute in node.attribute:
-            attribute.doc_string = ""
+            if attribute.type == AttributeProto.TENSOR:
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _inputs(model: ModelProto) -> Iterator[onnx.ValueInfoProto]:
+    constants = {tensor.name for tensor in model.graph.initializer}
+    return (value for value in model.graph.input if value.name not in constants)
 
 
 def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
@@ -153,14 +254,78 @@ def _spec(value: onnx.ValueInfoProto) -> TensorSpec:
     return TensorSpec(name=value.name, dtype=dtype, shape=tuple(axes))
 
 
-def _check_size(model: ModelProto, origin: str) -> None:
-    nodes = sum(len(graph.node) for graph in graphs(model.graph))
-    if nodes > MOST_NODES:
+def _external(model: ModelProto) -> Iterator[TensorProto]:
+    return filter(uses_external_data, tensors(model.graph))
+
+
+def _place(tensor: TensorProto, folder: Path, origin: str) -> tuple[Path, int, int]:
+    """File, offset and length in bytes of an external tensor; the file holds that much."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    location = entries.get("location", "")
+    parts, file = PurePosixPath(location), (folder / location).resolve()
+    if parts.is_absolute() or ".." in parts.parts or folder.resolve() not in file.parents:
         raise ModelError(
-            f"{origin} has {nodes:,} nodes; {MOST_NODES:,} at most, because opening and converting "
-            "it takes longer with the square of them. Export it without unrolled loops: with a "
-            "dynamic axis, or as operators for whole layers."
+            f"{origin}: the weight {tensor.name!r} is kept in {location!r}, outside the model's "
+            "folder. Save the model with its data beside it."
         )
+    try:
+        there = file.stat().st_size
+        offset = int(entries.get("offset", 0))
+        length = int(entries.get("length", there - offset))
+    except (OSError, ValueError) as error:
+        raise _incomplete(tensor, location, error, origin) from error
+    if offset < 0 or length < 0 or offset + length > there:
+        raise _incomplete(tensor, location, f"{there} bytes", origin)
+    return file, offset, length
+
+
+def _read_in(tensor: TensorProto, folder: Path, origin: str) -> None:
+    file, _, _ = _place(tensor, folder, origin)
+    try:
+        load_external_data_for_tensor(tensor, str(folder))
+        tensor.data_location = TensorProto.DEFAULT
+        onnx.numpy_helper.to_array(tensor)
+    except (OSError, ValueError, onnx.checker.ValidationError) as error:
+        raise _incomplete(tensor, file.name, error, origin) from error
+    tensor.ClearField("data_location")
+    tensor.ClearField("external_data")
+
+
+def _incomplete(tensor: TensorProto, location: str, evidence: object, origin: str) -> ModelError:
+    return ModelError(
+        f"{origin}: the weight {tensor.name!r} is kept in {location!r}, which is missing or "
+        f"too short ({evidence}). Upload the model with all its files."
+    )
+
+
+def _move_out(model: ModelProto, data: Path, weights: Path, origin: str) -> None:
+    """Write every large initialiser into one file, in the model's order."""
+    with data.open("wb") as file:
+        for graph in graphs(model.graph):
+            for tensor in graph.initializer:
+                if not uses_external_data(tensor) and len(tensor.raw_data) < _SMALL_BYTES:
+                    continue
+                offset = -(-file.tell() // _ALIGNMENT) * _ALIGNMENT
+                file.seek(offset)
+                for chunk in _content(tensor, weights, origin):
+                    file.write(chunk)
+                tensor.raw_data = b""
+                set_external_data(tensor, data.name, offset, file.tell() - offset)
+                tensor.ClearField("raw_data")
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _content(tensor: TensorProto, weights: Path, origin: str) -> Iterator[bytes]:
+    if not uses_external_data(tensor):
+        yield tensor.raw_data
+        return
+    path, offset, left = _place(tensor, weights, origin)
+    with path.open("rb") as file:
+        file.seek(offset)
+        while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
+            left -= len(chunk)
+            yield chunk
 
 
 def _check_operators(model: ModelProto, origin: str) -> None:
@@ -207,8 +372,10 @@ def _check_tensor(tensor: TensorProto, origin: str, folder: Path) -> None:
         )
     if tensor.data_type not in {TensorProto.FLOAT, TensorProto.DOUBLE}:
         return
+    copy = TensorProto()  # some versions of onnx leave external weights in the tensor they read
+    copy.CopyFrom(tensor)
     try:
-        values = onnx.numpy_helper.to_array(whole(tensor, folder))
+        values = onnx.numpy_helper.to_array(copy, str(folder))
     except (ValueError, TypeError, MemoryError) as error:
         raise ModelError(
             f"{origin}: weight {tensor.name!r} does not hold what its shape "

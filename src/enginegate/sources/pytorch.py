@@ -1,7 +1,6 @@
 """PyTorch -> ONNX through torch.export; the only door to torch in this room.
 
-The names of the data's inputs are the names of ``forward``'s arguments. Opset 22 is the first in
-which every common operator takes bfloat16, and it has FP8 Quantize/Dequantize.
+The names of the data's inputs are the names of ``forward``'s arguments.
 """
 
 import hashlib
@@ -12,7 +11,6 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -21,16 +19,15 @@ import numpy as np
 from enginegate.candidate import Sha256
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import DataError, ModelError
-from enginegate.sources.external_data import ONE_FILE_BYTES
-from enginegate.sources.types import ExportedModel, Framework
+from enginegate.sources.onnx_form import ONE_FILE_BYTES
+from enginegate.sources.types import OPSET, ExportedModel, Framework, exporter_versions
 
 if TYPE_CHECKING:
     import torch
 
-OPSET = 22
-_EXAMPLE_ROWS = 3
-_TRIVIAL = 2
-FAULTS = (RuntimeError, AssertionError, TypeError, ValueError, IndexError, NotImplementedError)
+_EXAMPLE_ROWS = 3  # not 1, which tracing takes for a constant
+_TRIVIAL = 2  # torch.export's own lower bound of a dynamic size
+_FAULTS = (RuntimeError, AssertionError, TypeError, ValueError, IndexError, NotImplementedError)
 _OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.]+)'")
 _VIOLATED = re.compile(r"Constraints violated \(([^)]*)\)")
 _REASON = re.compile(r"^ *- (.*)$", re.MULTILINE)
@@ -66,21 +63,9 @@ class Program:
 
 
 def exporter(*others: str) -> str:
-    """Versions and options that decide the exported bytes; ``others`` are further libraries.
-
-    Raises:
-        ModelError: a library is not installed. None is imported: that takes seconds.
-    """
-    libraries = ("torch", "onnxscript", *others)
-    try:
-        versions = [f"{name} {metadata.version(name)}" for name in libraries]
-    except metadata.PackageNotFoundError as error:
-        extra = error.name if error.name in others else "torch"
-        raise ModelError(
-            f"A PyTorch model needs {error.name}, which is not installed here. "
-            f"Run: pip install 'enginegate[{extra}]'"
-        ) from error
-    return f"{', '.join(versions)}, opset {OPSET}"
+    """Versions of torch, its exporter and ``others``, each of which has an extra of its name."""
+    extras = {"torch": "torch", "onnxscript": "torch", **dict(zip(others, others, strict=True))}
+    return exporter_versions("PyTorch", extras)
 
 
 def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> ExportedModel:
@@ -108,21 +93,18 @@ def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> Exporte
                 external_data=False,
                 verbose=False,
             )
-        except FAULTS as error:
-            raise explain_torch_error(error, program.origin, opset=OPSET) from error
+        except _FAULTS as error:
+            raise _explain(error, program.origin) from error
         assert exported is not None  # noqa: S101 - only the old exporter returns None
-        _part_names(exported, outputs)
+        for node in exported.model.graph:
+            for value in node.outputs:  # the exporter may give an inner value an output's name
+                if value.name in outputs and not value.is_graph_output():
+                    value.name = f"{value.name}_inner"
+        weights = (*program.module.parameters(), *program.module.buffers())
+        size = sum(tensor.numel() * tensor.element_size() for tensor in weights)
         path = scratch / "exported.onnx"
-        exported.save(path, external_data=_weight_bytes(program.module) > ONE_FILE_BYTES)
+        exported.save(path, external_data=size > ONE_FILE_BYTES)
     return ExportedModel(path, framework)
-
-
-def _part_names(exported: "torch.onnx.ONNXProgram", outputs: list[str]) -> None:
-    """The exporter may give an inner value the name that was asked for an output."""
-    for node in exported.model.graph:
-        for value in node.outputs:
-            if value.name in outputs and not value.is_graph_output():
-                value.name = f"{value.name}_inner"
 
 
 def traced_digest(program: Program, data: DataSet) -> Sha256:
@@ -142,8 +124,8 @@ def traced_digest(program: Program, data: DataSet) -> Sha256:
                 _examples(program, data, names),
                 dynamic_shapes=_dynamic_shapes(program.axes, names),
             )
-        except FAULTS as error:
-            raise explain_torch_error(error, program.origin, opset=OPSET) from error
+        except _FAULTS as error:
+            raise _explain(error, program.origin) from error
     digest = hashlib.sha256(f"{traced.graph}\n{traced.graph_signature}".encode())
     for name, value in sorted({**traced.state_dict, **traced.constants}.items()):
         digest.update(f"{name}|{getattr(value, 'dtype', '')}|".encode())
@@ -158,7 +140,7 @@ def traced_axes(module: "torch.nn.Module") -> Axes:
     graph = getattr(module, "graph", None)
     placeholders = [node for node in graph.nodes if node.op == "placeholder"] if graph else []
     named: dict[str, Axis] = {}
-    found: dict[str, dict[int, Axis]] = {}
+    axes: dict[str, dict[int, Axis]] = {}
     for node in placeholders:
         for at, size in enumerate(getattr(node.meta.get("val"), "shape", ())):
             if at == 0 or isinstance(size, int):
@@ -167,8 +149,8 @@ def traced_axes(module: "torch.nn.Module") -> Axes:
             name = f"{re.sub('[^a-zA-Z0-9]', '_', str(node.target))}_{at}"
             fresh = Axis(name, *bounds(span.lower, span.upper))
             axis = named.setdefault(str(size.node.expr), fresh)
-            found.setdefault(str(node.target), {})[at] = axis
-    return found
+            axes.setdefault(str(node.target), {})[at] = axis
+    return axes
 
 
 def bounds(smallest: Any, largest: Any) -> tuple[int | None, int | None]:
@@ -206,10 +188,6 @@ def _examples(program: Program, data: DataSet, names: list[str]) -> tuple["torch
     return tuple(made[name] for name in names)
 
 
-def _weight_bytes(module: "torch.nn.Module") -> int:
-    return sum(t.numel() * t.element_size() for t in (*module.parameters(), *module.buffers()))
-
-
 def _arguments(program: Program, data: DataSet) -> list[str]:
     """The data's inputs in the order of ``forward``; arguments with a default may be left out."""
     parameters = [
@@ -237,8 +215,8 @@ def _framework(program: Program, names: list[str]) -> Framework:
         with torch.no_grad():
             try:
                 answer = program.module(*arguments)
-            except FAULTS as error:
-                raise explain_torch_error(error, program.origin, opset=OPSET) from error
+            except _FAULTS as error:
+                raise _explain(error, program.origin) from error
         return {name: tensor.numpy() for name, tensor in _named(answer, program).items()}
 
     return run
@@ -269,30 +247,20 @@ def _named(answer: Any, program: Program) -> Mapping[str, "torch.Tensor"]:
     return dict(zip(names, parts, strict=True))
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """The exporter warns about absent libraries and its own deprecations; neither helps a user."""
-    logger = logging.getLogger("torch.onnx")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
-
-
-def explain_torch_error(error: Exception, origin: str, *, opset: int) -> ModelError | DataError:
-    """The error to raise instead; names the operator, axis or shape that is in the way."""
+def _explain(error: Exception, origin: str) -> ModelError | DataError:
+    """The error to raise instead of torch's; names the operator, axis or shape in the way."""
     cause = error.__cause__ or error
     text = str(cause).strip()
     first_line = text.partition("\n")[0]
-    operator = _OPERATOR.search(_chain(error))
+    chain = ""
+    link: BaseException | None = error
+    while link is not None:
+        chain, link = f"{chain}\n{link}", link.__cause__
+    operator = _OPERATOR.search(chain)
     if operator:
         return ModelError(
             f"{origin} uses the operator {operator[1]}, which torch.onnx cannot write at opset "
-            f"{opset}. Write that part of forward() with other operators."
+            f"{OPSET}. Write that part of forward() with other operators."
         )
     if "Guard failed" in first_line and "size()[0]" not in first_line:
         return DataError(
@@ -301,8 +269,9 @@ def explain_torch_error(error: Exception, origin: str, *, opset: int) -> ModelEr
         )
     violated = _VIOLATED.search(text)
     if violated and "batch" not in violated[1].split(", "):
+        plainest = [first_line, *_REASON.findall(text)][-1]  # the last of torch's reasons
         return ModelError(
-            f"{origin} does not take every size of {violated[1]}: {_reason(text)}\n"
+            f"{origin} does not take every size of {violated[1]}: {plainest}\n"
             "Export the program with bounds, torch.export.Dim(NAME, min=.., max=..), or with "
             "that axis fixed."
         )
@@ -317,15 +286,15 @@ def explain_torch_error(error: Exception, origin: str, *, opset: int) -> ModelEr
     )
 
 
-def _reason(text: str) -> str:
-    """The last of torch's reasons is the plainest."""
-    reasons = _REASON.findall(text)
-    return reasons[-1] if reasons else text.partition("\n")[0]
-
-
-def _chain(error: BaseException | None) -> str:
-    texts = []
-    while error is not None:
-        texts.append(str(error))
-        error = error.__cause__
-    return "\n".join(texts)
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns about absent libraries and its own deprecations; neither helps a user."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)

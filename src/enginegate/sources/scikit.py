@@ -5,7 +5,6 @@ softmax is the probabilities again, so classifiers of every family are judged al
 """
 
 import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,9 @@ from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import DataError, ModelError
-from enginegate.sources.types import ExportedModel, Framework
+from enginegate.messages import first_line
+from enginegate.sources.types import OPSET, ExportedModel, Framework, exporter_versions
 
-OPSET = 22
 _ML_OPSET = 3
 LOGITS = "logits"
 PREDICTION = "prediction"
@@ -25,20 +24,8 @@ _LEAST = np.float32(1e-6)  # a probability of 0 has no logarithm
 
 
 def exporter() -> str:
-    """Versions that decide the exported bytes.
-
-    Raises:
-        ModelError: a library is not installed.
-    """
-    try:
-        names = ("scikit-learn", "skl2onnx")
-        versions = [f"{name} {metadata.version(name)}" for name in names]
-    except metadata.PackageNotFoundError as error:
-        raise ModelError(
-            f"A scikit-learn model needs {error.name}, which is not installed here. "
-            "Run: pip install 'enginegate[sklearn]'"
-        ) from error
-    return f"{', '.join(versions)}, opset {OPSET}"
+    """Versions that decide the exported bytes; ModelError if a library is not installed."""
+    return exporter_versions("scikit-learn", {"scikit-learn": "sklearn", "skl2onnx": "sklearn"})
 
 
 def onnx_from_estimator(
@@ -61,7 +48,12 @@ def onnx_from_estimator(
     if classifier:
         _give_logits(model)
     else:
-        _rename_output(model, PREDICTION)
+        before = model.graph.output[0].name
+        for node in model.graph.node:
+            for at, output in enumerate(node.output):
+                if output == before:
+                    node.output[at] = PREDICTION
+        model.graph.output[0].name = PREDICTION
     path = scratch / "exported.onnx"
     onnx.save(model, path)
     logarithms = frozenset({LOGITS} if classifier else ())
@@ -70,19 +62,14 @@ def onnx_from_estimator(
 
 def _input(estimator: Any, data: DataSet, origin: str) -> str:
     features = getattr(estimator, "n_features_in_", None)
-    shapes = {name: array.shape[1:] for name, array in data.inputs.items()}
-    names = list(data.inputs)
-    if (
-        len(names) != 1
-        or data.inputs[names[0]].dtype != np.float32
-        or shapes[names[0]] != (features,)
-    ):
-        found = {name: f"{data.inputs[name].dtype}{shape}" for name, shape in shapes.items()}
+    kinds = {name: f"{array.dtype}{array.shape[1:]}" for name, array in data.inputs.items()}
+    wanted = f"float32({features},)"
+    if list(kinds.values()) != [wanted]:
         raise DataError(
-            f"{data.origin} holds {found} a sample; {origin} takes one input, "
-            f"float32({features},), under any name."
+            f"{data.origin} holds {kinds} a sample; {origin} takes one input, {wanted}, under any "
+            "name."
         )
-    return names[0]
+    return next(iter(kinds))
 
 
 def _converted(estimator: Any, name: str, data: DataSet, origin: str) -> ModelProto:
@@ -104,9 +91,8 @@ def _converted(estimator: Any, name: str, data: DataSet, origin: str) -> ModelPr
                 target_opset={"": OPSET, "ai.onnx.ml": _ML_OPSET},
             )
     except Exception as error:  # skl2onnx's errors share no base class of its own
-        first_line = str(error).strip().partition("\n")[0]
         raise ModelError(
-            f"{origin} cannot become ONNX: {type(error).__name__}: {first_line}\n"
+            f"{origin} cannot become ONNX: {type(error).__name__}: {first_line(error)}\n"
             "Every step of a pipeline must be one that skl2onnx supports."
         ) from error
     return model
@@ -124,15 +110,6 @@ def _give_logits(model: ModelProto) -> None:
     shape = [None, classes or None]
     del graph.output[:]
     graph.output.append(helper.make_tensor_value_info(LOGITS, TensorProto.FLOAT, shape))
-
-
-def _rename_output(model: ModelProto, name: str) -> None:
-    before = model.graph.output[0].name
-    for node in model.graph.node:
-        for at, output in enumerate(node.output):
-            if output == before:
-                node.output[at] = name
-    model.graph.output[0].name = name
 
 
 def _framework(estimator: Any, name: str, *, classifier: bool) -> Framework:

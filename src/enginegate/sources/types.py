@@ -2,16 +2,19 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 from typing import TypeAlias
 
 from enginegate.candidate import Sha256
 from enginegate.data import DataSet, Tensors
+from enginegate.errors import ModelError
 from enginegate.records import canonical_json, sha256_bytes, sha256_file
 
 Framework: TypeAlias = Callable[[Tensors], Tensors]
 
-AS_IT_IS = "none: the source is ONNX"
+# The first in which every common operator takes bfloat16; it has FP8 Quantize/Dequantize.
+OPSET = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +54,23 @@ def digest_of(files: Iterable[Path], folder: Path) -> Sha256:
     """Digest of names below ``folder`` and content of files."""
     named = {file.relative_to(folder).as_posix(): sha256_file(file) for file in files}
     return sha256_bytes(canonical_json(named))
+
+
+def exporter_versions(kind: str, extras: Mapping[str, str]) -> str:
+    """Versions and options that decide the exported bytes; importing the libraries takes seconds.
+
+    Args:
+        kind: the framework, for the message.
+        extras: the libraries, and the extra of this package that installs each.
+
+    Raises:
+        ModelError: a library is not installed.
+    """
+    try:
+        versions = [f"{name} {metadata.version(name)}" for name in extras]
+    except metadata.PackageNotFoundError as error:
+        raise ModelError(
+            f"A {kind} model needs {error.name}, which is not installed here. "
+            f"Run: pip install 'enginegate[{extras[str(error.name)]}]'"
+        ) from error
+    return f"{', '.join(versions)}, opset {OPSET}"

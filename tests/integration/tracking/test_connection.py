@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from enginegate.errors import TrackingError
-from enginegate.sources.registry import resolve
+from enginegate.sources.mlflow_server import resolve
 from enginegate.tracking import Tracker
 from tests.fakes.silent import silent_server
 
@@ -20,7 +20,7 @@ def silent(monkeypatch):
     import mlflow.utils.rest_utils  # noqa: F401 - importing takes seconds, which are not waited
 
     monkeypatch.setattr("enginegate.sources.mlflow_server.ANSWER_S", 1.0)
-    monkeypatch.setattr("enginegate.sources.mlflow_server._SAID_AFTER_S", 0.2)
+    monkeypatch.setattr("enginegate.sources.mlflow_server._LOGGED_AFTER_S", 0.2)
     with silent_server() as address:
         yield f"http://ada:secret@{address}?token=t0ken"
 

@@ -1,17 +1,22 @@
-"""What a stranger's description of a model names outside the model's own folder: code, files.
+"""A stranger's model is checked before it is opened: sizes, archives, and names of other places.
 
-Pure, but for looking where paths lead. A description is what `json` or YAML made of a file.
+A model's description is what `json` or YAML makes of a file. It may name code and files outside
+the model's own folder, and is refused if it does.
 """
 
+import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
+from enginegate.data import archive_objections
 from enginegate.errors import ModelError
 
+_MOST_BYTES = 1 << 24  # of a description: the index of a model in a thousand files has half of it
 _PLAIN = ("eager", "sdpa")
-# What transformers computes attention and experts with by itself.
+# Implementations of attention and experts that transformers has itself.
 _BUILT_IN = {
     "attn_implementation": _PLAIN,
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
@@ -28,11 +33,58 @@ _FILES_OF_LOGGED = frozenset(
 )
 
 
+def read_json(path: Path, *, uri: str) -> Any:
+    """The content of a JSON file of a stranger's folder.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not JSON.
+        ModelError: it is larger, or nested deeper, than any description of a model.
+    """
+    check_size(path, uri=uri, file=path.name, advice="Fetch it again.")
+    try:
+        return json.loads(path.read_text())
+    except RecursionError as error:
+        raise ModelError(f"{uri}: {path.name} is nested too deep. Fetch it again.") from error
+
+
+def check_size(path: Path, *, uri: str, file: str, advice: str) -> None:
+    """Refuse a file that is too large for a description of a model.
+
+    Raises:
+        ModelError: with its size, and the advice.
+    """
+    size = path.stat().st_size
+    if size > _MOST_BYTES:
+        raise ModelError(
+            f"{uri}: {file} has {size:,} bytes; more than {_MOST_BYTES:,} is no description of a "
+            f"model. {advice}"
+        )
+
+
+def check_archives(files: Iterable[Path], *, uri: str) -> None:
+    """Refuse archives that unpack to more than there is room for; nothing of them is unpacked.
+
+    Raises:
+        ModelError: with the file and the reason.
+    """
+    for file in files:
+        if not (file.is_file() and is_zipfile(file)):
+            continue
+        try:
+            with ZipFile(file) as archive:
+                why = next(archive_objections(file, archive), "")
+        except (BadZipFile, OSError, ValueError) as error:
+            why = f"it is a damaged archive: {error}."
+        if why:
+            raise ModelError(f"{uri} was not opened: {file.name}: {why}")
+
+
 def check_config(config: Mapping[str, Any], *, uri: str, file: str) -> None:
     """Refuse settings of transformers that fetch or run what is not in the folder.
 
-    `auto_map` of the folder's own code is somebody else's question; that of other repositories is
-    refused here, whatever is allowed, because a digest of the folder says nothing about them.
+    `auto_map` may name the folder's own code (`code_named`). That of other repositories is refused
+    whatever is allowed, because a digest of the folder says nothing about them.
 
     Args:
         config: settings by name, nested ones included.
@@ -56,11 +108,11 @@ def code_named(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(sorted({text for value in maps for text in _texts(value)} - {""}))
 
 
-def check_inside(named: Any, folder: Path, *, uri: str, file: str) -> None:
+def check_inside(described: Any, folder: Path, *, uri: str, file: str) -> None:
     """Refuse a path of a logged model's description that leads out of the model's folder.
 
     Args:
-        named: what the description says; mappings and lists are searched.
+        described: the description; mappings and lists are searched.
         folder: the model's.
         file: the description's, for the message.
 
@@ -68,7 +120,7 @@ def check_inside(named: Any, folder: Path, *, uri: str, file: str) -> None:
         ModelError: with the file, the setting and its value.
     """
     root = folder.resolve()
-    for key, value in _settings(named):
+    for key, value in _settings(described):
         if key.rpartition(".")[2] not in _FILES_OF_LOGGED:
             continue
         for text in _texts(value, nested=False):
@@ -91,9 +143,8 @@ def _objection(key: str, value: Any) -> tuple[str, str]:
     if key == "auto_map" and elsewhere:
         why = "which is code of another repository"
         return why, "Copy that code into the folder, and name it without a repository."
-    found = _IMPLEMENTATION.fullmatch(key)
-    if found:
-        known = _BUILT_IN.get(f"{found[1]}_implementation", _PLAIN)
+    if kind := _IMPLEMENTATION.fullmatch(key):
+        known = _BUILT_IN.get(f"{kind[1]}_implementation", _PLAIN)
         if all(text in known for text in texts):
             return "", ""
         why = "a kernel of a hub or of another package, which transformers would fetch and run"
@@ -105,16 +156,14 @@ def _objection(key: str, value: Any) -> tuple[str, str]:
     return "", ""
 
 
-def _settings(described: Any, within: str = "") -> Iterator[tuple[str, Any]]:
+def _settings(described: Any) -> Iterator[tuple[str, Any]]:
     """Every setting with its dotted name, at any depth."""
-    waiting = [(within, described)]
+    waiting = [("", described)]
     while waiting:
         prefix, value = waiting.pop()
-        pairs: list[tuple[Any, Any]] = []
-        if isinstance(value, Mapping):
-            pairs = list(value.items())
-        elif isinstance(value, list | tuple):
-            pairs = list(enumerate(value))
+        if not isinstance(value, Mapping | list | tuple):
+            continue
+        pairs = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, inner in pairs:
             name = f"{prefix}.{key}" if prefix else str(key)
             if isinstance(value, Mapping):
@@ -123,7 +172,7 @@ def _settings(described: Any, within: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _texts(value: Any, *, nested: bool = True) -> Iterator[str]:
-    """The texts that a setting holds: itself, or those of its list or table."""
+    """The texts that a setting is, or holds in its list or table."""
     waiting = [value]
     while waiting:
         each = waiting.pop()

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from enginegate.errors import ModelError
-from enginegate.sources.outside import check_config, check_inside, code_named
+from enginegate.sources.untrusted import check_config, check_inside, code_named
 
 KERNEL = "someone/attention:kernel"
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -58,7 +59,9 @@ def test_pooling_of_the_folder_is_used(encoders, tmp_path):
 
     read = huggingface._read(ModelSource(uri=f"hf:{folder}"))
     states = torch.tensor([[[3.0, 4.0], [9.0, 9.0]]])
-    vector = huggingface._pooled(states, torch.ones(1, 2, dtype=torch.long), read.pooling)
+    model = lambda **_: SimpleNamespace(last_hidden_state=states)  # noqa: E731
+    mask = torch.ones(1, 2, dtype=torch.long)
+    vector = huggingface._encoder(model, read)(mask, mask)["embedding"]
 
     np.testing.assert_allclose(vector.numpy(), [[0.6, 0.8]], atol=1e-6)
     assert folder / "1_Pooling" / "config.json" in read.files(code=False)
@@ -156,7 +159,7 @@ def test_nothing_is_fetched_while_a_model_is_opened(encoders, monkeypatch):
     before = huggingface_hub.is_offline_mode()
 
     with pytest.raises(ModelError, match="OSError: not opened"):
-        huggingface._loaded(huggingface._read(source), source)
+        huggingface._load(huggingface._read(source), source)
 
     assert seen == [True]
     assert huggingface_hub.is_offline_mode() is before
