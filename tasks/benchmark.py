@@ -50,6 +50,7 @@ from validation.choice import not_benchmarked
 
 _log = logging.getLogger("enginegate.benchmark")
 _WAIT_FOR_MACHINE_S = 3600.0
+_DECIDING_TABLES = ("slo", "search", "load", "cost", "serving")
 _WORDS = {
     "search": "trying",
     "overload": "just past it",
@@ -318,11 +319,7 @@ def _key(
     deciding = {
         "enginegate": __version__,
         "engine": engine.digest,
-        "slo": tables.slo.digest,
-        "search": tables.search.digest,
-        "load": tables.load.digest,
-        "cost": tables.cost.digest,
-        "serving": tables.serving.digest,
+        **{name: getattr(tables, name).digest for name in _DECIDING_TABLES},
         "backend": backend,
         "settings": settings.digest,
         "traffic": session.traffic_sha256,

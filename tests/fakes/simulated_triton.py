@@ -27,9 +27,10 @@ class SimulatedServer:
     """A dynamic batcher in virtual time: each batch takes ``base + item x size``, with jitter.
 
     ``now_s`` advances by each measurement and two seconds for its load. Set ``dies_after`` to make
-    a later call fail, ``void`` to make a measurement invalid when it returns true, ``overload`` to
-    let throughput collapse when more is offered than that many requests a second, ``noise`` to let
-    each measurement as a whole run slower or faster (sigma of the logarithm of the factor).
+    a later call fail, ``is_invalid`` to make a measurement invalid when it returns true,
+    ``overload`` to let throughput collapse when more is offered than that many requests a second,
+    ``noise`` to let each measurement as a whole run slower or faster (sigma of the logarithm of the
+    factor).
     """
 
     def __init__(self, base_ms=4.0, item_ms=0.25, *, limit_ms=20.0, cores=None, outliers=0.0):
@@ -40,7 +41,7 @@ class SimulatedServer:
         self.loaded = None
         self.dies_after = None
         self.overload, self.noise = np.inf, 0.0
-        self.void = lambda _config, _load: False
+        self.is_invalid = lambda _config, _load: False
 
     def clock(self):
         return self.now_s
@@ -109,9 +110,9 @@ class SimulatedServer:
         )
 
     def _invalid(self, config, rows):
-        """As `measure` would say of a run right after a load; or what ``void`` makes of it."""
+        """As `measure` would say of a run right after a load; or what ``is_invalid`` says."""
         just_loaded, self.loaded = config != self.loaded, config
-        if self.void(config, rows.load):
+        if self.is_invalid(config, rows.load):
             return ("the generator was late",)
         return still_warming_up(rows, warmup_s(rows.load)) if just_loaded else ()
 

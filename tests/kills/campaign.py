@@ -80,7 +80,7 @@ class Campaign:
 
     @property
     def root(self) -> Path:
-        """The repository; of a fleet the lead's."""
+        """The repository; of a fleet the primary's."""
         return _root(self.server)
 
     @property
@@ -175,7 +175,7 @@ class Campaign:
         allowed = {before} if job.what in REFUSED else {before, target}
         if account.live not in allowed:
             yield f"release {account.live} is live, which is none of {sorted(allowed)}"
-        # What a member cannot load was committed on the lead, and has to come back from there.
+        # What a member cannot load was committed on the primary, and has to come back from there.
         if account.live != on_disk and job.what not in REFUSED:
             yield f"release {on_disk} was committed, and recovery made it {account.live}"
         for name, server in self.servers.items():
@@ -193,7 +193,7 @@ class Campaign:
         if any(each is None or each.version != live for each in current):
             yield f"{layouts[-1].root} has {current[-1]} while release {live} is live"
         elif live is not None and len({each.release(live).digest for each in layouts}) > 1:
-            yield f"release {live} is another one than the lead's"
+            yield f"release {live} is another one than the primary's"
         with TritonClient(server.grpc) as client:
             rows = [row for row in client.index() if row.name == job.model and row.ready]
             ready = {row.version for row in rows}

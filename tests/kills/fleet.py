@@ -1,6 +1,6 @@
 """The campaign's fleet, and where its roll-outs are killed.
 
-Three servers: the lead, one with a repository of its own, and one that serves the lead's.
+Three servers: the primary, one with a repository of its own, and one that serves the primary's.
 """
 
 import random
@@ -34,7 +34,7 @@ OPERATIONS: tuple[tuple[What, str], ...] = (
     ("rollback", CHAIN),
 )
 _ALONE, _TWIN = "own", "twin"
-# Each of the two journals takes in every step once; going back takes the lead's a second time.
+# Each of the two journals takes in every step once; going back takes the primary's a second time.
 _UNFIT = (
     *(("intent", 2), ("placed", 2), ("configured", 2), ("undone", 1)),
     *(("intent", 3), ("configured", 3), ("loaded", 2), ("done", 2)),
@@ -81,7 +81,7 @@ def fleet_kills(kills: int, lasting: Mapping[tuple[What, str], tuple[int, float]
 
 
 def _every_step() -> Iterator[Kill]:
-    """On the lead, then on the member with its own repository, there and back."""
+    """On the primary, then on the member with its own repository, there and back."""
     for model in (ENGINE, CHAIN):
         also = ("prepared",) if model == CHAIN else ()
         for journal in (1, 2):

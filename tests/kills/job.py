@@ -23,7 +23,7 @@ _LOAD_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """One more server of a fleet: with the lead's repository, or with its own."""
+    """One more server of a fleet: with the primary's repository, or with its own."""
 
     name: str
     root: Path
@@ -35,7 +35,7 @@ class Job:
     """What to do.
 
     Attributes:
-        package: what to publish; one that answers wrongly, or that a member of the fleet cannot
+        package: what to publish; one that answers wrongly, or that a server of the fleet cannot
             load, must be refused.
         expected: the release that is live.
         to: the release to go back to.
@@ -56,7 +56,7 @@ class Job:
 
     @property
     def roots(self) -> tuple[Path, ...]:
-        """Every repository, the lead's first."""
+        """Every repository, the primary's first."""
         return tuple(dict.fromkeys([self.root, *(site.root for site in self.members)]))
 
 
@@ -97,22 +97,22 @@ def _opened(job: Job) -> Iterator[LiveRepository | Fleet]:
     """What a policy's target would be, with the canary that a library caller gets."""
     with ExitStack() as stack:
         client = stack.enter_context(TritonClient(job.address))
-        lead = LiveRepository(job.root, client, load_timeout_s=_LOAD_TIMEOUT_S)
+        primary = LiveRepository(job.root, client, load_timeout_s=_LOAD_TIMEOUT_S)
         if not job.members:
-            yield lead
+            yield primary
             return
         members = []
         for site in job.members:
             client = stack.enter_context(TritonClient(site.address))
-            own = replace(lead, root=site.root, client=client)
-            members.append(FleetServer(site.name, own, lead))
+            own = replace(primary, root=site.root, client=client)
+            members.append(FleetServer(site.name, own, primary))
         canary = Canary(
-            lead,
+            primary,
             job.model,
             Watch(),
             sleep=partial(sleep_or_die, job.death),
         )
-        yield Fleet(lead, tuple(members), canary_s=job.canary_s, analyse_canary=canary.analyse)
+        yield Fleet(primary, tuple(members), canary_s=job.canary_s, analyse_canary=canary.analyse)
 
 
 def _publish(

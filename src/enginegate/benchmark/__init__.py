@@ -1,0 +1,1 @@
+"""One candidate's benchmark: `session` puts deployment, load, search and cache together."""

@@ -17,6 +17,7 @@ from enginegate.errors import EnginegateError
 from enginegate.loadgen.traffic import LoadResult, Traffic, Transport, run_load
 from enginegate.measurement import TIMERS_MS, Generator, Load
 from enginegate.measuring.p99 import nearest_rank
+from enginegate.measuring.validity import MIN_ACHIEVED
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.serving import ServingConfig
 from enginegate.triton.server import Server
@@ -28,8 +29,6 @@ _BATCH = 64
 # A second has enough requests for a p99 at the lowest rates; three of them are little of a budget.
 _TRIAL_S, _BUDGET_S = 1.0, 3.0
 _WARMUP_S = 0.2
-# Sent at this share of the asked rate or more: as strict as a measurement's own validity.
-_MIN_ACHIEVED = 0.99
 # Factor to the next rate after one that was not kept up with: from the top to a fifth in three.
 _LESS = 0.6
 _LEAST_PER_S = 50.0
@@ -141,7 +140,7 @@ def _highest(
 def _kept_up(result: LoadResult) -> bool:
     return (
         result.failed == 0
-        and result.achieved_share >= _MIN_ACHIEVED
+        and result.achieved_share >= MIN_ACHIEVED
         and len(result.due_s) > 0
         and nearest_rank(result.late_s) * 1e3 < TIMERS_MS
     )

@@ -24,12 +24,12 @@ from enginegate.triton.types import Statistics
 _MIN_SAMPLES = 20
 
 # Sent at less of the asked rate than this, the server had an easier time than its number says.
-_MIN_ACHIEVED = 0.99
-# How late the generator may be: a smaller share voids more runs, a larger one moves the tail more.
+MIN_ACHIEVED = 0.99
+# How late the generator may be: a smaller share discards more runs, a larger moves the tail more.
 _LATE_SHARE_OF_SLO = 0.25
 # Above that, lateness moves every request's place against the limit.
 _HEAVY_SHARE_OF_SLO = 0.5
-# A run counts as slow with this confidence: lower than a gate's, so that doubt voids the run.
+# A run counts as slow with this confidence: lower than a gate's, so that doubt discards the run.
 _SLOW_CONFIDENCE = 0.9
 # By how much a whole run's rate may differ from its name: a tenth, or three standard deviations of
 # a Poisson count where that is more.
@@ -157,10 +157,10 @@ def _drifted(result: LoadResult) -> str:
 
 def _too_slow(result: LoadResult) -> str:
     achieved = share_of_rate_sent(result)
-    if achieved is None or achieved >= _MIN_ACHIEVED:
+    if achieved is None or achieved >= MIN_ACHIEVED:
         return ""
     return (
-        f"the generator sent at {achieved:.1%} of the asked rate (needs {_MIN_ACHIEVED:.0%}): "
+        f"the generator sent at {achieved:.1%} of the asked rate (needs {MIN_ACHIEVED:.0%}): "
         "lower the rate, or give it more processor"
     )
 

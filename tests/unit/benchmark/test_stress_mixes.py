@@ -57,9 +57,9 @@ def test_three_mixes_at_one_configuration_and_rate():
 
 def test_invalid_measurements_and_missing_mixes_are_left_out():
     """What could not be measured is not reported as if it had been."""
-    void = answering(5.0, invalid=("the generator was late",))
+    invalid = answering(5.0, invalid=("the generator was late",))
 
-    assert measure_mixes({"recorded": void}, CONFIG, LOAD) == ()
+    assert measure_mixes({"recorded": invalid}, CONFIG, LOAD) == ()
     assert [p.name for p in measure_mixes({"recorded": answering(5.0)}, CONFIG, LOAD)] == [
         "recorded",
         "bursts",

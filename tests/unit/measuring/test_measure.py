@@ -272,7 +272,7 @@ def test_reasons_for_an_invalid_measurement(tmp_path, latency_s, late_s, counted
     ],
 )
 def test_generator_at_its_limit(tmp_path, late_s, load, cpu_share, trusted, said):
-    """A generator that is the bottleneck voids the numbers; a busy one that is on time does not."""
+    """A generator at its limit makes a run invalid; a busy one that is on time does not."""
     fields = {"generator": Generator(processes=2, cpu_share=cpu_share)}
     if load:
         fields["load"] = ClosedLoad(clients=load, duration_s=10.0, seed=0)

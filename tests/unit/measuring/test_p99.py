@@ -305,9 +305,9 @@ def test_points_are_decided_as_the_gate_is(make_sampled, slo, latencies_ms, conf
 def test_points_pool_their_valid_runs(make_sampled, slo):
     """Points are told apart by configuration and rate."""
     runs = [make_sampled(CONFIG, load(rate), slow_at([])) for rate in (400.0, 400.0, 420.0)]
-    void = make_sampled(CONFIG, load(500.0), slow_at([]), invalid=("late",))
+    invalid = make_sampled(CONFIG, load(500.0), slow_at([]), invalid=("late",))
 
-    found = decide_points([*runs, void], slo)
+    found = decide_points([*runs, invalid], slo)
 
     assert [(point.rate_per_s, point.requests) for point in found] == [
         (400.0, 2 * REQUESTS),

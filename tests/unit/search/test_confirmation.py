@@ -44,7 +44,7 @@ def test_throughput_leaves_failures_out(make_sampled):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_invalid_confirmation_is_repeated_once(make_server, bounds, slo, times):
-    """An invalid confirmation costs one more seed; a rate where both are void is given up."""
+    """An invalid confirmation costs one more seed; a rate where both are invalid is given up."""
     server, confirming = make_server(), []
 
     def measure(config, load, *, ends=None):

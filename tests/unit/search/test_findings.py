@@ -83,7 +83,7 @@ def test_too_few_requests_are_inconclusive(simulated, bounds, slo):
 
 def test_no_valid_measurement_is_inconclusive(simulated, bounds, slo):
     """If no measurement is valid at all, nothing passes and the cause is named."""
-    simulated.void = lambda _config, _load: True
+    simulated.is_invalid = lambda _config, _load: True
 
     result = search_on(simulated, bounds, slo)
 
@@ -142,7 +142,7 @@ def test_sender_time_is_not_the_engines_loss(bounds, slo, make_sampled, times_ms
 
 def test_request_too_slow_alone_fails_despite_invalid_trials(simulated, bounds, slo):
     """What could not be measured at higher rates would not make a single request faster."""
-    simulated.void = lambda _config, load: load.rate_per_s > bounds.min_rate_per_s
+    simulated.is_invalid = lambda _config, load: load.rate_per_s > bounds.min_rate_per_s
 
     result = search_on(simulated, bounds, slo.model_copy(update={"p99_ms": 0.01}))
 

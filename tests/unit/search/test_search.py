@@ -148,7 +148,7 @@ def test_budget_without_room_for_another_trial_cut_it_short(
 )
 def test_rate_that_could_not_be_made_cut_it_short(simulated, bounds, slo, invalid, cut_short):
     """It may have met the SLO; the reason says at which rate, and why it is invalid."""
-    simulated.void = lambda _config, load: invalid(load)
+    simulated.is_invalid = lambda _config, load: invalid(load)
 
     result = search_on(simulated, bounds, slo)
 
@@ -211,7 +211,7 @@ def test_upper_bound_not_refuted_tries_one_higher_rate(looked, quick_config):
 
 def test_upper_bound_ignores_invalid_measurements(looked, simulated, slow_config):
     """What the sender could not make is no rate that did not hold."""
-    simulated.void = lambda _config, _load: True
+    simulated.is_invalid = lambda _config, _load: True
 
     after, _ = looked(slow_config, rejected=1350.0)
 

@@ -89,7 +89,7 @@ def test_server_start_counts_once(simulated, bounds, slo):
 @pytest.mark.parametrize(("busy", "confirmed"), [(5, True), (100, False)])
 def test_busy_moment_at_the_lowest_rate_is_waited_out(simulated, bounds, slo, busy, confirmed):
     """Below it there is nothing to fall back to, so it is tried again and again, not for ever."""
-    simulated.void = lambda _config, _load: len(simulated.calls) <= busy
+    simulated.is_invalid = lambda _config, _load: len(simulated.calls) <= busy
     only = {"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
     low = bounds.model_copy(update=only | {"min_rate_per_s": 100.0, "max_rate_per_s": 100.0})
     easy = slo.model_copy(update={"confidence": 0.95, "confirm_requests": 1200})
@@ -111,26 +111,26 @@ def test_max_measurements_ends_the_search(simulated, bounds, slo, most):
 
 def test_rates_the_generator_cannot_make_bound_the_search(simulated, bounds, slo):
     """An invalid load is repeated once, then the search goes on below it: inconclusive."""
-    simulated.void = lambda _config, load: load.rate_per_s >= 700
+    simulated.is_invalid = lambda _config, load: load.rate_per_s >= 700
 
     result = search_on(simulated, bounds, slo)
 
     throughput = finding_of(result, "throughput")
-    void = Counter(load.rate_per_s for _, load in simulated.calls if load.rate_per_s >= 700)
+    invalid = Counter(load.rate_per_s for _, load in simulated.calls if load.rate_per_s >= 700)
     assert 600 < result.throughput_at_slo_per_s < 700
     assert throughput.outcome is Outcome.INCONCLUSIVE
     assert throughput.remedy == "the generator was late"
-    assert set(void.values()) == {2}
+    assert set(invalid.values()) == {2}
 
 
 def test_rates_that_cannot_be_made_are_halved(simulated, bounds, slo):
-    """Where most rates are void the search gets below them in a few steps, and up to them again."""
-    simulated.void = lambda _config, load: load.rate_per_s >= 800
+    """Where most rates are invalid the search gets below them in a few steps, and up again."""
+    simulated.is_invalid = lambda _config, load: load.rate_per_s >= 800
 
     result = search_on(simulated, bounds, slo)
 
-    void = {load.rate_per_s for _, load in simulated.calls if load.rate_per_s >= 800}
-    assert 0 < len(void) <= 5
+    invalid = {load.rate_per_s for _, load in simulated.calls if load.rate_per_s >= 800}
+    assert 0 < len(invalid) <= 5
     assert 750 < result.throughput_at_slo_per_s < 800
 
 
