@@ -37,7 +37,7 @@ from enginegate.engines.protocol import Runner
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
 from enginegate.policy.building import DimensionRange, Shapes
-from enginegate.precision import emulated
+from enginegate.precision import open_emulated
 from enginegate.records import Record
 
 ROOT = Path(__file__).parents[1]
@@ -198,7 +198,7 @@ def error_of(
             runner = opened.enter_context(open_engine(engine, built.folder))
         elif engine_kind(engine.candidate.kind).is_emulable(engine.candidate.precision):
             runner = opened.enter_context(
-                emulated(path, engine.candidate, data=subject.calibration, rules=subject.rules)
+                open_emulated(path, engine.candidate, data=subject.calibration, rules=subject.rules)
             )
         else:
             return None, "needs a GPU"

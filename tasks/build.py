@@ -7,6 +7,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
+from enginegate.content_store import ContentFolder
 from enginegate.data import read_data
 from enginegate.engines import build_engine, obstacle_to, open_onnx, plan_engine, this_machine
 from enginegate.errors import BuildError, ToolError, tool_errors
@@ -15,7 +16,7 @@ from enginegate.policy.building import EngineTables
 from enginegate.policy.hooks import importable_from
 from enginegate.policy.model_source import ModelSource
 from enginegate.preflight import check_policy
-from enginegate.sources import ContentFolder, onnx_from_source
+from enginegate.sources import onnx_from_source
 from enginegate.tracking import Tracker
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace

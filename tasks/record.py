@@ -14,6 +14,7 @@ from prefect.context import FlowRunContext
 from enginegate.atomic_io import write_file
 from enginegate.benchmark.config_comments import measured_config
 from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
+from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engine_kinds import engine_kinds
 from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
@@ -32,7 +33,6 @@ from enginegate.report import (
     serving_report,
 )
 from enginegate.repository import Layout, ReleaseSigning
-from enginegate.sources import ContentFolder
 from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered
 from validation.choice import choose

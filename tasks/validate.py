@@ -29,7 +29,7 @@ from enginegate.errors import EnginegateError, InputError, tool_errors
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy.building import EngineTables
 from enginegate.policy.gates import Evaluation, Gates, gates_for
-from enginegate.precision import emulated, judge_range
+from enginegate.precision import judge_range, open_emulated
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace, remembered
 from validation.agreement import OutputComparison, compare
@@ -223,7 +223,7 @@ def _emulate(
     try:
         with (
             tool_errors(f"{candidate}, emulated"),
-            emulated(
+            open_emulated(
                 chunk.onnx.folder / ONNX_FILE,
                 candidate,
                 data=read_data(calibration) if calibration else None,

@@ -34,15 +34,15 @@ _ALERT_ONLY = frozenset({"input_drift", "pending", "gpu_memory"})
 _OF_LOAD = frozenset({"error_share", "latency", "server_time"})
 
 
-def alpha_of(rules: Watch) -> float:
+def alpha_of(limits: Watch) -> float:
     """Chance that one of the three shares ever fails a release that is within all limits."""
-    return (1.0 - rules.confidence) / _TESTS
+    return (1.0 - limits.confidence) / _TESTS
 
 
 def judge_reading(
     reading: LiveReading,
     release: Release,
-    rules: Watch,
+    limits: Watch,
     past: Sequence[WatchCheck],
     *,
     server: str = "",
@@ -52,7 +52,7 @@ def judge_reading(
     Args:
         reading: of the live version.
         release: what was promised.
-        rules: the policy's limits.
+        limits: the policy's limits.
         past: the checks before this one, oldest first.
         server: one of a fleet; empty: the first, or only one.
     """
@@ -64,11 +64,11 @@ def judge_reading(
     findings = (
         *_wrong_version(probe.versions, release.version),
         *_unread(reading),
-        _errors(reading, errors, rules, past),
-        _latency(reading, slow, release.promise, rules, past),
-        _server_time(reading, release.promise, rules),
-        _queue(reading, rules),
-        _gpu_memory(reading, rules),
+        _errors(reading, errors, limits, past),
+        _latency(reading, slow, release.promise, limits, past),
+        _server_time(reading, release.promise, limits),
+        _queue(reading, limits),
+        _gpu_memory(reading, limits),
     )
     placed = tuple(found.model_copy(update={"scope": f"live{of}"}) for found in findings)
     return placed, (errors, slow) if _promised(reading, release.promise) else ()
@@ -86,7 +86,7 @@ def not_measured(why: str, *, server: str = "") -> Finding:
 
 
 def action_for(
-    check: WatchCheck, rules: Watch, promise: Promise, *, can_go_back: bool
+    check: WatchCheck, limits: Watch, promise: Promise, *, can_go_back: bool
 ) -> WatchAction:
     """What the policy does about a check.
 
@@ -96,18 +96,18 @@ def action_for(
 
     Args:
         check: as it was judged.
-        rules: the policy's.
+        limits: the policy's.
         promise: of the release that was looked at.
         can_go_back: whether there is an earlier release, and this one was never rolled back by a
             watch.
     """
     failed = [f for f in check.problems if f.outcome is Outcome.FAILED]
     its_own = [f for f in failed if f.gate not in _ALERT_ONLY | _excused(check, promise, f.scope)]
-    if its_own and rules.on_failure == "rollback" and can_go_back:
+    if its_own and limits.on_failure == "rollback" and can_go_back:
         return "rollback"
     if any(f.outcome is Outcome.ERRORED for f in check.problems):
         return "alert"
-    return "alert" if failed and rules.on_failure != "nothing" else "none"
+    return "alert" if failed and limits.on_failure != "nothing" else "none"
 
 
 def seen(count: ShareCount, past: Sequence[WatchCheck]) -> list[Seen]:
@@ -180,14 +180,14 @@ def _wrong_version(versions: tuple[str, ...], version: int) -> tuple[Finding, ..
 
 
 def _errors(
-    reading: LiveReading, count: ShareCount, rules: Watch, past: Sequence[WatchCheck]
+    reading: LiveReading, count: ShareCount, limits: Watch, past: Sequence[WatchCheck]
 ) -> Finding:
-    share, limit = count.bad / max(count.samples, 1), rules.max_error_share
+    share, limit = count.bad / max(count.samples, 1), limits.max_error_share
     told = f"{count.bad} of {count.samples} requests failed, {share:.3g}"
-    if surely(seen(count, past), "above", limit, alpha=alpha_of(rules)):
+    if surely(seen(count, past), "above", limit, alpha=alpha_of(limits)):
         outcome, reason = Outcome.FAILED, f"{told}; surely > {limit:g} over the checks so far"
-    elif reading.live < rules.min_requests:
-        outcome, reason = Outcome.INCONCLUSIVE, f"{told}; {_too_few(reading, rules)}"
+    elif reading.live < limits.min_requests:
+        outcome, reason = Outcome.INCONCLUSIVE, f"{told}; {_too_few(reading, limits)}"
     elif share <= limit:
         outcome, reason = Outcome.PASSED, f"{told} <= {limit:g}"
     else:
@@ -209,15 +209,15 @@ def _latency(
     reading: LiveReading,
     count: ShareCount,
     promise: Promise,
-    rules: Watch,
+    limits: Watch,
     past: Sequence[WatchCheck],
 ) -> Finding:
     """At the client, against the SLO; undecided for long, and only shown until then."""
     counts, limit, probe = seen(count, past), 1.0 - P99, reading.probe
     sent, over = sum(s.samples for s in counts), sum(s.having for s in counts)
-    if surely(counts, "above", limit, alpha=alpha_of(rules)):
+    if surely(counts, "above", limit, alpha=alpha_of(limits)):
         outcome, word = Outcome.FAILED, "surely too many"
-    elif surely(counts, "below", limit, alpha=alpha_of(rules)):
+    elif surely(counts, "below", limit, alpha=alpha_of(limits)):
         outcome, word = Outcome.PASSED, "the SLO holds"
     else:
         outcome, word = Outcome.INCONCLUSIVE, "not decided yet"
@@ -238,14 +238,14 @@ def _latency(
     )
 
 
-def _server_time(reading: LiveReading, promise: Promise, rules: Watch) -> Finding:
+def _server_time(reading: LiveReading, promise: Promise, limits: Watch) -> Finding:
     """Triton's counters give means only, so the mean is compared with the promised mean."""
     promised = promise.p99_ms if promise.server_ms is None else promise.server_ms
-    limit, found = promised * rules.p99_over_promise, reading.server_ms
+    limit, found = promised * limits.p99_over_promise, reading.server_ms
     offered = f"at {per_second(reading.arrived_per_s)}"
     outcome, advisory = Outcome.INCONCLUSIVE, False
-    if reading.live < rules.min_requests or found is None:
-        reason = _too_few(reading, rules)
+    if reading.live < limits.min_requests or found is None:
+        reason = _too_few(reading, limits)
     elif not _promised(reading, promise):
         reason = f"{short_number(found)} ms {offered}; nothing was promised above "
         reason += f"{per_second(promise.throughput_per_s)}"
@@ -274,7 +274,7 @@ def _server_time(reading: LiveReading, promise: Promise, rules: Watch) -> Findin
     )
 
 
-def _queue(reading: LiveReading, rules: Watch) -> Finding:
+def _queue(reading: LiveReading, limits: Watch) -> Finding:
     if reading.pending is None or reading.pending_before is None:
         waited = (
             ""
@@ -282,23 +282,23 @@ def _queue(reading: LiveReading, rules: Watch) -> Finding:
             else f"; requests waited {short_number(reading.queue_ms)} ms"
         )
         return _unknown("pending", f"the metrics address is not known{waited}")
-    holds = reading.pending <= rules.max_pending
+    holds = reading.pending <= limits.max_pending
     return live_finding(
         "pending",
         Outcome.PASSED if holds else Outcome.FAILED,
-        f"{reading.pending} requests waiting {'<=' if holds else '>'} {rules.max_pending} "
+        f"{reading.pending} requests waiting {'<=' if holds else '>'} {limits.max_pending} "
         f"({reading.pending_before} before); {per_second(reading.arrived_per_s)} came, "
         f"{per_second(reading.answered / reading.lasted_s)} were answered",
         value=reading.pending,
-        limit=rules.max_pending,
+        limit=limits.max_pending,
         relation="<=",
         unit="requests",
         samples=reading.answered,
     )
 
 
-def _gpu_memory(reading: LiveReading, rules: Watch) -> Finding:
-    share, limit = reading.gpu_memory_share, rules.max_gpu_memory_share
+def _gpu_memory(reading: LiveReading, limits: Watch) -> Finding:
+    share, limit = reading.gpu_memory_share, limits.max_gpu_memory_share
     if share is None:
         return _unknown("gpu_memory", "the server tells of no GPU")
     holds = share <= limit
@@ -323,8 +323,8 @@ def _unknown(gate: str, why: str) -> Finding:
     )
 
 
-def _too_few(reading: LiveReading, rules: Watch) -> str:
-    return f"{reading.live} live requests in this check, {rules.min_requests} are needed"
+def _too_few(reading: LiveReading, limits: Watch) -> str:
+    return f"{reading.live} live requests in this check, {limits.min_requests} are needed"
 
 
 _AGREEMENT = "agreement"
@@ -365,26 +365,26 @@ def count_agreement(
 
 
 def judge_agreement(
-    counts: tuple[ShareCount, ...], rules: Watch, past: Sequence[WatchCheck]
+    counts: tuple[ShareCount, ...], limits: Watch, past: Sequence[WatchCheck]
 ) -> tuple[Finding, ...]:
     """Whether answers agree with FP32's often enough, and whether those of some slice do not."""
     whole, *parts = counts
-    limit, alpha = 1.0 - rules.min_agreement, alpha_of(rules) / 2.0
+    limit, alpha = 1.0 - limits.min_agreement, alpha_of(limits) / 2.0
     agreed = 1.0 - whole.bad / max(whole.samples, 1)
     told = f"{whole.samples - whole.bad} of {whole.samples} answers agree with FP32's"
     if surely(seen(whole, past), "above", limit, alpha=alpha):
         outcome, word = Outcome.FAILED, "surely too few over the samples so far"
-    elif agreed >= rules.min_agreement and whole.samples >= MIN_SAMPLES:
-        outcome, word = Outcome.PASSED, f">= {rules.min_agreement:g}"
+    elif agreed >= limits.min_agreement and whole.samples >= MIN_SAMPLES:
+        outcome, word = Outcome.PASSED, f">= {limits.min_agreement:g}"
     else:
-        outcome, word = Outcome.INCONCLUSIVE, f"too few to tell whether >= {rules.min_agreement:g}"
+        outcome, word = Outcome.INCONCLUSIVE, f"too few to tell whether >= {limits.min_agreement:g}"
     found = [
         live_finding(
             _AGREEMENT,
             outcome,
             f"{told}, {agreed:.4g}: {word}",
             value=agreed,
-            limit=rules.min_agreement,
+            limit=limits.min_agreement,
             relation=">=",
             unit="fraction",
             samples=whole.samples,
@@ -394,10 +394,10 @@ def judge_agreement(
     bad = [
         part for part in parts if surely(seen(part, past), "above", limit, alpha=alpha / len(parts))
     ]
-    return (*found, *([_of_slices(bad, parts, rules)] if parts else ()))
+    return (*found, *([_of_slices(bad, parts, limits)] if parts else ()))
 
 
-def _of_slices(bad: list[ShareCount], parts: list[ShareCount], rules: Watch) -> Finding:
+def _of_slices(bad: list[ShareCount], parts: list[ShareCount], limits: Watch) -> Finding:
     worst = min(bad or parts, key=lambda part: 1.0 - part.bad / max(part.samples, 1))
     agreed = 1.0 - worst.bad / max(worst.samples, 1)
     name = worst.what.partition("/")[2]
@@ -406,9 +406,10 @@ def _of_slices(bad: list[ShareCount], parts: list[ShareCount], rules: Watch) -> 
     return live_finding(
         _SLICES,
         Outcome.FAILED if bad else Outcome.PASSED,
-        f"{reason}; lowest {name}: {agreed:.4g} of {worst.samples} (limit {rules.min_agreement:g})",
+        f"{reason}; lowest {name}: {agreed:.4g} of {worst.samples} "
+        f"(limit {limits.min_agreement:g})",
         value=agreed,
-        limit=rules.min_agreement,
+        limit=limits.min_agreement,
         relation=">=",
         unit="fraction",
         samples=worst.samples,
@@ -416,7 +417,7 @@ def _of_slices(bad: list[ShareCount], parts: list[ShareCount], rules: Watch) -> 
 
 
 def judge_live_drift(
-    drifts: tuple[Drift, ...], rows: tuple[int, int], rules: Watch, past: Sequence[WatchCheck]
+    drifts: tuple[Drift, ...], rows: tuple[int, int], limits: Watch, past: Sequence[WatchCheck]
 ) -> Finding:
     """Whether live inputs are still what scales were calibrated on; fails only at a stated limit.
 
@@ -425,18 +426,18 @@ def judge_live_drift(
     Args:
         drifts: from `measure_drift`; the p values are corrected within the sample.
         rows: of calibration, and of the sample.
-        rules: ``max_drift`` is the limit.
+        limits: ``max_drift`` is the limit.
         past: checks before this one; each with a sample was a test.
     """
     tests = 1 + sum(check.sample is not None for check in past)
-    alpha = (1.0 - rules.confidence) / (tests * (tests + 1))
-    limit = USUAL_MAX_PSI if rules.max_drift is None else rules.max_drift
+    alpha = (1.0 - limits.confidence) / (tests * (tests + 1))
+    limit = USUAL_MAX_PSI if limits.max_drift is None else limits.max_drift
     drifted = [d for d in drifts if d.p_value <= alpha and not d.psi <= limit]
     shown = (drifted or list(drifts))[:1]
     enough = bool(shown) and min(rows) >= MIN_SAMPLES
     outcome = Outcome.PASSED if enough else Outcome.INCONCLUSIVE
     if enough and drifted:
-        outcome = Outcome.INCONCLUSIVE if rules.max_drift is None else Outcome.FAILED
+        outcome = Outcome.INCONCLUSIVE if limits.max_drift is None else Outcome.FAILED
     largest = f"{shown[0].input} {shown[0].statistic} {shown[0].psi:.3g}" if shown else "none"
     return live_finding(
         _DRIFT,
@@ -448,7 +449,7 @@ def judge_live_drift(
         relation="<=",
         unit="PSI",
         samples=rows[1],
-        advisory=rules.max_drift is None or not enough,
+        advisory=limits.max_drift is None or not enough,
         remedy="Check at what changed upstream; if it is meant to stay, calibrate on recorded "
         "traffic and qualify again."
         if drifted

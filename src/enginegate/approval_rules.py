@@ -132,7 +132,7 @@ def outdated(
     scorecard: Scorecard,
     candidate: Candidate | None,
     *,
-    rules_sha256: str,
+    policy_sha256: str,
     live: Release | None,
     known: bool = True,
 ) -> str:
@@ -141,11 +141,11 @@ def outdated(
     Args:
         scorecard: what is to be promoted.
         candidate: what of it; None: the winner.
-        rules_sha256: digest of the policy as it is now, for the scorecard's version of the model.
+        policy_sha256: digest of the policy as it is now, for the scorecard's version of the model.
         live: the release that is live now, with the scorecard that it is held to; None: nothing is.
-        known: what is live is known here; else only the rules are compared.
+        known: what is live is known here; else only the policies are compared.
     """
-    if rules_sha256 != scorecard.policy_sha256:
+    if policy_sha256 != scorecard.policy_sha256:
         return (
             "its policy has changed since it was made. Qualify again: what was "
             "measured stays, and the new scorecard needs its own decision."

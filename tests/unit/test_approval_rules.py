@@ -382,10 +382,10 @@ def test_what_happened_since_may_end_a_scorecard(changes, live, message):
     card = scorecard(**changes)
     there = release(**live, model_uri=card.model_uri) if live else None
 
-    why = outdated(card, None, rules_sha256=scorecard().policy_sha256, live=there)
+    why = outdated(card, None, policy_sha256=scorecard().policy_sha256, live=there)
 
     assert re.search(message, why) if message else why == ""
     if not message or "policy" not in message:
         assert not outdated(
-            card, None, rules_sha256=scorecard().policy_sha256, live=there, known=False
+            card, None, policy_sha256=scorecard().policy_sha256, live=there, known=False
         )

@@ -18,30 +18,9 @@ LONGEST_CHAIN = 8
 
 # Triton's Python backend asks for the first; programs of one file have the second.
 REQUIRED_NAMES = {"TritonPythonModel", "main"}
-SHARED_NAMES = {
-    "acknowledge",
-    "audit",
-    "exporter",
-    "forget_quietly",
-    "open_session",
-    "prepare",
-    "promote",
-    "qualify",
-    "register",
-    "rollback",
-    "scan",
-    "serve",
-    "verify",
-    "watch",
-    "whole",
-    "withdraw",
-}
-LONGER_CHAINS = {"enginegate.precision": 9, "enginegate.repository": 13}
-LARGER_FOLDERS = {
-    "src/enginegate/cli": 19,
-    "src/enginegate/precision": 20,
-    "src/enginegate/sources": 19,
-}
+SHARED_NAMES = {"exporter", "open_session", "whole"}
+LONGER_CHAINS = {"enginegate.repository": 12}
+LARGER_FOLDERS: dict[str, int] = {}
 # The flows open the policy, commands show it, the pre-flight compares it with what is here, and a
 # workspace belongs to its project. Everything else gets the tables that decide it.
 POLICY_READERS = (

@@ -181,38 +181,28 @@ class DeployedBenchmark:
         Raises:
             ServerError: the model does not load, or the server died.
         """
-        with monitor_liveness(self.deployment.server) as liveness:
-            return self._measured(config, load, ends, liveness)
-
-    def _measured(
-        self,
-        config: ServingConfig,
-        load: Load | ClosedLoad,
-        ends: SequentialTest | None,
-        liveness: Liveness,
-    ) -> LatencySample:
         deployment, name = self.deployment, self.deployment.model.name
-        cold_start_s = deployment.serve(config, self.options)
-        if cold_start_s is None:
-            before = deployment.client.statistics(name)
-        else:
-            # The load began them anew; the answer that proved it may not be counted yet.
-            before = deployment.client.statistics_since(name, Statistics(), answers=1)
-        with monitor_resources(
-            deployment.server, gpu=deployment.model.gpu, gpus=config.gpus
-        ) as usage:
-            result = self._send(load, ends, liveness)
-        if result.failed:
-            deployment.server.check_alive()
-        answered = len(result.latency_s) - result.failed
-        return measure(
-            result,
-            config,
-            counted=deployment.client.statistics_since(name, before, answers=answered),
-            folder=self.folder,
-            slo_p99_ms=self.slo_p99_ms,
-            conditions=RunConditions(usage, self.generator, self.price_per_hour, cold_start_s),
-        )
+        with monitor_liveness(deployment.server) as liveness:
+            cold_start_s = deployment.serve(config, self.options)
+            if cold_start_s is None:
+                before = deployment.client.statistics(name)
+            else:
+                # The load began them anew; the answer that proved it may not be counted yet.
+                before = deployment.client.statistics_since(name, Statistics(), answers=1)
+            gpu = deployment.model.gpu
+            with monitor_resources(deployment.server, gpu=gpu, gpus=config.gpus) as usage:
+                result = self._send(load, ends, liveness)
+            if result.failed:
+                deployment.server.check_alive()
+            answered = len(result.latency_s) - result.failed
+            return measure(
+                result,
+                config,
+                counted=deployment.client.statistics_since(name, before, answers=answered),
+                folder=self.folder,
+                slo_p99_ms=self.slo_p99_ms,
+                conditions=RunConditions(usage, self.generator, self.price_per_hour, cold_start_s),
+            )
 
     def _send(
         self, load: Load | ClosedLoad, ends: SequentialTest | None, liveness: Liveness

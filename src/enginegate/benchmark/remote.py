@@ -1,13 +1,12 @@
 """Measures a model on a server that somebody else runs, as it is configured there."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from enginegate.errors import ServerError
 from enginegate.loadgen import perf_analyzer
-from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport, run_load
+from enginegate.loadgen.traffic import EarlyEnd, Traffic, run_load
 from enginegate.measurement import ClosedLoad, Driver, LatencySample, Load
 from enginegate.measuring.measure import measure
 from enginegate.triton.config import Config
@@ -57,7 +56,12 @@ class RemoteModel:
         """
         with monitor_liveness(self.server) as liveness, self.server.client() as client:
             before = client.statistics(self.name)
-            result = self._send(traffic, load, driver, lambda: liveness.gone)
+            if driver == "perf_analyzer":
+                result = perf_analyzer.run_perf_analyzer(self.server.grpc, traffic, load)
+            else:
+                # It ends early only where the server is gone and nobody will answer.
+                early = EarlyEnd(math.inf, 0.0, lambda _requests, _over: liveness.gone)
+                result = run_load(self.server.grpc, traffic, load, ends=early)
             if result.failed:
                 self.server.check_alive()
             answered = len(result.latency_s) - result.failed
@@ -69,18 +73,6 @@ class RemoteModel:
             folder=folder,
             slo_p99_ms=slo_p99_ms,
         )
-
-    def _send(
-        self,
-        traffic: Traffic,
-        load: Load | ClosedLoad,
-        driver: Driver,
-        gone: Callable[[], bool],
-    ) -> LoadResult:
-        if driver == "perf_analyzer":
-            return perf_analyzer.run_perf_analyzer(self.server.grpc, traffic, load)
-        early = EarlyEnd(math.inf, 0.0, lambda _requests, _over: gone())
-        return run_load(self.server.grpc, traffic, load, ends=early, sending=Transport())
 
 
 def remote_model(address: str, name: str) -> RemoteModel:

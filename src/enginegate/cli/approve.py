@@ -173,7 +173,7 @@ def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> No
     why = outdated(
         scorecard,
         decision.candidate,
-        rules_sha256=rules.with_model(scorecard.model_uri).digest,
+        policy_sha256=rules.with_model(scorecard.model_uri).digest,
         live=layout.held_to(layout.release(current.version)) if current else None,
         known=knows_what_is_live(layout),
     )
@@ -285,7 +285,7 @@ def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[str]:
         if live is not None and live.scorecard_sha256 == card.digest:
             continue
         rules = policy.with_model(card.model_uri).digest
-        why = outdated(card, None, rules_sha256=rules, live=live, known=known)
+        why = outdated(card, None, policy_sha256=rules, live=live, known=known)
         try:
             given = workspace.decisions(card.digest)
             sentence = _sentence(card, policy, workspace, path) if given and not why else ""

@@ -106,7 +106,7 @@ _MOST_BYTES = 1 << 20
 
 
 class Policy(Record):
-    """One model family's rules. Unknown keys are refused, so a typo cannot loosen a gate.
+    """What one model family must prove. Unknown keys are refused, so a typo cannot loosen a gate.
 
     Its engine kinds' tables are fields of `policy_model`, which every policy is read as.
     """

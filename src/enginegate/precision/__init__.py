@@ -13,8 +13,8 @@ from enginegate.precision.modelopt import modelopt_for
 from enginegate.precision.overflow_emulation import (
     EmulatedRunner,
     RangeReport,
-    emulated,
     judge_range,
+    open_emulated,
 )
 from enginegate.precision.sensitivity import Sensitivity, sensitivities
 
@@ -29,11 +29,11 @@ __all__ = [
     "TradeoffCurve",
     "convert",
     "converter_of",
-    "emulated",
     "executed_layers",
     "graph_stats",
     "judge_range",
     "modelopt_for",
+    "open_emulated",
     "reads_data",
     "search_mixed_precision",
     "sensitivities",

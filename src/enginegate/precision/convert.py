@@ -18,7 +18,7 @@ from enginegate.precision.calibration import CalibrationSample, Prepared, ranges
 from enginegate.precision.fp16_bf16 import to_half
 from enginegate.precision.graph_stats import GraphStats, graph_stats
 from enginegate.precision.modelopt import ModelOpt, ModelOptJob, by_modelopt, modelopt_for
-from enginegate.precision.onnx_checks import check_convertible, named, regions
+from enginegate.precision.onnx_checks import check_source, name_nodes, regions
 from enginegate.precision.quantise import prepare, with_pairs
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
@@ -74,9 +74,9 @@ def convert(
             "Run: pip install 'enginegate[cpu]'"
         )
     model = onnx.load(source)
-    check_convertible(model, origin=str(source))
+    check_source(model, origin=str(source))
     if tool is None and precision.is_16_bit:
-        _check_names(named(model), keep, candidate)
+        _check_names(name_nodes(model), keep, candidate)
         converted, how = to_half(model, precision, origin=str(source), keep=keep), ""
     else:
         sample = calibration_sample(candidate, data, rules)
@@ -86,7 +86,7 @@ def convert(
             if tool is None:
                 converted, how = by_onnxruntime()
             else:
-                _check_names(named(model), keep, candidate)
+                _check_names(name_nodes(model), keep, candidate)
                 job = ModelOptJob(tool, source, candidate, rules.batch_size, keep, Path(name))
                 converted, how = by_modelopt(job, sample, rules.method)
                 if rules.tool == "auto" and _skipped(candidate, converted):

@@ -76,7 +76,7 @@ def _limited(limit_s: float, stop: Callable[[], None]) -> Iterator[_Limit]:
 
 
 @contextmanager
-def opening(options: "SessionOptions", *, what: str) -> Iterator[None]:
+def limit_opening(options: "SessionOptions", *, what: str) -> Iterator[None]:
     """Give up a session that is being made with these options when its time is up.
 
     Raises:

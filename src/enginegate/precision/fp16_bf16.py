@@ -15,7 +15,7 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 from enginegate.candidate import Precision
 from enginegate.data import Array
 from enginegate.errors import tool_errors
-from enginegate.precision.onnx_checks import named, well_formed, with_opset
+from enginegate.precision.onnx_checks import clean_converted, name_nodes, with_opset
 from enginegate.sources.onnx_form import canonical, graphs
 
 _BF16_OPSET = 22
@@ -30,7 +30,7 @@ def to_half(
 
     Args:
         origin: the file, for messages.
-        keep: nodes that stay FP32, by the names that `nodes.named` gives.
+        keep: nodes that stay FP32, by the names that `name_nodes` gives.
 
     Raises:
         BuildError: an operation of the model cannot be typed at this precision; a ToolError where
@@ -39,11 +39,11 @@ def to_half(
     what = f"The {precision} form of {origin}"
     if precision is Precision.BF16:
         model = with_opset(model, _BF16_OPSET, what=what)
-    model = named(model)
+    model = name_nodes(model)
     converted = _to_fp16(model, what, keep)
     if precision is Precision.BF16:
         _retarget(converted, model)
-    return well_formed(converted, what=what)
+    return clean_converted(converted, what=what)
 
 
 def _to_fp16(model: ModelProto, what: str, keep: tuple[str, ...]) -> ModelProto:
@@ -91,7 +91,7 @@ def _drop_repeated_casts(model: ModelProto) -> None:
             made.add(cast)
 
 
-def rounded(values: Array, precision: Precision) -> Array:
+def round_to_16_bit(values: Array, precision: Precision) -> Array:
     """Constants at 16 bits. Finite ones stay finite: a mask's -3.4e38 times 0 must not be NaN."""
     kind = np.dtype(np.float16 if precision is Precision.FP16 else ml_dtypes.bfloat16)
     most = _LARGEST[precision]
@@ -104,7 +104,9 @@ def _retarget(converted: ModelProto, original: ModelProto) -> None:
     exact = dict(_constants(original))
     for key, tensor in _constants(converted):
         if tensor.data_type == TensorProto.FLOAT16:
-            values = rounded(onnx.numpy_helper.to_array(exact.get(key, tensor)), Precision.BF16)
+            values = round_to_16_bit(
+                onnx.numpy_helper.to_array(exact.get(key, tensor)), Precision.BF16
+            )
             tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
     for graph in graphs(converted.graph):
         for value in (*graph.input, *graph.output):

@@ -22,7 +22,7 @@ from enginegate.engine_kinds import kind_named
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration import HELD_OUT, CalibrationSample, least_error
-from enginegate.precision.onnx_checks import well_formed
+from enginegate.precision.onnx_checks import clean_converted
 from enginegate.precision.session import open_session, outputs_of, relative_error
 
 _METHODS = ("max", "entropy")
@@ -151,7 +151,7 @@ class ModelOptJob:
         }
         (self.scratch / "job.json").write_text(json.dumps(described))
         self._process()
-        return well_formed(onnx.load(target), what=f"{self.candidate} by ModelOpt")
+        return clean_converted(onnx.load(target), what=f"{self.candidate} by ModelOpt")
 
     def _copy(self) -> Path:
         """ModelOpt writes into the file that it is given; the store's must stay as it is."""

@@ -21,7 +21,7 @@ LAYERS = ("Conv", "Gemm", "MatMul")
 _JOINS = frozenset({"Add", "Concat"})
 
 
-def check_convertible(model: ModelProto, *, origin: str) -> None:
+def check_source(model: ModelProto, *, origin: str) -> None:
     """Refuse what no converter can handle, by name.
 
     Raises:
@@ -68,7 +68,7 @@ def _check_weights(model: ModelProto, origin: str) -> None:
             )
 
 
-def well_formed(model: ModelProto, *, what: str) -> ModelProto:
+def clean_converted(model: ModelProto, *, what: str) -> ModelProto:
     """The model with its nodes in order, without notes, and valid by ONNX's own checker.
 
     Args:
@@ -110,7 +110,7 @@ def with_opset(model: ModelProto, version: int, *, what: str) -> ModelProto:
         return onnx.version_converter.convert_version(model, version)
 
 
-def named(model: ModelProto) -> ModelProto:
+def name_nodes(model: ModelProto) -> ModelProto:
     """The model with a name of its own for every node; the same names every time."""
     given = ModelProto()
     given.CopyFrom(model)

@@ -70,7 +70,7 @@ class Emulation:
     overflows_at: float
 
 
-def emulation(converted: ModelProto, *, what: str) -> Emulation:
+def emulate_16_bit(converted: ModelProto, *, what: str) -> Emulation:
     """The emulation of a 16-bit model.
 
     Args:
@@ -225,7 +225,7 @@ class EmulatedRunner:
 
 
 @contextmanager
-def emulated(
+def open_emulated(
     source: Path,
     candidate: Candidate,
     *,
@@ -259,7 +259,7 @@ def emulated(
         )
     model = onnx.load_from_string(content)
     outputs = tuple(value.name for value in model.graph.output)
-    found = emulation(model, what=what) if candidate.precision.is_16_bit else None
+    found = emulate_16_bit(model, what=what) if candidate.precision.is_16_bit else None
     runnable = found.model if found else model
     yield EmulatedRunner(open_session(runnable.SerializeToString(), what=what), found, outputs)
 

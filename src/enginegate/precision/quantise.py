@@ -21,7 +21,7 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from enginegate.engine_kinds import QuantisedForm
 from enginegate.errors import BuildError, told_by, tool_errors
 from enginegate.precision.calibration import ActivationRange, Prepared
-from enginegate.precision.onnx_checks import LAYERS, named, well_formed, with_opset
+from enginegate.precision.onnx_checks import LAYERS, clean_converted, name_nodes, with_opset
 from enginegate.precision.session import open_session
 from enginegate.sources.onnx_form import graphs
 
@@ -62,7 +62,7 @@ def prepare(source: Path, scratch: Path, form: QuantisedForm) -> Prepared:
     with _refusals(str(source), form):
         onnx.save(shaped, inferred)
         quant_pre_process(inferred, path, skip_symbolic_shape=True)
-        model = named(with_types(onnx.load(path), what=str(source)))
+        model = name_nodes(with_types(onnx.load(path), what=str(source)))
     operators = LAYERS if _has_attention(model) else (*LAYERS, *form.between)
     return Prepared(model, form, operators, str(source), note)
 
@@ -113,7 +113,7 @@ def with_pairs(
             },
         )
         quantizer.quantize_model()
-    return well_formed(
+    return clean_converted(
         _with_plain_outputs(quantizer.model.model),
         what=f"The {form.weights} form of {prepared.origin}",
     )

@@ -16,8 +16,8 @@ from enginegate.data import DataSet
 from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration import CalibrationSample, ranges_for
 from enginegate.precision.convert import calibration_sample, kept_with, quantised_form
-from enginegate.precision.fp16_bf16 import rounded
-from enginegate.precision.onnx_checks import layers, named
+from enginegate.precision.fp16_bf16 import round_to_16_bit
+from enginegate.precision.onnx_checks import layers, name_nodes
 from enginegate.precision.quantise import prepare, with_pairs
 from enginegate.precision.session import open_session, outputs_of, relative_error
 from enginegate.records import Record
@@ -111,7 +111,7 @@ def _rounded_forms(source: Path, precision: Precision) -> Iterator[tuple[str, Mo
         DEFAULT_OP_BLOCK_LIST,
     )
 
-    model = named(onnx.load(source))
+    model = name_nodes(onnx.load(source))
     typed = onnx.shape_inference.infer_shapes(model).graph
     values = (*typed.input, *typed.value_info, *typed.output)
     real = {v.name for v in values if v.type.tensor_type.elem_type == TensorProto.FLOAT}
@@ -133,7 +133,7 @@ def _with_casts(model: ModelProto, index: int, real: set[str], precision: Precis
         if name in real:
             node.input[place] = f"{name}.rounded.{place}"
             if name in constants:
-                narrow = rounded(numpy_helper.to_array(constants[name]), precision)
+                narrow = round_to_16_bit(numpy_helper.to_array(constants[name]), precision)
                 wide = numpy_helper.from_array(narrow.astype(np.float32), node.input[place])
                 changed.graph.initializer.append(wide)
             else:

@@ -8,7 +8,7 @@ import numpy as np
 
 from enginegate.data import Array, Tensors
 from enginegate.errors import BuildError, InputError, told_by, tool_errors
-from enginegate.precision.deadline import opening, run_in_time
+from enginegate.precision.deadline import limit_opening, run_in_time
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -45,7 +45,7 @@ def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     source = str(model) if isinstance(model, Path) else model
     try:
-        with opening(options, what=what):
+        with limit_opening(options, what=what):
             return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     except InputError:
         raise

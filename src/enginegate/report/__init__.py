@@ -3,8 +3,8 @@
 from enginegate.report.content import (
     NO_SIZES,
     CandidateObstacle,
+    EngineSizes,
     Row,
-    Sizes,
     obstacles,
     row_of,
     sentences,
@@ -26,9 +26,9 @@ from enginegate.report.terminal import (
 __all__ = [
     "NO_SIZES",
     "CandidateObstacle",
+    "EngineSizes",
     "Row",
     "ServingReport",
-    "Sizes",
     "accuracies",
     "approval_markdown",
     "candidate_figures",

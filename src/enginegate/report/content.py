@@ -14,9 +14,9 @@ from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
 from enginegate.measurement import Percentile
 from enginegate.messages import counted
 
-Sizes: TypeAlias = Mapping[Candidate, int]
+EngineSizes: TypeAlias = Mapping[Candidate, int]
 
-NO_SIZES: Sizes = MappingProxyType({})
+NO_SIZES: EngineSizes = MappingProxyType({})
 COLUMNS = (
     "candidate",
     "outcome",
@@ -74,7 +74,7 @@ class CandidateObstacle:
         return (*self.reasons[:_REASONS_SHOWN], *more, *do, *skipped)
 
 
-def row_of(scorecard: Scorecard, candidate: Candidate, sizes: Sizes = NO_SIZES) -> Row:
+def row_of(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes = NO_SIZES) -> Row:
     """One candidate's row of the table; ``sizes`` are engine bytes."""
     verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
     return Row(
@@ -191,14 +191,14 @@ def short_digest(scorecard: Scorecard) -> str:
 
 def one_line(text: str) -> str:
     """The beginning, in whole words: text of a builder or server may have many lines."""
-    joined = whole(text)
+    joined = without_line_breaks(text)
     if len(joined) <= _REASON_LENGTH:
         return joined
     begun = joined[:_REASON_LENGTH]
     return f"{begun.rpartition(' ')[0] or begun} … (`enginegate explain` shows all of it)"
 
 
-def whole(text: str) -> str:
+def without_line_breaks(text: str) -> str:
     """All of it as one line, where there is room."""
     return " ".join(text.split())
 

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
-from enginegate.report.content import fp32_sentences, fp32_slices, short_digest, whole
+from enginegate.report.content import fp32_sentences, fp32_slices, short_digest, without_line_breaks
 from enginegate.report.serving import pattern_sentences, roofline_sentence
 
 _MEANINGS = MappingProxyType(
@@ -75,8 +75,8 @@ def explain(scorecard: Scorecard) -> str:
 
 def _headline(scorecard: Scorecard) -> str:
     if scorecard.winner is None:
-        return f"There is nothing to approve: {whole(scorecard.reason)}"
-    return f"{scorecard.winner} is up for approval: {whole(scorecard.reason)}"
+        return f"There is nothing to approve: {without_line_breaks(scorecard.reason)}"
+    return f"{scorecard.winner} is up for approval: {without_line_breaks(scorecard.reason)}"
 
 
 def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
@@ -102,7 +102,7 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
     shown = [finding for finding in findings if finding.advisory and not finding.of_fp32]
     if shown:
         yield "  Shown only, decides nothing:"
-        yield from (f"    - {whole(_plain(finding))}" for finding in shown)
+        yield from (f"    - {without_line_breaks(_plain(finding))}" for finding in shown)
 
 
 def _meaning(scorecard: Scorecard, candidate: Candidate, outcome: Outcome) -> str:
@@ -134,7 +134,7 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
     if finding.would_pass is not None:
         yield f"  A limit of {_number(finding, finding.would_pass)} would have let it through."
     if finding.remedy:
-        yield f"  What to do: {whole(finding.remedy)}"
+        yield f"  What to do: {without_line_breaks(finding.remedy)}"
 
 
 def _sentence(finding: Finding) -> str:
@@ -235,12 +235,12 @@ def _per(fraction: float) -> str:
 
 
 def _plain(finding: Finding) -> str:
-    question = _QUESTIONS.get(finding.gate)
+    question, reason = _QUESTIONS.get(finding.gate), without_line_breaks(finding.reason)
     if question is None:
-        return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {whole(finding.reason)}"
+        return f"{finding.gate.replace('_', ' ')} on {finding.scope}: {reason}"
     data, _, _ = finding.scope.partition(":")
     where = f" ({_DATA[data]})" if data in _DATA else ""
-    return f"{question}{where}: {whole(finding.reason)}"
+    return f"{question}{where}: {reason}"
 
 
 def _serving(benchmark: Benchmark) -> Iterator[str]:

@@ -7,7 +7,7 @@ from enginegate.evidence import Scorecard
 from enginegate.report.content import (
     COLUMNS,
     NO_SIZES,
-    Sizes,
+    EngineSizes,
     binding,
     obstacles,
     row_of,
@@ -15,7 +15,7 @@ from enginegate.report.content import (
 )
 
 
-def scorecard_markdown(scorecard: Scorecard, sizes: Sizes = NO_SIZES) -> str:
+def scorecard_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> str:
     """Sentences, table, and why candidates did not pass; ``sizes`` are engine bytes."""
     lines = [*(f"- {_escaped(sentence)}" for sentence in sentences(scorecard)), ""]
     lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
@@ -27,7 +27,7 @@ def scorecard_markdown(scorecard: Scorecard, sizes: Sizes = NO_SIZES) -> str:
     return "\n".join(lines) + "\n"
 
 
-def approval_markdown(scorecard: Scorecard, sizes: Sizes = NO_SIZES) -> str:
+def approval_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> str:
     """All that a person needs to decide, in one text that needs no other page."""
     data = scorecard.data.model_dump().items()
     asked = f"May {scorecard.winner} serve {scorecard.model}?"

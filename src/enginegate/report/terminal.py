@@ -16,7 +16,7 @@ from enginegate.policy.benchmarking import Slo
 from enginegate.report.content import (
     COLUMNS,
     NO_SIZES,
-    Sizes,
+    EngineSizes,
     binding,
     obstacles,
     percentile_text,
@@ -43,7 +43,7 @@ _SERVING_NUMBERS = SERVING_COLUMNS[1:6]
 _WHOLE = {COLUMNS[0], COLUMNS[1], COLUMNS[-1]}
 
 
-def print_scorecard(scorecard: Scorecard, console: Console, sizes: Sizes = NO_SIZES) -> None:
+def print_scorecard(scorecard: Scorecard, console: Console, sizes: EngineSizes = NO_SIZES) -> None:
     """Print the table, why candidates did not pass, and the sentences; ``sizes`` in bytes."""
     console.print(_table(scorecard, sizes))
     for obstacle in obstacles(scorecard):
@@ -56,7 +56,7 @@ def print_scorecard(scorecard: Scorecard, console: Console, sizes: Sizes = NO_SI
         console.print(Text(sentence))
 
 
-def print_table(scorecard: Scorecard, console: Console, sizes: Sizes = NO_SIZES) -> None:
+def print_table(scorecard: Scorecard, console: Console, sizes: EngineSizes = NO_SIZES) -> None:
     """Print the table alone; ``sizes`` in bytes."""
     console.print(_table(scorecard, sizes))
 
@@ -70,7 +70,7 @@ def print_approval(scorecard: Scorecard, console: Console) -> None:
         console.print(Text(f"  {command}"))
 
 
-def scorecard_text(scorecard: Scorecard, sizes: Sizes = NO_SIZES, *, width: int = 120) -> str:
+def scorecard_text(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES, *, width: int = 120) -> str:
     """The text that `print_scorecard` prints, without colour."""
     return _text(lambda console: print_scorecard(scorecard, console, sizes), width)
 
@@ -143,7 +143,7 @@ def _measurements(columns: Sequence[str]) -> Table:
     return table
 
 
-def _table(scorecard: Scorecard, sizes: Sizes) -> Table:
+def _table(scorecard: Scorecard, sizes: EngineSizes) -> Table:
     """An interval goes below its number, so that a narrow terminal cuts nothing."""
     title = Text(f"{scorecard.model}: {scorecard.model_uri}")
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))

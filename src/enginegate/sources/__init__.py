@@ -1,6 +1,5 @@
 """Models of every form -> ONNX."""
 
-from enginegate.content_store import ContentFolder
-from enginegate.sources.export import onnx_from_source, read_onnx_model
+from enginegate.sources.export import onnx_from_source
 
-__all__ = ["ContentFolder", "onnx_from_source", "read_onnx_model"]
+__all__ = ["onnx_from_source"]

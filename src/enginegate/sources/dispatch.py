@@ -31,12 +31,7 @@ _MOST_PARTS = 3  # of what a function returns: module, examples, axes
 
 @contextmanager
 def open_source(source: ModelSource, data: DataSet, *, tracking_uri: str) -> Iterator[OpenedSource]:
-    """A source, ready to be converted while the block lasts.
-
-    Raises:
-        ModelError: it is missing, corrupt, refused, or of a form that cannot become ONNX.
-        TrackingError: MLflow cannot be reached.
-    """
+    """A source, ready to be converted while the block lasts."""
     if source.scheme == "file":
         yield _open_file(source)
     elif source.scheme == "hf":

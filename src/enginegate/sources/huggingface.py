@@ -20,7 +20,7 @@ from enginegate.policy.model_source import ModelSource
 from enginegate.sources import pytorch
 from enginegate.sources.pytorch import Axis, Program
 from enginegate.sources.types import ExportedModel, OpenedSource, digest_of
-from enginegate.sources.untrusted import check_config, check_inside, code_named, read_json
+from enginegate.sources.untrusted import auto_map_classes, check_config, check_inside, read_json
 
 if TYPE_CHECKING:
     import torch
@@ -69,12 +69,7 @@ class _Folder:
 
 
 def open_folder(source: ModelSource) -> OpenedSource:
-    """Check the folder; transformers is imported when it is converted.
-
-    Raises:
-        ModelError: it is not a model folder, needs pickle or code that is not allowed, or is of a
-            kind that cannot be served as one answer a sample.
-    """
+    """Check the folder; transformers is imported when it is converted."""
     folder = _read(source)
     _refuse_unsafe(folder, source)
 
@@ -164,8 +159,7 @@ def _pooling(path: Path, uri: str) -> tuple[bool, bool]:
     )
     modes = _table(path / place / "config.json", uri) if place else {}
     active = sorted(n for n, on in modes.items() if n.startswith("pooling_mode_") and on is True)
-    known = [["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"], []]
-    if unknown or active not in known:
+    if unknown or active not in (["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"], []):
         raise ModelError(
             f"{uri} pools with {', '.join(unknown + active)}; this program knows the mean over "
             "tokens, the first token, and normalisation. Bring it as python:MODULE:CALLABLE."
@@ -176,7 +170,7 @@ def _pooling(path: Path, uri: str) -> tuple[bool, bool]:
 def _refuse_unsafe(folder: _Folder, source: ModelSource) -> None:
     check_config(folder.config, uri=source.uri, file="config.json")
     _refuse_beside(folder)
-    code = code_named(folder.config)
+    code = auto_map_classes(folder.config)
     if code and not source.allow_code:
         raise ModelError(
             f"{source.uri} was not opened: its config.json asks to run Python code of the folder "

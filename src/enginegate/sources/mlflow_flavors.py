@@ -73,42 +73,34 @@ class LoggedModel:
 
 
 def read_logged(uri: str, folder: Path) -> LoggedModel:
-    """Find out what was logged.
-
-    Raises:
-        ModelError: the folder is not a logged model, or has no flavour that can become ONNX.
-    """
-    described = _described(uri, folder)
+    """Find out what was logged."""
+    described = _read_mlmodel(uri, folder)
     for flavour, entry in _ENTRIES.items():
         if flavour not in described.flavors:
             continue
         check_inside(described.flavors, folder, uri=uri, file="MLmodel")
         settings = described.flavors[flavour]
-        named = settings.get(entry) if isinstance(settings, dict) else None
-        if not isinstance(named, str):
+        path = settings.get(entry) if isinstance(settings, dict) else None
+        if not isinstance(path, str):
             raise ModelError(
                 f"{uri}: its MLmodel file does not say where its {flavour} files are (flavors."
-                f"{flavour}.{entry}: {named!r:.80}). Log the model again."
+                f"{flavour}.{entry}: {path!r:.80}). Log the model again."
             )
-        data = folder / named
+        data = folder / path
         if not data.exists():
-            raise ModelError(f"{uri} lacks {named}, which its MLmodel file names.")
+            raise ModelError(f"{uri} lacks {path}, which its MLmodel file names.")
         code = (str(settings["code"]),) if settings.get("code") else ()
         outputs, axes = _signature(described)
         return LoggedModel(uri, flavour, folder, data, code, outputs, axes)
-    named = sorted(set(described.flavors) - {"python_function"})
+    flavours = sorted(set(described.flavors) - {"python_function"})
     raise ModelError(
-        f"{uri} has the flavour {', '.join(named) or 'python_function'}; this program reads "
+        f"{uri} has the flavour {', '.join(flavours) or 'python_function'}; this program reads "
         f"{', '.join(Flavour)}. Log the model with mlflow.onnx, mlflow.pytorch or mlflow.sklearn."
     )
 
 
-def _described(uri: str, folder: Path) -> "Model":
-    """What the MLmodel file says.
-
-    Raises:
-        ModelError: it is missing, too large for what it is, or says nothing that MLflow knows.
-    """
+def _read_mlmodel(uri: str, folder: Path) -> "Model":
+    """The MLmodel file, or the message about its fault."""
     from mlflow.models import Model  # noqa: PLC0415
 
     file = folder / "MLmodel"
@@ -132,11 +124,7 @@ def _described(uri: str, folder: Path) -> "Model":
 
 
 def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module":
-    """Open a PyTorch model; without ``allow_pickle`` nothing it carries can run code.
-
-    Raises:
-        ModelError: it is pickled or carries code and that is not allowed, or it cannot be opened.
-    """
+    """Open a PyTorch model; without ``allow_pickle`` nothing it carries can run code."""
     import mlflow.pytorch  # noqa: PLC0415
 
     check_archives(model.files, uri=model.uri)
@@ -150,7 +138,7 @@ def torch_module(model: LoggedModel, *, allow_pickle: bool) -> "torch.nn.Module"
         with _pickle_switch(allowed=allow_pickle):
             module: torch.nn.Module = mlflow.pytorch.load_model(str(model.folder))
     except Exception as error:
-        raise _unopened(
+        raise _opening_error(
             error,
             model,
             "mlflow.pytorch.log_model(..., serialization_format='pt2', input_example=BATCH)",
@@ -164,10 +152,6 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
     """Open a scikit-learn model; without ``allow_pickle`` only types that skops itself trusts.
 
     MLflow would trust the types that the model's own files ask to be trusted.
-
-    Raises:
-        ModelError: it is pickled, carries code or unknown types and that is not allowed, or it
-            cannot be opened.
     """
     check_archives(model.files, uri=model.uri)
     if not allow_pickle:
@@ -182,7 +166,7 @@ def sklearn_estimator(model: LoggedModel, *, allow_pickle: bool) -> Any:
 
         return skops.io.load(model.data, trusted=[])
     except Exception as error:
-        raise _unopened(
+        raise _opening_error(
             error,
             model,
             "mlflow.sklearn.log_model(..., serialization_format='skops') with types "
@@ -224,7 +208,7 @@ def _refuse_code(model: LoggedModel, instead: str) -> None:
         )
 
 
-def _unopened(error: Exception, model: LoggedModel, instead: str) -> ModelError:
+def _opening_error(error: Exception, model: LoggedModel, instead: str) -> ModelError:
     return ModelError(
         f"{model.uri} cannot be opened: {type(error).__name__}: {first_line(error)}\n"
         f"Log it again with {instead}."

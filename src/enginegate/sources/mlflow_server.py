@@ -26,7 +26,7 @@ ANSWER_S = 15.0
 """Seconds in which a server must give its first answer."""
 _CONNECT_S = 3.0  # a machine of the same network answers in milliseconds
 _LOGGED_AFTER_S = 3.0  # before that nobody wonders what the program is doing
-# What follows an answer within this time goes by MLflow's own limits.
+# Requests that follow an answer within this time go by MLflow's own limits.
 _FRESH_S = 5.0
 # MLflow reads the limits at each request, the rest when it is imported. What a user has set stays.
 _SETTINGS = {
@@ -113,18 +113,13 @@ def resolve(uri: str, *, tracking_uri: str) -> str:
         else:
             number = client.get_model_version(name, number).version
     except MlflowException as error:
-        raise _refused(error, uri, tracking_uri) from masked_error(error)
+        raise _registry_error(error, uri, tracking_uri) from masked_error(error)
     return f"models:/{name}/{number}"
 
 
 @contextmanager
 def download(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
-    """The concrete URI and a copy of its files, removed again when the block ends.
-
-    Raises:
-        ModelError: there is no such version or run, or its files are gone.
-        TrackingError: MLflow cannot be reached.
-    """
+    """The concrete URI and a copy of its files, removed again when the block ends."""
     import mlflow.artifacts  # noqa: PLC0415
     from mlflow.exceptions import MlflowException  # noqa: PLC0415
 
@@ -137,7 +132,7 @@ def download(uri: str, *, tracking_uri: str) -> Iterator[tuple[str, Path]]:
                 tracking_uri=tracking_uri,
             )
         except MlflowException as error:
-            raise _refused(error, concrete, tracking_uri) from masked_error(error)
+            raise _registry_error(error, concrete, tracking_uri) from masked_error(error)
         except OSError as error:
             raise ModelError(
                 f"MLflow knows {concrete}, but its files cannot be read: {masked(str(error))}. "
@@ -176,7 +171,9 @@ def _location(uri: str, client: "MlflowClient") -> str:
     return location
 
 
-def _refused(error: "MlflowException", uri: str, tracking_uri: str) -> ModelError | TrackingError:
+def _registry_error(
+    error: "MlflowException", uri: str, tracking_uri: str
+) -> ModelError | TrackingError:
     server, answer = masked(tracking_uri), masked(str(error.message))
     if error.error_code in _ABSENT:
         return ModelError(

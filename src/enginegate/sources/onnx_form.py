@@ -67,11 +67,7 @@ def read_onnx(path: Path, *, origin: str, limit: int = ONE_FILE_BYTES) -> ModelP
 
 
 def files_of(path: Path, *, origin: str) -> list[Path]:
-    """An ONNX file and the weight files that it names, each inside its folder.
-
-    Raises:
-        ModelError: a file is missing, too short or outside the folder, or it is not ONNX.
-    """
+    """An ONNX file and the weight files that it names, each inside its folder."""
     model, file = _parse(path, origin), path.resolve()
     beside = {_place(tensor, file.parent, origin)[0] for tensor in _external(model)}
     return [file, *sorted(beside)]

@@ -77,7 +77,7 @@ class Difference:
         return f"{shown}; as probabilities {chances}"
 
     def advice(self, limit: float) -> str:
-        """What to do next, one or two sentences."""
+        """The next step, in one or two sentences."""
         if isinstance(self.expected, tuple) or isinstance(self.given, tuple):
             return "The export changed the output's shape: find the operation that does."
         if not np.isfinite(self.given) or not np.isfinite(self.expected):
@@ -128,14 +128,7 @@ class ModelUnderTest:
 
 
 def prove_batch_sizes(tested: ModelUnderTest) -> tuple[int, ...]:
-    """Run several batch sizes; a sample's answer may not depend on its company.
-
-    Returns:
-        The batch sizes that were run.
-
-    Raises:
-        ModelError: a batch size cannot be run, or changes a sample's answer.
-    """
+    """Run several batch sizes; a sample's answer may not depend on its company."""
     inputs, limit, origin = tested.data.inputs, tested.limit, tested.origin
     rows = np.arange(max(BATCH_SIZES)) % len(tested.data)
     together = tested.model.run({name: array[rows] for name, array in inputs.items()})
@@ -168,12 +161,6 @@ def prove_lengths(
     Args:
         name: the axis's name.
         places: the inputs and axes that have this size.
-
-    Returns:
-        The sizes that were run, ascending.
-
-    Raises:
-        ModelError: a size cannot be run, or is answered unlike the framework.
     """
     samples = tested.data.head(_LENGTH_ROWS).inputs
     longest = min(samples[given].shape[axis] for given, axis in places)
@@ -232,13 +219,7 @@ def measure_parity(tested: ModelUnderTest) -> Parity | None:
 
 
 def largest_difference(expected: Array, given: Array, *, logarithm: bool = False) -> Difference:
-    """Where two answers to one sample are farthest apart; equal numbers differ by 0.
-
-    Args:
-        expected: the framework's.
-        given: ONNX's; if it has another shape, the two are infinitely far.
-        logarithm: whether both are logarithms of probabilities.
-    """
+    """Where two answers to one sample are farthest apart; equal numbers differ by 0."""
     if expected.shape != given.shape:
         return Difference(float("inf"), (), expected.shape, given.shape, logarithm)
     if expected.size == 0:

@@ -108,12 +108,7 @@ def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> Exporte
 
 
 def traced_digest(program: Program, data: DataSet) -> Sha256:
-    """Digest of everything a module computes with: its traced graph, weights and constants.
-
-    Raises:
-        DataError: the data's inputs are not the arguments of ``forward``.
-        ModelError: it cannot be traced.
-    """
+    """Digest of everything a module computes with: its traced graph, weights and constants."""
     import torch  # noqa: PLC0415
 
     names = _arguments(program, data)
@@ -160,7 +155,7 @@ def bounds(smallest: Any, largest: Any) -> tuple[int | None, int | None]:
 
 
 def _dynamic_shapes(axes: Axes, names: list[str]) -> tuple[dict[int, "torch.export.Dim"], ...]:
-    """What torch.export calls the dynamic axes of each input; equal names are equal sizes."""
+    """The dynamic axes of each input for torch.export; equal names are equal sizes."""
     import torch  # noqa: PLC0415
 
     dims = {"batch": torch.export.Dim("batch")}
@@ -196,13 +191,14 @@ def _arguments(program: Program, data: DataSet) -> list[str]:
         if parameter.kind in {parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD}
     ]
     wanted = [p.name for p in parameters if p.default is p.empty]
-    known = [parameter.name for parameter in parameters]
-    names = known[: len(data.inputs)]
+    arguments = [parameter.name for parameter in parameters]
+    names = arguments[: len(data.inputs)]
     if set(names) != set(data.inputs) or len(names) < len(wanted):
-        optional = f", then optionally {known[len(wanted) :]}" if known[len(wanted) :] else ""
+        optional = arguments[len(wanted) :]
+        then = f", then optionally {optional}" if optional else ""
         raise DataError(
             f"{data.origin} holds inputs {sorted(data.inputs)}, but forward() of {program.origin} "
-            f"takes {wanted}{optional}. Name the arrays input.NAME after its arguments."
+            f"takes {wanted}{then}. Name the arrays input.NAME after its arguments."
         )
     return names
 
@@ -217,12 +213,12 @@ def _framework(program: Program, names: list[str]) -> Framework:
                 answer = program.module(*arguments)
             except _FAULTS as error:
                 raise _explain(error, program.origin) from error
-        return {name: tensor.numpy() for name, tensor in _named(answer, program).items()}
+        return {name: tensor.numpy() for name, tensor in _name_outputs(answer, program).items()}
 
     return run
 
 
-def _named(answer: Any, program: Program) -> Mapping[str, "torch.Tensor"]:
+def _name_outputs(answer: Any, program: Program) -> Mapping[str, "torch.Tensor"]:
     """Outputs by name: a dictionary's keys, else the program's names, else ``output``.
 
     Several without names are ``output_0``, ``output_1``, ...

@@ -31,12 +31,7 @@ def exporter() -> str:
 def onnx_from_estimator(
     estimator: Any, data: DataSet, scratch: Path, *, origin: str
 ) -> ExportedModel:
-    """Convert for one FP32 input of shape ``(N, features)``.
-
-    Raises:
-        DataError: the data does not hold exactly one such input.
-        ModelError: a step of the model has no ONNX form, or it gives no probabilities.
-    """
+    """Convert for one FP32 input of shape ``(N, features)``."""
     name = _input(estimator, data, origin)
     classifier = hasattr(estimator, "classes_")
     if classifier and not hasattr(estimator, "predict_proba"):

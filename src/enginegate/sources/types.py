@@ -1,4 +1,4 @@
-"""What every form of a source becomes before it is ONNX in the store."""
+"""Every form of a source on its way to ONNX in the store: opened, then exported."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -62,9 +62,6 @@ def exporter_versions(kind: str, extras: Mapping[str, str]) -> str:
     Args:
         kind: the framework, for the message.
         extras: the libraries, and the extra of this package that installs each.
-
-    Raises:
-        ModelError: a library is not installed.
     """
     try:
         versions = [f"{name} {metadata.version(name)}" for name in extras]

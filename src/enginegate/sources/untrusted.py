@@ -49,11 +49,7 @@ def read_json(path: Path, *, uri: str) -> Any:
 
 
 def check_size(path: Path, *, uri: str, file: str, advice: str) -> None:
-    """Refuse a file that is too large for a description of a model.
-
-    Raises:
-        ModelError: with its size, and the advice.
-    """
+    """Refuse a file that is too large for a description of a model."""
     size = path.stat().st_size
     if size > _MOST_BYTES:
         raise ModelError(
@@ -63,11 +59,7 @@ def check_size(path: Path, *, uri: str, file: str, advice: str) -> None:
 
 
 def check_archives(files: Iterable[Path], *, uri: str) -> None:
-    """Refuse archives that unpack to more than there is room for; nothing of them is unpacked.
-
-    Raises:
-        ModelError: with the file and the reason.
-    """
+    """Refuse archives that unpack to more than there is room for; nothing of them is unpacked."""
     for file in files:
         if not (file.is_file() and is_zipfile(file)):
             continue
@@ -83,16 +75,8 @@ def check_archives(files: Iterable[Path], *, uri: str) -> None:
 def check_config(config: Mapping[str, Any], *, uri: str, file: str) -> None:
     """Refuse settings of transformers that fetch or run what is not in the folder.
 
-    `auto_map` may name the folder's own code (`code_named`). That of other repositories is refused
-    whatever is allowed, because a digest of the folder says nothing about them.
-
-    Args:
-        config: settings by name, nested ones included.
-        uri: the model, for the message.
-        file: the file that the settings are from.
-
-    Raises:
-        ModelError: with the file, the setting, its value and what to write instead.
+    `auto_map` may name the folder's own code (`auto_map_classes`). That of other repositories is
+    refused whatever is allowed, because a digest of the folder says nothing about them.
     """
     for key, value in _settings(config):
         why, instead = _objection(key.rpartition(".")[2], value)
@@ -102,23 +86,14 @@ def check_config(config: Mapping[str, Any], *, uri: str, file: str) -> None:
             )
 
 
-def code_named(config: Mapping[str, Any]) -> tuple[str, ...]:
+def auto_map_classes(config: Mapping[str, Any]) -> tuple[str, ...]:
     """The Python classes that `auto_map` names, at any depth."""
     maps = [value for key, value in _settings(config) if key.rpartition(".")[2] == "auto_map"]
     return tuple(sorted({text for value in maps for text in _texts(value)} - {""}))
 
 
 def check_inside(described: Any, folder: Path, *, uri: str, file: str) -> None:
-    """Refuse a path of a logged model's description that leads out of the model's folder.
-
-    Args:
-        described: the description; mappings and lists are searched.
-        folder: the model's.
-        file: the description's, for the message.
-
-    Raises:
-        ModelError: with the file, the setting and its value.
-    """
+    """Refuse a path of a logged model's description that leads out of the model's folder."""
     root = folder.resolve()
     for key, value in _settings(described):
         if key.rpartition(".")[2] not in _FILES_OF_LOGGED:
@@ -144,11 +119,11 @@ def _objection(key: str, value: Any) -> tuple[str, str]:
         why = "which is code of another repository"
         return why, "Copy that code into the folder, and name it without a repository."
     if kind := _IMPLEMENTATION.fullmatch(key):
-        known = _BUILT_IN.get(f"{kind[1]}_implementation", _PLAIN)
-        if all(text in known for text in texts):
+        built_in = _BUILT_IN.get(f"{kind[1]}_implementation", _PLAIN)
+        if all(text in built_in for text in texts):
             return "", ""
         why = "a kernel of a hub or of another package, which transformers would fetch and run"
-        allowed = " or ".join(map(repr, known))
+        allowed = " or ".join(map(repr, built_in))
         return why, f"Remove that line, or set it to {allowed}: {_NO_LOSS}"
     if (key in _KERNELS and value) or (_OF_KERNELS.intersection(key.split("_")) and elsewhere):
         why = "so transformers would fetch kernels of a hub and run them"

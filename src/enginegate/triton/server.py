@@ -112,7 +112,7 @@ class Server:
         grpc: ``HOST:PORT``; so are ``http`` and ``metrics``.
         version: Triton's version, e.g. 2.51.0.
         log: what it printed.
-        trace_file: how the names of its trace files begin (trace.py).
+        trace_file: how the names of its trace files begin (shadow/trace_files.py).
     """
 
     grpc: str

@@ -42,7 +42,7 @@ def test_this_triton_keeps_every_promise(quick, folder):
         assert [row for row in client.index() if row.ready] == []
 
 
-def test_the_advice_to_unload_first_loses_requests(quick, monkeypatch):
+def test_advice_to_unload_first_loses_requests(quick, monkeypatch):
     """What Triton's documentation has said since January 2026 fails the check."""
     serve = ProbeModel.serve
 
@@ -61,7 +61,7 @@ def test_the_advice_to_unload_first_loses_requests(quick, monkeypatch):
     assert "UNAVAILABLE" in reason or "NOT_FOUND" in reason
 
 
-def test_a_server_that_takes_no_load_calls_is_told_so(install, tmp_path):
+def test_server_that_takes_no_load_calls_is_told_so(install, tmp_path):
     """It cannot be tried: that is no pass, and the message says what to change."""
     (tmp_path / "repository").mkdir()
     options = ServerOptions(flags=("--model-control-mode=none",))

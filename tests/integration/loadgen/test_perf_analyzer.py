@@ -58,7 +58,7 @@ def test_both_drivers_measure_the_same(server, scale_model, samples):
 
 @needs_program
 @pytest.mark.usefixtures("scale")
-def test_a_fresh_seed_is_another_order(server, traffic):
+def test_fresh_seed_is_another_order(server, traffic):
     """As our own driver: a load's order seed goes before the traffic's."""
     loads = [LOAD.model_copy(update={"duration_s": 0.4, "order_seed": seed}) for seed in (1, 2)]
 
@@ -73,7 +73,7 @@ def test_a_fresh_seed_is_another_order(server, traffic):
 
 @needs_program
 @pytest.mark.usefixtures("scale")
-def test_a_closed_loop(server, traffic):
+def test_closed_loop_has_that_many_clients(server, traffic):
     """So many clients, for about as long as asked."""
     result = perf_analyzer.run_perf_analyzer(
         server.grpc, traffic, ClosedLoad(clients=2, duration_s=0.6, seed=1)

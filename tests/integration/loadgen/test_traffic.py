@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 PLAIN = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 
 
-def test_the_offered_rate(server):
+def test_offered_rate(server):
     """At 500/s against a model that does nothing the rate is met within 1 %.
 
     By the least late send of the first and of the last quarter: a stall makes some sends late, a
@@ -103,7 +103,7 @@ def test_mixed_batch_sizes(server):
     assert sizes == {(0, 1), (1, 3), (2, 8), (3, 2)}
 
 
-def test_a_stalling_server_is_charged_for_what_piled_up(server, scale_model, samples):
+def test_stalling_server_is_charged_for_the_requests_that_piled_up(server, scale_model, samples):
     """A server that stops for 500 ms shows it in the p99; a closed loop does not see it."""
     with deploy(server, scale_model("stalling", stall_every=150, stall_ms=500)) as deployment:
         deployment.serve(PLAIN)
@@ -161,7 +161,7 @@ def test_several_processes_send_one_schedule(server, traffic):
 
 @pytest.mark.usefixtures("scale")
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_decided_run_ends_early(server, traffic, processes):
+def test_decided_run_ends_early(server, traffic, processes):
     """It stops soon after the decision, and what was sent until then is whole and answered."""
     seen = []
 
@@ -187,7 +187,7 @@ def test_a_decided_run_ends_early(server, traffic, processes):
 
 
 @pytest.mark.usefixtures("scale")
-def test_a_load_that_cannot_be_made_is_visible(server, traffic):
+def test_load_that_cannot_be_made_is_visible(server, traffic):
     """A generator that is too slow says so: rate not met, sends late, processor to blame or not."""
     result = run_load(
         server.grpc,
@@ -201,7 +201,7 @@ def test_a_load_that_cannot_be_made_is_visible(server, traffic):
 
 
 @pytest.mark.usefixtures("scale")
-def test_a_clock_that_is_set_changes_nothing(server, traffic, monkeypatch):
+def test_clock_that_is_set_changes_nothing(server, traffic, monkeypatch):
     """A wall clock that jumps by hours moves no latency, no schedule and no end."""
     jumps = itertools.cycle([0.0, 7200.0, -7200.0])
     real = time.time
@@ -214,7 +214,7 @@ def test_a_clock_that_is_set_changes_nothing(server, traffic, monkeypatch):
     assert 0 < result.latency_s.min() <= result.latency_s.max() < 10
 
 
-def test_what_cannot_be_sent(traffic):
+def test_impossible_transport_is_refused(traffic):
     """Memory is not shared with other machines, nor replies looked at from several processes."""
     load = Load(rate_per_s=10, duration_s=0.1, seed=1)
     with pytest.raises(InputError, match=r"192\.0\.2\.1 is not this machine"):
@@ -302,7 +302,7 @@ def test_loads_that_end_together_leave_one_another_alone(server, traffic):
     [Load(rate_per_s=100, duration_s=5, seed=1), ClosedLoad(clients=2, duration_s=5, seed=1)],
     ids=str,
 )
-def test_what_a_check_raises_ends_the_run(server, traffic, load):
+def test_error_of_on_reply_ends_the_run(server, traffic, load):
     """An error raised while checking a reply comes out as it is."""
 
     def refuse(sample, _reply):

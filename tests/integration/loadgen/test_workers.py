@@ -93,7 +93,7 @@ def test_nothing_is_left_running(server, client, traffic, by):
 
 
 @pytest.mark.usefixtures("scale")
-def test_a_sending_process_that_dies_is_an_error(server, client, traffic):
+def test_sending_process_that_dies_is_an_error(server, client, traffic):
     """A load that lost a part of itself is no measurement; the other processes end too."""
     sent, failure = client.statistics("scale").requests, []
 

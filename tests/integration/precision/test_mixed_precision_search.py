@@ -8,7 +8,7 @@ from enginegate.data import write_data
 from enginegate.engines import build_engine, open_engine, open_reference, plan_engine
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy import CalibrationTable
-from enginegate.precision import emulated, judge_range, sensitivities
+from enginegate.precision import judge_range, open_emulated, sensitivities
 from enginegate.workspace import Workspace
 from tasks.repair import repair
 from tests.integration.precision.conftest import LAYERS
@@ -171,7 +171,7 @@ def test_overflow_is_repaired_without_a_gpu(squaring, large, policy, store):
 
     def judge(built):
         engine = built.value
-        with emulated(
+        with open_emulated(
             squaring.folder / "model.onnx",
             engine.candidate,
             data=None,

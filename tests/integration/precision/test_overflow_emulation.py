@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from enginegate.errors import BuildError
 from enginegate.evidence import Outcome
 from enginegate.policy import CalibrationTable
-from enginegate.precision import convert, emulated, judge_range, sensitivities
+from enginegate.precision import convert, judge_range, open_emulated, sensitivities
 from enginegate.records import sha256_bytes
 from tests.integration.precision.conftest import cnn, images, kept_onnx
 
@@ -31,7 +31,7 @@ def tried(path, candidate, large):
     """Emulated answers and the finding, for a candidate of the squaring net."""
 
     def run(name, keep=()):
-        with emulated(path, candidate(name), data=None, rules=RULES, keep=keep) as runner:
+        with open_emulated(path, candidate(name), data=None, rules=RULES, keep=keep) as runner:
             answers = runner.run(dict(large.inputs))["y"]
             return answers, judge_range(runner.report(), "evaluation")
 
@@ -103,7 +103,7 @@ def test_a_sound_network_stays_in_range(tmp_path, candidate, name, tolerance):
     data, unseen = images(64, seed=1), images(70, seed=2)
     exact = ort.InferenceSession(str(path)).run(None, dict(unseen.inputs))[0]
 
-    with emulated(path, candidate(name), data=data, rules=RULES) as runner:
+    with open_emulated(path, candidate(name), data=data, rules=RULES) as runner:
         answers = runner.run(dict(unseen.inputs))["logits"]
         finding = judge_range(runner.report(), "evaluation")
 
@@ -141,7 +141,7 @@ def test_an_attention_mask_is_not_an_overflow(tmp_path, candidate, name):
     }
     exact = ort.InferenceSession(str(path)).run(None, inputs)[0]
 
-    with emulated(path, candidate(name), data=None, rules=RULES) as runner:
+    with open_emulated(path, candidate(name), data=None, rules=RULES) as runner:
         answers = runner.run(inputs)["y"]
         finding = judge_range(runner.report(), "evaluation")
 
@@ -154,12 +154,12 @@ def test_only_what_was_compiled_is_emulated(path, candidate):
     name = candidate("tensorrt-fp16")
     made = convert(path, name, data=None, rules=RULES).onnx
 
-    with emulated(
+    with open_emulated(
         path, name, data=None, rules=RULES, converted_sha256=sha256_bytes(made)
     ) as runner:
         assert runner.device == "emulated on CPUExecutionProvider"
     with (
         pytest.raises(BuildError, match=r"was compiled.*Build it again"),
-        emulated(path, name, data=None, rules=RULES, converted_sha256="0" * 64),
+        open_emulated(path, name, data=None, rules=RULES, converted_sha256="0" * 64),
     ):
         pass

@@ -98,7 +98,7 @@ def test_live_requests_become_a_sample(server, scale, home, sent, caplog):
     assert str(float(expected[0, 0]))[:7] not in caplog.text
 
 
-def test_the_limit_on_requests_ends_it(server, scale, home, visitors):
+def test_limit_on_requests_ends_it(server, scale, home, visitors):
     """Recording stops as soon as there are enough requests, long before the time is over."""
     wanted = Shadow(trace_rate=2, max_samples=20)
 
@@ -151,7 +151,7 @@ record_live(
 """
 
 
-def test_a_killed_recording_is_undone_by_the_next_one(server, scale, home, visitors):
+def test_killed_recording_is_recovered_by_the_next_one(server, scale, home, visitors):
     """After SIGKILL the next recording finds clean settings and none of the old requests."""
     process = subprocess.Popen(
         [sys.executable, "-c", _RECORD, server.grpc, str(home)], stdout=subprocess.PIPE

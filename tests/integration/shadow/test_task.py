@@ -191,7 +191,9 @@ def mixed_types(folder):
 
 @pytest.mark.triton
 @pytest.mark.xdist_group("shadow")
-def test_what_a_trace_cannot_hold_is_recorded_by_the_sender(rules, source, workspace, tmp_path):
+def test_types_that_a_trace_cannot_hold_are_recorded_by_the_sender(
+    rules, source, workspace, tmp_path
+):
     """Bytes and half floats, exactly as they were sent and answered; redacted as all are."""
     path, inputs, outputs, data = mixed_types(tmp_path)
     write_data(data, tmp_path / "traffic.npz")
@@ -235,7 +237,7 @@ def test_what_a_trace_cannot_hold_is_recorded_by_the_sender(rules, source, works
     assert kept.info.requests == 40
 
 
-def test_the_newest_live_sample_is_used(rules, source, workspace, recorded):
+def test_newest_live_sample_is_used(rules, source, workspace, recorded):
     """Without traffic to send, what was recorded live last is the sample; else it says how."""
     policy = rules(shadow={})
     with pytest.raises(DataError, match="enginegate shadow record"):
@@ -264,7 +266,7 @@ def test_drift_counts_when_the_policy_limits_it(rules, source, workspace, record
     assert _told(traffic)["input_drift"] == (Outcome.INCONCLUSIVE, False)
 
 
-def test_a_sample_of_another_model_is_no_evidence(rules, source, workspace, recorded):
+def test_sample_of_another_model_is_no_evidence(rules, source, workspace, recorded):
     """Requests to another model make the verdict inconclusive, whatever they hold."""
     path = recorded(samples(60, 7), workspace / "elsewhere", model="other")
 
@@ -273,7 +275,7 @@ def test_a_sample_of_another_model_is_no_evidence(rules, source, workspace, reco
     assert _told(traffic)["shadow_version"] == (Outcome.INCONCLUSIVE, False)
 
 
-def test_a_redacted_sample_cannot_be_replayed(rules, source, workspace, recorded):
+def test_redacted_sample_cannot_be_replayed(rules, source, workspace, recorded):
     """Without its inputs there is nothing to judge candidates on, and the verdict says so."""
     path = recorded(samples(60, 8), workspace / "elsewhere", wanted=Shadow(drop=("x",)))
 

@@ -34,7 +34,7 @@ def notes(tmp_path):
 
 
 @pytest.mark.usefixtures("scale")
-def test_a_recording_holds_what_was_sent_and_answered(server, traffic, samples, notes):
+def test_recording_holds_requests_and_answers(server, traffic, samples, notes):
     """Every third request comes back with id, version, inputs, outputs and stages."""
     load = Load(rate_per_s=200, duration_s=1.0, seed=5)
 
@@ -130,7 +130,7 @@ def _ask(server, model, columns=4):
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_request_under_way_at_the_end_leaves_nothing_behind(server, client, notes):
+def test_request_under_way_at_the_end_leaves_nothing_behind(server, client, notes):
     """Triton writes a request once it is answered; an interrupted recording waits for that."""
 
     def interrupted():
@@ -149,7 +149,7 @@ def test_a_request_under_way_at_the_end_leaves_nothing_behind(server, client, no
 
 
 @pytest.mark.usefixtures("slow")
-def test_a_request_under_way_at_the_end_is_recorded(server, notes):
+def test_request_under_way_at_the_end_is_recorded(server, notes):
     """Reading waits for the answer of a request that was sampled."""
     with (
         ThreadPoolExecutor() as pool,
@@ -164,7 +164,7 @@ def test_a_request_under_way_at_the_end_is_recorded(server, notes):
 
 
 @pytest.mark.usefixtures("scale")
-def test_what_triton_does_not_write_is_counted(server, client, notes, monkeypatch):
+def test_unwritten_requests_are_counted(server, client, notes, monkeypatch):
     """A refused request holds back others, which may come; after an hour nobody waits for them."""
     monkeypatch.setattr(trace_files, "_SETTLE_S", 0.3)
     with record_traces(server, "scale", ALL, notes=notes) as recorder:
@@ -185,7 +185,7 @@ def test_what_triton_does_not_write_is_counted(server, client, notes, monkeypatc
 
 
 @pytest.mark.usefixtures("slow")
-def test_an_interrupted_wait_is_made_up_for(server, client, notes, monkeypatch):
+def test_interrupted_wait_is_recovered_later(server, client, notes, monkeypatch):
     """What Triton writes after somebody pressed Ctrl-C is deleted by the next start."""
 
     def interrupted(*_):
@@ -248,7 +248,7 @@ with record_traces(server, "scale", limits, notes=Path(sys.argv[2])), server.cli
 
 
 @pytest.mark.usefixtures("scale")
-def test_a_killed_recording_is_undone_by_the_next_start(server, client, notes):
+def test_killed_recording_is_recovered_by_the_next_start(server, client, notes):
     """SIGKILL leaves tracing on and files behind; the note left with them undoes both."""
     client.set_trace({"trace_rate": ("77",)}, "scale")
     before = client.trace_settings("scale")
@@ -287,7 +287,7 @@ def test_two_recordings_of_one_model_do_not_mix(server, client, notes):
 
 
 @pytest.mark.usefixtures("scale")
-def test_a_server_started_elsewhere_says_where_it_traces(server, client, notes):
+def test_server_started_elsewhere_says_where_it_traces(server, client, notes):
     """A running server of this machine can be recorded by its address alone."""
     with record_traces(connect(server.grpc), "scale", ALL, notes=notes) as recorder:
         client.infer("scale", {"x": np.ones((1, 4), np.float32)})
@@ -316,7 +316,7 @@ def test_types_that_a_trace_cannot_hold_are_refused(server, scale_model, notes):
 
 
 @pytest.mark.parametrize("named", [(), ("",), ("trace.json",), ("/no/such/folder/trace.json",)])
-def test_a_server_of_another_machine_cannot_be_recorded(named):
+def test_server_of_another_machine_cannot_be_recorded(named):
     """Trace files that cannot be reached, or are not named, are refused with the flag to set."""
     with pytest.raises(ServerError, match=r"(?s)--trace-config.*\[data\] shadow"):
         _trace_prefix(Server(grpc="127.0.0.1:1", version="2"), {"trace_file": named})

@@ -124,7 +124,7 @@ class TestCallable:
             ),
         ],
     )
-    def test_what_cannot_be_used_is_named(self, export, samples, tmp_path, function, message):
+    def test_unusable_function_is_named(self, export, samples, tmp_path, function, message):
         """A wrong result, a failure, a wrong name and an untraceable module differ."""
         with pytest.raises(ModelError, match=message):
             export(f"python:toy_models:{function}", tmp_path, data=samples, allow_code=True)

@@ -17,7 +17,8 @@ from enginegate.engines import build_engine, open_engine, open_onnx, plan_engine
 from enginegate.errors import DataError, InputError, ModelError, TamperedError, TrackingError
 from enginegate.policy import read_policy
 from enginegate.policy.model_source import ModelSource
-from enginegate.sources import onnx_from_source, read_onnx_model
+from enginegate.sources import onnx_from_source
+from enginegate.sources.export import read_onnx_model
 
 pytestmark = pytest.mark.xdist_group("sources")
 ROOT = Path(__file__).parents[3]
@@ -125,7 +126,7 @@ class TestPickle:
         pytest.param("models:/cnn@nobody", "has no models:/cnn@nobody", id="alias"),
     ],
 )
-def test_what_is_not_registered_is_named(export, tmp_path, uri, message):
+def test_absent_version_is_named(export, tmp_path, uri, message):
     """A missing model, version or alias is an error with the URI, and leaves nothing."""
     with pytest.raises(ModelError, match=message):
         export(uri, tmp_path)

@@ -1,4 +1,4 @@
-"""What MLflow knows of a model besides its files: its run, and its signature."""
+"""MLflow knows a model's run and its signature besides its files."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def test_model_of_a_run(registry, export, fp32_onnx, cnn, tmp_path):
 
 
 @pytest.mark.parametrize("field", ["run", "name"])
-def test_what_is_not_there_is_named(registry, export, fp32_onnx, tmp_path, field):
+def test_absent_run_or_model_is_named(registry, export, fp32_onnx, tmp_path, field):
     """No such run, or nothing of that name in it."""
     uri = registry.log_in_run("onnx", fp32_onnx, name="known", save_as_external_data=False)
     run = uri.split("/")[1] if field == "name" else "0" * 32

@@ -103,7 +103,7 @@ def test_errors_name_the_server_the_model_and_the_remedy(client, call, said):
     assert client.address in str(caught.value)
 
 
-def test_nobody_there():
+def test_unreachable_server_is_an_error():
     """A dead address is not live, and asking it is an error that says what to check."""
     with TritonClient("127.0.0.1:1", timeout_s=2.0) as nobody:
         assert not nobody.live()
@@ -111,7 +111,7 @@ def test_nobody_there():
             nobody.metadata()
 
 
-def test_a_load_past_its_deadline_says_that_it_may_still_come(server, client, scale_model):
+def test_load_past_its_deadline_says_that_it_may_still_come(server, client, scale_model):
     """A deadline on a load is not a cancellation, and the error says so."""
     slow = scale_model("slow_load", sleep_ms=400)
     config = slow.config(ServingConfig(max_batch_size=2, max_queue_delay_us=0, instances=1))
@@ -126,7 +126,7 @@ def test_a_load_past_its_deadline_says_that_it_may_still_come(server, client, sc
             time.sleep(0.02)
 
 
-def test_a_model_that_fails_to_load_gives_its_reason(server, client, scale_model):
+def test_model_that_fails_to_load_gives_its_reason(server, client, scale_model):
     """What the model raised while loading is in the error and in the index."""
     broken = scale_model("broken", fail="no such engine")
     config = broken.config(ServingConfig(max_batch_size=2, max_queue_delay_us=0, instances=1))

@@ -64,7 +64,7 @@ def _crash_once_asked(server, model, client):
     threading.Thread(target=crash).start()
 
 
-def test_a_server_tells_its_version_and_is_alive(server):
+def test_server_tells_its_version_and_is_alive(server):
     """A started server answers, names its version and passes its own check."""
     server.check_alive()
 
@@ -89,7 +89,7 @@ def test_it_listens_on_loopback_only(server):
 
 
 @pytest.mark.parametrize("name", ["http", "grpc", "metrics"])
-def test_a_taken_port_is_named(install, tmp_path, name):
+def test_taken_port_is_named(install, tmp_path, name):
     """A port that was asked for and is in use ends the start with its number and the remedy."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
@@ -116,7 +116,7 @@ def test_dying_at_start_shows_the_log(install, tmp_path):
         pass
 
 
-def test_an_exception_ends_the_server_also_from_another_thread(install, tmp_path):
+def test_exception_ends_the_server_also_from_another_thread(install, tmp_path):
     """The server outlives the thread that started it, and ends with the block, even by an error."""
     stack = ExitStack()
     entered = []
@@ -158,7 +158,7 @@ def test_killing_the_owner_ends_the_server(install, tmp_path):
     assert _gone(pid)
 
 
-def test_a_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, samples):
+def test_crash_in_a_measurement_is_reported(install, tmp_path, scale_model, samples):
     """A server that dies under load is an error with its log, and its helpers are gone too."""
     serving = ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1)
     load = Load(rate_per_s=50, duration_s=0.4, seed=1)

@@ -92,7 +92,7 @@ def _run(answers, **traffic):
     return result, met, replies
 
 
-def test_the_request_is_one_message_made_once():
+def test_request_is_one_message_made_once():
     """Head, JSON and raw tensor go out as they were made; nothing is added on the way."""
     _, met, replies = _run([])
 
@@ -123,7 +123,7 @@ def test_the_request_is_one_message_made_once():
         ),
     ],
 )
-def test_a_broken_answer_is_one_failure(answer, status):
+def test_broken_answer_is_one_failure(answer, status):
     """It costs its own request only: the next ones go on over other connections."""
     limit_s = 0.5 if status == "DEADLINE_EXCEEDED" else 30.0
     result, _, replies = _run([(WHOLE, True), answer], timeout_s=limit_s)
@@ -162,7 +162,7 @@ def test_connections_are_kept_and_closed_ones_replaced(answer, connections):
     assert met["connections"] == connections
 
 
-def test_a_load_without_a_request_has_used_no_processor():
+def test_load_without_a_request_has_used_no_processor():
     """What connecting took is no part of the share, and a run of no time divides by none."""
     nothing = Load(rate_per_s=1, duration_s=0.001, seed=1)
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -109,7 +109,7 @@ def test_memory_in_use_is_waited_for(cuda, monkeypatch, caplog, busy, left):
     assert cuda.said[-1] == ("destroy",)
 
 
-def test_a_server_that_refuses_memory(cuda, monkeypatch):
+def test_server_that_refuses_memory(cuda, monkeypatch):
     """What was made for it is given back, and its error comes out."""
     monkeypatch.setattr(shared_memory, "TritonClient", _Server(refuses=True))
 

@@ -14,7 +14,7 @@ def _load(**changes):
     return Load(**{"rate_per_s": 500.0, "duration_s": 20.0, "seed": 1, **changes})
 
 
-def test_the_order_has_its_own_seed_and_uses_every_sample():
+def test_order_has_its_own_seed_and_uses_every_sample():
     """Each round holds every sample once, shuffled anew, independent of the arrivals."""
     traffic = Traffic(tuple(bytes([number]) for number in range(7)), order_seed=5)
     order = traffic.order()
@@ -59,7 +59,7 @@ def _result(due_s, sent_s):
 
 
 @pytest.mark.parametrize("sends", [2, 3, 7, 100])
-def test_the_rate_that_was_reached(sends):
+def test_achieved_share_is_sent_over_asked_rate(sends):
     """Sent over asked for, whatever the absolute delay of all requests."""
     due_s = np.arange(sends) / sends
 
@@ -70,7 +70,7 @@ def test_the_rate_that_was_reached(sends):
 
 
 @pytest.mark.parametrize("late", [slice(0, 5), slice(40, 50), slice(95, 100)], ids=str)
-def test_a_stall_is_no_slow_rate(late):
+def test_stall_leaves_the_achieved_share(late):
     """A few late requests, be they the first or the last, leave the rate as it was."""
     due_s = np.arange(100) / 100
     sent_s = due_s + 0.001
@@ -99,7 +99,7 @@ def test_requests_from_data_carry_ids_and_one_sample():
     )
 
 
-def test_a_dtype_that_cannot_be_sent():
+def test_unsupported_dtype_is_refused():
     """Text cannot be sent, and the error lists what can."""
     with pytest.raises(ModelError, match="Supported"):
         encode_request("m", {"x": np.array([["text"]])})
@@ -117,7 +117,7 @@ class _Message:
         self.raw_output_contents = [content]
 
 
-def test_an_empty_output_is_an_error():
+def test_empty_output_is_an_error():
     """A reply whose bytes do not fit its shape is refused, with the usual cause."""
     with pytest.raises(ServerError, match=r"(?s)16 bytes, but sent 0.*NumPy 2.*DLPack"):
         reply_of(_Message(b""))

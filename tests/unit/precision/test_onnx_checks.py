@@ -2,7 +2,7 @@
 
 from onnx import TensorProto, helper
 
-from enginegate.precision.onnx_checks import named, regions
+from enginegate.precision.onnx_checks import name_nodes, regions
 
 
 def chain(*kinds, names=True):
@@ -24,10 +24,10 @@ def chain(*kinds, names=True):
 
 def test_names_are_made_unique():
     """Nodes that share a name, or have none, get one from their type and place."""
-    found = named(chain("Conv", "Relu", "Conv", names=False))
+    found = name_nodes(chain("Conv", "Relu", "Conv", names=False))
 
     assert [node.name for node in found.graph.node] == ["Conv_0", "Relu_1", "Conv_2"]
-    assert named(found) == found
+    assert name_nodes(found) == found
 
 
 def test_region_ends_at_the_next_layer():

@@ -130,7 +130,7 @@ def test_files_that_do_not_fit(wrote, home, columns, said):
 
 
 @pytest.mark.parametrize("content", [b"", b"not parquet", "cut"])
-def test_a_file_that_is_no_parquet(wrote, home, content):
+def test_damaged_parquet_is_refused(wrote, home, content):
     """A cut or foreign file is named, not half read."""
     source = wrote(**{"input.x": list(range(1000))})
     source.write_bytes(source.read_bytes()[:-100] if content == "cut" else content)
@@ -139,13 +139,13 @@ def test_a_file_that_is_no_parquet(wrote, home, content):
         import_sample(source, "m", PLAIN, home=home)
 
 
-def test_a_file_that_is_not_there(tmp_path, home):
+def test_missing_file_is_refused(tmp_path, home):
     """A path without a file is said as such."""
     with pytest.raises(DataError, match="no data at"):
         import_sample(tmp_path / "none.parquet", "m", PLAIN, home=home)
 
 
-def test_a_shape_that_does_not_fit(wrote, home):
+def test_unfit_shape_is_refused(wrote, home):
     """A told shape must hold as many values as a row has."""
     source = wrote(**{"input.x": [[1, 2, 3]]})
 

@@ -13,7 +13,7 @@ from enginegate.shadow.record_batch import STAGES
 PAGE = (Path(__file__).parents[3] / "docs" / "shadow.md").read_text()
 
 
-def test_the_slicer_on_the_page_works():
+def test_slicer_on_the_page_works():
     """The example, pasted, gives one text for each row."""
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names = {}
@@ -49,7 +49,7 @@ def test_keys_on_the_page_are_the_policys():
 
 
 @pytest.mark.parametrize("place", ["clusters", "route_config"])
-def test_the_envoy_configuration_is_yaml(place):
+def test_envoy_configuration_is_yaml(place):
     """The mirrored cluster is the one that is defined, and only inference is mirrored."""
     (text,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
     found = yaml.safe_load(text)

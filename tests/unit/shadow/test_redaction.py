@@ -77,7 +77,7 @@ def test_outputs_only(kept, block):
     assert len(sample.outputs["y"]) == len(sample.data) == 3
 
 
-def test_a_redactor_rewrites_before_anything_is_written(kept, block):
+def test_redactor_rewrites_before_anything_is_written(kept, block):
     """What the user's code leaves out or rounds is all that the sample has."""
     sample = read_traffic_sample(kept(block, preparation=prepared(redactor=f"{__name__}:blurred")))
 
@@ -86,7 +86,7 @@ def test_a_redactor_rewrites_before_anything_is_written(kept, block):
     assert sample.info.rewritten
 
 
-def test_a_typo_does_not_write_what_it_should_not(home, kept, block):
+def test_misspelt_input_to_redact_is_refused(home, kept, block):
     """An input to redact that is not there stops the recording."""
     with pytest.raises(DataError, match="usr is to be redacted"):
         kept(block, preparation=prepared(drop=("usr",)))
@@ -114,7 +114,7 @@ def test_user_code_that_loses_rows_is_refused(kept, block):
 
 
 @pytest.mark.parametrize("hook", ["no.such.module:f", f"{__name__}:no_such_function"])
-def test_a_hook_that_is_not_there(kept, block, hook):
+def test_missing_hook_is_an_error(kept, block, hook):
     """A name that cannot be imported is the policy's fault and is shown."""
     with pytest.raises(PolicyError, match="There is no"):
         kept(block, preparation=prepared(slicer=hook))

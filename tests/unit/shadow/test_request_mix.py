@@ -49,7 +49,7 @@ def first(found):
     return float(found.data.inputs["x"].flat[0])
 
 
-def test_a_recorded_sample_comes_with_its_sizes_and_times(rules, written, kept, block_of, home):
+def test_recorded_sample_comes_with_its_sizes_and_times(rules, written, kept, block_of, home):
     """Requests of two rows stay requests of two rows, and arrivals can be replayed."""
     path = kept(block_of(2, at=5), block_of(1, at=9), block_of(2, at=13), one_in=10)
     data = {"evaluation": written("evaluation.npz", 1.0), "shadow": str(path)}
@@ -71,7 +71,7 @@ def test_inputs_named_under_shadow_have_no_times(rules, written, kept, block_of,
     assert (first(found), found.arrivals_s, found.batch_sizes) == (2.0, None, (1,))
 
 
-def test_the_newest_recording_is_next(rules, kept, block_of, home):
+def test_newest_recording_is_next(rules, kept, block_of, home):
     """With [shadow] and no traffic: what was recorded from live requests."""
     kept(block_of(at=7))
 
@@ -87,7 +87,7 @@ def test_without_any_the_evaluation_data_is_sent(rules, home, shadow):
     assert first(request_mix(rules(shadow=shadow).traffic_tables, (X,), home)) == 1.0
 
 
-def test_a_withheld_input_falls_back_to_the_evaluation_data(rules, kept, block_of, home):
+def test_withheld_input_falls_back_to_the_evaluation_data(rules, kept, block_of, home):
     """What was redacted cannot be sent again."""
     kept(block_of(at=7), preparation=Preparation.of(Shadow(drop=("x",))))
 
@@ -102,7 +102,7 @@ def test_data_of_another_model_is_refused(rules, written, home):
         request_mix(rules(data=data).traffic_tables, (X,), home)
 
 
-def test_the_digest_tells_mixes_apart(rules, kept, block_of, home):
+def test_digest_tells_mixes_apart(rules, kept, block_of, home):
     """The same numbers in other requests, or at other times, are other traffic."""
     alone = request_mix(rules(shadow={}).traffic_tables, (X,), home / "none").sha256
     kept(block_of(2, at=5), block_of(1, at=9), name="m-1")

@@ -22,7 +22,7 @@ from enginegate.shadow.store import new_sample
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 
 
-def test_a_sample_is_read_as_it_was_written(kept, block_of):
+def test_sample_is_read_as_it_was_written(kept, block_of):
     """Rows keep values, types, versions, arrival and stage times; batches are one request."""
     path = kept(block_of(2, at=5), block_of(1, at=9), one_in=10)
 
@@ -67,7 +67,7 @@ def test_shapes_that_are_mixed_are_all_kept(kept, block_of):
     np.testing.assert_allclose(sample.arrivals_s, [0.0, 0.001, 0.002, 0.003])
 
 
-def test_what_is_told_about_a_sample(kept, block_of):
+def test_description_of_a_sample(kept, block_of):
     """Its description in words holds counts and shapes, and nothing of the values."""
     lines = dict(sample_info(kept(block_of(2, at=5), one_in=10)).lines())
 
@@ -116,7 +116,7 @@ def test_only_the_owner_can_read_it(kept, block_of):
     assert {stat.S_IMODE(file.stat().st_mode) for file in path.iterdir()} == {0o600}
 
 
-def test_a_failure_leaves_nothing(home, block_of):
+def test_failure_leaves_nothing(home, block_of):
     """A recording that breaks off is not there, not even in part."""
 
     def interrupted():
@@ -142,7 +142,7 @@ def test_nothing_recorded_is_an_error(home):
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "missing", "description"])
-def test_a_damaged_sample_is_refused(kept, block_of, harm):
+def test_damaged_sample_is_refused(kept, block_of, harm):
     """A file that was cut, changed or lost is named, never read as if it were whole."""
     path = kept(block_of(100))
     part = path / "part-0.parquet"
@@ -161,7 +161,7 @@ def test_a_damaged_sample_is_refused(kept, block_of, harm):
         read_traffic_sample(path)
 
 
-def test_the_newest_sample_of_a_model(home, kept, block_of):
+def test_newest_sample_of_a_model(home, kept, block_of):
     """Of samples recorded live the newest counts; other models' and imports' folders do not."""
     kept(block_of(), name="m-1", when=NOW)
     kept(block_of(), name="m-2", when=NOW + timedelta(hours=1))
@@ -184,7 +184,7 @@ def other_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("other_process")
-def test_a_sample_that_vanishes_is_no_newest(home, kept, block_of):
+def test_vanished_sample_is_not_the_newest(home, kept, block_of):
     """Whoever expires samples meanwhile does not make the search for the newest fail."""
     kept(block_of(), name="m-1", when=NOW)
 
@@ -202,7 +202,7 @@ class TestExpire:
         assert young.is_dir()
         assert expire_samples(home, 30, NOW) == ()
 
-    def test_what_cannot_be_read_goes_too(self, home, kept, block_of):
+    def test_damaged_samples_expire_too(self, home, kept, block_of):
         """A damaged description does not keep a sample for ever: its file's time counts."""
         path = kept(block_of())
         (path / "sample.json").write_text("{")
@@ -213,7 +213,7 @@ class TestExpire:
 
         assert set(expire_samples(home, 30, NOW)) == {path, loose}
 
-    def test_what_a_killed_process_left_goes_after_a_day(self, home):
+    def test_half_written_samples_expire_after_a_day(self, home):
         """Half-written folders hold user data as well; one still at work is younger."""
         stale, fresh, notes = home / ".m-1.abc.tmp", home / ".m-2.abc.tmp", home / ".tracing"
         for folder, days in ((stale, 2), (fresh, 0.1), (notes, 99)):
@@ -229,7 +229,7 @@ class TestExpire:
 
         assert expire_samples(home, 30, NOW) == ()
 
-    def test_what_another_process_deletes_too_goes_whole(self, home, kept, block_of, monkeypatch):
+    def test_two_processes_may_delete_one_sample(self, home, kept, block_of, monkeypatch):
         """A file that is gone already does not keep the others of its sample."""
         old, unlink, first = kept(block_of(), when=NOW - timedelta(days=31)), os.unlink, []
 

@@ -171,7 +171,7 @@ def test_killed_in_its_last_moments(note, traces, tmp_path, serve):
     assert list(traces.parent.iterdir()) == []
 
 
-def test_a_busy_server_is_not_a_dead_one(note, tmp_path, monkeypatch):
+def test_busy_server_is_not_taken_for_dead(note, tmp_path, monkeypatch):
     """What does not answer in time is asked again by the next start, if anybody listens there."""
 
     def silent(*_, **__):

@@ -78,7 +78,7 @@ def test_every_cut_loses_only_the_record_it_hits(tmp_path):
             assert lost
 
 
-def test_a_request_broken_off_in_the_middle_is_reported(tmp_path):
+def test_request_broken_off_in_the_middle_is_reported(tmp_path):
     """A request that breaks off at any character, between two good ones, loses only itself."""
     good, bad, after = (json.dumps(_objects(number))[1:-1] for number in (1, 2, 3))
     path = tmp_path / "trace.json"
@@ -109,7 +109,7 @@ def test_pieces_of_any_size_give_the_same(tmp_path, monkeypatch):
         assert still_lost == lost
 
 
-def test_a_large_file_is_never_whole_in_memory(tmp_path):
+def test_large_file_is_never_whole_in_memory(tmp_path):
     """Reading 16 MiB of traces takes a few MiB."""
     path = tmp_path / "trace.json"
     values = ",".join(["0.12345678901234567890123456789"] * 1024)
@@ -128,7 +128,7 @@ def test_a_large_file_is_never_whole_in_memory(tmp_path):
     assert peak < 9 << 20
 
 
-def test_a_quote_in_a_request_id_costs_that_request_only(tmp_path):
+def test_quote_in_a_request_id_costs_that_request_only(tmp_path):
     """Triton escapes nothing, so such a request is damaged; the next one is not."""
     bad = json.dumps(_objects(1)).replace('"r"', '"a"b"')[1:-1]
     path = tmp_path / "trace.json"
@@ -148,7 +148,7 @@ def test_a_quote_in_a_request_id_costs_that_request_only(tmp_path):
         pytest.param({"shape": "1,secret"}, "x holds what is no number", id="shape-no-number"),
     ],
 )
-def test_a_tensor_that_does_not_fit_is_lost(tmp_path, change, said):
+def test_tensor_that_does_not_fit_is_lost(tmp_path, change, said):
     """Values that do not fit lose that request; the reason does not repeat them."""
     path = _write(tmp_path / "trace.json", _objects(1, **change), _objects(2))
 

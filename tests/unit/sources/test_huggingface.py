@@ -31,7 +31,7 @@ _DEEP = 100_000
         ),
     ],
 )
-def test_an_odd_config_is_refused(tmp_path, text, message):
+def test_malformed_config_is_refused(tmp_path, text, message):
     """The message names the key and its value."""
     (tmp_path / "config.json").write_text(text)
 
@@ -40,8 +40,8 @@ def test_an_odd_config_is_refused(tmp_path, text, message):
 
 
 @pytest.mark.parametrize("modules", [{}, [7], [{"type": 3, "path": ""}], [{"type": "a.Pooling"}]])
-def test_odd_modules_are_refused(tmp_path, modules):
-    """What sentence-transformers would not write is not guessed at."""
+def test_malformed_modules_are_refused(tmp_path, modules):
+    """A list that sentence-transformers would not write is not guessed at."""
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["BertModel"]}))
     (tmp_path / "modules.json").write_text(json.dumps(modules))
 

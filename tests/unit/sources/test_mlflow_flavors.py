@@ -21,7 +21,7 @@ from enginegate.sources.mlflow_flavors import Flavour, LoggedModel, read_logged,
         pytest.param("a: " + "x" * (17 << 20), "more than 16,777,216 is no", id="large"),
     ],
 )
-def test_an_odd_mlmodel_file_is_refused(tmp_path, text, message):
+def test_malformed_mlmodel_file_is_refused(tmp_path, text, message):
     """The message names the model and the file, and what is wrong with it."""
     (tmp_path / "MLmodel").write_text(text)
 
@@ -30,7 +30,7 @@ def test_an_odd_mlmodel_file_is_refused(tmp_path, text, message):
 
 
 @pytest.mark.slow
-def test_a_program_that_unpacks_to_more_than_there_is_is_refused(tmp_path, monkeypatch):
+def test_archive_that_unpacks_to_more_than_memory_is_refused(tmp_path, monkeypatch):
     """Nothing of it is unpacked before."""
     data = tmp_path / "data"
     data.mkdir()

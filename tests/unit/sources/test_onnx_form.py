@@ -194,8 +194,8 @@ def test_sound_model_passes():
     assert onnx.load_from_string(onnx_bytes(model(), origin="m")) == model()
 
 
-def test_a_graph_of_too_many_nodes_is_refused(monkeypatch):
-    """It is said how many there are, before anything that takes long is done with them."""
+def test_graph_of_too_many_nodes_is_refused(monkeypatch):
+    """The message counts them, before anything that takes long is done with them."""
     monkeypatch.setattr("enginegate.sources.onnx_form.MOST_NODES", 0)
 
     with pytest.raises(ModelError, match="has 1 nodes; 0 at most"):

@@ -99,7 +99,7 @@ def test_nothing_is_worse_than_no_number():
 
 
 def test_logarithms_of_probabilities_are_compared_as_probabilities():
-    """What float32 cannot resolve beside 1 is no difference; the same numbers otherwise are."""
+    """Float32's resolution beside 1 is no difference, but is one of numbers that are plain."""
     data = DataSet(
         "p.npz", {"x": np.log([[1.6e-6], [0.3]]).astype(np.float32)}, None, DATA.ids[:2], {}
     )

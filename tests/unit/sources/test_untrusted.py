@@ -1,11 +1,11 @@
-"""What a description names outside the model's folder is refused with file, setting and value."""
+"""Code and files outside the model's folder are refused with file, setting and value."""
 
 import re
 
 import pytest
 
 from enginegate.errors import ModelError
-from enginegate.sources.untrusted import check_config, check_inside, code_named
+from enginegate.sources.untrusted import auto_map_classes, check_config, check_inside
 
 KERNEL = "someone/attention:kernel"
 
@@ -110,7 +110,7 @@ def test_code_of_elsewhere_is_refused(config, key, value, instead):
     ],
 )
 def test_ordinary_settings_pass(config):
-    """What transformers has itself, sizes of convolutions, and where a model once came from."""
+    """Implementations of transformers itself, sizes of convolutions, a model's first name."""
     check_config(config, uri="hf:folder", file="config.json")
 
 
@@ -118,8 +118,8 @@ def test_code_is_found_at_any_depth():
     """Classes that nested settings name count like those at the top."""
     config = {"auto_map": {"A": "a.A"}, "text_config": {"auto_map": {"B": ["b.B", None]}}}
 
-    assert code_named(config) == ("a.A", "b.B")
-    assert code_named({"text_config": {}}) == ()
+    assert auto_map_classes(config) == ("a.A", "b.B")
+    assert auto_map_classes({"text_config": {}}) == ()
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_path_out_of_the_folder_is_refused(tmp_path, flavors, key):
 
 
 def test_paths_in_the_folder_pass(tmp_path):
-    """What MLflow itself writes."""
+    """Paths as MLflow itself writes them."""
     flavors = {
         "python_function": {
             "data": "model.onnx",

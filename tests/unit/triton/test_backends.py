@@ -16,7 +16,7 @@ def _nothing_known():
 @pytest.mark.parametrize(
     ("says", "has"), [(ABSENT, False), (DAMAGED, True), (None, True)], ids=["no", "yes", "loads"]
 )
-def test_what_a_server_says_decides(says, has):
+def test_error_message_of_the_server_decides(says, has):
     """A backend that complains about the file is there; the probe is cleared away, and once."""
     client = AnsweringClient(says)
 
@@ -33,7 +33,7 @@ def test_what_a_server_says_decides(says, has):
     assert client.unloaded == list(names)
 
 
-def test_a_server_that_takes_no_load_calls_cannot_be_asked():
+def test_server_that_takes_no_load_calls_cannot_be_asked():
     """The caller decides then; nothing is remembered as an answer."""
     with pytest.raises(ServerError, match="not allowed"):
         backends.server_has_backend(AnsweringClient(POLLING), "onnxruntime")
@@ -57,18 +57,18 @@ def test_only_backends_of_engines_are_asked_for():
         ("python", False, "python"),
     ],
 )
-def test_the_policy_and_the_server_choose(wanted, has, chosen):
+def test_policy_and_the_server_choose(wanted, has, chosen):
     """Native where it is there and not ruled out."""
     assert backends.choose_backend(wanted, "tensorrt", has=has) == chosen
 
 
-def test_a_policy_that_insists_is_refused():
+def test_policy_that_insists_is_refused():
     """It would otherwise be served in a way that it rules out."""
     with pytest.raises(ModelError, match="has no tensorrt backend"):
         backends.choose_backend("native", "tensorrt", has=False)
 
 
-def test_an_installation_is_looked_into(tmp_path):
+def test_backends_of_an_installation_are_its_folders(tmp_path):
     """A backend is a folder with its library; a folder without it cannot be loaded from."""
     _backend(tmp_path, "tensorrt")
     (tmp_path / "onnxruntime").mkdir()
@@ -79,7 +79,7 @@ def test_an_installation_is_looked_into(tmp_path):
     assert not backends.install_has_backend(replace(install, backends=None), "tensorrt")
 
 
-def test_a_running_server_tells_what_it_has():
+def test_running_server_tells_what_it_has():
     """Each of Triton's own backends for engines is asked for."""
     assert backends.server_backends(AnsweringClient(DAMAGED)) == ("onnxruntime", "tensorrt")
     backends._known.clear()
@@ -94,7 +94,7 @@ def _backend(folder, name):
 @pytest.mark.parametrize(
     ("says", "chosen"), [(DAMAGED, "tensorrt"), (ABSENT, "python"), (POLLING, "tensorrt")]
 )
-def test_what_is_measured_must_be_servable(tmp_path, says, chosen):
+def test_live_server_must_have_the_backend_too(tmp_path, says, chosen):
     """The live server must have the backend too; one that cannot be asked is believed to."""
     _backend(tmp_path, "tensorrt")
     install = TritonInstall(tmp_path / "tritonserver", tmp_path, (), "test")

@@ -46,7 +46,7 @@ def test_answers_that_are_counted_late_are_waited_for(counted):
     assert took_s == pytest.approx(3.0, abs=0.1)
 
 
-def test_a_reading_is_never_older_than_the_limit(counted):
+def test_reading_is_never_older_than_the_limit(counted):
     """A client that is held up for long reads once more before it gives up."""
     server = _Counting([0.0, 0.0, 0.005])
     server.sleep = lambda _: setattr(server, "now_s", server.now_s + 60.0)
@@ -62,7 +62,7 @@ def test_answers_that_never_come_are_not_waited_for_without_end(counted):
     assert took_s == pytest.approx(5.0, abs=0.1)
 
 
-def test_a_server_with_other_clients_never_stands_still(counted):
+def test_server_with_other_clients_never_stands_still(counted):
     """Once there are enough answers the rest is others', and half a second must do."""
     found, took_s = counted(_Counting([number / 200 for number in range(2000)]))
 

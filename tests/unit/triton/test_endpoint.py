@@ -53,7 +53,7 @@ def repository(tmp_path):
     return tmp_path / "repository"
 
 
-def test_a_second_server_is_refused_and_the_first_one_stays_known(repository, workspace):
+def test_second_server_is_refused_and_the_first_one_stays_known(repository, workspace):
     """The refusal names the one that serves; when that ends, the next may start."""
     target = PromotionTarget(repository=repository)
     with live_server(repository, workspace) as first:
@@ -70,7 +70,7 @@ def test_a_second_server_is_refused_and_the_first_one_stays_known(repository, wo
         assert live_addresses(target).grpc == next_one.grpc
 
 
-def test_a_member_of_the_fleet_comes_and_goes_beside_the_first_server(repository, workspace):
+def test_member_of_the_fleet_comes_and_goes_beside_the_first_server(repository, workspace):
     """The policy says where it is, so that it neither takes nor removes the first one's place."""
     target = PromotionTarget(repository=repository)
     with live_server(repository, workspace) as first:
@@ -80,7 +80,7 @@ def test_a_member_of_the_fleet_comes_and_goes_beside_the_first_server(repository
         assert live_addresses(target).grpc == first.grpc
 
 
-def test_what_a_killed_server_left_is_no_server(repository, workspace):
+def test_address_file_of_a_killed_server_is_ignored(repository, workspace):
     """Also when another process has its number by now; the next server starts at once."""
     repository.mkdir()
     command = [sys.executable, "-c", _SERVING, str(repository), str(os.getpid())]

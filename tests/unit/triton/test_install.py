@@ -20,7 +20,7 @@ def empty_path(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
-def test_the_one_on_path_comes_first(monkeypatch, tmp_path):
+def test_server_on_path_comes_first(monkeypatch, tmp_path):
     """An executable tritonserver on PATH is used as it is, with this Python's folder in front."""
     binary = tmp_path / "tritonserver"
     binary.write_text("#!/bin/sh\n")
@@ -59,7 +59,7 @@ def _executable(path, text):
     path.chmod(0o755)
 
 
-def test_a_link_leads_to_the_backends(on_path, tmp_path):
+def test_link_leads_to_the_backends(on_path, tmp_path):
     """The server is found by its link, its backends beside what the link leads to."""
     on_path.symlink_to("../../triton/bin/tritonserver")
 
@@ -88,7 +88,7 @@ def test_a_link_leads_to_the_backends(on_path, tmp_path):
     ],
     ids=["plain", "two-words", "own-folder", "backticks", "suffix", "variable", "none-said"],
 )
-def test_a_script_says_where_the_backends_are(on_path, tmp_path, script):
+def test_script_says_where_the_backends_are(on_path, tmp_path, script):
     """Scripts that start the server with a folder of backends are read, not run."""
     root = tmp_path / "triton"
     said = script.format(backends=root / "backends", root=root)
@@ -101,7 +101,7 @@ def test_a_script_says_where_the_backends_are(on_path, tmp_path, script):
     assert found.backend_names() == ("onnxruntime", "python")
 
 
-def test_a_link_to_a_script_is_both(on_path, tmp_path):
+def test_link_to_a_script_is_both(on_path, tmp_path):
     """The folder is meant from where the script really is, if the script says so."""
     script = tmp_path / "triton" / "bin" / "start"
     _executable(
@@ -125,7 +125,7 @@ def test_a_link_to_a_script_is_both(on_path, tmp_path):
     ],
     ids=["command", "unknown", "missing", "unclosed", "circle"],
 )
-def test_what_a_script_does_not_say_is_not_guessed(on_path, tmp_path, script, monkeypatch):
+def test_backend_directory_is_never_guessed(on_path, tmp_path, script, monkeypatch):
     """No backend is believed to be there; the server is started with its own folder."""
     monkeypatch.delenv("UNKNOWN_FOLDER", raising=False)
     monkeypatch.setattr("enginegate.triton.install._BUILT_IN", tmp_path / "no")
@@ -148,7 +148,7 @@ def test_none_at_all(monkeypatch, tmp_path):
 
 @needs_wheel
 @pytest.mark.usefixtures("empty_path")
-def test_the_wheel_is_put_together_once(tmp_path):
+def test_backends_of_the_wheel_are_copied_once(tmp_path):
     """The wheel's backend and the stub of this Python make a folder that is reused."""
     first = find_triton(tmp_path / "cache")
     written = (first.backends / "python" / "triton_python_backend_stub").stat()

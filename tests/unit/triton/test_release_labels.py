@@ -30,7 +30,7 @@ def ensemble():
 
 @given(told=st.dictionaries(versions, digests, max_size=4))
 @pytest.mark.parametrize("make", [engine, ensemble])
-def test_what_was_marked_is_read(make, told):
+def test_labels_are_read_back(make, told):
     """Digests come back by version, also from the text on disk."""
     config = make()
     if "ensemble" in make.__name__:
@@ -41,7 +41,7 @@ def test_what_was_marked_is_read(make, told):
     assert read_labels(read_config(config_text(config), "config.pbtxt")) == told
 
 
-def test_an_engine_is_marked_without_a_parameter():
+def test_engine_is_labelled_without_a_parameter():
     """A changed parameter would have Triton load every version again; a name does not."""
     config = engine()
 
@@ -55,7 +55,7 @@ def test_an_engine_is_marked_without_a_parameter():
     [{0: DIGEST}, {1: DIGEST.upper()}, {1: "short"}, {1: f"{DIGEST}; rm -rf x"}],
     ids=["version", "capitals", "length", "shell"],
 )
-def test_what_is_no_digest_is_refused(told):
+def test_malformed_digest_is_refused(told):
     """Triton puts the name on a shell's command line."""
     with pytest.raises(ValueError, match="does not name releases"):
         write_labels(engine(), told)

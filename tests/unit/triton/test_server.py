@@ -14,7 +14,7 @@ from enginegate.triton.server import Ports, connect, start
         pytest.param("failed to load 'absent'", 1, id="another-reason"),
     ],
 )
-def test_a_port_that_was_stolen_is_tried_again(tmp_path, said, starts):
+def test_port_that_was_stolen_is_tried_again(tmp_path, said, starts):
     """Also when it is free again by the time we look: the log says that it was taken."""
     binary, began = tmp_path / "tritonserver", tmp_path / "began"
     binary.write_text(f'#!/bin/sh\necho >> {began}\necho "{said}"\nexit 1\n')
@@ -31,7 +31,7 @@ def test_a_port_that_was_stolen_is_tried_again(tmp_path, said, starts):
 
 
 @pytest.mark.parametrize("address", ["host", ":8001", "host:", "host:99999", "http://host:8001"])
-def test_what_is_no_address_is_not_asked(address):
+def test_malformed_address_is_refused(address):
     """gRPC would take the port 99999 for 34463, where somebody else may answer."""
     with pytest.raises(InputError, match="is no address of a Triton: write HOST:PORT"):
         connect(address)
@@ -45,7 +45,7 @@ def test_what_is_no_address_is_not_asked(address):
         (Ports(http=8000, grpc=8000), "each need a port of their own"),
     ],
 )
-def test_what_is_no_port_is_refused(ports, said):
+def test_malformed_port_is_refused(ports, said):
     """Before a server is started, and by the number that was asked for."""
     with pytest.raises(InputError, match=said):
         ports.chosen()

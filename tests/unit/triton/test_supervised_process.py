@@ -79,7 +79,7 @@ def test_its_status_is_known(tmp_path):
     assert process.status() == 7
 
 
-def test_what_it_started_ends_too(tmp_path):
+def test_children_of_the_command_end_too(tmp_path):
     """Processes that the command left behind in its group are killed, even after a crash."""
     code = (
         "import os, subprocess, sys; "
@@ -136,7 +136,7 @@ def test_sigkill_of_owner_or_watchdog_ends_it(tmp_path, victim):
     owner.communicate()
 
 
-def test_a_program_that_is_not_there(tmp_path):
+def test_missing_program_is_an_error(tmp_path):
     """A missing program is named."""
     with (
         pytest.raises(ServerError, match="/nowhere/tritonserver: No such file"),

@@ -86,7 +86,7 @@ def test_how_files_are_opened_may_not(old, new, why):
     assert re.search(why, found), found
 
 
-def test_a_smaller_largest_batch_is_no_obstacle_to_a_plan():
+def test_smaller_largest_batch_is_no_obstacle_to_a_plan():
     """A plan takes every batch up to its own largest."""
     smaller = SERVING.model_copy(update={"max_batch_size": 4})
 

@@ -75,7 +75,7 @@ def test_answers_that_are_counted_late_are_in_the_look_that_got_them():
     assert (found.answered, found.live) == (4, 0)
 
 
-def test_what_another_version_answered_is_not_waited_for():
+def test_answers_of_other_versions_are_not_waited_for():
     """Its answers are not in the counters of the version that is looked at."""
     assert probe().answered_by(2) == 4
     assert probe().answered_by(1) == probe(versions=("1", "2")).answered_by(2) == 0

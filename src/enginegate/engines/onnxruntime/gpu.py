@@ -81,7 +81,7 @@ def bucket_of(rows: int, buckets: tuple[int, ...]) -> int:
     return next(size for size in buckets if size >= rows)
 
 
-def padded(array: NDArray[Any], rows: int) -> NDArray[Any]:
+def pad_rows(array: NDArray[Any], rows: int) -> NDArray[Any]:
     """The array with its last row repeated; a real row costs no Inf, NaN or index out of range."""
     if len(array) == rows:
         return np.ascontiguousarray(array)
@@ -211,7 +211,7 @@ class Bucketed:
         """
         graph = "1" if self._graphs else _UNCAPTURED
         for size in self.buckets:
-            inputs = {name: padded(array[:1], size) for name, array in example.items()}
+            inputs = {name: pad_rows(array[:1], size) for name, array in example.items()}
             made = Buffers(self._open(), inputs, graph, self._device_id)
             # Buffers of other shapes come and go, and pinned memory is never given back.
             made.lasting = True
@@ -221,7 +221,7 @@ class Bucketed:
         """Outputs of at most as many rows as the largest bucket."""
         rows = len(next(iter(inputs.values())))
         size = bucket_of(rows, self.buckets)
-        whole = {name: padded(array, size) for name, array in inputs.items()}
+        whole = {name: pad_rows(array, size) for name, array in inputs.items()}
         buffers = self.buffers(whole)
         buffers.load(whole)
         buffers.execute()
@@ -238,7 +238,7 @@ class Bucketed:
         key = tuple((name, (size, *array.shape[1:])) for name, array in sorted(parts[0].items()))
         buffers = self._warm.get(key)
         if buffers is None:
-            buffers = self.buffers({n: padded(a[:1], size) for n, a in parts[0].items()})
+            buffers = self.buffers({n: pad_rows(a[:1], size) for n, a in parts[0].items()})
         buffers.gather(parts)
         buffers.execute()
         return {name: array[:rows] for name, array in buffers.read().items()}

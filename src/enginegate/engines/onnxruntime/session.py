@@ -25,7 +25,7 @@ from enginegate.engines.onnxruntime.gpu import Bucketed, load_cuda_libraries, pr
 from enginegate.engines.protocol import Runner
 from enginegate.errors import BuildError, InputError, ModelError
 from enginegate.precision import executed_layers
-from enginegate.precision.deadline import opening, run_in_time
+from enginegate.precision.deadline import limit_opening, run_in_time
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession, SessionOptions  # type: ignore[import-untyped]
@@ -335,7 +335,7 @@ def _load(path: Path, options: "SessionOptions", providers: list[Any]) -> "Infer
     import onnxruntime as ort  # noqa: PLC0415
 
     try:
-        with warnings.catch_warnings(), opening(options, what=str(path)):
+        with warnings.catch_warnings(), limit_opening(options, what=str(path)):
             # A provider that is missing is told by what the session has, not by a warning.
             warnings.filterwarnings("ignore", "Specified provider")
             return ort.InferenceSession(str(path), options, providers=providers)

@@ -19,7 +19,7 @@ from enginegate.candidate import Engine, TensorSpec
 from enginegate.data import Array, Tensors
 from enginegate.engines import cuda
 from enginegate.engines.batching import check_rows
-from enginegate.engines.onnxruntime.gpu import bucket_of, buckets_up_to, padded
+from enginegate.engines.onnxruntime.gpu import bucket_of, buckets_up_to, pad_rows
 from enginegate.errors import EnginegateError, ModelError
 
 _SLOTS = 2
@@ -66,7 +66,7 @@ class _Runner:
 
     def _started(self, inputs: Tensors, turn: int) -> _Slot:
         size = bucket_of(len(next(iter(inputs.values()))), self._buckets)
-        whole = {name: padded(array, size) for name, array in inputs.items()}
+        whole = {name: pad_rows(array, size) for name, array in inputs.items()}
         key = tuple(whole[spec.name].shape for spec in self._engine.inputs)
         if key not in self._slots:
             self._slots[key] = [self._slot(whole) for _ in range(_SLOTS)]

@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.candidate import Candidate
+from enginegate.content_store import ContentFolder
 from enginegate.engines import (
     availability,
     build_engine,
@@ -20,7 +21,6 @@ from enginegate.engines import (
 )
 from enginegate.engines.tensorrt import kind, process
 from enginegate.errors import BuildError, EnginegateError, ModelError
-from enginegate.sources import ContentFolder
 
 pytestmark = [pytest.mark.rtx, pytest.mark.xdist_group("engines")]
 pytest.importorskip("tensorrt_rtx")

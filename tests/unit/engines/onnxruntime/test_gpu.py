@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from enginegate.engines.onnxruntime import gpu as onnxruntime_gpu
-from enginegate.engines.onnxruntime.gpu import Bucketed, bucket_of, buckets_up_to, padded
+from enginegate.engines.onnxruntime.gpu import Bucketed, bucket_of, buckets_up_to, pad_rows
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_rows_go_into_the_smallest_bucket_that_holds_them(rows, expected):
 
 def test_padding_repeats_the_last_row():
     """Padded rows are real rows: no zero can make an Inf, no index can be out of range."""
-    found = padded(np.array([[1, 2], [3, 4]]), 4)
+    found = pad_rows(np.array([[1, 2], [3, 4]]), 4)
 
     np.testing.assert_array_equal(found, [[1, 2], [3, 4], [3, 4], [3, 4]])
 
