@@ -11,7 +11,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, tempor
 from enginegate.errors import RepositoryError
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
-from enginegate.repository.history.changes import Cursor
+from enginegate.repository.history.audit import Cursor
 from enginegate.workspace import Workspace, now
 from flows.watch import watch
 from tasks.release_events import announce_releases

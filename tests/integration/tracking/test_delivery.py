@@ -16,8 +16,7 @@ from enginegate.repository import (
     record_act,
     record_decision,
 )
-from enginegate.repository.history.audit import REPLICATION
-from enginegate.repository.history.changes import Cursor
+from enginegate.repository.history.audit import REPLICATION, Cursor
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
 from enginegate.tracking import deliver, try_deliver
 from enginegate.workspace import Workspace

@@ -79,7 +79,7 @@ def test_a_record_that_may_not_be_read_is_unknown_and_not_called_lost(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return read_file(path, **options)
 
-    monkeypatch.setattr("enginegate.repository.history.hash_chain.read_file", refuse)
+    monkeypatch.setattr("enginegate.repository.history.journal.read_file", refuse)
     checks = verify(repository)
 
     assert [check.problem for check in checks if check.problem] == []

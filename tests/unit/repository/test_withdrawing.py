@@ -16,8 +16,8 @@ from enginegate.repository import AuditLog, Layout, LiveRepository, verify
 from enginegate.repository.history.journal import JOURNAL, Journal
 from enginegate.repository.recovery import OperationRecovery, Withdrawal
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
+from enginegate.repository.rollout.target import FleetServer
 from tests.fakes.live_triton import FakeTriton
 
 ADA = Withdrawal("ada", "it answers nonsense")

@@ -27,7 +27,7 @@ from enginegate.evidence import Outcome
 from enginegate.measurement import Load, Measurement
 from enginegate.policy import parse_policy, read_policy
 from enginegate.records import sha256_file
-from enginegate.repository.store.published_config import engine_config
+from enginegate.repository.store.layout import engine_config
 from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config

@@ -20,8 +20,8 @@ from enginegate.policy.operating import Watch
 from enginegate.repository import Layout, LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.verify import verify
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
@@ -223,7 +223,7 @@ def test_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, pa
 _KILLED = """
 import os, pickle, signal, sys
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.promotion import LiveRepository
 from enginegate.triton.client import TritonClient
 

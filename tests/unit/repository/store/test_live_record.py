@@ -7,7 +7,7 @@ from enginegate.repository import AuditLog, Layout, verify
 from enginegate.repository.history.audit import AUDIT
 from enginegate.repository.history.journal import JOURNAL, Journal
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.replica_sync import record_rollback
+from enginegate.repository.rollout.object_repository import record_rollback
 from enginegate.repository.store.live_record import LiveRecord
 
 

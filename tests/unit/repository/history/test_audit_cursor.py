@@ -3,8 +3,12 @@
 import pytest
 
 from enginegate.repository import AuditLog
-from enginegate.repository.history.audit import REPLICATION
-from enginegate.repository.history.changes import Cursor, live_changes, undelivered_changes
+from enginegate.repository.history.audit import (
+    REPLICATION,
+    Cursor,
+    live_changes,
+    undelivered_changes,
+)
 from enginegate.workspace import Workspace
 
 
