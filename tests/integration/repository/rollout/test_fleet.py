@@ -160,8 +160,8 @@ def test_slow_canary_goes_back_although_no_request_failed(
 
     with pytest.raises(
         PublishError,
-        match=r"(?s)release 2 failed at the canary \(the primary\): check 1 of release 2 of digits"
-        r"failed \(latency: (\d+) of \1 requests of ours took more than 250 ms.*"
+        match=r"(?s)release 2 failed at the canary \(the primary\): check 1 of release 2 of "
+        r"digits: failed \(latency: (\d+) of \1 requests of ours took more than 250 ms.*"
         "Release 1 is live again on: the primary",
     ):
         fleet.publish(slower(package(2.0, promise=PROMISE), tmp_path), expected=1)
