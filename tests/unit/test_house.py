@@ -84,7 +84,7 @@ def annotations(module: ast.Module) -> set[str]:
     return {n.id for each in found if each for n in ast.walk(each) if isinstance(n, ast.Name)}
 
 
-def test_one_public_name_in_one_module():
+def test_public_name_stands_in_one_module():
     """Who searches for a class or a function finds one."""
     places = defaultdict(list)
     for name, module in modules().items():
