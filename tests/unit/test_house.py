@@ -18,7 +18,7 @@ LONGEST_CHAIN = 8
 
 # Triton's Python backend asks for the first; programs of one file have the second.
 REQUIRED_NAMES = {"TritonPythonModel", "main"}
-SHARED_NAMES = {"exporter", "open_session", "whole"}
+SHARED_NAMES: set[str] = set()
 LONGER_CHAINS: dict[str, int] = {}
 LARGER_FOLDERS: dict[str, int] = {}
 # The flows open the policy, commands show it, the pre-flight compares it with what is here, and a

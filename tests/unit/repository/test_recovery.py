@@ -398,9 +398,7 @@ def test_withdrawal_leaves_nothing_live_for_later_recovery():
         (False, None, AlignServers()),
     ],
 )
-def test_rollout_rolls_back_only_from_an_unpassed_live_canary(
-    canary_passed, live, decided
-):
+def test_rollout_rolls_back_only_from_an_unpassed_live_canary(canary_passed, live, decided):
     """Otherwise every server follows the first one's pointer."""
     rollout = RolloutProgress(model="digits", before=1, canary=2, canary_passed=canary_passed)
 
