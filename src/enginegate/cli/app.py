@@ -229,7 +229,9 @@ def promote_command(policy: PolicyFile, run: RunName) -> None:
             f"From now on the watch holds it to the promise of scorecard "
             f"{held.scorecard_sha256[:12]}: {held.promise}."
         )
-    out.print(f"Next: enginegate status {policy}\nback: enginegate rollback {policy}")
+    first = release.previous_version is None
+    back = f"withdraw {policy} --reason WHY" if first else f"rollback {policy}"
+    out.print(f"Next: enginegate status {policy}\nback: enginegate {back}")
 
 
 @app.command("rollback")
