@@ -22,7 +22,7 @@ from prefect.settings import PREFECT_API_URL
 from enginegate.errors import EnginegateError
 from enginegate.redact import masked
 from enginegate.repository import AuditLog
-from enginegate.repository.history.changes import Cursor, LiveChange, undelivered_changes
+from enginegate.repository.history.audit import Cursor, LiveChange, undelivered_changes
 from enginegate.workspace import Workspace, now
 from tasks.prefect_server import REFUSALS, quick_client
 

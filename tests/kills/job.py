@@ -12,7 +12,7 @@ from enginegate.policy.operating import Watch
 from enginegate.repository import Fleet, Layout, LiveRepository, Package, verify
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.canary import Canary
-from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.triton.client import TritonClient
 from tests.kills.kill_points import Death, arm, sleep_or_die
 

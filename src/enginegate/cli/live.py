@@ -27,7 +27,7 @@ from enginegate.repository import (
     verify,
 )
 from enginegate.repository.history import broken_promises as promises
-from enginegate.repository.history.changes import last_live_event
+from enginegate.repository.history.audit import last_live_event
 from enginegate.repository.store.live_record import check_audit
 from enginegate.triton.endpoint import live_addresses, live_client, live_server
 from enginegate.triton.server import LOOPBACK, Ports, Server, ServerOptions

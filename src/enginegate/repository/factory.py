@@ -9,9 +9,8 @@ from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.object_repository import LEASE_S, ObjectRepository
-from enginegate.repository.rollout.target import LocalTarget, Target
+from enginegate.repository.rollout.target import FleetServer, LocalTarget, Target
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import live_addresses, live_client

@@ -49,7 +49,7 @@ from enginegate.repository.history.journal import Entry, Journal, Kind, Step
 from enginegate.repository.history.signing import ReleaseSigning, SignedFiles
 from enginegate.repository.lock import hold_lock
 from enginegate.repository.recovery import UNDONE, OperationRecovery, Withdrawal
-from enginegate.repository.store.layout import Current, Layout, models
+from enginegate.repository.store.layout import Current, Layout, models, why_not_beside
 from enginegate.repository.store.live_record import LiveRecord, facts_of_placement
 from enginegate.repository.store.package import ImportedRelease, Package
 from enginegate.repository.store.pointer import (
@@ -64,7 +64,6 @@ from enginegate.repository.store.pointer import (
     live_words,
     rollback_target,
 )
-from enginegate.repository.store.published_config import why_not_beside
 from enginegate.repository.store.release_files import ReleaseFiles, check_same, signed_promise
 from enginegate.repository.store.removal import forget_quietly
 from enginegate.repository.store.staging import check_room, place

@@ -18,13 +18,12 @@ from enginegate.errors import (
 from enginegate.records import Record
 from enginegate.repository.deploy.deployment import Deployment
 from enginegate.repository.deploy.desired_config import wrong_files
-from enginegate.repository.history.audit import AUDIT, AuditLog, Event
-from enginegate.repository.history.changes import last_live_event
-from enginegate.repository.history.hash_chain import LogEntry
+from enginegate.repository.history.audit import AUDIT, AuditLog, Event, last_live_event
 from enginegate.repository.history.journal import (
     JOURNAL,
     Entry,
     Journal,
+    LogEntry,
     intent_detail,
     last_change,
     last_promise,
@@ -34,9 +33,8 @@ from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.lock import LOCK, hold_lock
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import was_withdrawn
-from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutState
-from enginegate.repository.rollout.target import StoredTarget, Target
+from enginegate.repository.rollout.target import FleetServer, StoredTarget, Target
 from enginegate.repository.store.layout import Layout, models
 from enginegate.repository.store.live_record import LiveRecord, check_audit
 from enginegate.repository.store.object_journal import cut_short, is_abandoned, is_open

@@ -52,13 +52,13 @@ def _open_logged(source: ModelSource, model: LoggedModel) -> OpenedSource:
             estimator = sklearn_estimator(model, allow_pickle=source.allow_pickle)
             return scikit.onnx_from_estimator(estimator, data, scratch, origin=model.uri)
 
-        return OpenedSource(model.uri, model.sha256, scikit.exporter(), convert)
+        return OpenedSource(model.uri, model.sha256, scikit.sklearn_exporter(), convert)
     options = {  # what the signature adds to the files
         "outputs": list(model.outputs),
         "axes": {name: sorted(axes) for name, axes in model.axes.items() if axes},
     }
     export = functools.partial(_onnx_from_logged, model, allow_pickle=source.allow_pickle)
-    return OpenedSource(model.uri, model.sha256, pytorch.exporter(), export, options)
+    return OpenedSource(model.uri, model.sha256, pytorch.torch_exporter(), export, options)
 
 
 def _onnx_from_logged(
@@ -87,7 +87,7 @@ def _open_file(source: ModelSource) -> OpenedSource:
     if path.suffix != ".pt2":
         return _open_onnx(source.uri, path)
     convert = functools.partial(_onnx_from_file, source)
-    return OpenedSource(source.uri, sha256_file(path), pytorch.exporter(), convert)
+    return OpenedSource(source.uri, sha256_file(path), pytorch.torch_exporter(), convert)
 
 
 def _onnx_from_file(source: ModelSource, data: DataSet, scratch: Path) -> ExportedModel:
@@ -124,7 +124,7 @@ def _open_callable(source: ModelSource, data: DataSet) -> OpenedSource:
             "that this program may do.\n"
             "If you trust that code, set allow_code = true under [model] in the policy."
         )
-    exporter = pytorch.exporter()
+    exporter = pytorch.torch_exporter()
     module_name, _, name = source.location.partition(":")
     try:
         function = getattr(importlib.import_module(module_name), name)

@@ -82,7 +82,7 @@ def open_folder(source: ModelSource) -> OpenedSource:
     return OpenedSource(
         source.uri,
         digest_of(folder.files(code=source.allow_code), folder.path),
-        pytorch.exporter("transformers"),
+        pytorch.torch_exporter("transformers"),
         convert,
     )
 

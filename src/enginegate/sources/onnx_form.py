@@ -258,8 +258,10 @@ def _place(tensor: TensorProto, folder: Path, origin: str) -> tuple[Path, int, i
     """File, offset and length in bytes of an external tensor; the file holds that much."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location = entries.get("location", "")
-    parts, file = PurePosixPath(location), (folder / location).resolve()
-    if parts.is_absolute() or ".." in parts.parts or folder.resolve() not in file.parents:
+    relative, root = PurePosixPath(location), folder.resolve()
+    file = (root / location.replace("\0", "")).resolve()  # no path holds a null byte
+    outside = relative.is_absolute() or ".." in relative.parts or root not in file.parents
+    if outside or "\0" in location:
         raise ModelError(
             f"{origin}: the weight {tensor.name!r} is kept in {location!r}, outside the model's "
             "folder. Save the model with its data beside it."

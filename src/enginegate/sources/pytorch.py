@@ -62,7 +62,7 @@ class Program:
     examples: Mapping[str, "torch.Tensor"] = field(default_factory=dict)
 
 
-def exporter(*others: str) -> str:
+def torch_exporter(*others: str) -> str:
     """Versions of torch, its exporter and ``others``, each of which has an extra of its name."""
     extras = {"torch": "torch", "onnxscript": "torch", **dict(zip(others, others, strict=True))}
     return exporter_versions("PyTorch", extras)

@@ -23,7 +23,7 @@ PREDICTION = "prediction"
 _LEAST = np.float32(1e-6)  # a probability of 0 has no logarithm
 
 
-def exporter() -> str:
+def sklearn_exporter() -> str:
     """Versions that decide the exported bytes; ModelError if a library is not installed."""
     return exporter_versions("scikit-learn", {"scikit-learn": "sklearn", "skl2onnx": "sklearn"})
 

@@ -99,8 +99,7 @@ def check_inside(described: Any, folder: Path, *, uri: str, file: str) -> None:
         if key.rpartition(".")[2] not in _FILES_OF_LOGGED:
             continue
         for text in _texts(value, nested=False):
-            place = (root / text).resolve()
-            if "\0" in text or not place.is_relative_to(root):
+            if "\0" in text or not (root / text).resolve().is_relative_to(root):
                 raise ModelError(
                     f"{uri} was not opened: its {file} file sets {key} to {text!r:.200}, which "
                     "leads out of the model's folder. Log the model again, so that all its files "

@@ -20,9 +20,15 @@ from enginegate.decision import Release
 from enginegate.errors import EnginegateError, InputError, TrackingError
 from enginegate.evidence import Scorecard
 from enginegate.repository import AuditLog, Layout
-from enginegate.repository.history.audit import LIVE_EVENTS, REPLICATION, Event
+from enginegate.repository.history.audit import (
+    LIVE_EVENTS,
+    REPLICATION,
+    Cursor,
+    Event,
+    head_at,
+    undelivered_events,
+)
 from enginegate.repository.history.broken_promises import ShownState, shown_state
-from enginegate.repository.history.changes import Cursor, head_at, undelivered_events
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.tracking.artifact_download import scorecard_of
 from enginegate.tracking.live_checks import state_tags

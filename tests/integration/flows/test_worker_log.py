@@ -36,7 +36,7 @@ def variables():
     return dict(found)
 
 
-def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
+def test_flow_run_shows_library_logs(prefect_server, tmp_path):
     """Warnings, and what is no more than progress: here what a killed promotion left."""
     del prefect_server  # it only has to run
     path = tmp_path / "policy.toml"
@@ -50,10 +50,10 @@ def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
     said = {}
     for _ in range(3):
         said |= logged(started(path), path)
-        if "the next run tells it" not in said["enginegate.announce"]:
+        if "the next run sends it" not in said["enginegate.announce"]:
             break
 
-    assert "publish of tiny release 7 was cut short" in said["enginegate.repository"]
+    assert "publish of tiny release 7 was cut short" in said["enginegate.release"]
     assert "nothing is live of tiny after 1" in said["enginegate.announce"]
 
 

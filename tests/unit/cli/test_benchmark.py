@@ -56,7 +56,7 @@ def measured(latencies_ms, load=OPEN, invalid=()):
         ),
     ],
 )
-def test_what_is_said(found, code, said):
+def test_report_of_one_load(found, code, said):
     """An open loop is judged, its clusters counted for less; a closed one hides its tail."""
     ended, words = slo_sentence(found, SLO)
 

@@ -298,7 +298,7 @@ def test_reload_in_between_is_noticed(tmp_path, counted, is_invalid):
     assert any("of 1000 answers" in reason for reason in measurement.invalid) is is_invalid
 
 
-def test_nothing_sent_is_invalid(tmp_path):
+def test_empty_load_is_invalid(tmp_path):
     """A load without a single request is a invalid measurement, not an error."""
     measurement = _measure(_result([]), tmp_path, Statistics()).measurement
 

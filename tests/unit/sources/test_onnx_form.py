@@ -88,7 +88,9 @@ class TestExternalData:
 
         assert read_onnx(path, origin="m") == model()
 
-    @pytest.mark.parametrize("location", ["../secret.bin", "/etc/hostname", "a/../../secret.bin"])
+    @pytest.mark.parametrize(
+        "location", ["../secret.bin", "/etc/hostname", "a/../../secret.bin", "a\0b"]
+    )
     def test_may_not_leave_the_folder(self, tmp_path, location):
         """A model cannot make this program read files that are not its own."""
         (tmp_path / "secret.bin").write_bytes(WEIGHT.tobytes())

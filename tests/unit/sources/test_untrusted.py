@@ -140,6 +140,7 @@ def test_code_is_found_at_any_depth():
             id="list",
         ),
         pytest.param({"onnx": {"data": "link/model.onnx"}}, "onnx.data", id="symbolic-link"),
+        pytest.param({"onnx": {"data": "model\0.onnx"}}, "onnx.data", id="null-byte"),
     ],
 )
 def test_path_out_of_the_folder_is_refused(tmp_path, flavors, key):

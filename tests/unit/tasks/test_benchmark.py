@@ -27,7 +27,7 @@ from enginegate.evidence import Outcome
 from enginegate.measurement import Load, Measurement
 from enginegate.policy import parse_policy, read_policy
 from enginegate.records import sha256_file
-from enginegate.repository.store.published_config import engine_config
+from enginegate.repository.store.layout import engine_config
 from enginegate.search.trial_runner import SearchProgress
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
@@ -137,7 +137,7 @@ def test_benchmark_key_covers_everything_that_served(session, attempt):
         ("watch.look_s", 9.0, False),
     ],
 )
-def test_a_benchmark_is_kept_until_a_table_that_decides_it_changes(
+def test_benchmark_is_cached_until_a_deciding_table_changes(
     session, attempt, rules, key, value, decides
 ):
     table, _, field = key.partition(".")

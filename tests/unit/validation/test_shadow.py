@@ -61,7 +61,7 @@ class TestJudgeRecording:
         assert finding.outcome is Outcome.INCONCLUSIVE
         assert "another model" in finding.reason
 
-    def test_a_live_release_need_not_answer_like_the_reference(self, outputs, data_of):
+    def test_live_release_may_differ_from_the_reference(self, outputs, data_of):
         """Of a live release the difference is shown, and holds nothing up."""
         other = {"logits": outputs["logits"] + 1}
 
@@ -84,7 +84,9 @@ class TestJudgeVersion:
             pytest.param("m", {}, None, Outcome.INCONCLUSIVE, True, id="nothing"),
         ],
     )
-    def test_what_was_recorded(self, model, rows, version, outcome, advisory):
+    def test_sample_of_another_version_is_no_evidence(
+        self, model, rows, version, outcome, advisory
+    ):
         """Another model or version than wanted is no evidence; several live ones are a note."""
         finding = judge_version(model, rows, wanted="m", version=version)
 
@@ -93,7 +95,7 @@ class TestJudgeVersion:
         assert bool(finding.remedy) is (outcome is not Outcome.PASSED)
 
 
-def test_a_redacted_sample_is_inconclusive():
+def test_redacted_sample_is_inconclusive():
     """Without its inputs a sample cannot be replayed, and says which are missing."""
     finding = not_replayable("a recording", ("user",), 50)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from enginegate.atomic_io import NotRegularFileError, read_file, write_file
 from enginegate.decision import ComposingModel, Release
-from enginegate.repository.store.layout import Current, Layout
-from enginegate.repository.store.published_config import (
+from enginegate.repository.store.layout import (
+    Current,
+    Layout,
     check_loadable,
     part_config,
     published_config,

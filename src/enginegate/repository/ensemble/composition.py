@@ -15,9 +15,8 @@ from enginegate.errors import EnginegateError, ModelError
 from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.records import sha256_bytes
 from enginegate.repository.store.golden import Golden
-from enginegate.repository.store.layout import Layout
+from enginegate.repository.store.layout import ENSEMBLE_FILE, Layout, part_config
 from enginegate.repository.store.package import Package, PartPackage
-from enginegate.repository.store.published_config import ENSEMBLE_FILE, part_config
 from enginegate.triton.config import Config, config_text, model_config, read_config
 from enginegate.triton.ensemble_config import (
     Wiring,

@@ -21,8 +21,8 @@ from enginegate.errors import (
 )
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, AlignServers, Withdrawal, decide, was_withdrawn
-from enginegate.repository.rollout.fleet_server import FleetServer, each_of, lines
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
+from enginegate.repository.rollout.target import FleetServer, each_of, lines
 from enginegate.repository.store.layout import Layout, models
 from enginegate.repository.store.live_record import LiveRecord, check_live_recorded
 from enginegate.repository.store.object_journal import Lease

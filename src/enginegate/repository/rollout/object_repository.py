@@ -2,30 +2,50 @@
 
 There is no rename there, and Triton cannot be trusted to read it. So a release is staged here,
 uploaded whole under its number and read back, then published here with proof, and only then made
-current by replacing one object on condition that nobody else did. Other hosts replicate it.
+current by replacing one object on condition that nobody else did. Other hosts replicate it
+(`ReplicaSync`), and any of them may cancel a canary by a flag in its lease (`CancelRequest`).
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from enginegate.atomic_io import file_lock
 from enginegate.decision import Release, RenewedPromise
-from enginegate.errors import EnginegateError, NotEverywhereError, PublishError, RepositoryError
+from enginegate.errors import (
+    EnginegateError,
+    NotEverywhereError,
+    PublishError,
+    RepositoryBusyError,
+    RepositoryError,
+)
 from enginegate.machine import user_at_host
-from enginegate.repository.history.journal import Kind
+from enginegate.repository.history.audit import REPLICATION, AuditLog, AuditRecord, origin
+from enginegate.repository.history.journal import Entry, Kind
+from enginegate.repository.lock import hold_lock
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import Withdrawal
-from enginegate.repository.rollout.cancel_request import CancelRequest
-from enginegate.repository.rollout.fleet_server import FleetServer
-from enginegate.repository.rollout.replica_sync import ReplicaSync, record_rollback
-from enginegate.repository.rollout.rollout_state import RolloutProgress
-from enginegate.repository.rollout.target import LocalTarget
-from enginegate.repository.store.layout import Layout
+from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
+from enginegate.repository.rollout.target import FleetServer, LocalTarget
+from enginegate.repository.store.layout import Current, Layout
 from enginegate.repository.store.live_record import LiveRecord
 from enginegate.repository.store.object_client import ObjectStore
-from enginegate.repository.store.object_journal import Lease, ObjectJournal, was_undone
+from enginegate.repository.store.object_journal import (
+    Lease,
+    ObjectJournal,
+    holder,
+    is_abandoned,
+    is_analysing_canary,
+    is_cancelled,
+    is_from_here,
+    was_undone,
+)
 from enginegate.repository.store.object_release import ObjectReleases, Pointer
 from enginegate.repository.store.package import Package
 from enginegate.repository.store.pointer import (
@@ -33,10 +53,278 @@ from enginegate.repository.store.pointer import (
     check_withdrawable,
     rollback_target,
 )
+from enginegate.repository.store.release_files import check_same
 from enginegate.triton.client import TritonClient
 
-LEASE_S = 3600.0
 _log = logging.getLogger("enginegate.repository")
+_LOCK = ".enginegate-pull.lock"
+_LOCK_TIMEOUT_S = 30.0
+_POLL_S = 0.5
+_PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequest:
+    """Somebody on the host of ``local`` wants to roll back.
+
+    Attributes:
+        to: the release to go to; nothing is cancelled for a release that is not there.
+        leave: only if this is the canary; None: whichever is.
+    """
+
+    releases: ObjectReleases
+    journal: ObjectJournal
+    local: LocalTarget
+    to: int | None
+    leave: int | None
+    reason: str
+
+    def cancel(self) -> RolloutProgress | None:
+        """Cancel the roll-out whose canary is analysed now, and wait until it has gone back.
+
+        This host's own roll-out is first, also where storage is away: a pull has no lease. Then
+        this host is recovered, and a roll-out that it has only begun is cancelled too.
+
+        Returns:
+            What was cancelled; None where there is no such roll-out.
+
+        Raises:
+            RepositoryBusyError: it was cancelled, and has not gone back yet.
+            RepositoryError: there is no release ``to``, or its bytes are gone.
+        """
+        model, rollouts = self.journal.model, RolloutState(self.local.root)
+        here, cancelled = rollouts.of(model), None
+        if here is not None and not rollouts.is_settled(here) and self._may_cancel(here):
+            cancelled = self.local.cancel_rollout(model, self._may_cancel)
+        cancelled = self._cancel_lease() or cancelled
+        # Last, because it waits for whatever is rolled out from here.
+        late = self.local.cancel_rollout(model, self._may_cancel)
+        return cancelled if late is None else self._cancel_lease() or late
+
+    def _may_cancel(self, progress: RolloutProgress) -> bool:
+        if progress.canary is None or self.to == progress.canary:
+            return False
+        if self.to not in {None, progress.before}:
+            rollback_target(self.releases, self.releases.pointer()[0], self.to)
+        return self.leave in {None, progress.canary}
+
+    def _cancel_lease(self) -> RolloutProgress | None:
+        while True:
+            # Before the journal: a canary that is still analysed after it was not live before it.
+            live, last = self.releases.live_version(), self.journal.last()
+            if last is None or not is_analysing_canary(last):
+                return None
+            progress = RolloutProgress(model=last.model, before=live, canary=last.version)
+            if not self._may_cancel(progress):
+                return None
+            if is_abandoned(last):
+                return progress
+            if is_cancelled(last) or self.journal.request_cancel(last, self.reason):
+                self._wait_for(last)
+                return progress
+
+    def _wait_for(self, asked: Entry) -> None:
+        patience_s = _PATIENCE_S + self.local.primary.load_timeout_s
+        deadline = time.monotonic() + patience_s
+        while (last := self.journal.under_way()) is not None and not is_abandoned(last):
+            if last.operation != asked.operation:
+                return
+            if time.monotonic() > deadline:
+                raise RepositoryBusyError(
+                    f"The {asked.kind} of {asked.model} release {asked.version} by "
+                    f"{holder(asked)} was cancelled, and has not gone back in {patience_s:.0f} s. "
+                    "It goes back at its next check of the canary; look there. If that host is "
+                    f"gone, roll back after {asked.detail.get('until', 'an hour')}."
+                )
+            time.sleep(_POLL_S)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSync:
+    """A host, and what is live in the storage that it replicates."""
+
+    local: LocalTarget
+    releases: ObjectReleases
+    journal: ObjectJournal
+
+    def pull(self) -> Release | None:
+        """Bring this host to what is live in storage; None where nothing is.
+
+        Raises:
+            As `install`; RepositoryError: it was left while it was fetched.
+            TamperedError: what storage says is live is not what its journal says.
+        """
+        self.journal.check_recorded(self.releases, AuditLog(self.local.root).read())
+        pointer, _ = self.releases.pointer()
+        release = self.releases.release_of(pointer) if pointer else None
+        if pointer is None or release is None:
+            self._leave(pointer)
+            return None
+        replica = self._as_replica()
+        self.install(replica, release, check=partial(self._check_still_live, release))
+        if given := pointer.missing_promise(self.current()):
+            promise = self.releases.fetch_promise(release.version, given, self.local.root)
+            replica.renew(promise, new=False)
+        return release
+
+    def current(self) -> Current | None:
+        """What is live here."""
+        return Layout(self.local.root, self.journal.model).current()
+
+    def is_behind(self) -> bool:
+        """Whether another release, or another promise of it, is live in storage than here."""
+        pointer, here = self.releases.pointer()[0], self.current()
+        if (pointer.version if pointer else None) != (here.version if here else None):
+            return True
+        return pointer is not None and pointer.missing_promise(here) is not None
+
+    def install(
+        self,
+        local: LocalTarget,
+        release: Release,
+        *,
+        reason: str = "",
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Serve a release: go back to it if it is here, else fetch it and publish the copy.
+
+        A fleet that analyses canaries analyses one that is newer than what it serves, also if it is
+        here: it may have been left because it did not pass.
+
+        Args:
+            local: this host's servers, and how they are changed.
+            release: what to serve.
+            reason: for the audit log.
+            check: raises if it should not serve any more; called before anything is loaded.
+
+        Raises:
+            TamperedError: a file or an object is not what was published.
+            PublishError: it did not prove itself; what served before still serves.
+            NotEverywhereError: it serves, but not on every server of a fleet.
+        """
+        layout, here = Layout(local.root, release.model), self.current()
+        if here is None or not layout.version_folder(release.version).is_dir():
+            self._fetch_and_publish(local, release, here, check)
+            return
+        check_same(local.root, layout.release(release.version), release.digest)
+        if here.version != release.version:
+            check()
+            forward = release.version > here.version
+            make_live = local.publish_again if forward else local.rollback
+            make_live(release.model, release.version, reason=reason)
+        elif not local.serves(release.model):
+            local.bring_up(release.model)
+
+    def sweep(self) -> None:
+        """Remove what a killed pull had fetched so far; one that is under way is left alone."""
+        if any(self._fetched()):
+            with suppress(RepositoryBusyError), self._pulling(0.0):
+                pass
+
+    def _fetch_and_publish(
+        self, local: LocalTarget, release: Release, here: Current | None, check: Callable[[], None]
+    ) -> None:
+        around = local.root.absolute().parent
+        with (
+            self._pulling(_LOCK_TIMEOUT_S),
+            tempfile.TemporaryDirectory(dir=around, prefix=self._prefix) as folder,
+        ):
+            copy = self.releases.fetch(release.version, Path(folder))
+            check_same(self.releases.store.url, copy.release, release.digest)
+            expected = here.version if here else None
+            local.publish(copy, expected=expected, placed=lambda _: check())
+
+    def _as_replica(self) -> LocalTarget:
+        """This host, whose audit log says that what is done now was decided by another host.
+
+        Not where it leaves what this host itself could not commit: no other log has that.
+        """
+        last, here = self.journal.last(), self.current()
+        if last is not None and last.step == "undone" and last.kind != "promise":
+            reached = None if last.kind == "withdraw" else last.version
+            if is_from_here(last) and reached == (here.version if here else None):
+                return self.local
+        return self.local.through(REPLICATION)
+
+    def _check_still_live(self, release: Release) -> None:
+        self.journal.check_not_changing_here()
+        live = self.releases.live_version()
+        if live != release.version:
+            raise RepositoryError(
+                f"Release {release.version} of {release.model} is no longer live in "
+                f"{self.releases.store.url}, but {live or 'none'}. Pull again."
+            )
+
+    def _leave(self, pointer: Pointer | None) -> None:
+        """Nothing is live in storage: leave here what was withdrawn there, or never got in."""
+        model, here = self.journal.model, self.current()
+        if here is None:
+            return
+        if pointer is not None:
+            # Also where this host has not pulled for long, and has something later or earlier.
+            by = Withdrawal(pointer.who, pointer.why or "its promotion failed")
+            self._as_replica().withdraw_version(model, here.version, by=by)
+        elif was_undone(self.journal.last(), here):
+            self._as_replica().roll_back_promotion(model, here.version)
+
+    @contextmanager
+    def _pulling(self, timeout_s: float) -> Iterator[None]:
+        """One pull to a host at a time; what a killed one left is removed."""
+        root = self.local.root
+        root.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(file_lock(root / _LOCK, timeout_s=timeout_s))
+            except TimeoutError as error:
+                raise RepositoryBusyError(
+                    f"A release is being fetched for {root} by {error}. Try again when it has "
+                    "finished."
+                ) from error
+            except OSError as error:
+                raise RepositoryError(
+                    f"Nothing can be fetched for {root}: {error.strerror}."
+                ) from error
+            for left in self._fetched():
+                shutil.rmtree(left, ignore_errors=True)
+            yield
+
+    def _fetched(self) -> Iterator[Path]:
+        return self.local.root.absolute().parent.glob(f"{self._prefix}*")
+
+    @property
+    def _prefix(self) -> str:
+        return f".{self.journal.model}-pull."
+
+
+def record_rollback(primary: LiveRepository, release: Release, *, reason: str, left: str) -> None:
+    """Say in this host's audit log that it decided on a rollback which changed nothing here.
+
+    Others only replicate, so no other log has it. It is live by now: a log that cannot be written
+    fails nothing. Where this host has pulled something later meanwhile, the log is not told that it
+    went back after that: its last change is what is live.
+    """
+    record = AuditRecord(
+        event="rolled back",
+        model=release.model,
+        who=user_at_host(),
+        why=f"{reason}; {left}" if reason else left,
+        origin=origin(primary.channel),
+        release=release.version,
+        scorecard=release.scorecard_sha256,
+    )
+    try:
+        with hold_lock(primary.root, timeout_s=_LOCK_TIMEOUT_S):
+            current = Layout(primary.root, release.model).current()
+            if current is not None and current.version == release.version:
+                AuditLog(primary.root, primary.channel).note(record)
+                return
+        why_not = "another release was pulled meanwhile"
+    except EnginegateError as error:
+        why_not = str(error)
+    _log.warning("the audit log does not say that release %d is live: %s", record.release, why_not)
+
+
+LEASE_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True)

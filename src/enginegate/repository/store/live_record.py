@@ -11,8 +11,7 @@ from pathlib import Path
 
 from enginegate.decision import Head, Release
 from enginegate.errors import EnginegateError, TamperedError
-from enginegate.repository.history.audit import AUDIT, LIVE_EVENTS, AuditLog, Event
-from enginegate.repository.history.changes import live_changes
+from enginegate.repository.history.audit import AUDIT, LIVE_EVENTS, AuditLog, Event, live_changes
 from enginegate.repository.history.journal import (
     CLOSING,
     JOURNAL,

@@ -10,14 +10,16 @@ from enginegate.atomic_io import sync_folder, sync_tree, write_file
 from enginegate.candidate import FileDigest
 from enginegate.decision import ComposingModel, Head, Release, ReleasedEngine
 from enginegate.errors import RepositoryError, TamperedError
-from enginegate.repository.store.layout import PART_OF, Current, Layout
-from enginegate.repository.store.package import ImportedRelease, Package, PartPackage
-from enginegate.repository.store.published_config import (
+from enginegate.repository.store.layout import (
     ENSEMBLE_FILE,
+    PART_OF,
+    Current,
+    Layout,
     check_loadable,
     part_config,
     published_config,
 )
+from enginegate.repository.store.package import ImportedRelease, Package, PartPackage
 from enginegate.repository.store.release_files import ReleaseFiles, record_files
 from enginegate.triton.config import Config, config_text
 from enginegate.triton.ensemble_config import config_for_versions

@@ -20,8 +20,8 @@ from enginegate.policy.operating import Watch
 from enginegate.repository import Layout, LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.verify import verify
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
@@ -71,7 +71,7 @@ def problems(fleet):
     return [check.problem for check in verify(fleet) if check.problem]
 
 
-def test_one_server_after_another_or_none(repository, twin, own, package, tmp_path):
+def test_rollout_reaches_every_server_or_none(repository, twin, own, package, tmp_path):
     """The canary is watched before the rest is told; one that fails returns all that were."""
     everywhere = (repository, twin.repository, own.repository)
     told = []
@@ -223,7 +223,7 @@ def test_dead_server_stops_a_roll_out_but_no_rollback(repository, twin, gone, pa
 _KILLED = """
 import os, pickle, signal, sys
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.promotion import LiveRepository
 from enginegate.triton.client import TritonClient
 
@@ -265,7 +265,7 @@ def test_killed_roll_out_ends_the_same_everywhere(repository, own, package, tmp_
         assert answers(repository, own.repository) == {(1, 1.0)}
 
 
-def test_one_roll_out_at_a_time(repository, own, package, monkeypatch):
+def test_concurrent_rollout_is_refused(repository, own, package, monkeypatch):
     """A canary may be watched for long; the second is refused with the holder named."""
     monkeypatch.setattr("enginegate.repository.rollout.rollout_state._LOCK_TIMEOUT_S", 0.1)
     fleet = Fleet(repository, (own,))

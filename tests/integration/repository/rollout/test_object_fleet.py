@@ -12,7 +12,7 @@ import pytest
 
 from enginegate.errors import NotEverywhereError
 from enginegate.repository import Fleet, ObjectRepository
-from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.target import FleetServer
 from tests.fakes.hosts import answer, problems, steps, wait_for_canary
 
 pytestmark = pytest.mark.triton
@@ -24,7 +24,7 @@ import pickle, sys
 from enginegate.policy.operating import Watch
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.object_repository import ObjectRepository
 from enginegate.repository.store.object_client import ObjectStore

@@ -10,11 +10,11 @@ import pytest
 
 from enginegate.errors import NotEverywhereError, PublishError
 from enginegate.repository import AuditLog, Fleet, Layout
-from enginegate.repository.history.changes import undelivered_changes
+from enginegate.repository.history.audit import undelivered_changes
 from enginegate.repository.recovery import OperationRecovery
 from enginegate.repository.rollout import rollout_state
-from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.store.object_journal import ObjectJournal
 from enginegate.repository.store.object_release import ObjectReleases
 from tests.fakes.hosts import answer, live, problems

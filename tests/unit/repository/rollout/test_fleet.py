@@ -11,8 +11,8 @@ from enginegate.errors import NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository import Layout, LiveRepository
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.fleet import Fleet
-from enginegate.repository.rollout.fleet_server import FleetServer
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.store.package import ImportedRelease
 from enginegate.repository.verify import verify
 from tests.fakes.live_triton import FakeTriton

@@ -10,8 +10,8 @@ import pytest
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
 from enginegate.repository import Fleet, ObjectRepository
-from enginegate.repository.rollout import cancel_request
-from enginegate.repository.rollout.fleet_server import FleetServer
+from enginegate.repository.rollout import object_repository
+from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import ObjectJournal, is_cancelled
 from tests.fakes.hosts import live, problems, steps, wait_for_canary
@@ -168,7 +168,7 @@ def test_request_after_the_last_check_is_found_before_the_commit(here, there, pr
     there.pull()
     with promoting(2) as analysis:
         analysis.checks = False
-        threading.Timer(2 * cancel_request._POLL_S, analysis.passed.set).start()
+        threading.Timer(2 * object_repository._POLL_S, analysis.passed.set).start()
         assert there.rollback("digits").version == 2
 
     assert CANCELLED in analysis.said
@@ -208,7 +208,7 @@ def test_request_that_the_promoter_outruns_cancels_nothing(here, there, promotin
 def test_once_it_has_passed_a_rollback_is_refused_at_once(here, there, promoting, monkeypatch):
     """While the other servers are changed nobody checks, so nobody can ask."""
     there.pull()
-    monkeypatch.setattr(cancel_request, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(object_repository, "_PATIENCE_S", 0.0)
     replicate, refused = FleetServer.replicate, []
 
     def replicate_late(self, release):
@@ -245,7 +245,7 @@ def test_its_own_host_cancels_it_without_storage(here, promoting):
 def test_waiting_for_the_promoter_is_limited(here, there, promoting, monkeypatch):
     """A promoter that does not check is named, with its host; it goes back all the same."""
     there.pull()
-    monkeypatch.setattr(cancel_request, "_PATIENCE_S", 1.0)
+    monkeypatch.setattr(object_repository, "_PATIENCE_S", 1.0)
     with promoting(2) as analysis:
         analysis.checks = False
         words = r"by \S+ pid \d+ was cancelled, and has not gone back in 2 s\. It goes back at its"

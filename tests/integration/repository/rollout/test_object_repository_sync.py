@@ -4,7 +4,7 @@ import pytest
 
 from enginegate.errors import PublishError, RepositoryError
 from enginegate.repository import AuditLog
-from enginegate.repository.history.changes import live_changes, undelivered_changes
+from enginegate.repository.history.audit import live_changes, undelivered_changes
 from enginegate.repository.store.object_release import ObjectReleases
 
 
