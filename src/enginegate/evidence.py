@@ -147,8 +147,7 @@ class Rival(Record):
     noise_ms: NonNegativeFloat = Field(description="spread of the champion against itself (A/A)")
     champion_throughput_per_s: NonNegativeFloat = Field(description="that met the SLO; 0: none")
     champion_rejected_per_s: NonNegativeFloat | None = Field(
-        default=None,
-        description="lowest rate at which it was shown to miss the SLO; None: none was",
+        default=None, description="lowest rate shown not to meet the SLO; None: none was"
     )
 
 

@@ -38,7 +38,7 @@ def answers(card, *given):
     ]
 
 
-def test_a_fresh_approval_of_this_scorecard_passes():
+def test_fresh_approval_passes():
     """The decision that was given comes back, unchanged."""
     card = scorecard()
     given = decision(card)
@@ -72,7 +72,7 @@ def test_any_other_decision_is_refused(changes, message):
         check_decision([decision(card, **changes)], card, RULES, now=WHEN)
 
 
-def test_a_clock_that_went_back_a_little_is_tolerated():
+def test_small_clock_difference_is_tolerated():
     """Five minutes are: machines disagree."""
     card = scorecard()
 
@@ -208,7 +208,7 @@ def test_no_clock_puts_an_approval_behind_a_later_no(given, arrived, approved_by
 
 
 @pytest.mark.parametrize("name", ["ada@host", "ADA", "ada"])
-def test_a_no_is_the_persons_however_the_name_is_written(name):
+def test_rejection_counts_however_the_name_is_written(name):
     """Only a yes needs the very name of the policy; a stranger's no is named as one."""
     card = scorecard()
     decisions = answers(card, ("grace", "approve", 0), (name, "reject", 1))
@@ -224,7 +224,7 @@ def test_a_no_is_the_persons_however_the_name_is_written(name):
     ("hours", "place", "counts"),
     [(-1, None, False), (1, None, True), (1, 3, False), (1, 7, True), (-1, 7, False)],
 )
-def test_an_approval_is_used_up_when_what_it_led_to_is_taken_back(hours, place, counts):
+def test_rollback_uses_up_the_approval(hours, place, counts):
     """A yes after the rollback counts, by the clock and by the order of arrival."""
     card = scorecard()
     (given,) = answers(card, ("ada", "approve", hours))
@@ -287,7 +287,7 @@ def unsure_card(*findings, **changes):
     return scorecard(**(fields | {"benchmarks": measured} | changes))
 
 
-def test_an_inconclusive_candidate_can_be_accepted_where_the_policy_allows_it():
+def test_inconclusive_candidate_can_be_accepted_by_policy():
     """With exactly its inconclusive findings; the scorecard's winner stays what it was."""
     card = unsure_card()
     given = decision(card, candidate=FP32, accepts=("samples/evaluation",))
@@ -328,7 +328,7 @@ def test_an_inconclusive_candidate_can_be_accepted_where_the_policy_allows_it():
         ),
     ],
 )
-def test_nothing_else_can_be_accepted(card, rules, changes, message):
+def test_failed_candidate_cannot_be_accepted(card, rules, changes, message):
     """A failed or broken candidate never, an inconclusive one only as the policy says."""
     fields = {"candidate": FP32, "accepts": ("samples/evaluation",)} | changes
 
@@ -377,7 +377,7 @@ def test_changed_evidence_changes_the_digest():
         ({"policy_sha256": "f" * 64}, None, "policy has changed.*Qualify again"),
     ],
 )
-def test_what_happened_since_may_end_a_scorecard(changes, live, message):
+def test_scorecard_is_outdated_by_later_changes(changes, live, message):
     """Other rules, or another release live than then, unless it was this scorecard's promotion."""
     card = scorecard(**changes)
     there = release(**live, model_uri=card.model_uri) if live else None

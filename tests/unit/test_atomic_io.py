@@ -14,7 +14,7 @@ from enginegate.atomic_io import (
 )
 
 
-def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
+def test_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     """A disk that fills up half-way neither truncates the file nor leaves another one."""
     path = tmp_path / "file"
     write_file(path, b"old")
@@ -30,7 +30,7 @@ def test_a_failed_write_leaves_the_old_content(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+def test_folder_appears_whole_or_not_at_all(tmp_path):
     """An exception while filling it leaves nothing."""
 
     def fill_half():
@@ -55,7 +55,7 @@ def test_the_first_of_two_equal_folders_is_kept(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["made"]
 
 
-def test_a_held_lock_names_its_holder(tmp_path):
+def test_held_lock_names_its_holder(tmp_path):
     """The second taker is told which process to look for."""
     lock, holder = tmp_path / "lock", f"pid {os.getpid()}"
     with file_lock(lock), pytest.raises(TimeoutError, match=holder), file_lock(lock):
@@ -86,7 +86,7 @@ def _irregular(path, kind, target):
         ("folder", "a folder"),
     ],
 )
-def test_a_lock_is_never_taken_on_somebodys_file(tmp_path, kind, named):
+def test_lock_is_never_taken_on_a_foreign_file(tmp_path, kind, named):
     """What a link leads to keeps its content; the message names the path and the remedy."""
     theirs, lock = tmp_path / "theirs", tmp_path / "lock"
     theirs.write_text("precious")

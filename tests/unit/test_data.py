@@ -33,7 +33,7 @@ def saved(tmp_path):
     return save
 
 
-def test_an_archive_and_a_folder_hold_the_same_data(saved, tmp_path):
+def test_archive_and_folder_have_one_digest(saved, tmp_path):
     """The digest is of the content, not of the form it is kept in."""
     folder = tmp_path / "data"
     folder.mkdir()
@@ -43,7 +43,7 @@ def test_an_archive_and_a_folder_hold_the_same_data(saved, tmp_path):
     assert read_data(folder).sha256 == read_data(saved()).sha256
 
 
-def test_a_data_set_survives_a_round_trip(saved, tmp_path):
+def test_data_set_round_trips(saved, tmp_path):
     """Written and read again it is the same, and only its owner can read the file."""
     data = read_data(saved())
 
@@ -53,7 +53,7 @@ def test_a_data_set_survives_a_round_trip(saved, tmp_path):
     assert (tmp_path / "again.npz").stat().st_mode & 0o777 == 0o600
 
 
-def test_one_changed_value_changes_the_digest(saved):
+def test_changed_value_changes_the_digest(saved):
     """Evidence made on other data cannot be taken for this data's."""
     before = read_data(saved()).sha256
     image = arrays()["input.image"].copy()
@@ -87,7 +87,7 @@ def test_malformed_data_is_refused(saved, changes, message):
 
 
 @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 cut short"])
-def test_a_corrupt_file_is_refused(tmp_path, content):
+def test_corrupt_file_is_refused(tmp_path, content):
     """A truncated upload gives a message, not a traceback."""
     path = tmp_path / "data.npz"
     path.write_bytes(content)
@@ -175,7 +175,7 @@ def _archive(path, content, *, name="input.image.npy", compression=zipfile.ZIP_D
 @pytest.mark.parametrize(
     "shape", [pytest.param((10**12,), id="values"), pytest.param((10**9, 10**9), id="beyond")]
 )
-def test_a_header_that_claims_more_than_there_is_is_refused(tmp_path, shape):
+def test_exaggerated_header_is_refused(tmp_path, shape):
     """Nothing is set aside for values that nobody sent."""
     path = _archive(tmp_path / "data.npz", _header(shape) + bytes(64))
 
@@ -191,7 +191,7 @@ def test_values_without_a_size_are_refused(tmp_path):
         read_data(path)
 
 
-def test_a_foreign_member_is_refused(tmp_path):
+def test_foreign_archive_member_is_refused(tmp_path):
     """An archive that holds something else is not a data set."""
     path = _archive(tmp_path / "data.npz", b"hello", name="README.txt")
 
@@ -199,7 +199,7 @@ def test_a_foreign_member_is_refused(tmp_path):
         read_data(path)
 
 
-def test_an_encrypted_member_is_refused(saved):
+def test_encrypted_member_is_refused(saved):
     """It is said which, instead of asking for a password."""
     path = saved()
     content = bytearray(path.read_bytes())
@@ -211,7 +211,7 @@ def test_an_encrypted_member_is_refused(saved):
         read_data(path)
 
 
-def test_an_unknown_compression_is_refused(tmp_path):
+def test_unknown_compression_is_refused(tmp_path):
     """LZMA and its like are not what NumPy writes."""
     path = _archive(tmp_path / "data.npz", _header((1,)) + bytes(4), compression=zipfile.ZIP_LZMA)
 
@@ -220,7 +220,7 @@ def test_an_unknown_compression_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_an_archive_that_expands_beyond_reason_is_refused(tmp_path, monkeypatch):
+def test_archive_bomb_is_refused(tmp_path, monkeypatch):
     """A small file that becomes gibibytes is not unpacked, unless its owner says so."""
     path = tmp_path / "data.npz"
     block = bytes(1 << 24)

@@ -8,7 +8,7 @@ from enginegate.errors import RepositoryError
 from tests.fakes.evidence import release
 
 
-def test_an_engine_is_found_by_its_kind_of_device():
+def test_engine_is_found_by_device_kind():
     """A release of one kind of device needs no asking; of several, it does."""
     one = release(backend="onnxruntime")
     gpu = one.engine.model_copy(update={"device": "gpu", "backend": "tensorrt"})

@@ -41,7 +41,7 @@ def test_any_exception_becomes_one_error(raised):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_is_not_the_tools_fault_passes(raised):
+def test_errors_not_from_the_tool_pass_through(raised):
     """A lack of memory or space, an interruption and this program's own errors stay as they are."""
     with pytest.raises(type(raised)) as caught, tool_errors("int8 cannot be made"):
         raise raised
@@ -49,7 +49,7 @@ def test_what_is_not_the_tools_fault_passes(raised):
     assert caught.value is raised
 
 
-def test_a_tool_whose_time_is_over_is_one_that_raised():
+def test_tool_timeout_fails_its_candidate_only():
     """It costs its own candidate, not the run; what to change stays in the message."""
     with (
         pytest.raises(ToolError, match=r"^int8 cannot be made: one run took 300 s"),

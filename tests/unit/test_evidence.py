@@ -24,7 +24,7 @@ def test_the_worst_outcome_wins(pair):
     assert worst((finding(better), finding(worse), finding(better))) is worse
 
 
-def test_an_advisory_finding_cannot_change_the_outcome():
+def test_advisory_finding_cannot_change_the_outcome():
     """A gate on trial is shown and counts for nothing, also when it is all there is."""
     failed = finding(Outcome.FAILED, advisory=True)
 
@@ -40,7 +40,7 @@ def test_blocking_findings_come_worst_first():
     assert judged.blocking == (errored, failed)
 
 
-def test_a_candidate_without_a_benchmark_never_passes():
+def test_unbenchmarked_candidate_never_passes():
     """A gate that did not run is not a gate that passed."""
     card = scorecard(benchmarks=())
 
@@ -49,13 +49,13 @@ def test_a_candidate_without_a_benchmark_never_passes():
     assert card.outcome(FP32) is Outcome.INCONCLUSIVE
 
 
-def test_a_finding_refuses_nan():
+def test_finding_refuses_nan():
     """A number that is not one never enters the evidence."""
     with pytest.raises(ValidationError, match="finite"):
         Finding(gate="g", scope="s", outcome=Outcome.PASSED, reason="r", value=float("nan"))
 
 
-def test_a_scorecard_survives_a_round_trip(tmp_path):
+def test_scorecard_round_trips(tmp_path):
     """Written and read again, it has the same content and digest."""
     card, path = scorecard(), tmp_path / "card.json"
     path.write_bytes(card.pretty_json())
@@ -66,7 +66,7 @@ def test_a_scorecard_survives_a_round_trip(tmp_path):
     assert read.digest == card.digest
 
 
-def test_a_damaged_scorecard_names_the_file_and_the_field(tmp_path):
+def test_damaged_scorecard_names_file_and_field(tmp_path):
     """An unknown outcome word is refused with its place."""
     path = tmp_path / "card.json"
     path.write_bytes(scorecard().pretty_json().replace(b'"passed"', b'"fine"'))
@@ -106,7 +106,7 @@ def judged(**fields):
         ),
     ],
 )
-def test_what_contradicts_itself_is_said(card, said):
+def test_contradictions_are_listed(card, said):
     """Only what surely does: a gate may decide on an interval's better end."""
     assert re.search(said, "; ".join(contradictions(card)))
     assert bool(said) == bool(tuple(contradictions(card)))

@@ -49,13 +49,13 @@ def said():
         ),
     ],
 )
-def test_a_mistake_is_told_in_plain_words(said, table, change, line):
+def test_mistake_is_explained_in_plain_words(said, table, change, line):
     """Where, what it must be, what was probably meant, and what was given."""
     (found,) = said(table, change)
     assert found.startswith(f"  {line}")
 
 
-def test_a_mistake_that_every_precision_inherits_is_told_once(said):
+def test_inherited_mistake_is_reported_once(said):
     """The tables of the precisions take it over from [gates.default]."""
     default = {"tolerances": "standard", "confidence": 0.95, "min_samples": 9}
     gates = {"default": default | {"min_slice_samples": 9, "max_acuracy_loss": 1}}

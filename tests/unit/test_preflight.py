@@ -53,7 +53,7 @@ def problem(project, **tables):
     return found
 
 
-def test_a_policy_whose_files_are_there_has_no_problem(project):
+def test_complete_policy_has_no_problem(project):
     """What this machine cannot decide is listed with its reason."""
     found = checked(project)
 
@@ -71,7 +71,7 @@ def test_a_policy_whose_files_are_there_has_no_problem(project):
         ("shadow.traffic", {"shadow": {"traffic": "nothing.npz"}}),
     ],
 )
-def test_a_missing_file_is_named_with_its_key(project, key, tables):
+def test_missing_file_is_named_with_its_key(project, key, tables):
     """And with where it was looked for."""
     said = problem(project, **tables)
 
@@ -90,7 +90,7 @@ def test_every_problem_is_told_at_once(project):
         check_policy(read_policy(path)).refuse(path)
 
 
-def test_a_damaged_file_is_refused_by_its_header(project):
+def test_damaged_file_is_refused_by_its_header(project):
     """Corrupt, pickled, uneven and empty sets, without reading their values."""
     place = project / DATA / "evaluation.npz"
     place.write_bytes(place.read_bytes()[:100])
@@ -116,7 +116,7 @@ def test_a_damaged_file_is_refused_by_its_header(project):
         ({"evaluation": {"runner": "dask"}}, "prefect-dask is not installed"),
     ],
 )
-def test_a_function_or_model_that_is_not_there(project, tables, said):
+def test_missing_function_or_model_is_named(project, tables, said):
     """The key is named; the module is not imported to find out."""
     (project / "mine").mkdir()
     (project / "mine" / "scores.py").write_text("raise SystemExit\ndef score(o, l): ...\n")
@@ -136,14 +136,14 @@ def test_a_function_or_model_that_is_not_there(project, tables, said):
         "globals()['sco' + 're'] = 1",
     ],
 )
-def test_a_function_that_is_there_however_it_got_there(project, text):
+def test_defined_function_is_accepted(project, text):
     """Whatever may define the name is taken for it."""
     (project / "mine.py").write_text(text)
 
     assert checked(project, metrics={"own": {"kind": "mine:score"}}).problems == ()
 
 
-def test_a_type_that_triton_does_not_take(project):
+def test_dtype_unknown_to_triton_is_named(project):
     """It could be validated for minutes, and never served."""
     for name in ("evaluation", "calibration", "traffic"):
         write(project / DATA / f"{name}.npz", np.complex64)
@@ -193,7 +193,7 @@ def sample(project, dtype):
     return import_sample(project / "theirs.npz", "digits", Shadow(), home=home)
 
 
-def test_what_will_be_inconclusive_is_listed(project):
+def test_expected_inconclusive_gates_are_listed(project):
     """Too few samples, no labels: the policy is good, the evidence will not be."""
     write(project / DATA / "evaluation.npz", rows=10, label=None)
 
@@ -205,7 +205,7 @@ def test_what_will_be_inconclusive_is_listed(project):
     assert any("no labels" in note for note in found.notes)
 
 
-def test_a_signing_key_of_another_host_is_no_problem(project):
+def test_missing_signing_key_is_no_problem_here(project):
     """Only who promotes needs it."""
     found = checked(project, signing={"private_key": "/nowhere/release.pem"})
 
@@ -213,7 +213,7 @@ def test_a_signing_key_of_another_host_is_no_problem(project):
     assert "signing.private_key" in found.notes[0]
 
 
-def test_an_archive_that_will_not_be_unpacked_is_a_problem(project):
+def test_archive_bomb_is_a_problem(project):
     """What reading refuses after the first build is refused before it, by the headers alone."""
     header = io.BytesIO()
     said = {"descr": "<f4", "fortran_order": False, "shape": (10**9, 1, 8, 8)}

@@ -21,6 +21,6 @@ from enginegate.redact import masked
         ("ask ada@host", "ask ada@host"),
     ],
 )
-def test_an_address_keeps_its_password_for_itself(text, said):
+def test_address_is_shown_without_credentials(text, said):
     """Everything before its last @, and what a query says; what is no sign-in stays."""
     assert masked(text) == said

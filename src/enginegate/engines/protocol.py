@@ -39,7 +39,7 @@ class ServedFiles:
     Attributes:
         backend: Triton's name of the backend, e.g. ``python``.
         files: path inside the version folder -> the file to copy there.
-        settings: what the backend is told so that it runs the engine as it was validated.
+        settings: what the backend is given so that it runs the engine as it was validated.
         gpu: whether instances belong on GPUs.
     """
 

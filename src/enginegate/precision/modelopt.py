@@ -23,7 +23,7 @@ from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration import HELD_OUT, CalibrationSample, least_error
 from enginegate.precision.onnx_checks import clean_converted
-from enginegate.precision.session import open_session, outputs_of, relative_error
+from enginegate.precision.session import open_cpu_session, outputs_of, relative_error
 
 _METHODS = ("max", "entropy")
 _TIMEOUT_S = 1800.0
@@ -103,11 +103,11 @@ def by_modelopt(
     if method != "auto":
         return job.run(sample, method), method
     fitted, held = sample.split(HELD_OUT)
-    exact = outputs_of(open_session(job.source, what=str(job.source)), held)
+    exact = outputs_of(open_cpu_session(job.source, what=str(job.source)), held)
     errors = {}
     for name in _METHODS:
         tried = job.run(fitted, name).SerializeToString()
-        session = open_session(tried, what=f"{job.candidate} by {name}")
+        session = open_cpu_session(tried, what=f"{job.candidate} by {name}")
         errors[name] = relative_error(exact, outputs_of(session, held))
     best, how = least_error(errors, held)
     return job.run(sample, best), how

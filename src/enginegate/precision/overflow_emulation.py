@@ -35,7 +35,7 @@ from enginegate.policy import CalibrationTable
 from enginegate.precision.convert import convert
 from enginegate.precision.deadline import run_in_time
 from enginegate.precision.onnx_checks import with_opset
-from enginegate.precision.session import open_session
+from enginegate.precision.session import open_cpu_session
 from enginegate.records import Record, sha256_bytes
 from enginegate.sources.onnx_form import graphs
 
@@ -261,7 +261,7 @@ def open_emulated(
     outputs = tuple(value.name for value in model.graph.output)
     found = emulate_16_bit(model, what=what) if candidate.precision.is_16_bit else None
     runnable = found.model if found else model
-    yield EmulatedRunner(open_session(runnable.SerializeToString(), what=what), found, outputs)
+    yield EmulatedRunner(open_cpu_session(runnable.SerializeToString(), what=what), found, outputs)
 
 
 def judge_range(report: RangeReport, scope: str) -> Finding:

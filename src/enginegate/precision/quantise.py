@@ -22,7 +22,7 @@ from enginegate.engine_kinds import QuantisedForm
 from enginegate.errors import BuildError, told_by, tool_errors
 from enginegate.precision.calibration import ActivationRange, Prepared
 from enginegate.precision.onnx_checks import LAYERS, clean_converted, name_nodes, with_opset
-from enginegate.precision.session import open_session
+from enginegate.precision.session import open_cpu_session
 from enginegate.sources.onnx_form import graphs
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ def with_types(model: ModelProto, *, what: str) -> ModelProto:
     asked = ModelProto()
     asked.CopyFrom(model)
     asked.graph.output.extend(onnx.ValueInfoProto(name=name) for name in untyped)
-    session = open_session(asked.SerializeToString(), what=what, optimised=False)
+    session = open_cpu_session(asked.SerializeToString(), what=what, optimised=False)
     found = {output.name: _TYPES.get(output.type) for output in session.get_outputs()}
     for name in untyped:
         kind = found[name]

@@ -19,7 +19,7 @@ from enginegate.precision.convert import calibration_sample, kept_with, quantise
 from enginegate.precision.fp16_bf16 import round_to_16_bit
 from enginegate.precision.onnx_checks import layers, name_nodes
 from enginegate.precision.quantise import prepare, with_pairs
-from enginegate.precision.session import open_session, outputs_of, relative_error
+from enginegate.precision.session import open_cpu_session, outputs_of, relative_error
 from enginegate.records import Record
 from enginegate.sources.onnx_form import input_specs
 
@@ -73,7 +73,7 @@ def sensitivities(
     sample = calibration_sample(candidate, data, rules)
     sample.check_fits(input_specs(onnx.load(source)))
     few = sample.head(samples)
-    exact = outputs_of(open_session(source, what=str(source)), few)
+    exact = outputs_of(open_cpu_session(source, what=str(source)), few)
     with tempfile.TemporaryDirectory(prefix="enginegate-sensitivity-") as scratch:
         if candidate.precision.is_16_bit:
             forms = _rounded_forms(source, candidate.precision)
@@ -81,7 +81,9 @@ def sensitivities(
             forms = _quantised_forms(source, candidate, sample, rules, Path(scratch))
         found = []
         for node, model in forms:
-            session = open_session(model.SerializeToString(), what=f"{source} with {node} alone")
+            session = open_cpu_session(
+                model.SerializeToString(), what=f"{source} with {node} alone"
+            )
             error = relative_error(exact, outputs_of(session, few))
             known = error if math.isfinite(error) else None
             found.append(Sensitivity(node=node, error=known, samples=len(few)))

@@ -22,7 +22,9 @@ class Batches(Protocol):
         ...
 
 
-def open_session(model: Path | bytes, *, what: str, optimised: bool = True) -> "InferenceSession":
+def open_cpu_session(
+    model: Path | bytes, *, what: str, optimised: bool = True
+) -> "InferenceSession":
     """A session at the level that keeps Q/DQ and Cast pairs as they are written.
 
     Args:

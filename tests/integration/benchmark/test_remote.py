@@ -37,8 +37,8 @@ def benchmark(tmp_path, monkeypatch):
     return run
 
 
-def test_one_load_is_measured_and_nothing_changed(benchmark, scale, server):
-    """The configuration in force, at the load asked for; the exit code says whether it holds."""
+def test_remote_load_is_measured_without_changing_the_server(benchmark, scale, server):
+    """The configuration in force, at the load asked for; the exit code says whether p99 is met."""
     shown = benchmark(
         "--server", server.grpc, "--model", "scale", "--rate", "300", "--seconds", "2"
     )

@@ -59,7 +59,7 @@ def desk(tmp_path, monkeypatch):
     return lambda approval="": Desk(tmp_path, approval)
 
 
-def test_an_approval_is_kept_and_told(desk):
+def test_approval_is_stored_and_audited(desk):
     """In the workspace with where it came from, and in the audit log; the next command is named."""
     ada = desk()
     card = ada.card()
@@ -127,7 +127,7 @@ def test_status_passes_over_who_may_not_approve(desk):
     assert list(waiting(four.rules, four.workspace, four.policy)) == []
 
 
-def test_a_rejection_is_told_too(desk):
+def test_rejection_is_audited(desk):
     """Somebody may approve it later; the log keeps both."""
     ada = desk()
     card = ada.card()
@@ -138,7 +138,7 @@ def test_a_rejection_is_told_too(desk):
     assert [event.event for event in ada.log.read()] == ["rejected", "approved"]
 
 
-def test_a_no_is_kept_where_the_audit_log_cannot_be_written(desk, monkeypatch):
+def test_rejection_is_stored_when_audit_log_is_unwritable(desk, monkeypatch):
     """While somebody changes the repository, for example; a yes is not kept without the log."""
     here = desk()
     card = here.card()
@@ -157,7 +157,7 @@ def test_a_no_is_kept_where_the_audit_log_cannot_be_written(desk, monkeypatch):
     assert "gets it at the promotion: live is being changed by pid 7." in here.said
 
 
-def test_a_stranger_cannot_reject_and_is_told(desk):
+def test_stranger_cannot_reject(desk):
     """Silence would let them believe that it was stopped; a person the policy names is known."""
     here = desk('approvers = ["ada"]\n')
     card = here.card()
@@ -181,7 +181,7 @@ def test_a_stranger_cannot_reject_and_is_told(desk):
     ],
     ids=["not-named", "own-request", "no-winner"],
 )
-def test_what_the_promotion_would_refuse_is_refused_at_once(
+def test_approval_that_promotion_would_refuse_is_refused(
     desk, approval, approver, changes, message
 ):
     """Nothing is written."""
@@ -195,7 +195,7 @@ def test_what_the_promotion_would_refuse_is_refused_at_once(
     assert here.log.read() == ()
 
 
-def test_what_can_no_longer_be_promoted_is_not_approved(desk):
+def test_unpromotable_scorecard_is_not_approved(desk):
     """Nothing is written, status does not ask for it, and a no is no harm."""
     here = desk()
     card, won = here.card(replaces=3), here.card()
@@ -232,7 +232,7 @@ def test_where_nothing_is_known_of_what_is_live_an_answer_can_be_given(desk):
     assert sentence.startswith("approved and not promoted")
 
 
-def test_a_scorecard_that_became_a_promise_waits_for_nobody(desk, tmp_path):
+def test_scorecard_renewed_as_promise_is_not_waiting(desk, tmp_path):
     """The live release is held to it; the one that it was published with is over."""
     here = desk()
     first, second, late = here.card(), here.card(replaces=1), here.card(reason="another")
@@ -262,7 +262,7 @@ def test_a_scorecard_that_became_a_promise_waits_for_nobody(desk, tmp_path):
         here.say(late)
 
 
-def test_an_approval_that_is_over_is_asked_for_again(desk, monkeypatch):
+def test_expired_approval_is_listed_again(desk, monkeypatch):
     """Status says when and why; it could still be promoted."""
     here = desk()
     card = here.card()
@@ -276,7 +276,7 @@ def test_an_approval_that_is_over_is_asked_for_again(desk, monkeypatch):
     assert "2.0 h old; an approval stands for 1 h" in sentence
 
 
-def test_a_decision_that_cannot_be_read_stops_nobody_but_its_own_scorecard(desk):
+def test_unreadable_decision_blocks_only_its_scorecard(desk):
     """It may be a no: it is named, nothing is added to it, and the others are still listed."""
     here = desk()
     card, other = here.card(), here.card(model_uri="models:/tiny/1", requested_by="ada")
@@ -293,7 +293,7 @@ def test_a_decision_that_cannot_be_read_stops_nobody_but_its_own_scorecard(desk)
     assert any(line.startswith(f"cannot be decided: {card.digest[:12]}") for line in said)
 
 
-def test_an_approval_needs_its_policy_a_no_does_not(desk):
+def test_approval_needs_its_policy_but_rejection_does_not(desk):
     """Without it no audit log would have the approval, so it would count for nothing."""
     here = desk()
     card = here.card()
@@ -306,7 +306,7 @@ def test_an_approval_needs_its_policy_a_no_does_not(desk):
     assert "at the promotion" in here.said
 
 
-def test_a_scorecard_that_nothing_vouches_for_is_not_approved(desk):
+def test_unauthenticated_scorecard_is_not_approved(desk):
     """Neither MLflow nor a signature: it may have been written by hand. Nothing is written."""
     here = desk()
     card = here.card()
@@ -320,7 +320,7 @@ def test_a_scorecard_that_nothing_vouches_for_is_not_approved(desk):
     assert here.log.read() == ()
 
 
-def test_a_decision_is_signed_like_a_release(desk):
+def test_decision_is_signed_like_a_release(desk):
     """With the workspace's key where the policy names none; the log has it first."""
     ada = desk()
     ada.say(ada.card())
@@ -339,7 +339,7 @@ def unsure(desk):
     return desk.card(verdicts=judged, benchmarks=measured, winner=None, reason="too few samples")
 
 
-def test_what_is_inconclusive_is_accepted_by_name(desk):
+def test_inconclusive_candidate_is_accepted_by_name(desk):
     """The findings are listed until the person says so; the decision then holds them."""
     ada = desk("accept_inconclusive = true\n")
     card = unsure(ada)
@@ -354,7 +354,7 @@ def test_what_is_inconclusive_is_accepted_by_name(desk):
     assert (decision.candidate, decision.accepts) == (FP32, ("samples/evaluation",))
 
 
-def test_what_is_inconclusive_cannot_be_accepted_against_the_policy(desk):
+def test_inconclusive_candidate_is_refused_when_policy_forbids(desk):
     """Not even by name."""
     ada = desk()
 

@@ -67,7 +67,7 @@ def test_doctor_says_what_is_missing_and_how_to_get_it(enginegate):
     assert "Triton server" in done.stdout
 
 
-def test_a_good_policy_is_explained(enginegate, policy, tmp_path):
+def test_valid_policy_is_explained(enginegate, policy, tmp_path):
     """Candidates, SLO and search in a few lines; and what will be inconclusive here, and why."""
     text = policy.read_text()
     policy.write_text(text.replace('calibration = ".enginegate/data/digits/calibration.npz"', ""))
@@ -84,7 +84,7 @@ def test_a_good_policy_is_explained(enginegate, policy, tmp_path):
     assert "inconclusive onnxruntime-int8: int8 needs calibration data" in done.stdout
 
 
-def test_a_policy_whose_data_is_missing_is_a_bad_policy(enginegate, policy):
+def test_policy_with_missing_data_exits_bad_input(enginegate, policy):
     """The file, the key, its value and what to do; exit code 6."""
     done = enginegate("policy", "check", str(policy))
 
@@ -93,7 +93,7 @@ def test_a_policy_whose_data_is_missing_is_a_bad_policy(enginegate, policy):
     assert "is valid" not in done.stdout
 
 
-def test_a_bad_policy_exits_with_bad_input(enginegate, policy):
+def test_invalid_policy_exits_bad_input(enginegate, policy):
     """The message names the file and the key; exit code 6."""
     policy.write_text(policy.read_text().replace("p99_ms", "p99", 1))
 
@@ -112,7 +112,7 @@ def test_flows_need_a_checkout(enginegate, policy):
     assert "not an Enginegate checkout" in done.stderr
 
 
-def test_an_unknown_scorecard_is_bad_input(enginegate):
+def test_unknown_scorecard_exits_bad_input(enginegate):
     """Nothing is decided about evidence that does not exist."""
     done = enginegate("approve", "abc123", "--reason", "looks right")
 
@@ -120,7 +120,7 @@ def test_an_unknown_scorecard_is_bad_input(enginegate):
     assert "no scorecard 'abc123'" in done.stderr
 
 
-def test_a_file_that_is_no_scorecard_is_not_shown(enginegate, tmp_path):
+def test_malformed_scorecard_is_not_shown(enginegate, tmp_path):
     """The message says what is wrong with it; what it holds stays where it is."""
     (tmp_path / "notes.txt").write_text("password:x:hunter2")
 
@@ -131,14 +131,14 @@ def test_a_file_that_is_no_scorecard_is_not_shown(enginegate, tmp_path):
     assert "hunter2" not in done.stderr
 
 
-def test_nothing_live_is_said_plainly(enginegate, policy):
+def test_empty_repository_status_and_verify_succeed(enginegate, policy):
     """Status and verification of an empty repository succeed."""
     assert "nothing is live" in enginegate("status", str(policy)).stdout
     assert enginegate("verify", str(policy)).returncode == 0
 
 
 @pytest.mark.parametrize("verb", ["status", "verify"])
-def test_a_bad_policy_or_scorecard_does_not_hide_the_others(enginegate, policy, tmp_path, verb):
+def test_invalid_policy_or_scorecard_does_not_hide_others(enginegate, policy, tmp_path, verb):
     """Each is named, the rest is shown, and the exit code says that something was left out."""
     policies = tmp_path / "policies"
     policies.mkdir()
@@ -173,7 +173,7 @@ def test_serving_on_a_taken_port_names_the_port(enginegate, policy):
     assert str(port) in done.stderr
 
 
-def test_a_missing_triton_is_named_with_the_way_to_get_it(enginegate, policy, tmp_path):
+def test_missing_triton_names_how_to_install_it(enginegate, policy, tmp_path):
     """Without the wheel and without tritonserver on PATH."""
     hide = tmp_path / "hide"
     hide.mkdir()
@@ -195,7 +195,7 @@ def test_a_missing_triton_is_named_with_the_way_to_get_it(enginegate, policy, tm
 
 
 @pytest.mark.parametrize("verb", ["audit", "status", "verify"])
-def test_a_file_as_repository_is_no_empty_repository(enginegate, policy, tmp_path, verb):
+def test_file_as_repository_is_not_an_empty_repository(enginegate, policy, tmp_path, verb):
     """Nothing can be said about it, so nothing is called fine."""
     there = tmp_path / "not-a-folder"
     there.touch()
@@ -208,7 +208,7 @@ def test_a_file_as_repository_is_no_empty_repository(enginegate, policy, tmp_pat
     assert "not-a-folder" in done.stderr.replace("\n", "")
 
 
-def test_a_file_to_write_into_is_refused_before_anything_is_measured(enginegate, policy, tmp_path):
+def test_file_as_output_folder_is_refused_before_measuring(enginegate, policy, tmp_path):
     """Not after the search, with a traceback."""
     there = tmp_path / "report"
     there.touch()

@@ -55,7 +55,7 @@ def only_readable(place, *, but=()):
         path.chmod(0o000 if path in but else 0o555 if path.is_dir() else 0o444)
 
 
-def test_whoever_may_only_read_verifies_everything(place):
+def test_read_only_verify_checks_everything(place):
     """Nothing is written, twice; that no lock was taken is said, and a changed byte is found."""
     root = place / "live"
     only_readable(place)
@@ -75,7 +75,7 @@ def test_whoever_may_only_read_verifies_everything(place):
     assert (code, "1/engine.bin is not the file" in said) == (ExitCode.GATES_FAILED, True)
 
 
-def test_what_may_not_be_read_is_unknown_and_not_wrong(place):
+def test_unreadable_files_are_unknown_not_failed(place):
     """Golden samples hold users' data and are their owner's: the auditor is told, and code 5."""
     golden = Layout(place / "live", "digits").golden_file(1)
 
@@ -86,7 +86,7 @@ def test_what_may_not_be_read_is_unknown_and_not_wrong(place):
     assert "unknown digits release 1 it may not be read by this user" in said
 
 
-def test_a_server_that_should_answer_and_does_not_is_no_success(place):
+def test_silent_server_is_not_success(place):
     """Nor is it a failure of what was published; without any server known, the folder is all."""
     code, said, _ = verify(place)
     assert (code, "No server is named or known" in said) == (ExitCode.OK, True)

@@ -74,7 +74,7 @@ def test_the_demo_ends_with_a_version_live_again(first_run):
     assert "version 1 answers" in printed
 
 
-def test_a_second_run_does_nothing_twice(checkout, first_run):
+def test_second_demo_run_repeats_nothing(checkout, first_run):
     """And says so."""
     assert first_run[0] == 0
 
@@ -106,7 +106,7 @@ def test_afterwards_status_and_verify_tell_the_story(checkout, first_run):
     assert "1/model.onnx is not the file that was recorded" in printed
 
 
-def test_a_no_leaves_everything_as_it_was(checkout, first_run):
+def test_rejected_scorecard_changes_nothing(checkout, first_run):
     """A rejected scorecard goes nowhere, with an exit code of its own."""
     assert first_run[0] == 0
 

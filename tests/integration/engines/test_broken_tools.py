@@ -29,7 +29,7 @@ def rules(samples, tmp_path, monkeypatch):
     return parse_policy({**POLICY, "data": data}, "test policy")
 
 
-def test_a_tool_that_raises_is_an_errored_candidate(rules, cnn, monkeypatch):
+def test_build_tool_exception_is_an_errored_candidate(rules, cnn, monkeypatch):
     """Its words are in the verdict; nothing is left in the store; the next candidate is built."""
 
     def broken(*_arguments, **_options):
@@ -67,7 +67,7 @@ def test_no_memory_is_not_the_candidates_fault(rules, cnn, monkeypatch):
         build.fn(Candidate.parse("onnxruntime-int8"), rules.engine_tables, cnn, Workspace.of(rules))
 
 
-def test_a_runtime_that_raises_while_it_runs_is_an_errored_verdict(rules, cnn, monkeypatch):
+def test_runtime_exception_is_an_errored_verdict(rules, cnn, monkeypatch):
     """An engine that loads and then breaks is errored, with the runtime's words."""
     built = build.fn(
         Candidate.parse("onnxruntime-fp32"), rules.engine_tables, cnn, Workspace.of(rules)

@@ -10,7 +10,7 @@ from enginegate.engines import open_onnx
 from enginegate.errors import InputError, ModelError, ToolError
 from enginegate.policy.model_source import ModelSource
 from enginegate.precision.calibration import CalibrationSample
-from enginegate.precision.session import open_session, outputs_of
+from enginegate.precision.session import open_cpu_session, outputs_of
 from enginegate.sources import onnx_from_source
 
 DATA = DataSet("rows.npz", {"x": np.ones((4, 4), np.float32)}, None, np.arange(4).astype(str), {})
@@ -66,7 +66,7 @@ def long_chain(tmp_path):
     )
 
 
-def test_a_source_that_never_ends_is_refused(endless, tmp_path, monkeypatch):
+def test_source_with_endless_run_is_refused(endless, tmp_path, monkeypatch):
     """The first run that anybody makes of it is given up; the message says what to do."""
     monkeypatch.setenv("ENGINEGATE_RUN_TIMEOUT_S", "0.5")
     with pytest.raises(ModelError, match=r"longer than 0\.5 s and was given up: a Loop"):
@@ -79,28 +79,28 @@ def test_a_source_that_never_ends_is_refused(endless, tmp_path, monkeypatch):
         )
 
 
-def test_a_measured_model_that_never_ends_is_given_up(endless, monkeypatch):
+def test_endless_measured_model_is_stopped(endless, monkeypatch):
     """So is one that is converted."""
     monkeypatch.setenv("ENGINEGATE_RUN_TIMEOUT_S", "0.5")
-    session = open_session(endless, what="a candidate")
+    session = open_cpu_session(endless, what="a candidate")
 
     with pytest.raises(ToolError, match="was given up"):
         outputs_of(session, CalibrationSample(DATA, np.arange(4), 4))
 
 
-def test_one_that_takes_too_long_to_open_is_given_up(long_chain, monkeypatch):
+def test_slow_open_is_stopped(long_chain, monkeypatch):
     """Whichever way it is opened."""
     monkeypatch.setenv("ENGINEGATE_OPEN_TIMEOUT_S", "0.000001")
 
     with pytest.raises(ModelError, match=r"did not open .*chain\.onnx within 1e-06 s"):
         open_onnx(long_chain).__enter__()
     with pytest.raises(ModelError, match="did not open a candidate"):
-        open_session(long_chain, what="a candidate")
+        open_cpu_session(long_chain, what="a candidate")
 
 
-def test_a_limit_that_is_none_is_refused(long_chain, monkeypatch):
+def test_zero_limit_is_refused(long_chain, monkeypatch):
     """It is said which variable is wrong."""
     monkeypatch.setenv("ENGINEGATE_OPEN_TIMEOUT_S", "soon")
 
     with pytest.raises(InputError, match="ENGINEGATE_OPEN_TIMEOUT_S is 'soon'"):
-        open_session(long_chain, what="a candidate")
+        open_cpu_session(long_chain, what="a candidate")

@@ -118,7 +118,7 @@ def test_its_settings_that_decide_the_engine_are_in_the_plans_key(rules, cnn):
     assert key() != key(rows=8)
 
 
-def test_what_cannot_be_decided_is_its_own_to_say(rules, cnn):
+def test_kind_states_its_own_obstacle(rules, cnn):
     """A precision that it lacks, and one that this machine lacks; nothing is built for either."""
     policy = rules("fp32", "bf16", "int8")
     obstacles = undecidable(policy.engine_tables, this_machine(policy.engine_tables))
@@ -162,7 +162,7 @@ def test_errors_in_its_table_name_the_file_the_table_and_the_key(rules, toy, mes
         rules("fp32", **toy)
 
 
-def test_a_kind_that_is_not_installed_is_refused_by_name():
+def test_kind_not_installed_is_refused_by_name():
     """In a policy, and in an engine of another machine's store."""
     tables = {"candidates": {"toy": ["fp32"]}, "toy": {"rows": 4}}
 
@@ -199,7 +199,7 @@ def test_the_command_knows_an_installed_kind(installed, tmp_path):
         ("a = tests.fakes.toy_kind:KIND\nb = tests.fakes.toy_kind:KIND", "of that name already"),
     ],
 )
-def test_a_package_whose_kind_is_broken_is_named(tmp_path, monkeypatch, entry_point, message):
+def test_broken_kind_package_is_named(tmp_path, monkeypatch, entry_point, message):
     """The message names the package, so that it can be mended or uninstalled."""
     monkeypatch.syspath_prepend(install(tmp_path, entry_point))
     engine_kinds._installed.cache_clear()

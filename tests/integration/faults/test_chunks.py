@@ -59,7 +59,7 @@ def test_chunks_equal_the_whole(ready, tmp_path):
     assert stored < 3000 * 150
 
 
-def test_a_killed_run_goes_on_where_it_was(ready, tmp_path):
+def test_killed_run_resumes_at_the_missing_chunk(ready, tmp_path):
     """A chunk that is missing or cut short is run again, and no other."""
     folder = tmp_path / "parts"
     before = _compared(ready, 1024, folder)
@@ -129,7 +129,7 @@ def test_discovered_parts_are_the_same_for_every_candidate(ready, tmp_path):
     assert counts.tolist() == [750, 750, 750, 750]
 
 
-def test_a_trait_that_is_not_there(ready):
+def test_unknown_derived_slice_is_refused(ready):
     """Sequence length of images is refused with what there is instead."""
     chunk = replace(ready.chunks(4096)[0], asked=(OutputSpec(traits=("length",)),))
 

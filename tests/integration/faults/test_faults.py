@@ -110,7 +110,7 @@ def test_broken_slice_of_two_per_cent(lab):
 
 @pytest.mark.parametrize("candidate", ["onnxruntime-fp32", "onnxruntime-int8"])
 @pytest.mark.parametrize("sliced", [True, False], ids=["sliced-by-class", "without-slices"])
-def test_a_class_with_wrong_labels_is_no_evidence(lab, tmp_path, candidate, sliced):
+def test_mislabelled_class_is_no_evidence(lab, tmp_path, candidate, sliced):
     """All of class 3 labelled 5: FP32 is wrong on each of them, so no candidate could be worse."""
     wrong = np.where(lab.data.labels == 3, 5, lab.data.labels)
     slices = lab.data.slices if sliced else {}
@@ -143,7 +143,7 @@ def test_permuted_labels_are_no_evidence(lab, tmp_path):
     assert "labels or outputs are probably permuted" in blocking.reason
 
 
-def test_one_nan_in_ten_thousand(lab):
+def test_single_nan_in_ten_thousand_fails(lab):
     """One sample of 10,000 that gives NaN fails, though every average is fine."""
     once = lab.data.inputs["image"].copy()
     once[1:, 0, 7, 7] = 0.0

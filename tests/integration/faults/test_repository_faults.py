@@ -78,7 +78,7 @@ def problems(repository):
     return [check.problem for check in verify(repository) if check.problem]
 
 
-def test_a_read_only_repository_is_said_before_anything_happens(repository, package):
+def test_read_only_repository_is_refused_first(repository, package):
     """The release that serves goes on serving; the message names the folder and the reason."""
     root = str(repository.root)
     bound = subprocess.run(["mount", "--bind", root, root], check=False, capture_output=True)
@@ -126,7 +126,7 @@ def _dies_at(moment, monkeypatch, server):
 
 
 @pytest.mark.parametrize("moment", ["before-the-load", "during-the-load", "at-the-golden-samples"])
-def test_a_server_that_dies_costs_nothing_on_disk(install, package, tmp_path, monkeypatch, moment):
+def test_server_death_leaves_the_folder_intact(install, package, tmp_path, monkeypatch, moment):
     """The folder says release 1 whatever the moment; a new server is brought up to it."""
     root = tmp_path / "repository"
     with serving(install, root, tmp_path / "first") as (server, repository):
@@ -146,7 +146,7 @@ def test_a_server_that_dies_costs_nothing_on_disk(install, package, tmp_path, mo
         assert answering(repository) == (3, 3.0)
 
 
-def test_a_dead_server_is_found_before_anything_is_live(install, package, tmp_path):
+def test_dead_server_is_found_before_publishing(install, package, tmp_path):
     """Dead from the start: nothing is published, and the message says what answers not."""
     root = tmp_path / "repository"
     with serving(install, root, tmp_path / "server") as (server, repository):
@@ -159,7 +159,7 @@ def test_a_dead_server_is_found_before_anything_is_live(install, package, tmp_pa
     assert Layout(root, ENGINE).current() is None
 
 
-def test_a_clock_that_goes_back_changes_no_order(repository, package, monkeypatch):
+def test_clock_going_back_keeps_the_order(repository, package, monkeypatch):
     """What was written first stays first, and the newest release serves, from older times too."""
     for path in (repository.root / ENGINE).rglob("*"):
         ahead = time.time() + 3600
@@ -217,9 +217,7 @@ def test_of_two_promoters_one_wins(repository, package):
     assert problems(repository) == []
 
 
-def test_a_folder_in_place_of_a_file_and_a_link_in_a_package_are_refused(
-    repository, package, tmp_path
-):
+def test_folder_for_file_and_symlink_are_refused(repository, package, tmp_path):
     """A release holds plain files only: a link could point anywhere."""
     link = tmp_path / "link.bin"
     link.symlink_to("/etc/hostname")
@@ -233,7 +231,7 @@ def test_a_folder_in_place_of_a_file_and_a_link_in_a_package_are_refused(
     assert problems(repository) == []
 
 
-def test_a_name_that_could_be_more_than_a_name_is_refused(repository, package):
+def test_unsafe_model_name_is_refused(repository, package):
     """Quotes, newlines and paths: by the folder's layout too, should a policy ever let one by."""
     for name in ('dig"its', "dig\nits", "../digits", "digits'; drop", ".hidden", "a/b", ""):
         odd = replace(package(2), model=name)
@@ -243,7 +241,7 @@ def test_a_name_that_could_be_more_than_a_name_is_refused(repository, package):
     assert [path.name for path in repository.root.iterdir() if path.is_dir()] == [ENGINE]
 
 
-def test_a_server_that_forgets_everything_is_brought_up_again(repository):
+def test_unloaded_server_is_reported_and_repaired(repository):
     """Somebody unloaded the model by hand: verification says so, repair loads what is live."""
     repository.client.unload(ENGINE)
     while repository.client.model_ready(ENGINE):

@@ -52,7 +52,7 @@ def position(rules):
     return Cursor.of(Workspace.here(), PREFECT_API_URL.value(), rules.target.repository).read()
 
 
-def test_a_change_that_prefect_did_not_see_is_told_later(rules, log):
+def test_missed_change_is_delivered_later(rules, log):
     """When it happened, by whom and why, and where it stands in the audit log."""
     dead = {PREFECT_API_URL: "http://127.0.0.1:9/api", PREFECT_CLIENT_MAX_RETRIES: 0}
     with temporary_settings(dead):
@@ -81,7 +81,7 @@ def test_a_change_that_prefect_did_not_see_is_told_later(rules, log):
     }
 
 
-def test_nothing_is_told_twice(rules, log, monkeypatch):
+def test_event_is_delivered_once(rules, log, monkeypatch):
     """Also when the workspace is lost, or another worker's: the server keeps one of each."""
     announce_releases.fn(rules.target.repository, Workspace.of(rules))
     kept(rules, 3)
@@ -113,7 +113,7 @@ def sent_by(monkeypatch, *, lost=False):
     return sent
 
 
-def test_what_a_dying_server_lost_is_sent_again(rules, log, monkeypatch):
+def test_event_lost_by_a_dying_server_is_sent_again(rules, log, monkeypatch):
     """It said that it had it; until it shows it, the position stays."""
     del log  # it only has to be there
     with monkeypatch.context() as patch:
@@ -127,7 +127,7 @@ def test_what_a_dying_server_lost_is_sent_again(rules, log, monkeypatch):
     assert [event.id for event in kept(rules, 3)] == lost
 
 
-def test_what_prefect_would_delete_at_once_is_not_told(rules, log, monkeypatch):
+def test_events_beyond_retention_are_not_sent(rules, log, monkeypatch):
     """It keeps a week; an automation for what happened last month helps nobody."""
     later = now() + timedelta(days=8)
     with monkeypatch.context() as patch:
@@ -142,7 +142,7 @@ def test_what_prefect_would_delete_at_once_is_not_told(rules, log, monkeypatch):
 
 
 def test_the_watch_tells_after_it_has_looked(rules, log, monkeypatch):
-    """A server that does not answer delays no look; what it found is no reason not to tell."""
+    """A server that does not answer delays no check; what it found is no reason not to tell."""
     del log  # it only has to be there
     sent, sent_before = sent_by(monkeypatch), []
 
@@ -158,7 +158,7 @@ def test_the_watch_tells_after_it_has_looked(rules, log, monkeypatch):
     assert len(sent) >= 3
 
 
-def test_whoever_tells_already_is_not_waited_for(rules, log, caplog):
+def test_delivery_in_progress_is_not_waited_for(rules, log, caplog):
     """The next run tells what the other one had not read."""
     del log  # it only has to be there
     address = PREFECT_API_URL.value()

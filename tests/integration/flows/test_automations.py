@@ -88,7 +88,7 @@ def suspended_promotion():
         client.set_flow_run_state(run.id, Suspended(timeout_seconds=600), force=True)
 
 
-def test_one_command_applies_them_and_messages_arrive(applied, inbox):
+def test_automations_are_applied_and_post_messages(applied, inbox):
     """Twice is once; a broken promise and a promotion that waits are posted, in words."""
     first, second = applied
     assert first.exit_code == second.exit_code == 0, (first.output, first.exception)
@@ -124,7 +124,7 @@ def test_every_file_is_an_automation_that_was_applied():
         (None, "holds no"),
     ],
 )
-def test_a_file_that_is_no_automation_is_named(prefect_server, tmp_path, text, said):
+def test_malformed_automation_file_is_named(prefect_server, tmp_path, text, said):
     """Before anything is changed on the server."""
     del prefect_server  # it only has to run
     if text is not None:

@@ -32,7 +32,7 @@ def check_reused(before, after, benchmarks):
     assert not made or any((m.config, m.load) in invalid for m in made)
 
 
-def test_what_qualify_measured_is_not_measured_again(qualified, family):
+def test_benchmark_reuses_what_qualify_measured(qualified, family):
     """The same candidates: the same benchmarks, from the store, and the winner's configuration."""
     rules = read_policy(family.policy)
     before = measured(family)
@@ -52,7 +52,7 @@ def test_what_qualify_measured_is_not_measured_again(qualified, family):
     assert "# 4 is the only value" in found.config_pbtxt
 
 
-def test_a_moved_slo_is_decided_from_what_was_measured(qualified, family, tmp_path):
+def test_changed_slo_is_decided_from_cached_measurements(qualified, family, tmp_path):
     """Another limit on the same latencies: another verdict, and not one request sent."""
     policy = family.edited(tmp_path / "moved.toml", ("p99_ms = 250", "p99_ms = 240"))
     rules = read_policy(policy)

@@ -67,7 +67,7 @@ def _read_to(pipe, words, within_s):
         pytest.param(signal.SIGKILL, -9, "", id="SIGKILL"),
     ],
 )
-def test_nothing_is_left_and_the_pipe_is_closed(checkout, number, status, said):
+def test_own_prefect_server_ends_with_the_command(checkout, number, status, said):
     """Prefect's own server ends with the command, says nothing into its pipe, and no traceback."""
     running = subprocess.Popen(
         [Path(sys.executable).with_name("enginegate"), "qualify", "policies/digits.toml"],

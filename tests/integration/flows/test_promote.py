@@ -96,7 +96,7 @@ def test_approvals_written_by_hand_publish_nothing(live, card, family, approved)
     ]
 
 
-def test_a_scorecard_made_by_hand_is_not_published(live, card, approved, family):
+def test_handmade_scorecard_is_not_published(live, card, approved, family):
     """MLflow's run holds another digest, so nobody is asked, and the log says why."""
     edited = card.model_copy(update={"requested_by": "somebody else"})
     family.workspace.save_scorecard(edited)
@@ -114,7 +114,7 @@ def publication_of(path, card):
     return _publication(policy, card, Workspace.of(policy))
 
 
-def test_an_approved_winner_goes_live_and_comes_back(live, card, approved, second_uri, family):
+def test_approved_winner_goes_live_and_rolls_back(live, card, approved, second_uri, family):
     """Two versions: published, proved, champion moved; rolled back, champion moved back."""
     first = promote(live, approved(card).digest)
     assert (first.version, serving(live), champion(family)) == (1, 1, FIRST_URI)
@@ -163,7 +163,7 @@ def assert_on_record(live, family):
     assert tags["enginegate.audit"] == f"5:{log.head().sha256}"
 
 
-def test_a_fleets_canary_is_held_to_the_looks_of_the_watch(live, approved, family):
+def test_fleet_canary_is_judged_by_watch_checks(live, approved, family):
     """By the promotion itself, before any other server is told; the watch goes on from there."""
     server = live_addresses(read_policy(live).target).grpc
     fleet = f'canary_s = 1\nfleet = [{{ name = "b", endpoint = "{server}" }}]\n'
@@ -181,7 +181,7 @@ def test_a_fleets_canary_is_held_to_the_looks_of_the_watch(live, approved, famil
     assert [(check.number, list(check.others)) for check in watch(live, 0.0).checks] == [(3, ["b"])]
 
 
-def test_a_scorecard_made_under_other_rules_is_refused(live, card, approved, family, tmp_path):
+def test_scorecard_of_another_policy_is_refused(live, card, approved, family, tmp_path):
     """Another model's policy, or this one with fewer approvers, needs its own qualification."""
     for number, edit in enumerate(
         [
@@ -211,7 +211,7 @@ def test_already_live_is_proved_not_believed(live, card, approved):
     assert serving(live) == 1
 
 
-def test_a_new_scorecard_of_the_same_bytes_is_a_new_promise(live, card, approved, family):
+def test_new_scorecard_of_same_bytes_renews_the_promise(live, card, approved, family):
     """Nothing is published; what the watch compares with, MLflow and the terminal have the new one.
 
     It needs its own approval, like everything that changes what a release is held to.
@@ -275,7 +275,7 @@ def told(live, count):
     return [(e.event, e.payload["from"], e.payload["to"]) for e in kept(root, "tiny", count)]
 
 
-def test_a_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, second_uri, family):
+def test_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, second_uri, family):
     """The command goes back with the folder and the server alone; both hear of it later."""
     promote(live, approved(card).digest)
     promote(live, approved(qualify(live, second_uri)).digest)
@@ -320,7 +320,7 @@ def lost(family, tmp_path):
             away.rename(family.workspace.root / name)
 
 
-def test_a_deployed_promotion_waits_for_two_people(live, approved, family, lost):
+def test_deployed_promotion_waits_for_two_approvers(live, approved, family, lost):
     """It holds nothing while it waits, asks until enough said yes, and goes on elsewhere."""
     text = live.read_text().replace("expires_hours = 1", "expires_hours = 1\nrequired = 2")
     live.write_text(text)
@@ -387,7 +387,7 @@ def test_the_form_needs_a_name_and_a_reason_and_its_no_is_heard(live, card, appr
     assert [event.event for event in log] == ["approved", "rejected", "refused"]
 
 
-def test_a_no_after_the_forms_yes_counts_however_late_the_worker_comes(live, card, approved):
+def test_rejection_after_a_form_approval_counts(live, card, approved):
     """The form was answered when it was sent, not when a worker reads it; the no came after."""
     run = Deployed(live, card.digest)
     with pytest.raises(Pause):
@@ -402,7 +402,7 @@ def test_a_no_after_the_forms_yes_counts_however_late_the_worker_comes(live, car
 
 
 @pytest.mark.parametrize("name", ["the best one", "tensorrt-fp8"])
-def test_an_approval_of_what_is_not_there_is_refused(name):
+def test_approving_an_unknown_candidate_is_refused(name):
     """With what there is; nothing is approved in its place."""
     answer = ApprovalForm(
         decision="approve", approver="ada", reason="checks right", accept_inconclusive=name
@@ -412,7 +412,7 @@ def test_an_approval_of_what_is_not_there_is_refused(name):
         _candidate(answer, scorecard())
 
 
-def test_what_is_published_is_what_the_approval_names(family):
+def test_published_candidate_is_the_approved_one(family):
     """The winner, unless people accepted another candidate by name."""
     card = scorecard(
         verdicts=(verdict(), verdict(finding(Outcome.INCONCLUSIVE), candidate=FP32)),

@@ -38,7 +38,7 @@ def test_every_candidate_is_in_the_scorecard(qualified):
     assert qualified.winner is not None
 
 
-def test_a_passed_verdict_rests_on_both_data_sets(qualified):
+def test_passed_verdict_rests_on_labelled_and_shadow_data(qualified):
     """Labelled data, the shadow sample, its integrity, and slices, each with its numbers."""
     verdict = qualified.verdict(qualified.winner)
     scopes = {(f.gate, f.scope) for f in verdict.findings}
@@ -74,7 +74,7 @@ def test_mlflow_has_a_run_for_each_candidate(qualified, family):
     assert "# 4 is the only value" in Path(served).read_text()
 
 
-def test_a_second_run_finds_everything(qualified, family):
+def test_second_qualification_reuses_everything(qualified, family):
     """Same model, data, policy and versions: the same scorecard, and not one new file.
 
     Only a benchmark that decided nothing is not kept: that one is made again, and nothing else.
@@ -147,7 +147,7 @@ def test_spoilt_evaluation_data_is_refused(family, tmp_path, spoil, message):
         qualify(policy)
 
 
-def test_an_unreachable_mlflow_is_named(family, monkeypatch):
+def test_unreachable_mlflow_is_named(family, monkeypatch):
     """The address and what to do, within seconds."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////proc/nowhere/mlflow.db")
 
@@ -155,7 +155,7 @@ def test_an_unreachable_mlflow_is_named(family, monkeypatch):
         qualify(family.policy)
 
 
-def test_a_candidate_that_failed_is_not_benchmarked(qualified, family, tmp_path):
+def test_failed_candidate_is_not_benchmarked(qualified, family, tmp_path):
     """It could not win; the scorecard says so, and a key of the policy brings it back."""
     del qualified  # its engines, and its benchmarks of them, are found again
     strict = ("[slo]", "[gates.int8]\nmax_abs_error = 1e-9\n\n[repair]\nmax_builds = 0\n\n[slo]")

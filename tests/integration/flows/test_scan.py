@@ -54,7 +54,7 @@ def deployment(prefect_server):
         yield f"qualify/{name}", runs
 
 
-def test_a_new_version_is_handed_to_the_deployment_once(scanned, deployment):
+def test_new_version_starts_one_deployment_run(scanned, deployment):
     """The alias starts one run with that version; the next scan finds nothing new."""
     policy, (name, runs) = scanned(), deployment
 
@@ -88,7 +88,7 @@ def test_without_a_deployment_it_is_qualified_here(scanned, family, qualified):
     assert any(card.policy_sha256 == digest for card in family.workspace.scorecards())
 
 
-def test_a_start_that_fails_is_tried_three_times(scanned):
+def test_failing_start_is_tried_three_times(scanned):
     """Each scan tries once and says why; then the version is left alone."""
     policy = scanned()
 
@@ -121,7 +121,7 @@ def test_two_scans_do_not_start_one_version_twice(scanned):
     assert (again.uri, again.claim.name) == (start.uri, "2.json")
 
 
-def test_a_start_that_died_before_it_could_say_so_is_not_started_again(scanned, deployment):
+def test_unconfirmed_start_is_not_repeated(scanned, deployment):
     """Its run was asked for under the first claim's name, and so is the second attempt's."""
     policy, (name, runs) = scanned(), deployment
     rules = read_policy(policy)
@@ -137,7 +137,7 @@ def test_a_start_that_died_before_it_could_say_so_is_not_started_again(scanned, 
     assert len(runs()) == 1
 
 
-def test_a_claim_is_given_up_after_a_day():
+def test_claim_expires_after_a_day():
     """A process of ours may have another's number after a restart."""
     ours = {"host": socket.gethostname(), "pid": os.getpid()}
 
@@ -145,7 +145,7 @@ def test_a_claim_is_given_up_after_a_day():
     assert Claim(**ours, at=now() - timedelta(hours=25)).abandoned()
 
 
-def test_a_policy_without_a_mark_is_refused(family):
+def test_policy_without_scan_mark_is_refused(family):
     """There is nothing it could mean."""
     with pytest.raises(InputError, match=r"\[scan\]"):
         scan(family.policy)

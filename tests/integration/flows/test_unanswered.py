@@ -109,7 +109,7 @@ def refusals(policy):
     return [event for event in events if event.event == "refused"]
 
 
-def test_a_promotion_that_nobody_answered_is_refused_on_record_once(policy, card, tmp_path):
+def test_expired_promotion_is_recorded_once(policy, card, tmp_path):
     """By the next watch: for which scorecard, how long it waited, and in which run."""
     run = suspended(policy, card)
     asked, until = question_of(run)
@@ -147,7 +147,7 @@ def test_the_next_promotion_writes_it_too(policy, card):
 
 
 @pytest.mark.parametrize("policy", [_A_DAY], indirect=True)
-def test_what_was_answered_or_ended_by_hand_is_no_silence(policy, card):
+def test_answered_or_cancelled_promotion_is_not_recorded(policy, card):
     """A no is on record as a no; a run that waits, or that somebody ended, was not waited out."""
     run, ended = suspended(policy, card), suspended(policy, card)
     assert noted(read_policy(policy)) == ()
@@ -162,7 +162,7 @@ def test_what_was_answered_or_ended_by_hand_is_no_silence(policy, card):
 
 
 @pytest.mark.parametrize("where", ["workspace", "audit log"])
-def test_an_answer_that_did_not_reach_the_run_is_no_silence(policy, card, where, monkeypatch):
+def test_undelivered_answer_is_not_recorded_as_expired(policy, card, where, monkeypatch):
     """Somebody answered in a shell that knew no Prefect server; the run expired all the same."""
     run = suspended(policy, card)
     meanwhile = midway(run)
@@ -178,7 +178,7 @@ def test_an_answer_that_did_not_reach_the_run_is_no_silence(policy, card, where,
     assert refusals(policy) == []
 
 
-def test_an_answer_that_came_too_late_leaves_the_silence(policy, card):
+def test_late_answer_keeps_the_expiry_record(policy, card):
     """Both are on record: nobody answered in time, and somebody did later."""
     run = suspended(policy, card)
     waited_out(run, failed)
@@ -187,7 +187,7 @@ def test_an_answer_that_came_too_late_leaves_the_silence(policy, card):
     assert len(noted(read_policy(policy))) == 1
 
 
-def test_one_silence_hides_no_other(policy, card, monkeypatch):
+def test_expiries_of_one_scorecard_are_recorded_apart(policy, card, monkeypatch):
     """Two promotions of one scorecard that waited at the same time are two refusals."""
     first, second = suspended(policy, card), suspended(policy, card)
     waited_out(first)

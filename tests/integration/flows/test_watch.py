@@ -197,9 +197,7 @@ def three_looks(monkeypatch):
     monkeypatch.setattr("flows.watch.time", clock)
 
 
-def test_a_healthy_release_passes_while_it_is_young_and_after(
-    released, tmp_path, family, alerts, three_looks
-):
+def test_healthy_release_passes_every_check(released, tmp_path, family, alerts, three_looks):
     """Checks in a row in its window, then one a run; kept, and in MLflow beside the promise.
 
     Every server of a fleet is looked at: here two more names of the same one.
@@ -238,7 +236,7 @@ def test_a_healthy_release_passes_while_it_is_young_and_after(
     assert alerts() == []
 
 
-def test_nobody_looks_while_it_is_rolled_out(released):
+def test_rollout_in_progress_is_not_checked(released):
     """Whoever promotes checks at the canary; a roll-out that a kill cut short is nobody's."""
     rollouts = RolloutState(read_policy(released).target.repository)
     rollouts.note(RolloutProgress(model="tiny", before=1, canary_passed=True))
@@ -262,7 +260,7 @@ def test_no_traffic_is_inconclusive_and_does_nothing(released, tmp_path, alerts)
     assert alerts() == []
 
 
-def test_a_fresh_sample_is_compared_once(released, tmp_path, monkeypatch):
+def test_fresh_sample_is_compared_once(released, tmp_path, monkeypatch):
     """Live answers are compared with FP32's, by slice too, and inputs with calibration."""
     monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(tmp_path / "shadow"))
     source, data = tmp_path / "sample.npz", samples(120, 4)
@@ -312,10 +310,8 @@ def shown(path, family):
     return tags["gate"], tags["mlflow.note.content"], version["enginegate.watch"]
 
 
-def test_a_broken_promise_stays_red_until_somebody_acknowledges_it(
-    released, tmp_path, family, alerts
-):
-    """In Prefect, MLflow and the terminal: two inconclusive looks after it change nothing."""
+def test_broken_promise_stays_red_until_acknowledged(released, tmp_path, family, alerts):
+    """In Prefect, MLflow and the terminal: two inconclusive checks after it change nothing."""
     slow = edited(
         released, tmp_path / "p.toml", ("p99_over_promise = 1000", "p99_over_promise = 1e-6")
     )
@@ -397,7 +393,7 @@ def test_without_a_server_the_watch_is_errored(released, tmp_path, alerts):
     assert "127.0.0.1:1" in alert["why"]
 
 
-def test_a_dead_server_of_a_fleet_is_errored_too(released, tmp_path, alerts):
+def test_dead_fleet_server_is_errored(released, tmp_path, alerts):
     """The others are measured all the same."""
     rules = edited(released, tmp_path / "p.toml")
     rules.write_text(
@@ -416,7 +412,7 @@ def test_a_dead_server_of_a_fleet_is_errored_too(released, tmp_path, alerts):
 
 
 @pytest.mark.parametrize("fault", ["no FP32", "damaged"])
-def test_a_sample_that_cannot_be_compared_is_errored(released, tmp_path, monkeypatch, fault):
+def test_incomparable_sample_is_errored(released, tmp_path, monkeypatch, fault):
     """Nobody watches agreement then, so it is not fine."""
     home, release = tmp_path / "shadow", release_of(released)
     monkeypatch.setattr("tasks.live_sample.latest_sample", _only_here(home))
@@ -464,7 +460,7 @@ def slow_look(release):
     )
 
 
-def test_a_rollback_alerts_before_the_registry_follows(released, monkeypatch, alerts):
+def test_rollback_alerts_before_the_registry_changes(released, monkeypatch, alerts):
     """Whatever happens to MLflow or to this process then, people were told."""
     rules, live = read_policy(released), release_of(released)
 
@@ -505,7 +501,7 @@ def test_only_the_release_that_failed_is_rolled_back(released, monkeypatch, aler
     assert alerts() == []
 
 
-def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
+def test_dead_fleet_server_does_not_silence_a_rollback(
     released, tmp_path, family, monkeypatch, alerts
 ):
     """The others went back, which is what is alerted, with the dead one named; and told MLflow."""
@@ -532,7 +528,7 @@ def test_a_dead_server_of_a_fleet_keeps_no_rollback_quiet(
     assert tracker.alias("tiny", "champion") == 1
 
 
-def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts, monkeypatch):
+def test_slower_release_is_rolled_back_once(released, tmp_path, family, alerts, monkeypatch):
     """The reason is in the audit log, `champion` follows, and it happens once a release."""
     rules = edited(
         released,
@@ -575,7 +571,7 @@ def test_a_slower_release_is_rolled_back_once(released, tmp_path, family, alerts
     ]
 
 
-def test_a_changed_release_fails_the_watch(released, alerts):
+def test_modified_release_fails_the_watch(released, alerts):
     """One byte is enough; the run says which file, alerts, and no check makes up for it."""
     folder = read_policy(released).target.repository / "tiny" / "2"
     engine = next(folder.glob("model.onnx"))
@@ -592,7 +588,7 @@ def test_a_changed_release_fails_the_watch(released, alerts):
     assert "model.onnx" in alerts()[-1]["why"]
 
 
-def test_what_a_killed_change_left_is_picked_up(policy, tmp_path, monkeypatch):
+def test_interrupted_change_is_recovered_by_the_watch(policy, tmp_path, monkeypatch):
     """Undone by the next flow; a busy or a missing repository is no reason to fail."""
     root = tmp_path / "nothing"
     rules = read_policy(edited(policy, tmp_path / "p.toml", ('/live"', '/nothing"')))
@@ -625,7 +621,7 @@ def test_every_flow_begins_by_picking_up(policy, prefect_server, monkeypatch, fl
         flow(policy)
 
 
-def test_a_first_release_is_withdrawn(released, family):
+def test_first_release_is_withdrawn(released, family):
     """The last test that has one: nothing serves, the alias stands for nothing, `status` says why.
 
     The release before the live one is what to go back to, so that is asked for instead.

@@ -36,7 +36,7 @@ def variables():
     return dict(found)
 
 
-def test_a_flow_run_shows_what_enginegate_logs(prefect_server, tmp_path):
+def test_flow_run_shows_library_logs(prefect_server, tmp_path):
     """Warnings, and what is no more than progress: here what a killed promotion left."""
     del prefect_server  # it only has to run
     path = tmp_path / "policy.toml"

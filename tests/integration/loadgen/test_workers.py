@@ -67,7 +67,7 @@ def _wait(condition, limit_s=30.0):
 
 @pytest.mark.usefixtures("scale")
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-def test_nothing_is_left_running(server, client, traffic, by):
+def test_workers_and_shared_memory_end_with_the_owner(server, client, traffic, by):
     """Sending processes and shared memory go when the one that started them goes.
 
     What the server still holds of a killed run's memory goes with the next run that shares some.

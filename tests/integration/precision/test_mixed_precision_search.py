@@ -102,7 +102,7 @@ def test_the_curve_records_every_build(workbench):
     assert len(trials) <= 1 + given[3].repair.max_builds
 
 
-def test_a_second_repair_builds_and_judges_nothing(workbench):
+def test_second_search_reuses_builds_and_verdicts(workbench):
     """The curve is remembered, and the engine comes from the store."""
     given = workbench()
     first = repair.fn(*given)
@@ -115,7 +115,7 @@ def test_a_second_repair_builds_and_judges_nothing(workbench):
     assert workbench.judged == []
 
 
-def test_a_budget_that_is_too_small_is_said(workbench):
+def test_exhausted_budget_is_reported(workbench):
     """One build is not enough for two layers: no candidate, and the curve says why."""
     found = repair.fn(*workbench(max_builds=1))
 
@@ -144,12 +144,12 @@ def test_ranking_stops_when_its_time_is_over(hostile):
         pytest.param("onnxruntime-int8", {"max_builds": 0}, id="switched-off"),
     ],
 )
-def test_nothing_to_repair(workbench, name, limits):
+def test_passed_candidate_is_not_searched(workbench, name, limits):
     """A candidate that passed, and any when repair is off, are left alone."""
     assert repair.fn(*workbench(name, **limits)) is None
 
 
-def test_what_keeping_nodes_cannot_mend_is_left_alone(workbench):
+def test_precision_failure_is_not_searched(workbench):
     """An engine that is not what its name says is not repaired."""
     broken, verdict, judge, *rest = workbench()
     proof = Finding(

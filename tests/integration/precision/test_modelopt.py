@@ -30,7 +30,7 @@ def test_asked_for_and_absent(plain, candidate, monkeypatch):
         convert(plain, candidate("tensorrt-int8"), data=images(8, seed=1), rules=rules)
 
 
-def test_an_interpreter_without_it(plain, candidate, monkeypatch):
+def test_interpreter_without_modelopt_is_refused(plain, candidate, monkeypatch):
     """ENGINEGATE_MODELOPT must name a Python that has it."""
     monkeypatch.setenv("ENGINEGATE_MODELOPT", sys.executable)
 
@@ -59,7 +59,7 @@ def real(monkeypatch):
 @installed
 @pytest.mark.usefixtures("real")
 @pytest.mark.parametrize("name", ["tensorrt-int8", "tensorrt-fp16"])
-def test_a_real_conversion(plain, candidate, name):
+def test_modelopt_conversion_is_reproducible(plain, candidate, name):
     """Kept nodes stay FP32, tool and version are recorded, and the bytes are the same each time."""
     word = name.removeprefix("tensorrt-")
     order = {

@@ -97,7 +97,7 @@ def test_kept_nodes_do_not_overflow(path, candidate, tried, large):
         pytest.param("tensorrt-fp8", 2e-1, id="fp8"),
     ],
 )
-def test_a_sound_network_stays_in_range(tmp_path, candidate, name, tolerance):
+def test_sound_network_stays_in_range(tmp_path, candidate, name, tolerance):
     """Every reduced precision of a CNN runs here, near FP32 and within range."""
     path = kept_onnx(cnn(spike=1.0), tmp_path).folder / "model.onnx"
     data, unseen = images(64, seed=1), images(70, seed=2)
@@ -113,7 +113,7 @@ def test_a_sound_network_stays_in_range(tmp_path, candidate, name, tolerance):
 
 
 @pytest.mark.parametrize("name", ["tensorrt-fp16", "tensorrt-bf16"])
-def test_an_attention_mask_is_not_an_overflow(tmp_path, candidate, name):
+def test_attention_mask_is_not_an_overflow(tmp_path, candidate, name):
     """FP32's lowest value, times 0, must not become NaN; added to scores it must not alarm."""
     nodes = [
         helper.make_node("Sub", ["one", "mask"], ["hidden"], "hide"),

@@ -54,7 +54,7 @@ def test_thirty_kills_under_load(campaign):
         assert report.sent > 100
 
 
-def test_a_lie_or_a_torn_version_would_be_seen(campaign):
+def test_kill_judge_sees_wrong_answers_and_torn_versions(campaign):
     """The same eyes on a release whose bytes were changed after it was published."""
     layout = Layout(campaign.root, ENGINE)
     current = layout.current()

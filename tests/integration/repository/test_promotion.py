@@ -48,7 +48,7 @@ def text_of(path):
         return ""
 
 
-def test_a_release_goes_live_and_comes_back(repository, package, ask):
+def test_release_goes_live_and_rolls_back(repository, package, ask):
     """Each time the right version answers, and in the end everything verifies."""
     first = repository.publish(package(1.0), expected=None)
     assert (first.version, ask()) == (1, (1, 1.0))
@@ -98,7 +98,7 @@ def test_releases_that_no_configuration_can_load_together_take_turns(
     assert problems(repository) == []
 
 
-def test_a_version_without_its_model_file_is_never_loaded(server, repository, package, ask):
+def test_version_without_model_file_is_never_loaded(server, repository, package, ask):
     """This Triton would never end that load, nor any other of the model."""
     repository.publish(package(1.0), expected=None)
     lacking = package(2.0)
@@ -111,7 +111,7 @@ def test_a_version_without_its_model_file_is_never_loaded(server, repository, pa
     assert (ask(), versions_ready(server)) == ((3, 3.0), {1, 3})
 
 
-def test_a_number_is_never_issued_twice(repository, package, ask):
+def test_release_number_is_never_reused(repository, package, ask):
     """After a failed publish the next release skips its number."""
     repository.publish(package(1.0), expected=None)
     wrong = package(2.0, golden=package(3.0).golden)
@@ -161,9 +161,7 @@ def test_a_number_is_never_issued_twice(repository, package, ask):
         ),
     ],
 )
-def test_a_release_that_is_not_right_changes_nothing(
-    repository, package, ask, tmp_path, break_it, message
-):
+def test_invalid_release_changes_nothing(repository, package, ask, tmp_path, break_it, message):
     """Whatever is wrong with it, the old release answers, verifies, and nothing is left behind."""
     repository.publish(package(1.0), expected=None)
     before = sorted(p.name for p in (repository.root / "digits").iterdir())
@@ -176,7 +174,7 @@ def test_a_release_that_is_not_right_changes_nothing(
     assert problems(repository) == []
 
 
-def test_a_first_release_that_is_not_right_leaves_no_model(repository, package):
+def test_invalid_first_release_leaves_no_model(repository, package):
     """There is nothing to go back to, so the model is gone from folder and server."""
     wrong = package(1.0, golden=package(2.0).golden)
 
@@ -197,7 +195,7 @@ def test_stale_evidence_is_refused(repository, package, ask):
     assert ask() == (1, 1.0)
 
 
-def test_a_rollback_has_limits(repository, package):
+def test_rollback_needs_an_intact_earlier_release(repository, package):
     """There must be something to go back to, with its bytes as published."""
     with pytest.raises(RepositoryError, match="no live release"):
         repository.rollback("digits")
@@ -244,7 +242,7 @@ def test_old_bytes_are_forgotten_but_not_their_history(repository, package):
         repository.rollback("digits", to=1)
 
 
-def test_a_withdrawn_first_release_leaves_nothing(repository, package):
+def test_withdrawn_first_release_leaves_nothing(repository, package):
     """Its promotion failed after it was published, and there is nothing to go back to."""
     repository.publish(package(1.0), expected=None)
 
@@ -254,7 +252,7 @@ def test_a_withdrawn_first_release_leaves_nothing(repository, package):
     assert not repository.client.model_ready("digits")
 
 
-def test_an_old_withdrawal_cannot_take_a_newer_release(repository, package, ask):
+def test_stale_withdrawal_cannot_remove_a_newer_release(repository, package, ask):
     """A withdrawal that was cut short is void once another release is live."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
@@ -267,7 +265,7 @@ def test_an_old_withdrawal_cannot_take_a_newer_release(repository, package, ask)
     assert problems(repository) == []
 
 
-def test_a_repository_that_is_a_file_is_named(tmp_path, package):
+def test_file_as_repository_is_named(tmp_path, package):
     """Not a traceback."""
     (tmp_path / "file").write_text("")
 

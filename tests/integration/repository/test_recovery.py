@@ -19,7 +19,7 @@ from tests.fakes.hosts import problems
 pytestmark = pytest.mark.triton
 
 
-def test_a_dead_server_leaves_the_folder_right(install, package, tmp_path):
+def test_dead_server_leaves_the_folder_correct(install, package, tmp_path):
     """Killed under the promoter, it would find the old release on disk; the rest is done later."""
     root = tmp_path / "repository"
     root.mkdir()
@@ -72,7 +72,7 @@ repository.publish(package, expected=expected)
 
 @pytest.mark.parametrize("first", [True, False], ids=["first-release", "second-release"])
 @pytest.mark.parametrize("step", ["placed", "configured", "loaded", "committed", "done"])
-def test_a_kill_at_any_step_leaves_one_release(  # noqa: PLR0913
+def test_kill_at_any_step_leaves_one_release(  # noqa: PLR0913
     repository, package, ask, tmp_path, step, first, server
 ):
     """Killed before the commit the old release is live, after it the new one; never a mixture."""
@@ -104,7 +104,7 @@ def test_a_kill_at_any_step_leaves_one_release(  # noqa: PLR0913
     assert left == []
 
 
-def test_a_full_disk_changes_nothing(package, install, tmp_path):
+def test_full_disk_changes_nothing(package, install, tmp_path):
     """The bytes do not fit: the message says so, the old release serves, no half copy is left."""
     small = tmp_path / "small"
     small.mkdir()

@@ -30,7 +30,7 @@ def problems(repository):
     return "".join(check.problem for check in verify(repository))
 
 
-def test_a_release_that_was_changed_cannot_come_back(signed, package, ask):
+def test_modified_release_cannot_be_rolled_back_to(signed, package, ask):
     """Manifest and journal may be forged to fit; the signature still shows it, and names it."""
     signed.publish(package(1.0), expected=None)
     signed.publish(package(2.0), expected=1)
@@ -46,7 +46,7 @@ def test_a_release_that_was_changed_cannot_come_back(signed, package, ask):
     assert events(signed) == [("published", 1), ("published", 2), ("refused", 1)]
 
 
-def test_an_unsigned_release_is_served_only_where_the_policy_says_so(signed, package):
+def test_unsigned_release_needs_policy_permission(signed, package):
     """Published before signatures were required: it must be published again."""
     loose = replace(signed, signing=None)
     loose.publish(package(1.0), expected=None)
@@ -60,9 +60,7 @@ def test_an_unsigned_release_is_served_only_where_the_policy_says_so(signed, pac
     assert any("not signed" in check.note for check in verify(lenient))
 
 
-def test_what_failed_is_in_the_log_too_and_an_interrupted_operation_is_told_once(
-    signed, package, monkeypatch
-):
+def test_failed_operation_is_audited_once(signed, package, monkeypatch):
     """The log is written before the journal closes, so recovery can tell what a kill kept back."""
     signed.publish(package(1.0), expected=None)
     with pytest.raises(PublishError):
@@ -83,9 +81,7 @@ def test_what_failed_is_in_the_log_too_and_an_interrupted_operation_is_told_once
     assert Head.read(AuditLog(signed.root).head_file) == AuditLog(signed.root).head()
 
 
-def test_a_shortened_audit_log_is_reported_and_a_changed_one_stops_every_change(
-    signed, package, ask
-):
+def test_shortened_audit_log_is_reported_and_edited_log_stops_changes(signed, package, ask):
     """The commit point, the signed releases and the journal know how far it had come."""
     signed.publish(package(1.0), expected=None)
     AuditLog(signed.root).tell("repaired", "digits", why="loaded and proved", release=1)

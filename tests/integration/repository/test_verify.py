@@ -14,7 +14,7 @@ from tests.fakes.hosts import problems
 pytestmark = pytest.mark.triton
 
 
-def test_one_changed_byte_is_reported(repository, package):
+def test_changed_byte_is_reported(repository, package):
     """Verification names the file; so it does for an added file and an edited configuration."""
     repository.publish(package(1.0), expected=None)
     folder = repository.root / "digits"
@@ -34,7 +34,7 @@ def test_one_changed_byte_is_reported(repository, package):
     assert problems(repository) == []
 
 
-def test_a_server_that_serves_something_else_is_reported(repository, package):
+def test_server_serving_something_else_is_reported(repository, package):
     """The folder is right, but somebody unloaded the model."""
     repository.publish(package(1.0), expected=None)
     repository.client.unload("digits")
@@ -46,7 +46,7 @@ def test_a_server_that_serves_something_else_is_reported(repository, package):
     assert problems(repository) == []
 
 
-def test_a_load_that_never_ends_is_reported(install, tmp_path, package):
+def test_endless_load_is_reported(install, tmp_path, package):
     """What serves is right, and yet nothing can be promoted until the server is started again."""
     root = tmp_path / "repository"
     root.mkdir()
@@ -120,7 +120,7 @@ def _edit_manifest(folder):
     ],
     ids=["state-deleted", "manifests-deleted", "link", "manifest-edited", "manifest-cut"],
 )
-def test_whatever_is_changed_is_reported(repository, package, tamper, message):
+def test_every_change_is_reported(repository, package, tamper, message):
     """And one problem never hides that the journal is fine."""
     repository.publish(package(1.0), expected=None)
 

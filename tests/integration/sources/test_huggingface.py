@@ -143,7 +143,7 @@ def test_files_of_another_folder_are_refused(  # noqa: PLR0913
         export(f"hf:{folder}", tmp_path / "onnx", data=tokens)
 
 
-def test_nothing_is_fetched_while_a_model_is_opened(encoders, monkeypatch):
+def test_transformers_stays_offline_while_opening(encoders, monkeypatch):
     """transformers is offline while it opens a folder, and as it was afterwards."""
     import huggingface_hub
     import transformers

@@ -36,7 +36,7 @@ def failed(tracker):
     return filed, won
 
 
-def test_a_failed_scorecard_that_was_edited_is_refused(failed, workspace, signing):
+def test_edited_failed_scorecard_is_refused(failed, workspace, signing):
     """Its digest fits its content, and MLflow's run holds another; the message names both."""
     filed, edited = failed
     for card in failed:
@@ -51,7 +51,7 @@ def test_a_failed_scorecard_that_was_edited_is_refused(failed, workspace, signin
     assert filed.digest[:12] in str(refusal.value)
 
 
-def test_a_signature_does_not_outweigh_mlflow(failed, workspace, signing):
+def test_signature_does_not_override_mlflow(failed, workspace, signing):
     """Where the two disagree, a person finds out why."""
     _, edited = failed
     assert signing.sign_record(edited, workspace.save_scorecard(edited)) == ""
@@ -69,7 +69,7 @@ def test_a_signature_does_not_outweigh_mlflow(failed, workspace, signing):
     ],
     ids=["no-run", "unknown-run", "mlflow-away"],
 )
-def test_what_cannot_be_compared_needs_a_signature(failed, workspace, signing, monkeypatch, case):
+def test_uncomparable_scorecard_needs_a_signature(failed, workspace, signing, monkeypatch, case):
     """Without one it is refused, and what to do is said."""
     changes, address, why = case
     card = failed[0].model_copy(update=changes)
@@ -98,7 +98,7 @@ def test_another_keys_signature_is_none(failed, workspace, signing, tmp_path):
             check_authentic(card, workspace, strict)
 
 
-def test_a_scorecard_that_contradicts_itself_is_not_even_read(workspace):
+def test_contradictory_scorecard_is_not_read(workspace):
     """An outcome was edited and its numbers were forgotten."""
     late = finding(gate="p99_ms", value=80.0, limit=25.0, relation="<=", low=79.0, high=81.0)
     measured = benchmark().model_copy(update={"findings": (late,)})

@@ -49,7 +49,7 @@ def test_it_is_given_up_within_the_limit_and_named(silent, ask, caplog):
     assert "t0ken" not in said
 
 
-def test_what_stops_answering_later_goes_by_the_users_own_limits(silent, monkeypatch):
+def test_server_that_stops_answering_is_reported(silent, monkeypatch):
     """A server that answered a moment ago is asked directly, and its silence is said too."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

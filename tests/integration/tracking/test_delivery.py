@@ -93,7 +93,7 @@ def test_changes_while_mlflow_was_away_are_delivered_once(site, registered, monk
     assert site.deliver() == ()
 
 
-def test_a_line_is_delivered_again_until_mlflow_took_it(site, registered, monkeypatch):
+def test_line_is_redelivered_until_mlflow_accepts_it(site, registered, monkeypatch):
     """The cursor stands before the line that was refused, and after the one that arrived."""
     card = scorecard(model="digits")
     run = site.tracker.record(card, {})
@@ -131,7 +131,7 @@ def test_missing_versions_and_runs_hold_nothing_up(site, registered):
     assert site.champion("present") == version
 
 
-def test_an_unrecorded_change_is_delivered_with_its_own_line(site, registered):
+def test_interrupted_change_is_delivered_by_its_own_line(site, registered):
     """Killed between the commit and the log: recovery writes the line, which MLflow then gets."""
     first, second = registered("cut-short"), registered("cut-short")
     site.go_live(1, f"models:/cut-short/{first}")
@@ -159,7 +159,7 @@ def test_another_process_is_waited_for_no_longer_than_said(site, registered):
     assert site.champion("busy") == version
 
 
-def test_what_another_host_decided_is_for_that_host_to_deliver(site, registered):
+def test_replicated_decision_is_delivered_by_its_own_host(site, registered):
     """A replica has followed it; its own next change is delivered."""
     first, second = registered("replica"), registered("replica")
     site.go_live(1, f"models:/replica/{first}", origin=f"ada@host, {REPLICATION}")
@@ -172,7 +172,7 @@ def test_what_another_host_decided_is_for_that_host_to_deliver(site, registered)
     assert site.champion("replica") == second
 
 
-def test_an_old_log_does_not_flood_a_new_workspace(site, registered, monkeypatch):
+def test_old_log_does_not_flood_new_workspace(site, registered, monkeypatch):
     """Without a cursor only the newest change is delivered, and what people said this week."""
     for number in (1, 2):
         site.act("approved", None, scorecard=f"{number}" * 64)
@@ -188,7 +188,7 @@ def test_an_old_log_does_not_flood_a_new_workspace(site, registered, monkeypatch
     assert asked == []
 
 
-def test_a_canary_is_no_champion(site, registered):
+def test_canary_is_not_champion(site, registered):
     """Not while it is watched, nor after it failed; but once it has held."""
     rollouts = RolloutState(site.root)
     first, second = registered("canary"), registered("canary")
@@ -211,7 +211,7 @@ def test_a_canary_is_no_champion(site, registered):
         assert site.champion("canary") == (second if holds else first)
 
 
-def test_a_read_only_workspace_is_delivered_from(site, registered):
+def test_read_only_workspace_still_delivers(site, registered):
     """The audit log is there; only the cursor cannot be kept, so a line may arrive twice."""
     version = registered("read-only")
     site.go_live(1, f"models:/read-only/{version}")
@@ -224,7 +224,7 @@ def test_a_read_only_workspace_is_delivered_from(site, registered):
     assert site.champion("read-only") == version
 
 
-def test_a_promotion_that_is_rolled_back_is_corrected(site, registered, monkeypatch):
+def test_rolled_back_promotion_corrects_the_alias(site, registered, monkeypatch):
     """MLflow moved the alias and its answer was lost: what is live again is delivered."""
     monkeypatch.setenv("ENGINEGATE_HOME", str(site.workspace.root))
     first, second = registered("taken-back"), registered("taken-back")
@@ -266,7 +266,7 @@ def test_the_alias_does_not_stay_on_a_withdrawn_version(site, registered):
     assert tag.endswith(": it answers nonsense")
 
 
-def test_a_late_withdrawal_takes_no_alias_from_a_newer_release(site, registered, monkeypatch):
+def test_late_withdrawal_keeps_alias_of_newer_release(site, registered, monkeypatch):
     """It happened while MLflow was away; by now another release is live."""
     first, second = registered("late"), registered("late")
     card = scorecard(model_uri=f"models:/late/{first}")
@@ -283,7 +283,7 @@ def test_a_late_withdrawal_takes_no_alias_from_a_newer_release(site, registered,
     assert site.champion("late") == second
 
 
-def test_an_acknowledged_promise_changes_the_shown_state(site, registered):
+def test_acknowledgement_changes_the_shown_state(site, registered):
     """The version shows it from then on; a withdrawn release has nothing left to show it."""
     version = registered("acknowledged")
     site.go_live(1, f"models:/acknowledged/{version}")
@@ -298,7 +298,7 @@ def test_an_acknowledged_promise_changes_the_shown_state(site, registered):
     assert site.deliver() == ()
 
 
-def test_a_run_shows_who_decided(site):
+def test_run_shows_the_decision(site):
     """Name, answer, reason and origin as tags, also of a scorecard that only MLflow has."""
     card = scorecard(model="decided")
     run = site.tracker.record(card, {})

@@ -196,7 +196,7 @@ class TestEvidence:
         assert errors == pytest.approx(expected)
         assert math.isclose(expected[5] - expected[0], 0.5, abs_tol=0.2)
 
-    def test_nothing_is_sent(self, case, clean, gates, monkeypatch):
+    def test_judging_opens_no_connection(self, case, clean, gates, monkeypatch):
         """Judging opens no connection, and Great Expectations is told not to."""
         connected = []
 
@@ -213,7 +213,7 @@ class TestEvidence:
 
 
 class TestBadData:
-    def test_a_column_of_ten_thousand_values_is_no_slice(self, case, clean, gates):
+    def test_column_with_ten_thousand_values_is_no_slice(self, case, clean, gates):
         """It is named and not judged; the other columns are."""
         users = np.array([f"user-{row}" for row in range(900)], dtype=np.str_)
         data = replace(case.data, slices={**case.data.slices, "user": users})

@@ -55,7 +55,7 @@ class TestCandidates:
         for finding in (accuracy, agreement, kl, *family):
             assert found[finding.gate, finding.scope] == finding
 
-    def test_one_broken_slice_of_five_per_cent(self, case_of, gates):
+    def test_single_broken_slice_fails(self, case_of, gates):
         """A slice of 5 % that lost a quarter fails although the aggregate gates pass."""
         case = case_of(2000)
         part = np.where(np.arange(2000) < 100, "new-camera", "usual")

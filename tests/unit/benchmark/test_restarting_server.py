@@ -45,7 +45,7 @@ class Mortal:
             self.ended += 1
 
 
-def test_nothing_is_started_before_it_is_needed():
+def test_server_starts_only_when_needed():
     """What was measured before needs no server."""
     servers = Mortal(1)
 
@@ -55,7 +55,7 @@ def test_nothing_is_started_before_it_is_needed():
     assert servers.started == 0
 
 
-def test_one_server_serves_all_models():
+def test_single_server_serves_all_models():
     """Candidate and champion are measured side by side, and all is taken down at the end."""
     servers = Mortal(4)
 

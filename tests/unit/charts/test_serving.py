@@ -43,7 +43,7 @@ def test_equal_evidence_gives_equal_bytes():
     assert pictures(*CARD.benchmarks) != pictures(CARD.benchmark(FP32))
 
 
-def test_a_point_without_a_price_is_drawn_beside_one_with_a_price():
+def test_unpriced_point_is_drawn_beside_a_priced_one():
     """Its cost is not known, so it stands at zero."""
     p99 = CARD.benchmark(INT8).p99_at_slo
     points = tuple(

@@ -41,7 +41,7 @@ def measured(latencies_ms, load=OPEN, invalid=()):
 @pytest.mark.parametrize(
     ("found", "code", "said"),
     [
-        pytest.param(measured(EVEN), ExitCode.OK, "20 ms is met (0 of 3000", id="holds"),
+        pytest.param(measured(EVEN), ExitCode.OK, "20 ms is met (0 of 3000", id="met"),
         pytest.param(measured(SLOW), ExitCode.GATES_FAILED, "20 ms is not met", id="fails"),
         pytest.param(measured(SPREAD), ExitCode.OK, "is met (12 of 3000", id="few-and-spread"),
         pytest.param(measured(TOGETHER), ExitCode.INCONCLUSIVE, "is open", id="all-at-once"),
@@ -52,11 +52,11 @@ def measured(latencies_ms, load=OPEN, invalid=()):
             id="closed-loop",
         ),
         pytest.param(
-            measured(EVEN, invalid=("late",)), ExitCode.INCONCLUSIVE, "not valid", id="void"
+            measured(EVEN, invalid=("late",)), ExitCode.INCONCLUSIVE, "not valid", id="invalid"
         ),
     ],
 )
-def test_what_is_said(found, code, said):
+def test_report_of_one_load(found, code, said):
     """An open loop is judged, its clusters counted for less; a closed one hides its tail."""
     ended, words = slo_sentence(found, SLO)
 

@@ -26,7 +26,7 @@ _DIGITS = str(_ROOT / "policies" / "digits.toml")
         ["scan", "absent.toml"],
     ],
 )
-def test_a_mistake_in_the_policy_does_not_wait_for_prefect(monkeypatch, command):
+def test_policy_error_is_found_before_prefect_starts(monkeypatch, command):
     """It takes ten seconds to start, and keeps a failed run of what was a typing error."""
 
     def start(name):

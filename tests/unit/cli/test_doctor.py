@@ -38,7 +38,7 @@ class RunningServer:
         (POLLING, "Which backends it has cannot be asked: explicit model load"),
     ],
 )
-def test_a_running_server_is_asked(says, words):
+def test_running_server_is_asked(says, words):
     """A server that takes no load calls cannot say; that is no error."""
     assert doctor._backend_words(RunningServer(says)).startswith(words)
 
@@ -72,7 +72,7 @@ def test_asking_what_is_here_leaves_nothing_behind(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_repository_without_a_server_is_no_question():
+def test_repository_without_server_is_refused():
     """Nothing would be tried out in it, and the table would look as if it had been."""
     told = CliRunner().invoke(app, ["doctor", "--repository", "/srv/models"])
 
@@ -80,7 +80,7 @@ def test_a_repository_without_a_server_is_no_question():
     assert "goes with --server" in str(told.exception)
 
 
-def test_a_long_path_is_shown_whole(monkeypatch):
+def test_long_path_is_shown_whole(monkeypatch):
     """Somebody copies it."""
     path = "/srv/" + "x" * 200 + "/end"
     monkeypatch.setattr(doctor, "parts", lambda: iter([doctor.DoctorPart("Triton", path, "", "")]))

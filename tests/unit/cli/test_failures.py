@@ -36,7 +36,7 @@ def test_the_system_refuses(number, word):
         assert failure.exit_code is ExitCode.COULD_NOT_FIND_OUT
 
 
-def test_a_database_without_space():
+def test_full_database_disk_is_explained():
     """SQLite has its own words for it."""
     assert "Make room" in failure_of(RuntimeError("(sqlite3) database or disk is full")).message
 
@@ -55,7 +55,7 @@ def test_prefect_is_away():
     assert failure.exit_code is ExitCode.COULD_NOT_FIND_OUT
 
 
-def test_a_fault_of_ours(tmp_path, monkeypatch):
+def test_internal_error_is_one_line_with_a_private_traceback(tmp_path, monkeypatch):
     """One line; the traceback is in a file of the workspace for its owner only."""
     monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path))
     error = KeyError("oops")

@@ -20,9 +20,7 @@ ROOT = Path(__file__).parents[3]
     ("endpoint", "port", "member"),
     [("127.0.0.1:8011", 8011, "b"), ("127.0.0.1:8011", 8012, ""), ("elsewhere:8011", 8011, "")],
 )
-def test_a_port_that_the_policy_names_is_that_member_of_the_fleet(
-    tmp_path, monkeypatch, endpoint, port, member
-):
+def test_policy_port_selects_the_fleet_server(tmp_path, monkeypatch, endpoint, port, member):
     """Any other port is the first server's, of which there is one."""
     path = Path(shutil.copy(ROOT / "policies" / "digits.toml", tmp_path))
     path.write_text(f'{path.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "{endpoint}"\n')

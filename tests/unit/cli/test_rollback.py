@@ -8,7 +8,7 @@ from enginegate.errors import EnginegateError, ExitCode
 
 
 @pytest.mark.parametrize("number", ["0", "-1"])
-def test_a_number_that_no_release_has_is_bad_input(number):
+def test_unknown_release_number_is_bad_input(number):
     """It is the option that is wrong, whatever is live."""
     refused = CliRunner().invoke(app, ["rollback", "nowhere.toml", "--to", number]).exception
 

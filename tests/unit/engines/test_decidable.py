@@ -75,7 +75,7 @@ def test_without_calibration_data_int8_and_fp8_are_open_everywhere():
     assert "[data]" in without["onnxruntime-int8"].remedy
 
 
-def test_a_cpu_has_no_arithmetic_for_short_floats():
+def test_cpu_decides_no_short_float_precision():
     """ONNX Runtime computes fp32 and int8 there; TF32 is a GPU's."""
     open_here = found(LAPTOP, tensorrt=())
 
@@ -96,7 +96,7 @@ def test_plans_that_nothing_here_can_run_are_built_all_the_same():
     assert "for sm89, and this machine has no NVIDIA GPU" in open_here["tensorrt-int8"].why
 
 
-def test_a_gpu_decides_what_it_has_arithmetic_for():
+def test_gpu_decides_its_own_precisions():
     """An Ada GPU decides everything but ONNX Runtime's fp8; a Turing one not TF32, BF16 and FP8."""
     turing = changed(ADA, gpu=Gpu("NVIDIA T4", "sm75"))
 
@@ -122,7 +122,7 @@ def test_a_gpu_decides_what_it_has_arithmetic_for():
         (changed(ADA, providers=frozenset({CPU})), "onnxruntime-fp32", f"has no {CUDA}"),
     ],
 )
-def test_what_is_not_installed_decides_nothing(machine, candidate, why):
+def test_missing_runtime_decides_nothing(machine, candidate, why):
     """Nothing is built for it, and the reason is this machine's."""
     obstacle = found(machine)[Candidate.parse(candidate).name]
 

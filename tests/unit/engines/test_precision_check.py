@@ -68,7 +68,7 @@ def test_doubt_refutes():
         pytest.param("onnxruntime-int8", GraphStats({"int8": 4}, 4), None, True, id="not-shown"),
     ],
 )
-def test_what_runs_decides(name, census, executed, proven):
+def test_executed_graph_decides_the_precision(name, census, executed, proven):
     """A graph with the right types that the runtime converts back is not what its name says."""
     proof = check_precision_proof(Candidate.parse(name), census, device="any", executed=executed)
 
@@ -102,7 +102,7 @@ HEAD_ONLY = GraphStats({"fp32": 1, "int8": 1}, 1, {"fp32": 1})
         ),
     ],
 )
-def test_a_minority_is_not_what_the_name_says(by_type, share):
+def test_minority_precision_is_not_the_engines_precision(by_type, share):
     """A GRU at FP32 with an INT8 head is no INT8 engine; how much is INT8 is said."""
     proof = check_precision_proof(
         Candidate.parse("onnxruntime-int8"), replace(HEAD_ONLY, **by_type), device="cpu"
@@ -114,7 +114,7 @@ def test_a_minority_is_not_what_the_name_says(by_type, share):
     assert "Less than half of it computes in int8" in proof.detail
 
 
-def test_a_majority_is_proven_and_its_share_is_said():
+def test_majority_precision_is_proven_with_its_share():
     """One small layer at FP32 refutes nothing."""
     by_type = {
         "layer_flops": {"fp32": 100, "int8": 900},
@@ -132,7 +132,7 @@ def test_a_majority_is_proven_and_its_share_is_said():
     assert "int8: 90.0% of the operations" in proof.detail
 
 
-def test_a_repaired_candidate_may_keep_most_of_its_operations():
+def test_mixed_precision_candidate_may_keep_most_operations():
     """Its name says that nodes are kept, and the policy how many may be."""
     by_type = {
         "layer_flops": {"fp32": 900, "int8": 100},

@@ -36,7 +36,7 @@ def test_unknown_ceilings_decide_nothing():
     assert (line.bound, line.reached) == ("unknown", None)
 
 
-def test_a_graph_that_is_mostly_unknown_gets_no_bound():
+def test_mostly_unknown_graph_gets_no_bound():
     """With a third of its nodes counted, which of the two limits it would be a guess."""
     stats = GraphStats({}, flops=1e9, bytes_moved=1e7, nodes=3, uncounted={"Sparkle": 2})
 

@@ -70,7 +70,7 @@ def answered(monkeypatch):
     return names
 
 
-def test_a_run_that_goes_on_is_named(answered):
+def test_resumed_run_is_named(answered):
     """And its form says who answered what."""
     server = Server(ACCEPTED)
 
@@ -80,18 +80,18 @@ def test_a_run_that_goes_on_is_named(answered):
 
 
 @pytest.mark.parametrize("says", [ENDED_MEANWHILE, TOO_LATE], ids=["ended", "too late"])
-def test_a_run_that_ended_while_it_was_answered_is_not_named(answered, says):
+def test_ended_run_is_not_named(answered, says):
     """It took no answer, whichever way the server puts it."""
     assert answered(Server(says)) == ()
 
 
-def test_a_form_that_is_not_saved_yet_is_waited_for(answered):
+def test_form_not_yet_saved_is_waited_for(answered):
     """A run is suspended a moment before its form is there."""
     assert answered(Server(NO_FORM, NO_FORM, ACCEPTED)) == ("one",)
 
 
 @pytest.mark.parametrize("why", ["Run input schema not found.", "Reason: 'x' is too short"])
-def test_a_run_that_takes_no_answer_is_said(answered, caplog, monkeypatch, why):
+def test_run_that_takes_no_answer_is_reported(answered, caplog, monkeypatch, why):
     """The decision is written all the same, so this fails nothing."""
     monkeypatch.setattr("flows.answer._FORM_S", 0.0)
     assert answered(Server(refused(why))) == ()
@@ -101,7 +101,7 @@ def test_a_run_that_takes_no_answer_is_said(answered, caplog, monkeypatch, why):
 DEAD = httpx.ConnectError("Connection refused")
 
 
-def test_a_server_that_cannot_be_asked_fails_nothing(answered, caplog):
+def test_unreachable_prefect_fails_no_approval(answered, caplog):
     """The decision is kept already, so it is said where people can go on."""
 
     class Away(Server):
@@ -112,7 +112,7 @@ def test_a_server_that_cannot_be_asked_fails_nothing(answered, caplog):
     assert "decision, which is kept: Connection refused" in caplog.text
 
 
-def test_a_run_that_the_server_breaks_at_leaves_out_no_other(answered, caplog):
+def test_broken_run_does_not_hide_others(answered, caplog):
     """The first is named in the log, the second goes on."""
 
     class Two(Server):

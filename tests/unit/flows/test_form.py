@@ -12,7 +12,7 @@ from tests.fakes.family import _POLICY as POLICY
 
 
 @pytest.mark.parametrize("answer", ["approve", "reject"])
-def test_a_no_is_kept_before_the_log_has_it(tmp_path, monkeypatch, answer):
+def test_rejection_is_stored_before_the_audit_log_has_it(tmp_path, monkeypatch, answer):
     """Prefect's run fails and may never come back; a yes that the log lacks is not kept."""
     path = tmp_path / "tiny.toml"
     path.write_text(POLICY.format(root=tmp_path))

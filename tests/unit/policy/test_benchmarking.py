@@ -48,13 +48,13 @@ def _search(**fields):
         pytest.param({"at_rate_per_s": 9.0}, "at_rate_per_s, 9, is not between", id="rate-too-low"),
     ],
 )
-def test_what_cannot_be_searched_is_refused(fields, said):
+def test_unsearchable_space_is_refused(fields, said):
     """The message names the key and what is wrong with it."""
     with pytest.raises(ValidationError, match=said):
         _search(**fields)
 
 
-def test_an_infinite_slo_is_refused():
+def test_infinite_slo_is_refused():
     """Nothing misses a limit that is infinite."""
     with pytest.raises(ValidationError, match="p99_ms"):
         Slo(p99_ms=math.inf, min_throughput_per_s=1.0, confidence=0.99)

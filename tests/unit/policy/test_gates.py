@@ -42,7 +42,7 @@ class TestStandardTolerances:
             assert {key: getattr(gates, key) for key in STANDARD[precision]} == STANDARD[precision]
             assert gates.max_abs_error is None
 
-    def test_what_is_stated_wins(self):
+    def test_stated_tolerance_takes_precedence(self):
         """A precision's own table first, then [gates.default], then the standard."""
         stated = {**STANDARDS, "max_accuracy_loss": 0.002}
         tables = completed(default=stated, int8={"min_sqnr_db": 30.0})
@@ -124,7 +124,7 @@ def test_metrics_fit_their_outputs(task, outputs, metrics, message):
         check_outputs(task, outputs, metrics)
 
 
-def test_an_unknown_kind_of_metric_is_refused():
+def test_unknown_metric_kind_is_refused():
     with pytest.raises(ValueError, match="kind"):
         Metric(kind="f2")
 

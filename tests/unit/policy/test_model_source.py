@@ -54,7 +54,7 @@ def test_paths_may_not_climb(uri):
         ModelSource(uri=uri)
 
 
-def test_nothing_that_runs_code_is_allowed_by_default():
+def test_code_permissions_are_off_by_default():
     """Both permissions are off until the policy states them."""
     source = ModelSource(uri="python:a:b")
 

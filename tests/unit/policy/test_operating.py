@@ -28,7 +28,7 @@ def test_releases_need_a_folder_of_their_own(folder):
 
 
 @pytest.mark.parametrize("address", ["host", "host:0", "host:99999", "http://host:1"])
-def test_an_address_has_a_host_and_a_port(address):
+def test_address_has_host_and_port(address):
     with pytest.raises(ValidationError, match="endpoint"):
         ServerEntry(name="b", endpoint=address)
 

@@ -44,7 +44,7 @@ def test_the_example_policy_is_valid():
     assert len(set(names)) == len(names) == 8
 
 
-def test_a_policy_travels_to_another_process():
+def test_policy_pickles():
     """Its class is made here, for the engine kinds there are; the other process makes its own."""
     policy = read_policy(DIGITS)
 
@@ -53,7 +53,7 @@ def test_a_policy_travels_to_another_process():
     assert (travelled, travelled.root) == (policy, policy.root)
 
 
-def test_an_unknown_key_is_refused_with_its_place(tmp_path):
+def test_unknown_key_is_refused_with_its_place(tmp_path):
     """A misspelt limit cannot silently loosen a gate: both halves of the typo are named."""
     path = tmp_path / "policy.toml"
     path.write_text(DIGITS.read_text().replace("max_accuracy_loss", "max_acuracy_loss", 1))
@@ -69,7 +69,7 @@ def test_an_unknown_key_is_refused_with_its_place(tmp_path):
     assert "gates.default.max_accuracy_loss: is missing" in str(caught.value)
 
 
-def test_a_file_that_is_not_toml_is_refused(tmp_path):
+def test_non_toml_file_is_refused(tmp_path):
     path = tmp_path / "policy.toml"
     path.write_text("schema_version = = 1")
 
@@ -106,18 +106,18 @@ def test_every_problem_is_listed_at_once():
         ("approval.expires_hours", 10**400, "expires_hours: 1.79769"),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_refused_by_its_key(key, value, message):
+def test_impossible_value_is_refused_by_key(key, value, message):
     """The key, its value and what is allowed are named; nothing is run with it first."""
     assert message in refusal({key: value})
 
 
-def test_a_missing_policy_says_so(tmp_path):
+def test_missing_policy_names_the_file(tmp_path):
     """The message names the file."""
     with pytest.raises(PolicyError, match=r"nothing\.toml: No such file"):
         read_policy(tmp_path / "nothing.toml")
 
 
-def test_a_precision_overrides_only_what_it_states():
+def test_precision_table_overrides_only_stated_keys():
     """The rest comes from [gates.default]."""
     policy = read_policy(DIGITS)
     default, int8 = policy.gates["default"], gates_for(policy.gates, Precision.INT8)
@@ -138,7 +138,7 @@ def test_another_version_keeps_the_rules():
         policy.with_model("nonsense")
 
 
-def test_a_candidate_is_read_back_from_its_name():
+def test_candidate_round_trips_through_its_name():
     """Names and candidates are the same thing in two forms."""
     for candidate in read_policy(DIGITS).candidates.all():
         assert Candidate.parse(candidate.name) == candidate
@@ -192,7 +192,7 @@ def test_the_workspace_is_that_of_the_policys_project(project, tmp_path, monkeyp
     assert Workspace.of(policy).root == tmp_path / "elsewhere" / "home"
 
 
-def test_a_project_is_the_nearest_folder_that_says_so(tmp_path):
+def test_project_is_the_nearest_marked_folder(tmp_path):
     """A workspace or a project file; where there is none, the policy's own folder."""
     deep = tmp_path / "outer" / "inner" / "policies"
     deep.mkdir(parents=True)
@@ -204,7 +204,7 @@ def test_a_project_is_the_nearest_folder_that_says_so(tmp_path):
     assert project_of(deep) == tmp_path / "outer" / "inner"
 
 
-def test_a_policys_digest_does_not_depend_on_where_it_lies(project):
+def test_policy_digest_is_independent_of_location(project):
     """An approval binds to it, and workers have the checkout in other places."""
     here, there = read_policy(project("here")), read_policy(project("there"))
 
@@ -231,7 +231,7 @@ def test_numbers_that_cannot_be_meant_hide_no_other_mistake():
     assert keys == ["slo.p99_ms", "search.instances", "name", "approval", "retentoin"]
 
 
-def test_a_named_pipe_is_not_waited_for(tmp_path):
+def test_named_pipe_is_not_waited_for(tmp_path):
     """Nobody may ever write into it; process substitution, which is another kind, is read."""
     os.mkfifo(tmp_path / "pipe.toml")
     reading, writing = os.pipe()
@@ -251,7 +251,7 @@ def test_a_named_pipe_is_not_waited_for(tmp_path):
         pytest.param("a" + ".a" * 5000 + " = 1", id="dots"),
     ],
 )
-def test_one_nested_too_deep_is_refused(tmp_path, text):
+def test_deeply_nested_policy_is_refused(tmp_path, text):
     """Nobody has to read a traceback of a thousand lines."""
     (tmp_path / "deep.toml").write_text(text)
 
@@ -259,7 +259,7 @@ def test_one_nested_too_deep_is_refused(tmp_path, text):
         read_policy(tmp_path / "deep.toml")
 
 
-def test_one_that_is_no_policy_is_not_read_to_its_end():
+def test_non_policy_file_is_not_read_whole():
     """A device or a data file that was named by mistake fills no memory."""
     with pytest.raises(PolicyError, match="larger than 1,048,576 bytes"):
         read_policy(Path("/dev/zero"))

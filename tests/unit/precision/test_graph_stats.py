@@ -332,7 +332,7 @@ def test_work_of_one_layer(model, flops, numbers):
     assert work.uncounted == {}
 
 
-def test_a_recurrent_layer_is_counted_over_its_length():
+def test_recurrent_layer_is_counted_over_its_length():
     """Every step multiplies the input and the state by the weights of every gate."""
     model = _graph(
         [_node("LSTM", "x", "w", "r", hidden_size=5)], x=(7, 4, 3), w=(1, 20, 3), r=(1, 20, 5)
@@ -373,7 +373,7 @@ def test_axes_of_no_fixed_size_come_from_a_request():
     assert long.flops == 100 * short.flops == 2 * 200 * 64 * 32
 
 
-def test_a_shape_that_is_computed_is_followed():
+def test_computed_reshape_is_followed():
     """A reshape by the input's own shape keeps the layers behind it countable."""
     nodes = [
         helper.make_node("Shape", ["x"], ["shape"], end=2),
@@ -407,7 +407,7 @@ def test_sequences_are_counted_by_the_step(model, flops):
     assert work.flops == flops
 
 
-def test_what_is_not_known_is_listed():
+def test_unknown_operators_are_listed():
     """Operators without a rule are named, and lower the share that was counted."""
     nodes = [
         helper.make_node("Sparkle", ["x"], ["z"], domain="com.example"),

@@ -76,7 +76,7 @@ def test_builds_are_limited():
     assert "5 builds" in found.reason
 
 
-def test_nothing_found_within_the_budget():
+def test_exhausted_build_budget_finds_nothing():
     """A search that ran out of builds says so, and repairs nothing."""
     found = searched(Attempts("p"), max_builds=2)
 

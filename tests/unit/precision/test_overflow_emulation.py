@@ -40,7 +40,7 @@ def test_judgement(changed, outcome, said):
     assert not finding.advisory
 
 
-def test_what_is_rounded_to_the_largest_value_is_not_beyond_it():
+def test_rounding_to_the_largest_value_is_no_overflow():
     """65,512 becomes 65,504 in fp16; a finding that passed with more would contradict itself."""
     finding = judge_range(RangeReport(**{**SOUND, "peak": 65512.0}), "emulated")
 

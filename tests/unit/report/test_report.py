@@ -152,7 +152,7 @@ def test_worst_slice_is_the_failed_one():
     assert row_of(card, INT8).worst_slice == "stroke=thin -5.00"
 
 
-def test_a_tie_and_a_ceiling_are_marked():
+def test_tie_and_ceiling_are_marked():
     """A tie is no win, and the highest rate that may be tried is a lower bound."""
     held = benchmark(800).model_copy(update={"ceiling_per_s": 800.0})
     card = scorecard(
@@ -202,7 +202,7 @@ def test_approval_commands_name_the_scorecard():
     assert f"  enginegate approve {card.digest[:12]} --approver NAME" in written.getvalue()
 
 
-def test_what_was_not_benchmarked_says_why():
+def test_unbenchmarked_candidate_says_why():
     """In the terminal, in Markdown and in words; not as one more reason against it."""
     failed = verdict(finding(Outcome.FAILED, gate="accuracy_loss"))
     why = "verdict failed (accuracy_loss)"
@@ -215,7 +215,7 @@ def test_what_was_not_benchmarked_says_why():
     assert f"It was not benchmarked: {why}." in explain(card)
 
 
-def test_a_long_reason_ends_with_a_word_and_says_where_the_rest_is():
+def test_long_reason_is_cut_at_a_word_with_a_reference():
     """The explanation has all of it."""
     reason = "a builder said a great deal " * 30
     judged = (verdict(finding(Outcome.FAILED).model_copy(update={"reason": reason})),)
@@ -228,6 +228,6 @@ def test_a_long_reason_ends_with_a_word_and_says_where_the_rest_is():
     assert reason.strip() in explained
 
 
-def test_a_long_reason_of_one_word_is_not_lost():
+def test_long_reason_of_one_word_is_kept():
     """A path without a space is shown as far as it goes."""
     assert one_line("/" + "x" * 500).startswith("/xxx")

@@ -99,7 +99,7 @@ def test_narrow_terminal_loses_nothing():
 
 
 def test_the_chosen_configuration_comes_first():
-    """Then those that held, by rate; a configuration without a valid measurement has no number."""
+    """Then those that met the SLO, by rate; without a valid measurement there is no number."""
     first, second = serving_rows(CARD.benchmark(INT8), 25.0)
 
     assert first.configuration == f"{WAITING} (chosen)"
@@ -108,7 +108,7 @@ def test_the_chosen_configuration_comes_first():
     assert (second.held, second.p99) == ("none", "n/a")
 
 
-def test_nothing_held_shows_the_nearest():
+def test_unmet_slo_shows_the_nearest_point():
     """The lowest p99 and its rate, so that people see how far away it is."""
     (row,) = serving_rows(CARD.benchmark(plan("bf16")), 25.0)
 
@@ -139,14 +139,14 @@ def test_sentences(said):
     assert said in " ".join(serving_sentences(rich(), SLO))
 
 
-def test_a_sender_that_made_the_rate_is_no_note():
+def test_confirmed_rate_within_the_baseline_has_no_note():
     """Only a confirmed rate above what it was shown to make needs one."""
     said = " ".join(serving_sentences(rich(generator_per_s=1000.0), SLO))
 
     assert "Against a do-nothing model" not in said
 
 
-def test_a_failed_candidate_says_why_and_what_to_do():
+def test_failed_candidate_shows_reason_and_remedy():
     """The findings that are in the way stand where the result would be."""
     failed = rich(
         chosen=None,
@@ -270,7 +270,7 @@ def test_page_keeps_hostile_text_as_text():
     assert page.scripts == 1
 
 
-def test_a_page_of_nothing_is_still_a_page():
+def test_empty_page_renders():
     """No candidate, or none that was measured."""
     empty = REPORT.model_copy(update={"candidates": (), "winner": None})
     unmeasured = REPORT.model_copy(update={"candidates": (benchmark(),)})

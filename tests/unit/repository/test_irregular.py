@@ -39,9 +39,7 @@ def put(tmp_path):
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "FIFO"])
 @pytest.mark.parametrize("name", [JOURNAL, AUDIT, CURRENT])
-def test_a_record_that_is_no_file_is_reported_and_nothing_is_changed(
-    repository, package, put, name, kind
-):
+def test_irregular_record_is_reported_and_nothing_changes(repository, package, put, name, kind):
     """`verify` ends and names it; a promotion is refused, and what a link leads to stays."""
     repository.publish(package(1.0), expected=None)
     theirs = put(repository.root / name, kind)
@@ -55,7 +53,7 @@ def test_a_record_that_is_no_file_is_reported_and_nothing_is_changed(
 
 
 @pytest.mark.parametrize("kind", ["link", "FIFO"])
-def test_an_audit_head_that_is_no_file_is_named_and_never_followed(repository, package, put, kind):
+def test_irregular_audit_head_is_refused(repository, package, put, kind):
     """It only shows that the log was cut, so nothing else is kept from going on."""
     repository.publish(package(1.0), expected=None)
     theirs = put(repository.root / AUDIT_HEAD, kind)
@@ -68,7 +66,7 @@ def test_an_audit_head_that_is_no_file_is_named_and_never_followed(repository, p
 
 
 @pytest.mark.parametrize("kind", ["link", "FIFO"])
-def test_a_lock_that_is_no_file_is_refused(repository, package, put, kind):
+def test_irregular_lock_is_refused(repository, package, put, kind):
     """Any file that the user may write could be behind it."""
     repository.publish(package(1.0), expected=None)
     theirs = put(repository.root / LOCK, kind)
@@ -81,7 +79,7 @@ def test_a_lock_that_is_no_file_is_refused(repository, package, put, kind):
     assert theirs.read_text() == "precious"
 
 
-def test_a_configuration_behind_a_link_is_put_back(repository, package, put):
+def test_symlinked_configuration_is_replaced(repository, package, put):
     """Today it holds what it should; tomorrow whoever owns its target decides."""
     repository.publish(package(1.0), expected=None)
     config = Layout(repository.root, "digits").config

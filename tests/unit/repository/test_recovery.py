@@ -66,7 +66,7 @@ class _KilledError(BaseException):
 
 
 @pytest.mark.parametrize("name", ["digits", "digits.engine"], ids=["own-model", "composing-model"])
-def test_a_model_that_is_somebody_elses_is_left_alone(repository, server, package, name):
+def test_foreign_model_is_left_alone(repository, server, package, name):
     """Refused before anything is noted; folder and server keep it, after a recovery too."""
     theirs = repository.root / name / "1" / "engine.bin"
     theirs.parent.mkdir(parents=True)
@@ -85,7 +85,7 @@ def test_a_model_that_is_somebody_elses_is_left_alone(repository, server, packag
     assert server.model_ready(name)
 
 
-def test_a_folder_with_the_next_number_is_left_alone(repository, package):
+def test_foreign_version_folder_is_left_alone(repository, package):
     """Nobody published it, and undoing must not take it for its own."""
     repository.publish(package(1.0), expected=None)
     stranger = repository.root / "digits" / "2" / "engine.bin"
@@ -98,7 +98,7 @@ def test_a_folder_with_the_next_number_is_left_alone(repository, package):
     assert stranger.read_text() == "7"
 
 
-def test_a_lost_commit_point_takes_no_history(repository, server, package):
+def test_lost_commit_point_removes_no_history(repository, server, package):
     """What is live is not known then: nothing is published over it, and nothing unloaded."""
     repository.publish(package(1.0), expected=None)
     Layout(repository.root, "digits").current_file.unlink()
@@ -113,7 +113,7 @@ def test_a_lost_commit_point_takes_no_history(repository, server, package):
     assert Layout(repository.root, "digits").stored_versions() == (1,)
 
 
-def test_a_failed_copy_keeps_the_history_it_met(repository, server, package, tmp_path):
+def test_failed_import_keeps_existing_history(repository, server, package, tmp_path):
     """Retention removed its bytes before: manifest, samples and signature were here already."""
     source = Layout(tmp_path / "source", "digits")
     source.root.mkdir()
@@ -136,7 +136,7 @@ def test_a_failed_copy_keeps_the_history_it_met(repository, server, package, tmp
 @pytest.mark.parametrize(
     ("step", "told"), [("placed", False), ("configured", True), ("loaded", True)]
 )
-def test_what_a_server_was_told_is_ended_with_a_server(
+def test_served_operation_is_recovered_with_a_server(
     repository, server, package, monkeypatch, step, told
 ):
     """One that is too busy to answer may serve it: bytes and entry stay until it was told."""
@@ -184,7 +184,7 @@ def test_bringing_up_waits_its_turn(repository, package, monkeypatch):
     assert any("was loaded and proved" in sentence for sentence in repository.repair())
 
 
-def test_nobody_waits_for_a_verification(repository, package, monkeypatch):
+def test_change_does_not_wait_for_verification(repository, package, monkeypatch):
     """Hashing takes no lock; what changed meanwhile is checked again, or reported."""
     repository.publish(package(1.0), expected=None)
     check, looked = ReleaseFiles.check, []
@@ -208,7 +208,7 @@ def test_nobody_waits_for_a_verification(repository, package, monkeypatch):
 
 
 @pytest.mark.parametrize("edit", ["signature", "manifest", "both"])
-def test_what_was_signed_stays_signed(repository, package, tmp_path, edit):
+def test_signature_requirement_is_remembered(repository, package, tmp_path, edit):
     """Where no signature is required, too: the journal remembers it, and the manifest's digest."""
     lenient = ReleaseSigning(
         required=False, private_key=None, public_key=None, keys=tmp_path / "keys"
@@ -231,7 +231,7 @@ def test_what_was_signed_stays_signed(repository, package, tmp_path, edit):
     assert problems(signed) != []
 
 
-def test_an_unsigned_edit_is_tampering(repository, package):
+def test_unsigned_edit_is_tampering(repository, package):
     """Nothing was ever signed, and the digest in the journal still tells."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
@@ -242,7 +242,7 @@ def test_an_unsigned_edit_is_tampering(repository, package):
         repository.rollback("digits")
 
 
-def test_a_repository_without_a_server_is_still_recovered(tmp_path):
+def test_repository_is_recovered_without_a_server(tmp_path):
     """Nothing was told to anybody before bytes were placed, so the operation is closed."""
     root = tmp_path / "alone"
     root.mkdir()
@@ -287,7 +287,7 @@ DIGEST = "d" * 64
 @pytest.mark.parametrize(
     ("live", "removed"), [(LIVE_1, (REMOVED,)), (None, (REMOVED, GONE))], ids=["second", "first"]
 )
-def test_a_publish_before_its_commit_is_undone(cut, live, removed):
+def test_publish_before_commit_is_undone(cut, live, removed):
     """Whatever step it was killed after: the old release serves, then the new one goes."""
     (ending,) = decide(steps_of("publish", 2, *PUBLISH[:cut]), live)
 
@@ -301,7 +301,7 @@ def test_a_publish_before_its_commit_is_undone(cut, live, removed):
 
 @pytest.mark.parametrize("kind", ["publish", "rollback"])
 @pytest.mark.parametrize("cut", range(1, len(PUBLISH) + 1))
-def test_what_is_committed_is_finished(kind, cut):
+def test_committed_operation_is_finished(kind, cut):
     """The pointer has it, so the new release stands; old models go, and it is closed as done."""
     (ending,) = decide(steps_of(kind, 2, *PUBLISH[:cut]), LIVE_2)
 
@@ -366,7 +366,7 @@ def test_every_other_operation_ends_by_the_pointer(journal, live, actions, done)
     assert ending.actions[-1].done is done
 
 
-def test_what_has_ended_is_left_alone():
+def test_closed_operation_is_left_alone():
     """Done or undone, and so are operations other than the one that failed."""
     ended = steps_of("publish", 1, *PUBLISH, "done", operation="b" * 32)
     open_one = steps_of("rollback", 1, "intent", operation="c" * 32)
@@ -377,7 +377,7 @@ def test_what_has_ended_is_left_alone():
     assert (ending.entry.version, ending.actions[-1].why) == (2, "no room")
 
 
-def test_a_withdrawal_leaves_nothing_for_what_is_ended_after_it():
+def test_withdrawal_leaves_nothing_live_for_later_recovery():
     """The pointer that it removes is gone for the operations behind it too."""
     journal = (
         *steps_of("withdraw", 1, "intent", operation="b" * 32),
@@ -398,9 +398,7 @@ def test_a_withdrawal_leaves_nothing_for_what_is_ended_after_it():
         (False, None, AlignServers()),
     ],
 )
-def test_a_roll_out_goes_back_only_from_a_live_canary_that_had_not_passed(
-    canary_passed, live, decided
-):
+def test_rollout_rolls_back_only_from_an_unpassed_live_canary(canary_passed, live, decided):
     """Otherwise every server follows the first one's pointer."""
     rollout = RolloutProgress(model="digits", before=1, canary=2, canary_passed=canary_passed)
 

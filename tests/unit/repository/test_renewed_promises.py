@@ -138,7 +138,7 @@ def test_killed_on_the_way_it_is_the_old_promise_or_the_new(
         assert layout.current().version == 1
 
 
-def test_what_cannot_be_written_is_undone(repository, layout, release, monkeypatch):
+def test_unwritable_promise_is_undone(repository, layout, release, monkeypatch):
     """And said."""
 
     def full(*_, **__):
@@ -155,7 +155,7 @@ def test_what_cannot_be_written_is_undone(repository, layout, release, monkeypat
 
 
 @pytest.mark.parametrize("edit", ["promise", "gone", "commit point", "back"])
-def test_a_promise_that_was_changed_shows(repository, layout, release, edit):
+def test_edited_promise_is_detected(repository, layout, release, edit):
     """Loosened, removed, or left out of the commit point, so that the first one counts again."""
     given = repository.renew(renewal(release))
     path = layout.promise_file(1, given.digest)
@@ -174,7 +174,7 @@ def test_a_promise_that_was_changed_shows(repository, layout, release, edit):
             layout.held_to(release)
 
 
-def test_an_edited_commit_point_is_given_no_promise(repository, layout, release, package):
+def test_edited_commit_point_gets_no_promise(repository, layout, release, package):
     """The release that it names is not live by either record; writing it would confirm it."""
     repository.publish(package(2.0), expected=1)
     edited = layout.current().model_copy(update={"version": 1, "standby": None})
@@ -186,7 +186,7 @@ def test_an_edited_commit_point_is_given_no_promise(repository, layout, release,
     assert layout.renewed(1) is None
 
 
-def test_a_journal_cut_before_a_promise_is_reported(repository, layout, release):
+def test_journal_cut_before_a_promise_is_reported(repository, layout, release):
     """And the commit point set back to fit: the audit log has the promise that was given."""
     path, before = repository.root / JOURNAL, layout.current().promises
     kept = path.read_bytes()
@@ -223,7 +223,7 @@ def test_it_is_signed_where_releases_are(repository, layout, package, signing):
     assert signed.rollback("digits").version == 1
 
 
-def test_a_fleets_lead_says_it(repository, layout, release):
+def test_fleet_promise_is_read_from_the_primary(repository, layout, release):
     """The watch reads it there."""
     Fleet(repository, ()).renew(renewal(release))
 

@@ -39,7 +39,7 @@ def test_everything_is_checked_and_the_missing_lock_is_said(read_only):
     assert any(check.subject == "digits on the live server" for check in checks)
 
 
-def test_a_change_under_way_is_waited_for(read_only, monkeypatch):
+def test_change_in_progress_is_waited_for(read_only, monkeypatch):
     """What is open in the journal meanwhile is no problem to report."""
     monkeypatch.setattr(sys.modules["enginegate.repository.verify"], "_LOCK_TIMEOUT_S", 0.0)
     with ExitStack() as held:
@@ -51,7 +51,7 @@ def test_a_change_under_way_is_waited_for(read_only, monkeypatch):
             verify(read_only)
 
 
-def test_what_changed_meanwhile_is_read_again(read_only, monkeypatch):
+def test_concurrently_changed_files_are_read_again(read_only, monkeypatch):
     """Without the lock nobody is kept from changing it."""
     check, looked = ReleaseFiles.check, []
 
@@ -68,9 +68,7 @@ def test_what_changed_meanwhile_is_read_again(read_only, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [JOURNAL, AUDIT])
-def test_a_record_that_may_not_be_read_is_unknown_and_not_called_lost(
-    repository, package, monkeypatch, name
-):
+def test_unreadable_record_is_unknown_not_lost(repository, package, monkeypatch, name):
     """Somebody else may find out; nobody removed anything."""
     repository.publish(package(1.0), expected=None)
 
@@ -86,7 +84,7 @@ def test_a_record_that_may_not_be_read_is_unknown_and_not_called_lost(
     assert any("may not be read by this user" in check.unknown for check in checks)
 
 
-def test_a_damaged_journal_is_not_called_lost_too(repository, package):
+def test_damaged_journal_is_reported_once(repository, package):
     """One fault is one problem, with the line."""
     repository.publish(package(1.0), expected=None)
     path = repository.root / JOURNAL

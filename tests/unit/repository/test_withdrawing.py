@@ -49,7 +49,7 @@ def problems(target):
     return [check.problem for check in verify(target) if check.problem]
 
 
-def test_a_first_release_is_withdrawn_and_another_promoted_after_it(repository, server, package):
+def test_first_release_is_withdrawn_and_replaced(repository, server, package):
     """Its number is never used again; the audit log has its scorecard, and nothing is wrong."""
     published = repository.publish(package(1.0), expected=None)
 
@@ -65,7 +65,7 @@ def test_a_first_release_is_withdrawn_and_another_promoted_after_it(repository, 
     assert problems(repository) == []
 
 
-def test_a_commit_point_that_was_put_back_is_to_be_removed(repository, package):
+def test_restored_commit_point_must_be_removed(repository, package):
     """Nothing is live by the records, so there is no release to go back to, and no backup."""
     repository.publish(package(1.0), expected=None)
     file = Layout(repository.root, "digits").current_file
@@ -92,7 +92,7 @@ def test_its_number_is_not_used_again_after_the_journal_was_lost(repository, pac
     assert "is gone or empty" in said or "was cut" in said
 
 
-def test_what_was_left_before_goes_too(repository, server, package):
+def test_earlier_releases_are_withdrawn_too(repository, server, package):
     """A server that loads whatever it finds in its folder must not bring an older one back."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0), expected=1)
@@ -109,7 +109,7 @@ def test_what_was_left_before_goes_too(repository, server, package):
     assert problems(repository) == []
 
 
-def test_one_whose_predecessor_was_forgotten_can_be_withdrawn(repository, package):
+def test_release_with_forgotten_predecessor_is_withdrawn(repository, package):
     """There is nothing to go back to either."""
     for number in (1, 2):
         replace(repository, keep=1).publish(package(float(number)), expected=number - 1 or None)
@@ -156,7 +156,7 @@ def test_killed_on_the_way_it_is_the_old_state_or_the_new(repository, server, pa
         ("no server", "No live Triton answers"),
     ],
 )
-def test_what_cannot_be_is_refused_and_nothing_begun(repository, package, state, said):
+def test_impossible_withdrawal_begins_nothing(repository, package, state, said):
     """Nothing is live, or no server answers that could be seen to let it go.
 
     Who has nothing to withdraw is not sent to start a server first.
@@ -173,7 +173,7 @@ def test_what_cannot_be_is_refused_and_nothing_begun(repository, package, state,
     assert live(repository) == (1 if state == "no server" else None)
 
 
-def test_a_server_that_goes_on_serving_is_no_success(repository, server, package, monkeypatch):
+def test_server_that_keeps_serving_is_no_success(repository, server, package, monkeypatch):
     """Its folder is gone by then; whoever starts next tries again."""
     repository.publish(package(1.0), expected=None)
     with monkeypatch.context() as patch:
@@ -191,9 +191,7 @@ def test_a_server_that_goes_on_serving_is_no_success(repository, server, package
     assert last(repository) == ("withdrawn", 1, "ada", "it answers nonsense")
 
 
-def test_a_server_that_says_yes_and_goes_on_serving_is_found(
-    repository, server, package, monkeypatch
-):
+def test_server_that_falsely_confirms_unload_is_found(repository, server, package, monkeypatch):
     """A status code proves nothing: it must be seen that no version answers."""
     repository.publish(package(1.0), expected=None)
     monkeypatch.setattr(server, "unload", lambda _name: None)
@@ -220,7 +218,7 @@ def test_every_server_of_a_fleet_lets_it_go(repository, own, package):
     assert list(RolloutState(fleet.root).unfinished()) == []
 
 
-def test_a_fleet_begins_nothing_while_a_server_is_away(repository, own, package):
+def test_fleet_withdrawal_needs_every_server(repository, own, package):
     """It would serve what was withdrawn when it is back."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -232,9 +230,7 @@ def test_a_fleet_begins_nothing_while_a_server_is_away(repository, own, package)
     assert live(repository) == 1
 
 
-def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
-    repository, own, package, monkeypatch
-):
+def test_refusing_fleet_server_keeps_the_release_live(repository, own, package, monkeypatch):
     """It is named, and the others are as before."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -251,7 +247,7 @@ def test_a_server_of_a_fleet_that_refuses_keeps_it_live_everywhere(
     assert fleet.recover() == ()
 
 
-def test_a_lead_that_refuses_keeps_it_live_everywhere(repository, own, package, monkeypatch):
+def test_refusing_primary_keeps_the_release_live(repository, own, package, monkeypatch):
     """It is asked last: the others have let it go by then, and get it back."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -271,7 +267,7 @@ def test_a_lead_that_refuses_keeps_it_live_everywhere(repository, own, package, 
     assert problems(fleet) == []
 
 
-def test_a_commit_point_that_was_edited_empties_no_server(repository, own, package):
+def test_edited_commit_point_unloads_no_server(repository, own, package):
     """The lead would refuse; the others are not asked before."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -288,7 +284,7 @@ def test_a_commit_point_that_was_edited_empties_no_server(repository, own, packa
 
 
 @pytest.mark.parametrize("shares", [False, True])
-def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
+def test_fleet_server_that_falsely_confirms_unload_is_found(
     repository, own, package, monkeypatch, shares
 ):
     """With its own folder it keeps the release live everywhere; with the primary's it is named."""
@@ -306,7 +302,7 @@ def test_a_server_of_a_fleet_that_says_yes_and_goes_on_serving_is_found(
     assert live(repository) == (None if shares else 1)
 
 
-def test_a_fleets_withdrawal_that_was_cut_short_is_ended(repository, own, package):
+def test_interrupted_fleet_withdrawal_is_finished(repository, own, package):
     """The note beside the primary's journal says that it is one, by whom and why."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
@@ -320,7 +316,7 @@ def test_a_fleets_withdrawal_that_was_cut_short_is_ended(repository, own, packag
     assert last(repository) == last(own.repository) == ("withdrawn", 1, "ada", ADA.why)
 
 
-def test_a_server_that_was_away_is_found_and_repaired(repository, own, package):
+def test_absent_server_is_found_and_repaired(repository, own, package):
     """What was withdrawn on the primary alone serves nowhere after a repair."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)

@@ -130,7 +130,7 @@ def test_failure_leaves_nothing(home, block_of):
     assert list(home.iterdir()) == []
 
 
-def test_nothing_recorded_is_an_error(home):
+def test_empty_recording_is_an_error(home):
     """An empty recording names the first damage and says what to do."""
     with (
         pytest.raises(DataError, match=r"(?s)no request was recorded. 1 were lost, first: half"),
@@ -245,7 +245,7 @@ class TestExpire:
         assert first
         assert not old.exists()
 
-    def test_nothing_to_do(self, tmp_path):
+    def test_missing_folder_expires_nothing(self, tmp_path):
         """A folder that is not there has nothing to delete."""
         assert expire_samples(tmp_path / "none", 30, NOW) == ()
 

@@ -90,7 +90,7 @@ def test_parity_names_the_worst_sample():
         measure_parity(under_test(model, limit=0.5, framework=same))
 
 
-def test_nothing_is_worse_than_no_number():
+def test_nan_is_the_worst_difference():
     """NaN is the worst of all, and no limit is advised for it."""
     model = Model(lambda x: np.where(x == 33, np.nan, x + 5))
 

@@ -137,7 +137,7 @@ def test_benchmark_key_covers_everything_that_served(session, attempt):
         ("watch.look_s", 9.0, False),
     ],
 )
-def test_a_benchmark_is_kept_until_a_table_that_decides_it_changes(
+def test_benchmark_is_cached_until_a_deciding_table_changes(
     session, attempt, rules, key, value, decides
 ):
     table, _, field = key.partition(".")

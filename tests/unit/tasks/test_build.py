@@ -22,7 +22,7 @@ DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
         ("onnxruntime-fp16", "computes in fp32 or int8, not in fp16"),
     ],
 )
-def test_what_cannot_be_decided_here_is_neither_built_nor_failed(name, why):
+def test_undecidable_candidate_is_neither_built_nor_failed(name, why):
     """There is not even a model to build from; the verdict is inconclusive and says why."""
     raw = tomllib.loads(DIGITS.read_text())
     del raw["data"]["calibration"]

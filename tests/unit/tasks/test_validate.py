@@ -22,7 +22,7 @@ REFERENCE = SimpleNamespace(
 
 
 @pytest.mark.parametrize(("table", "decides"), [("int8", True), ("tf32", False)])
-def test_a_verdict_is_kept_until_a_limit_of_its_own_precision_changes(table, decides):
+def test_verdict_is_cached_until_its_own_limits_change(table, decides):
     """Another precision's limits, and every other table of the policy, say nothing about it."""
 
     def key(gates):

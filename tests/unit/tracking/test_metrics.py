@@ -54,7 +54,7 @@ def test_metrics_of_a_measured_candidate():
     }
 
 
-def test_what_else_is_known_of_serving():
+def test_serving_metrics_carry_units():
     """Cost, cold start, speed-up and the tail under heavier mixes, each with its unit."""
     tail = Percentile(quantile=0.999, value_ms=14.5, low_ms=None, high_ms=None, samples=3000)
     pattern = Pattern(name="large together", rate_per_s=400, percentiles=(tail,), failed_share=0)

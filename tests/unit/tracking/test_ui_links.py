@@ -55,7 +55,7 @@ def test_links_do_not_carry_how_to_sign_in():
         ("databricks", True),
     ],
 )
-def test_who_decides_where_artifacts_are(uri, server):
+def test_artifact_location_depends_on_the_server(uri, server):
     """Behind a server the server decides; with a database we do."""
     assert Connection(uri, Path("a")).is_server is server
 

@@ -59,7 +59,7 @@ def test_it_ends_with_the_block_and_the_log_stays(tmp_path):
     assert log.stat().st_mode & 0o077 == 0
 
 
-def test_one_that_ignores_sigterm_is_killed(tmp_path):
+def test_process_ignoring_sigterm_is_killed(tmp_path):
     """After the grace period SIGKILL ends what did not end by itself."""
     log = tmp_path / "log"
 

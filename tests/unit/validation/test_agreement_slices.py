@@ -49,7 +49,7 @@ def test_constant_norm_is_one_part():
     assert len(set(parts["input_norm"])) == 1
 
 
-def test_what_is_not_there(texts):
+def test_unavailable_derived_slice_is_refused(texts):
     """Confidence needs classes, and a name that the data uses is not taken twice."""
     with pytest.raises(PolicyError, match="no classes"):
         traits_of(("confidence",), texts, None)

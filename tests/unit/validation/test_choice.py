@@ -117,7 +117,7 @@ class TestTies:
             ),
         ],
     )
-    def test_what_cannot_be_told_apart_is_no_win(self, fp32, int8, winner, tied):
+    def test_indistinguishable_candidates_are_tied(self, fp32, int8, winner, tied):
         """The same confirmed rate and overlapping p99: size, then cost, then order decide."""
         choice = choose(both(), [fp32, int8], THROUGHPUT)
 
@@ -160,7 +160,7 @@ class TestTies:
             "smallest engine (249 KiB, against 912 KiB)."
         )
 
-    def test_a_surely_lower_p99_is_said(self):
+    def test_lower_p99_is_reported_where_certain(self):
         """At the same rate, where the intervals do not overlap."""
         measured = [held(FP32, 9.0, engine_bytes=250), held(INT8, 5.0, engine_bytes=900)]
         choice = choose(both(), measured, THROUGHPUT)
@@ -176,7 +176,7 @@ class TestTies:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.INCONCLUSIVE, Outcome.FAILED, Outcome.ERRORED])
-def test_a_faster_candidate_that_did_not_pass_cannot_win(outcome):
+def test_unpassed_candidate_cannot_win(outcome):
     """Neither its verdict nor its benchmark may be anything but passed."""
     fast, slow = benchmark(900, candidate=INT8), benchmark(100, candidate=FP32)
     missed = benchmark(900, candidate=INT8, outcome=outcome)
@@ -185,7 +185,7 @@ def test_a_faster_candidate_that_did_not_pass_cannot_win(outcome):
     assert choose(both(), [slow, missed], THROUGHPUT).winner == FP32
 
 
-def test_a_candidate_that_was_not_measured_cannot_win():
+def test_unbenchmarked_candidate_cannot_win():
     """A gate that did not run is not a gate that passed."""
     choice = choose([verdict()], [], THROUGHPUT)
 

@@ -17,14 +17,14 @@ def skipped(fp32, int8, *, also_inconclusive=False, baselines=False, **changes):
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FAILED, Outcome.INCONCLUSIVE, Outcome.ERRORED])
-def test_a_candidate_that_cannot_win_is_not_measured(outcome):
+def test_candidate_that_cannot_win_is_not_benchmarked(outcome):
     """The reason names the outcome and the gate."""
     found = skipped(Outcome.PASSED, outcome, gate="accuracy_loss")
 
     assert found == {"onnxruntime-int8": f"verdict {outcome.word} (accuracy_loss)"}
 
 
-def test_whoever_may_win_is_measured():
+def test_candidate_that_may_win_is_benchmarked():
     """Passed, or inconclusive where a person may accept that; never one that failed."""
     assert skipped(Outcome.PASSED, Outcome.PASSED) == {}
     assert skipped(Outcome.PASSED, Outcome.INCONCLUSIVE, also_inconclusive=True) == {}
@@ -39,7 +39,7 @@ def test_the_baseline_is_measured_whatever_its_verdict():
     assert set(both) == {"onnxruntime-fp32", "onnxruntime-int8"}
 
 
-def test_what_cannot_run_here_is_told_by_its_verdict():
+def test_unrunnable_candidate_is_reported_by_its_verdict():
     """It was not left out for what it is: nothing could have measured it."""
     missing = finding(Outcome.INCONCLUSIVE, gate="runnable").model_copy(update={"scope": "engine"})
     broken = finding(Outcome.FAILED, gate="build")
@@ -49,7 +49,7 @@ def test_what_cannot_run_here_is_told_by_its_verdict():
     assert not not_benchmarked([unrunnable, unbuilt], also_inconclusive=False, baselines=False)
 
 
-def test_what_cannot_run_here_needs_no_baseline():
+def test_unrunnable_candidates_need_no_baseline():
     """Nobody is compared with FP32 then, so its minutes would be for nothing."""
     missing = finding(Outcome.INCONCLUSIVE, gate="runnable").model_copy(update={"scope": "engine"})
     fp32 = verdict(finding(Outcome.INCONCLUSIVE, gate="accuracy_loss"), candidate=FP32)

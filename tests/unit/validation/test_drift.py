@@ -107,7 +107,7 @@ def test_other_words_are_found_by_where_they_lie():
     assert moved["length"].p_value > 0.01
 
 
-def test_an_embedding_of_the_user():
+def test_user_embedding_replaces_token_counts():
     """A callable from token ids to vectors replaces the counts."""
     source = np.random.default_rng(4)
     old, new = _data(ids=_sentences(source, 100)), _data(ids=_sentences(source, 100, shift=40))

@@ -160,7 +160,7 @@ class TestJudgeFamily:
         whole = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(5, 3, 900))
         assert whole.outcome is PASSED
 
-    def test_one_broken_slice_fails_though_the_whole_passes(self, gates):
+    def test_single_broken_slice_fails(self, gates):
         """A slice of 5 % of the data that lost a quarter is found; the aggregate hides it."""
         whole = judge_counts(GateCheck.of("accuracy_loss", "evaluation", gates), Pairs(26, 1, 2000))
         slices = [(_slice(gates, 0), Pairs(25, 0, 100))]

@@ -90,7 +90,7 @@ def judged(seen, rules=RULES, past=(), **promise):
         ),
     ],
 )
-def test_a_look_is_judged_by_the_promise(seen, gate, outcome, says):
+def test_reading_is_judged_by_the_promise(seen, gate, outcome, says):
     """Each gate, at, above and without what it needs."""
     found, _ = judged(seen)
 
@@ -98,7 +98,7 @@ def test_a_look_is_judged_by_the_promise(seen, gate, outcome, says):
     assert says in found[gate].reason
 
 
-def test_a_healthy_look_passes_and_an_unknown_queue_does_not_keep_it_from_it():
+def test_healthy_reading_passes_with_an_unknown_queue():
     """What is undecided or unknown by nature is shown as advisory."""
     assert watch_check(*judged(reading(pending=None))[0].values()).outcome is PASSED
 
@@ -146,7 +146,7 @@ def test_the_slo_is_shown_to_hold_after_enough_good_answers():
     assert (latency.outcome, latency.advisory, latency.samples) == (PASSED, False, 1000)
 
 
-def test_a_look_says_on_which_server_of_a_fleet():
+def test_check_names_its_fleet_server():
     """The first one needs no name."""
     found, _ = judge_reading(reading(over=12), release(promise=PROMISE), RULES, (), server="gpu-2")
 
@@ -211,7 +211,7 @@ def test_each_server_is_excused_by_its_own_load():
     assert action_for(not_excused, ROLLBACK, PROMISE, can_go_back=True) == "rollback"
 
 
-def test_what_failed_on_one_server_is_not_forgotten_on_another():
+def test_failure_on_one_server_is_kept_for_that_server():
     """Each server's share counts from its own last failed check; slices share one finding."""
     ours, others = (
         ShareCount(what="latency", samples=20, bad=1),
@@ -229,7 +229,7 @@ def test_what_failed_on_one_server_is_not_forgotten_on_another():
 
 
 @pytest.mark.parametrize("changes", [{"pending": 51}, {"gpu_memory_share": 0.96}])
-def test_one_reading_of_a_gauge_never_rolls_back(changes):
+def test_single_gauge_reading_never_rolls_back(changes):
     """A queue or a GPU that is full for a moment alerts, whatever the policy says of failures."""
     seen = reading(**changes)
     full = watch_check(*judged(seen)[0].values(), reading=seen)

@@ -19,7 +19,7 @@ def _policy(margins=None, **changes):
     return parse_policy({**raw, **changes}, "test")
 
 
-def test_one_output():
+def test_single_output():
     """The example asks one question about the model's first output."""
     (asked,) = questions_of(_policy(slices={"discover": ["confidence"], "max_values": 9}))
 

@@ -75,7 +75,7 @@ def two_classes_swapped(labels):
 
 
 class TestClasses:
-    def test_a_sound_model_is_told_with_its_interval_and_chance(self, gates):
+    def test_sound_model_score_has_interval_and_chance_level(self, gates):
         """The number is shown overall and in each slice, with what a guess would score."""
         own = own_scores(*_with(classified(), gates))
 
@@ -110,7 +110,7 @@ class TestClasses:
     @pytest.mark.parametrize(
         "change", [lambda labels: labels, permuted, one_class_as_another, two_classes_swapped]
     )
-    def test_whatever_is_said_a_scorecard_with_it_can_be_read(self, change, gates):
+    def test_own_score_keeps_the_scorecard_readable(self, change, gates):
         """Reading refuses findings that passed beyond their limit; a gate that is held back has
         no number, and what a score passed with is beyond chance.
         """
@@ -131,7 +131,7 @@ class TestClasses:
         assert find(own, "accuracy_fp32").limit == pytest.approx(0.9)
         assert find(own, "accuracy_fp32").outcome is INCONCLUSIVE
 
-    def test_a_slice_of_which_nothing_is_right(self, gates):
+    def test_slice_without_correct_answers_is_named(self, gates):
         """No candidate can be worse there: the slice is named; others are not touched."""
         own = own_scores(*_with(classified(1.0, labels=one_class_as_another), gates))
 
@@ -153,7 +153,7 @@ class TestClasses:
             ),
         ],
     )
-    def test_a_permuted_class_is_found_without_slices(self, change, told, gates):
+    def test_permuted_class_is_found_without_slices(self, change, told, gates):
         """It hides in the mean, and the data need not be cut by class."""
         own = own_scores(*_with(classified(1.0, labels=change, sliced=False), gates))
 
@@ -162,7 +162,7 @@ class TestClasses:
         assert whole.outcome is INCONCLUSIVE
         assert told in whole.reason
 
-    def test_a_class_that_the_data_lacks_is_no_permutation(self, gates):
+    def test_absent_class_is_no_permutation(self, gates):
         """A sound model names an absent class now and then."""
 
         def without_labels_of_three(labels):
@@ -237,7 +237,7 @@ class TestNumbers:
         assert sound.outcome is PASSED
         assert wrong.outcome is INCONCLUSIVE
 
-    def test_a_users_metric_is_shown_and_not_judged(self, gates):
+    def test_user_metric_is_shown_not_judged(self, gates):
         """No chance level is known, so it never holds a gate back."""
         kind = f"{__name__}:a_half"
         outputs = np.ones((SAMPLES, 2), np.float32)
@@ -261,7 +261,7 @@ class TestHeldBack:
             pytest.param(Outcome.ERRORED, Outcome.ERRORED, id="errored"),
         ],
     )
-    def test_a_loss_against_chance_decides_nothing(self, outcome, expected, gates):
+    def test_loss_against_chance_is_undecided(self, outcome, expected, gates):
         """It does not pass, says why and has no number; a sure loss stays one."""
         own = own_scores(*_with(classified(0.0, sliced=False), gates))
 
@@ -271,7 +271,7 @@ class TestHeldBack:
         assert (held.value is None) is (expected is INCONCLUSIVE)
         assert held.reason.startswith("FP32 itself") is (expected is INCONCLUSIVE)
 
-    def test_a_policy_may_say_that_fp32_is_no_better(self, gates):
+    def test_policy_may_accept_chance_level_fp32(self, gates):
         """Then the gate decides as if FP32 were, and its score is still shown."""
         trusting = gates.model_copy(update={"advisory": frozenset({"accuracy_fp32"})})
         own = own_scores(*_with(classified(0.0, sliced=False), trusting))

@@ -92,7 +92,7 @@ class TestNumbers:
 
         assert resampled_numbers(paired, "mae", 0.95).estimate.low == math.inf
 
-    def test_nothing_and_one(self):
+    def test_zero_and_one_sample(self):
         """No samples say nothing, and one has no spread."""
         one = resampled_numbers(np.array([1.0 + 2.0j]), "mae", 0.95)
 

@@ -64,7 +64,7 @@ class TestNumbers:
         assert _score("rmse", labels, candidate, labels).imag.tolist() == [5.0, 0.0, 4.0]
         assert _score("mae", labels, candidate, labels).real.tolist() == [0.0, 0.0, 0.0]
 
-    def test_one_column_is_one_number(self):
+    def test_single_column_labels_fit(self):
         """Labels of shape (N,) fit an output of shape (N, 1); other shapes are refused."""
         output = np.ones((3, 1))
 

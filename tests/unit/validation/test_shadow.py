@@ -61,7 +61,7 @@ class TestJudgeRecording:
         assert finding.outcome is Outcome.INCONCLUSIVE
         assert "another model" in finding.reason
 
-    def test_a_live_release_need_not_answer_like_the_reference(self, outputs, data_of):
+    def test_live_release_may_differ_from_the_reference(self, outputs, data_of):
         """Of a live release the difference is shown, and holds nothing up."""
         other = {"logits": outputs["logits"] + 1}
 
@@ -77,14 +77,16 @@ class TestJudgeVersion:
         [
             pytest.param("m", {3: 50}, None, Outcome.PASSED, True, id="one-live-version"),
             pytest.param("m", {3: 40, 4: 10}, None, Outcome.INCONCLUSIVE, True, id="two-live"),
-            pytest.param("m", {0: 50}, None, Outcome.PASSED, True, id="not-told"),
+            pytest.param("m", {0: 50}, None, Outcome.PASSED, True, id="not-reported"),
             pytest.param("m", {1: 50}, 1, Outcome.PASSED, False, id="the-one-wanted"),
             pytest.param("m", {2: 50}, 1, Outcome.INCONCLUSIVE, False, id="another-version"),
             pytest.param("other", {1: 50}, None, Outcome.INCONCLUSIVE, False, id="another-model"),
             pytest.param("m", {}, None, Outcome.INCONCLUSIVE, True, id="nothing"),
         ],
     )
-    def test_what_was_recorded(self, model, rows, version, outcome, advisory):
+    def test_sample_of_another_version_is_no_evidence(
+        self, model, rows, version, outcome, advisory
+    ):
         """Another model or version than wanted is no evidence; several live ones are a note."""
         finding = judge_version(model, rows, wanted="m", version=version)
 
@@ -93,7 +95,7 @@ class TestJudgeVersion:
         assert bool(finding.remedy) is (outcome is not Outcome.PASSED)
 
 
-def test_a_redacted_sample_is_inconclusive():
+def test_redacted_sample_is_inconclusive():
     """Without its inputs a sample cannot be replayed, and says which are missing."""
     finding = not_replayable("a recording", ("user",), 50)
 
@@ -114,7 +116,7 @@ class TestJudgeNoise:
 
     @pytest.mark.parametrize("change", [2.0, np.nan])
     def test_limit_below_the_noise(self, outputs, data_of, gates, change):
-        """A limit that FP32 itself does not hold can fail no candidate."""
+        """A limit that FP32 itself does not meet can fail no candidate."""
         again = {"logits": outputs["logits"].copy()}
         again["logits"][0, 0] += change
 

@@ -105,7 +105,7 @@ def test_unbuilt_is_failed(engine):
     assert "operator Foo is not supported" in verdict.findings[0].reason
 
 
-def test_what_cannot_be_decided_here_is_inconclusive(engine):
+def test_undecidable_here_is_inconclusive(engine):
     """Like TensorRT without a GPU: this machine or the data is at fault, not the candidate."""
     attempt = Unbuilt(
         candidate=engine.candidate, why="it needs calibration", undecidable=True, remedy="Give it."

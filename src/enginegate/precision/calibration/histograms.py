@@ -11,7 +11,7 @@ from enginegate.errors import BuildError
 from enginegate.messages import counted
 from enginegate.precision.calibration.methods import Histogram
 from enginegate.precision.calibration.sample import CalibrationSample
-from enginegate.precision.session import batches_of, open_session
+from enginegate.precision.session import batches_of, open_cpu_session
 
 
 def histograms(
@@ -35,7 +35,7 @@ def histograms(
     watched.graph.output.extend(known[name] for name in names if name not in already)
     path = scratch / "watched.onnx"
     onnx.save(watched, path)
-    session = open_session(path, what="The model, with activations as outputs", optimised=False)
+    session = open_cpu_session(path, what="The model, with activations as outputs", optimised=False)
     found = {name: Histogram.empty() for name in names}
     for batch in batches_of(session, sample):
         found = {name: seen.add(np.asarray(batch[name])) for name, seen in found.items()}

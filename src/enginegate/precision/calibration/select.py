@@ -12,7 +12,7 @@ from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration.histograms import histograms
 from enginegate.precision.calibration.methods import METHODS, ActivationRange, Histogram, whole
 from enginegate.precision.calibration.sample import CalibrationSample
-from enginegate.precision.session import open_session, outputs_of, relative_error
+from enginegate.precision.session import open_cpu_session, outputs_of, relative_error
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -124,4 +124,4 @@ def _errors(
 
 
 def _session(model: ModelProto, prepared: Prepared) -> "InferenceSession":
-    return open_session(model.SerializeToString(), what=f"A form of {prepared.origin}")
+    return open_cpu_session(model.SerializeToString(), what=f"A form of {prepared.origin}")

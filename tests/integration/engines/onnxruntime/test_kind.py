@@ -114,7 +114,7 @@ def test_two_flows_build_once(plan, tmp_path):
         pytest.param({"calibration_sha256": "0" * 64}, id="calibration"),
     ],
 )
-def test_whatever_decides_the_bytes_is_in_the_key(plan, change):
+def test_plan_key_covers_everything_that_decides_bytes(plan, change):
     """Two plans that may differ in bytes never share a folder."""
     first = plan("onnxruntime-int8")
 
@@ -199,7 +199,7 @@ def test_session_uses_one_thread(int8, samples):
     assert not during - before
 
 
-def test_a_native_backend_gets_the_engine_alone(int8):
+def test_native_backend_gets_the_engine_alone(int8):
     """Triton's own backend needs no code of ours; one that cannot serve the kind is refused."""
     served = serving(int8.value, int8.folder, backend="onnxruntime")
 
@@ -242,9 +242,7 @@ def test_missing_library_says_how_to_install(plan, monkeypatch, tmp_path):
     assert (found.can_build, found.remedy) == (False, "pip install 'enginegate[cpu]'")
 
 
-def test_an_engine_that_takes_too_long_to_open_is_not_called_unbuildable(
-    plan, tmp_path, monkeypatch
-):
+def test_slow_session_open_is_errored_not_failed(plan, tmp_path, monkeypatch):
     """On a busy machine nothing was found out: a broken tool is errored, never failed."""
 
     def too_slow(*_, **__):

@@ -133,7 +133,7 @@ def test_answers_are_the_validated_ones(load, built, samples):
     )
 
 
-def test_a_batch_is_one_run(load, samples):
+def test_batch_runs_the_session_once(load, samples):
     """The session runs once for all requests of a batch."""
     model = load()
     session, calls = model._session, []
@@ -159,7 +159,7 @@ def test_a_batch_is_one_run(load, samples):
         pytest.param({"image": np.zeros((0, 1, 8, 8), np.float32)}, "rows", id="no-rows"),
     ],
 )
-def test_one_bad_request_does_not_spoil_the_batch(load, samples, arrays, message):
+def test_invalid_request_does_not_fail_its_batch(load, samples, arrays, message):
     """A request that does not fit gets an error of its own; its neighbours get answers."""
     good = samples.inputs["image"][:2]
 

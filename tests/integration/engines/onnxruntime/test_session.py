@@ -37,7 +37,7 @@ def test_silent_fallback_is_a_failed_proof(fallen_back):
     assert "Asked for CUDAExecutionProvider, got CPUExecutionProvider." in proof.detail
 
 
-def test_an_engine_for_a_gpu_does_not_run_without_one(fallen_back):
+def test_gpu_engine_is_refused_without_a_gpu(fallen_back):
     """It is said beforehand, and opening it is an error: CPU numbers are not a GPU's."""
     assert "no NVIDIA GPU" in str(runnable_here(fallen_back.value))
     with (

@@ -102,7 +102,7 @@ def test_profiles_cover_every_dynamic_axis(transformer_plan, store):
     assert engine.max_batch_size == 8
 
 
-def test_an_axis_without_a_range_is_named(transformer_plan, tmp_path):
+def test_dynamic_axis_without_range_is_named(transformer_plan, tmp_path):
     """A dynamic axis that the policy says nothing about is an error with the setting to add."""
     planned = transformer_plan("tensorrt-fp32", shapes={})
 
@@ -161,7 +161,7 @@ def test_the_manifest_says_how_it_was_built(plan, cnn, store):
         ),
     ],
 )
-def test_what_the_library_lacks_is_refused(plan, tmp_path, settings, message):
+def test_unsupported_library_options_are_refused(plan, tmp_path, settings, message):
     """RTX would ignore or fail at these options, so they are refused before a build."""
     with pytest.raises(BuildError, match=message):
         build_engine(plan("tensorrt-fp16", tensorrt=settings), tmp_path)

@@ -51,7 +51,7 @@ def test_every_option_a_cpu_can_have_is_in_force(repository, package, ask):
     assert [check.problem for check in verify(repository) if check.problem] == []
 
 
-def test_a_server_is_asked_for_a_backend_and_left_as_it_was(repository, package):
+def test_backend_probe_leaves_the_server_unchanged(repository, package):
     """This one has the Python backend only; the same words undo a release that needs another."""
     assert not server_has_backend(repository.client, "onnxruntime")
     assert repository.client.index() == ()

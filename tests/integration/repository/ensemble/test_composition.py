@@ -79,7 +79,7 @@ class Traffic:
                     self.wrong.append(version)
 
 
-def test_an_ensemble_goes_over_and_back_without_a_wrong_answer(repository, ensemble, server):
+def test_ensemble_switches_and_rolls_back_without_wrong_answers(repository, ensemble, server):
     """Parts first, then the flip: no request fails, none mixes the versions of two releases."""
     repository.publish(ensemble(1.0), expected=None)
     with Traffic(server) as traffic:
@@ -94,7 +94,7 @@ def test_an_ensemble_goes_over_and_back_without_a_wrong_answer(repository, ensem
     assert problems(repository) == []
 
 
-def test_an_engine_of_another_kind_is_a_part_of_its_own(repository, ensemble, server, steps):
+def test_composing_model_of_another_kind_has_its_own_config(repository, ensemble, server, steps):
     """Both engines serve while the ensemble goes over, each with a configuration that fits it."""
     tf32 = BackendSettings(cuda_provider={"use_tf32": "1"})
     repository.publish(ensemble(1.0), expected=None)
@@ -111,7 +111,7 @@ def test_an_engine_of_another_kind_is_a_part_of_its_own(repository, ensemble, se
     assert problems(repository) == []
 
 
-def test_an_ensemble_that_answers_otherwise_is_undone(repository, ensemble, steps):
+def test_ensemble_with_different_answers_is_undone(repository, ensemble, steps):
     """The engine must give its validated answers; every model is rolled back, verified."""
     short = steps.model_copy(update={"before": ()})
     repository.publish(ensemble(1.0, rules=short), expected=None)
@@ -168,7 +168,7 @@ def test_old_versions_of_parts_are_forgotten_with_their_release(tmp_path, ensemb
     ReleaseFiles(layout, layout.release(4)).check()
 
 
-def test_a_part_must_go_on_taking_what_it_takes(tmp_path, ensemble, steps):
+def test_composing_model_keeps_its_interface(tmp_path, ensemble, steps):
     """While traffic goes over, both versions of a composing model share one configuration."""
     root = tmp_path / "repository"
     root.mkdir()
@@ -183,7 +183,7 @@ def test_a_part_must_go_on_taking_what_it_takes(tmp_path, ensemble, steps):
         place(layout, ensemble(2.0, rules=rules), 2, layout.current())
 
 
-def test_a_part_is_never_put_over_another_model(tmp_path, ensemble):
+def test_composing_model_never_replaces_a_foreign_model(tmp_path, ensemble):
     """A folder of the composing model's name that this model does not own is left alone."""
     root = tmp_path / "repository"
     (root / "digits.double" / "1").mkdir(parents=True)
@@ -192,7 +192,7 @@ def test_a_part_is_never_put_over_another_model(tmp_path, ensemble):
         check_room(Layout(root, "digits"), ensemble(1.0).part_names, 1)
 
 
-def test_a_rehearsal_finds_the_answers(server, steps, package, root):
+def test_rehearsal_records_the_answers(server, steps, package, root):
     """The composing models on a server of our own answer as they will when they are published."""
     raw = np.arange(6, dtype=np.float32).reshape(3, 2)
     short = steps.model_copy(update={"before": ()})
@@ -208,7 +208,7 @@ def test_a_rehearsal_finds_the_answers(server, steps, package, root):
     assert list(root.iterdir()) == []
 
 
-def test_a_release_is_known_by_its_steps(tmp_path, ensemble, steps):
+def test_ensemble_digest_covers_its_steps(tmp_path, ensemble, steps):
     """Another wiring, configuration or byte of a step is another release; so is no step at all."""
     root = tmp_path / "repository"
     root.mkdir()

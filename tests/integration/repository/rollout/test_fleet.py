@@ -71,7 +71,7 @@ def problems(fleet):
     return [check.problem for check in verify(fleet) if check.problem]
 
 
-def test_one_server_after_another_or_none(repository, twin, own, package, tmp_path):
+def test_rollout_reaches_every_server_or_none(repository, twin, own, package, tmp_path):
     """The canary is watched before the rest is told; one that fails returns all that were."""
     everywhere = (repository, twin.repository, own.repository)
     told = []
@@ -265,7 +265,7 @@ def test_killed_roll_out_ends_the_same_everywhere(repository, own, package, tmp_
         assert answers(repository, own.repository) == {(1, 1.0)}
 
 
-def test_one_roll_out_at_a_time(repository, own, package, monkeypatch):
+def test_concurrent_rollout_is_refused(repository, own, package, monkeypatch):
     """A canary may be watched for long; the second is refused with the holder named."""
     monkeypatch.setattr("enginegate.repository.rollout.rollout_state._LOCK_TIMEOUT_S", 0.1)
     fleet = Fleet(repository, (own,))

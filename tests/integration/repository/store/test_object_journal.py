@@ -17,7 +17,7 @@ from tests.fakes.lab import POLICY
 class TestLease:
     """Whose lease it is. Needs no Triton."""
 
-    def test_one_holder_at_a_time(self, store):
+    def test_lease_has_one_holder(self, store):
         """The second is refused with the holder named, until the first has finished."""
         journal = ObjectJournal(store, "digits", 3600.0)
         turn = journal.acquire("publish", 3)

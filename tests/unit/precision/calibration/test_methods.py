@@ -45,7 +45,7 @@ def test_max_keeps_everything():
 
 
 @pytest.mark.parametrize("method", [entropy, percentile])
-def test_an_outlier_is_clipped(method):
+def test_outlier_is_clipped(method):
     """One value of 50 among 20 000 around 0 does not decide the range."""
     assert 2.0 < method(seen(tailed())).magnitude < 10.0
 

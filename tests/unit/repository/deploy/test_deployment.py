@@ -74,7 +74,7 @@ def test_the_same_backend_stays_ready_to_come_back(repository, package, native):
     ],
     ids=["device", "parameters"],
 )
-def test_what_the_code_is_told_keeps_them_apart(repository, package, changes):
+def test_backend_settings_keep_versions_apart(repository, package, changes):
     """A Python model may read its device and parameters, which both versions would share."""
     repository.publish(package(1.0), expected=None)
     repository.publish(package(2.0, **changes), expected=1)
@@ -82,7 +82,7 @@ def test_what_the_code_is_told_keeps_them_apart(repository, package, changes):
     assert live(repository) == (2, None)
 
 
-def test_a_release_that_fails_leaves_the_other_backend_live(repository, server, package, native):
+def test_failed_release_leaves_the_other_backend_live(repository, server, package, native):
     """The old release had to leave; it is loaded again with its own configuration."""
     repository.publish(native(1.0), expected=None)
     server.refuses = {2}
@@ -94,7 +94,7 @@ def test_a_release_that_fails_leaves_the_other_backend_live(repository, server, 
     assert problems(repository) == []
 
 
-def test_a_killed_change_of_backend_is_recovered(repository, server, package, native, monkeypatch):
+def test_killed_change_of_backend_is_recovered(repository, server, package, native, monkeypatch):
     """Killed when the new one was loaded: the next start brings the old one back, or the new."""
     repository.publish(native(1.0), expected=None)
     with monkeypatch.context() as patch:
@@ -109,7 +109,7 @@ def test_a_killed_change_of_backend_is_recovered(repository, server, package, na
     assert (server.stuck, answer(server, package), problems(repository)) == ({}, (1, 1.0), [])
 
 
-def test_a_version_without_its_file_is_never_loaded(repository, server, package):
+def test_version_without_its_file_is_never_loaded(repository, server, package):
     """Triton would never end that load; it is refused before the server or the folder is told."""
     repository.publish(package(1.0), expected=None)
     lacking = package(2.0)
@@ -121,7 +121,7 @@ def test_a_version_without_its_file_is_never_loaded(repository, server, package)
     assert (server.stuck, answer(server, package)) == ({}, (1, 1.0))
 
 
-def test_a_first_release_without_its_file_never_comes_in(repository, package, monkeypatch):
+def test_first_release_without_its_file_is_refused(repository, package, monkeypatch):
     """A server that polls would begin to load whatever appears in the folder."""
     noted = []
     monkeypatch.setattr(Change, "note", lambda _, step, **__: noted.append(step))
@@ -135,7 +135,7 @@ def test_a_first_release_without_its_file_never_comes_in(repository, package, mo
     assert noted == []
 
 
-def test_a_file_that_was_removed_is_a_problem_and_not_a_load(repository, server, package):
+def test_removed_file_is_a_problem_not_a_load(repository, server, package):
     """Whoever repairs is told which file is gone; the server is not asked for what it lacks."""
     repository.publish(package(1.0), expected=None)
     Path(repository.root, "digits", "1", "model.py").unlink()
@@ -146,7 +146,7 @@ def test_a_file_that_was_removed_is_a_problem_and_not_a_load(repository, server,
     assert server.stuck == {}
 
 
-def test_a_load_that_never_ends_is_a_problem(server, package):
+def test_endless_load_is_a_problem(server, package):
     """What serves is right, and yet nothing can be promoted: `verify` says so, in bounded time."""
     repository = LiveRepository(server.root, server, load_timeout_s=0.1)
     repository.publish(package(1.0), expected=None)

@@ -178,7 +178,7 @@ def test_files_come_along_but_no_bytecode(step, engine, tmp_path):
         ({"config": 'backend: "python" max_batch_size: 4'}, "lists no inputs"),
     ],
 )
-def test_what_does_not_fit_is_refused_with_both_sides_named(step, engine, changes, message):
+def test_mismatched_steps_are_refused_with_both_sides_named(step, engine, changes, message):
     """Triton would find some of it at load, and clients the rest."""
     with pytest.raises(ModelError, match=message):
         compose("m", Ensemble(before=(step(**changes),)), engine)
@@ -215,7 +215,7 @@ def _version(folder):
         (_version, "looks like a version"),
     ],
 )
-def test_a_folder_that_is_no_step(step, engine, tmp_path, spoil, message):
+def test_invalid_step_folder_is_refused(step, engine, tmp_path, spoil, message):
     """A release holds only plain files of its own, and Triton must find the code among them."""
     rules = Ensemble(before=(step(),))
 
@@ -225,7 +225,7 @@ def test_a_folder_that_is_no_step(step, engine, tmp_path, spoil, message):
         compose("m", rules, engine)
 
 
-def test_a_path_that_leaves_its_folder():
+def test_path_outside_the_step_folder_is_refused():
     """A policy cannot name a step's folder with '..' in it."""
     with pytest.raises(ValueError, match="may not contain"):
         EnsembleStep(name="pre", folder="a/../../etc", inputs={}, outputs={})

@@ -24,7 +24,7 @@ def log(tmp_path):
     return made
 
 
-def test_an_event_says_who_did_what_when_why_and_from_where(log):
+def test_event_records_who_what_when_why_and_origin(log):
     """Also before the repository was there: the decision made its folder."""
     approved, published, _ = log.read()
 
@@ -34,7 +34,7 @@ def test_an_event_says_who_did_what_when_why_and_from_where(log):
     assert published.origin.endswith(", watch")
 
 
-def test_a_decision_is_told_once(log):
+def test_decision_is_recorded_once(log):
     """The command tells it, and so does the promotion: whoever comes first."""
     record_decision(log.root, decision(scorecard(), origin="ada@host, command"), "digits")
 
@@ -42,7 +42,7 @@ def test_a_decision_is_told_once(log):
 
 
 @pytest.mark.parametrize("cut", [1, 40])
-def test_a_line_cut_short_by_a_crash_is_dropped(log, cut):
+def test_torn_last_line_is_dropped(log, cut):
     """And the next event goes in its place."""
     log.path.write_bytes(log.path.read_bytes()[:-cut])
 
@@ -60,7 +60,7 @@ def test_a_line_cut_short_by_a_crash_is_dropped(log, cut):
         pytest.param(lambda ls: [b'{"event":"approved"}', *ls], 1, id="added"),
     ],
 )
-def test_an_edit_is_named_by_its_line(log, edit, line):
+def test_edited_line_is_named(log, edit, line):
     """Whoever reads it is told, and nothing more is written to it."""
     lines = log.path.read_bytes().splitlines()
     log.path.write_bytes(b"".join(line + b"\n" for line in edit(lines)))
@@ -98,7 +98,7 @@ def test_lines_missing_from_the_end_show_by_the_head_that_was_kept(log, edit, me
 
 
 @pytest.mark.parametrize("left", [None, b"{"], ids=["removed", "damaged"])
-def test_a_missing_head_is_named(log, left):
+def test_missing_head_is_named(log, left):
     """Without it a log that was cut would not show."""
     log.head_file.unlink() if left is None else log.head_file.write_bytes(left)
 
@@ -114,7 +114,7 @@ def test_the_head_is_the_last_line(log):
     assert json.loads(log.path.read_bytes().splitlines()[-1])["sequence"] == 2
 
 
-def test_a_kill_between_log_and_head_is_no_damage(log):
+def test_kill_between_log_and_head_is_no_damage(log):
     """The log may be ahead of its head, also when it has one line and there is no head yet."""
     old = log.head_file.read_bytes()
     log.tell("watched", "digits", why="nothing happened")
@@ -148,7 +148,7 @@ def _counting(parse, parsed):
     return counted
 
 
-def test_a_log_that_cannot_be_written_is_named(log, tmp_path):
+def test_unwritable_log_is_named(log, tmp_path):
     """Not a traceback."""
     (tmp_path / "file").write_text("")
 

@@ -25,7 +25,7 @@ def happen(root, *events):
         )
 
 
-def test_a_no_that_only_the_log_holds_is_heard(tmp_path):
+def test_rejection_only_in_the_log_counts(tmp_path):
     """The workspace was lost, or was another machine's; one that is in both is one."""
     no = decision(CARD, answer="reject", reason="too early")
     yes = decision(CARD, approver="grace")
@@ -61,7 +61,7 @@ def test_a_no_that_only_the_log_holds_is_heard(tmp_path):
         pytest.param([("promised", CARD.digest), ("promised", sha("9"))], 1, id="another-promise"),
     ],
 )
-def test_what_was_taken_back_is_known(tmp_path, events, ended):
+def test_rolled_back_approval_is_known(tmp_path, events, ended):
     """From the events after this very scorecard was published."""
     happen(tmp_path, *events)
 
@@ -72,7 +72,7 @@ def test_what_was_taken_back_is_known(tmp_path, events, ended):
         assert record.ended[1] == AuditLog(tmp_path).read()[ended].at
 
 
-def test_an_approval_that_is_only_a_file_does_not_count(tmp_path):
+def test_approval_only_in_a_file_does_not_count(tmp_path):
     """Three written by hand satisfy nobody; one given by command does, a no needs no proof."""
     rules = Approval(approvers=("ada", "grace", "joan"), required=2, expires_hours=1)
     forged = [decision(CARD, approver=name) for name in ("grace", "joan")]
@@ -95,7 +95,7 @@ def test_an_approval_that_is_only_a_file_does_not_count(tmp_path):
     ).rejection.startswith("Rejected by grace")
 
 
-def test_a_forged_approval_hides_no_real_one(tmp_path):
+def test_forged_approval_hides_no_genuine_one(tmp_path):
     """A newer file with the same person's name changes nothing."""
     rules = Approval(expires_hours=24)
     given = decision(CARD)
@@ -135,7 +135,7 @@ HOUR = timedelta(hours=1)
 RULES = Approval(expires_hours=72)
 
 
-def test_a_clock_set_back_voids_no_new_approval(tmp_path, at):
+def test_clock_set_back_keeps_a_new_approval_valid(tmp_path, at):
     """The log has the order: after the no, after the rollback and after an older yes, it counts."""
     old = decision(CARD, approver="joan", decided_at=at(WHEN))
     record_decision(tmp_path, old, "digits")
@@ -151,7 +151,7 @@ def test_a_clock_set_back_voids_no_new_approval(tmp_path, at):
     assert (found.approvals, found.missing, found.rejection) == ((yes,), 0, "")
 
 
-def test_an_approval_from_before_the_clock_was_set_back_says_why_it_does_not_count(tmp_path, at):
+def test_approval_before_clock_change_says_why_it_is_invalid(tmp_path, at):
     """How old it is cannot be known; the same person's new one is the latest, and counts."""
     old = decision(CARD, decided_at=at(WHEN))
     record_decision(tmp_path, old, "digits")
@@ -174,7 +174,7 @@ def test_without_a_place_in_the_log_the_future_is_refused_with_the_reason(tmp_pa
         answered(tmp_path, CARD, RULES, WHEN, no)
 
 
-def test_a_worker_that_comes_late_puts_no_approval_behind_a_no(tmp_path, at):
+def test_late_worker_puts_no_approval_after_a_rejection(tmp_path, at):
     """A form's answer is written down long after it was given: its place says nothing then."""
     no = decision(CARD, approver="grace", answer="reject", decided_at=at(WHEN + HOUR))
     record_decision(tmp_path, no, "digits")

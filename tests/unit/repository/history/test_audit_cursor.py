@@ -67,7 +67,7 @@ def test_another_log_is_told_from_its_beginning(log, tmp_path):
     assert said(undelivered_changes(log.read(), None)) == said(live_changes(log.read()))
 
 
-def test_what_was_only_followed_is_for_its_own_host_to_tell(log):
+def test_replicated_change_is_notified_by_its_own_host(log):
     """What this host decides next still says what was live here before it."""
     told = log.head()
     AuditLog(log.root, channel=REPLICATION).tell("published", "tiny", why="because", release=9)
@@ -76,7 +76,7 @@ def test_what_was_only_followed_is_for_its_own_host_to_tell(log):
     assert said(undelivered_changes(log.read(), told)) == [("tiny", 9, 2)]
 
 
-def test_a_release_that_was_fetched_again_to_go_back_is_no_new_one(log):
+def test_refetched_release_is_not_new(log):
     """Its bytes were gone here, so the log says published; its number is older."""
     log.tell("published", "tiny", why="because", release=4)
     log.tell("published", "tiny", why="because", release=2)
@@ -84,7 +84,7 @@ def test_a_release_that_was_fetched_again_to_go_back_is_no_new_one(log):
     assert [change.kind for change in live_changes(log.read())[-2:]] == ["published", "rolled back"]
 
 
-def test_a_position_is_one_listeners_in_one_log(log, tmp_path):
+def test_cursor_belongs_to_one_reader_and_one_log(log, tmp_path):
     """It outlives the process; a damaged one says nothing."""
     workspace = Workspace(tmp_path / "workspace")
     here = Cursor.of(workspace, "http://a/api", log.root)

@@ -56,7 +56,7 @@ def test_failed_stays_until_it_is_acknowledged(tmp_path, outcome):
     assert state(tmp_path, FAILED, after).word == outcome.word
 
 
-def test_an_acknowledged_check_says_by_whom_and_why(tmp_path):
+def test_acknowledged_check_names_person_and_reason(tmp_path):
     """The newest check is the one that failed: it says so, and that somebody knows."""
     acknowledge(tmp_path, "digits", ADA, [FAILED])
 
@@ -69,7 +69,7 @@ def test_an_acknowledged_check_says_by_whom_and_why(tmp_path):
     assert told[1] == ("acknowledged", 2, 1, "ada", "a noisy neighbour, moved")
 
 
-def test_a_later_failed_check_needs_its_own(tmp_path):
+def test_later_failed_check_needs_its_own_acknowledgement(tmp_path):
     """An acknowledgement covers what was there when it was written, and nothing after it."""
     acknowledge(tmp_path, "digits", ADA, [FAILED])
     again = check(Outcome.FAILED, 3)
@@ -88,7 +88,7 @@ def test_the_order_is_the_logs_and_no_clocks_or_workspaces(tmp_path):
     assert [each.check for each in state(tmp_path, FAILED).broken] == [1]
 
 
-def test_a_failed_check_that_is_not_in_the_log_counts_too(tmp_path):
+def test_unlogged_failed_check_counts(tmp_path):
     """The repository was busy or full: its file says it, and an acknowledgement writes both."""
     unwritten = check(Outcome.FAILED, 1)
 
@@ -99,7 +99,7 @@ def test_a_failed_check_that_is_not_in_the_log_counts_too(tmp_path):
     assert state(tmp_path, unwritten, check(Outcome.PASSED, 2)).word == "passed"
 
 
-def test_a_failed_check_is_written_once(tmp_path):
+def test_failed_check_is_recorded_once(tmp_path):
     """Also by two watches, or one that tries again."""
     record_broken(tmp_path, FAILED)
     record_broken(tmp_path, FAILED)
@@ -107,7 +107,7 @@ def test_a_failed_check_is_written_once(tmp_path):
     assert len(AuditLog(tmp_path).read()) == 1
 
 
-def test_one_server_that_cannot_be_measured_hides_no_broken_promise(tmp_path):
+def test_errored_server_hides_no_broken_promise(tmp_path):
     """A check that is errored as a whole still broke the promise, by a finding that is certain."""
     both = watch_check(found(Outcome.FAILED), found(Outcome.ERRORED, "measured"), number=1)
 
@@ -135,7 +135,7 @@ def test_other_releases_keep_theirs(tmp_path):
         (Acknowledgement("ada", "looked into it", release=7), "release 7 of digits"),
     ],
 )
-def test_nothing_is_written_without_name_reason_and_something_to_acknowledge(tmp_path, given, said):
+def test_acknowledgement_needs_name_reason_and_check(tmp_path, given, said):
     """Else an empty acknowledgement would lie in wait for the next failed check."""
     with pytest.raises(InputError, match=said):
         acknowledge(tmp_path, "digits", given)

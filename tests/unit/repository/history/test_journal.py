@@ -11,7 +11,7 @@ def journal(tmp_path):
     return Journal(tmp_path)
 
 
-def test_an_operation_is_unfinished_until_it_is_done_or_undone(journal):
+def test_operation_is_unfinished_until_done_or_undone(journal):
     """Recovery sees exactly the operations that were cut short, at their last step."""
     first = journal.open("publish", "digits", 1)
     journal.add(first, "done")
@@ -24,7 +24,7 @@ def test_an_operation_is_unfinished_until_it_is_done_or_undone(journal):
 
 
 @pytest.mark.parametrize("cut", [1, 20, 200])
-def test_a_line_cut_short_by_a_crash_is_dropped(journal, cut):
+def test_torn_last_line_is_dropped(journal, cut):
     """The entries before it stand, and the next entry goes in its place."""
     entry = journal.open("publish", "digits", 1)
     journal.add(entry, "placed")
@@ -45,7 +45,7 @@ def test_a_line_cut_short_by_a_crash_is_dropped(journal, cut):
     ],
     ids=["changed", "removed", "swapped", "added"],
 )
-def test_an_edit_breaks_the_chain(journal, edit):
+def test_edited_entry_breaks_the_chain(journal, edit):
     """Whatever was changed, the message names the line."""
     entry = journal.open("publish", "digits", 1)
     journal.add(entry, "placed")

@@ -58,7 +58,7 @@ def placed(tmp_path):
     return place
 
 
-def test_a_signed_release_verifies_until_a_byte_changes(signing, placed):
+def test_signed_release_verifies_until_a_byte_changes(signing, placed):
     """Engine, golden samples and manifest are all covered; the message names the file."""
     layout, release = placed()
     signing.sign(ReleaseFiles(layout, release).signed())
@@ -85,7 +85,7 @@ def test_the_signature_of_one_release_does_not_do_for_another(signing, placed):
         signing.check(ReleaseFiles(layout, second).signed())
 
 
-def test_a_damaged_signature_does_not_hold(signing, placed):
+def test_damaged_signature_is_invalid(signing, placed):
     """Whatever it is changed to."""
     layout, release = placed()
     signing.sign(ReleaseFiles(layout, release).signed())
@@ -168,7 +168,7 @@ def test_the_policys_own_key_pair(placed, tmp_path, workspace):
     [(None, "cannot be read"), ("secret words", "is not an unencrypted PEM key")],
     ids=["missing", "no-key"],
 )
-def test_a_key_that_cannot_be_used_is_named(signing, placed, tmp_path, content, message):
+def test_unusable_key_is_named(signing, placed, tmp_path, content, message):
     """By its path; what is in the file is not shown."""
     pem = tmp_path / "team.pem"
     if content is not None:
@@ -179,7 +179,7 @@ def test_a_key_that_cannot_be_used_is_named(signing, placed, tmp_path, content, 
     assert "secret" not in str(caught.value)
 
 
-def test_an_unsigned_release_is_a_note_or_a_refusal(signing, placed):
+def test_unsigned_release_is_noted_or_refused(signing, placed):
     """As the policy says."""
     layout, release = placed()
 
@@ -215,7 +215,7 @@ def test_without_the_package_the_extra_is_named(signing, placed, monkeypatch):
         signing.sign(ReleaseFiles(layout, release).signed())
 
 
-def test_a_copy_in_another_repository_keeps_its_signature(signing, placed, tmp_path):
+def test_imported_release_keeps_its_signature(signing, placed, tmp_path):
     """A fleet's other folders and hosts that follow storage hold what the first one signed."""
     layout, release = placed()
     signing.sign(ReleaseFiles(layout, release).signed())

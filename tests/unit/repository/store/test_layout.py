@@ -18,13 +18,13 @@ def older(tmp_path):
     return tmp_path
 
 
-def test_an_older_format_is_refused_in_one_sentence(older):
+def test_older_format_is_refused_in_one_sentence(older):
     """The message says what to move."""
     with pytest.raises(RepositoryError, match=r"earlier enginegate's format.*promote it again"):
         Layout(older, "digits").current()
 
 
-def test_an_older_manifest_is_refused(older):
+def test_older_manifest_is_refused(older):
     """Before anything of it is believed."""
     Layout(older, "digits").release_file(1).write_text(json.dumps({"schema_version": 1}))
 
@@ -39,7 +39,7 @@ def test_verifying_one_says_so(older):
     assert "earlier enginegate" in found["digits live release"]
 
 
-def test_nothing_is_live_where_nothing_was_published(tmp_path):
+def test_empty_repository_has_nothing_live(tmp_path):
     """An empty root, and a folder that somebody else put there."""
     (tmp_path / "other").mkdir()
 

@@ -47,7 +47,7 @@ def two(repository, package):
 
 
 @pytest.mark.parametrize("keep", [None, 0, 5], ids=["deleted", "empty", "cut"])
-def test_a_lost_journal_is_reported_by_name(repository, two, keep):
+def test_lost_journal_is_reported_by_name(repository, two, keep):
     """With what it lacks, where that is written instead, and the remedy."""
     path = two.root / JOURNAL
     path.unlink() if keep is None else lines(path, keep)
@@ -82,7 +82,7 @@ def test_without_a_journal_the_audit_log_decides_what_may_serve(repository, two,
     assert "says that release" not in problems(repository)
 
 
-def test_an_edited_commit_point_is_refused_with_both_records_whole(repository, two, package):
+def test_edited_commit_point_is_refused(repository, two, package):
     """By a promotion, too; before anything is staged."""
     point_at(two, 1)
 
@@ -92,7 +92,7 @@ def test_an_edited_commit_point_is_refused_with_both_records_whole(repository, t
     assert two.stored_versions() == (1, 2)
 
 
-def test_a_lost_commit_point_is_written_again_on_request(repository, two, server, package):
+def test_lost_commit_point_is_rewritten_on_request(repository, two, server, package):
     """Of the release that both records name, and no other; killed on the way, it is still lost."""
     two.current_file.unlink()
     with pytest.raises(TamperedError, match=r"is gone, but .*made release 2 live.*--to 2"):
@@ -111,7 +111,7 @@ def test_a_lost_commit_point_is_written_again_on_request(repository, two, server
     assert problems(repository) == ""
 
 
-def test_a_fleets_lost_commit_point_is_written_again_too(repository, two):
+def test_lost_commit_point_of_a_fleet_is_rewritten(repository, two):
     """By its lead."""
     two.current_file.unlink()
 
@@ -120,7 +120,7 @@ def test_a_fleets_lost_commit_point_is_written_again_too(repository, two):
     assert two.current().version == 2
 
 
-def test_a_way_back_that_was_overtaken_is_not_the_last_change(repository, two):
+def test_overtaken_rollback_is_not_the_last_change(repository, two):
     """Another release was followed here before the log was told: the log ends with that one."""
     first = two.release(1)
 
@@ -133,7 +133,7 @@ def test_a_way_back_that_was_overtaken_is_not_the_last_change(repository, two):
     assert problems(repository) == ""
 
 
-def test_a_journal_cut_within_an_operation_undoes_nothing_that_was_told(repository, two):
+def test_journal_cut_within_an_operation_undoes_nothing_recorded(repository, two):
     """Its end is in the audit log, so recovery neither removes the release nor believes an edit."""
     path, current = two.root / JOURNAL, two.current_file.read_bytes()
     lines(path, len(path.read_bytes().splitlines()) - 1)
@@ -148,7 +148,7 @@ def test_a_journal_cut_within_an_operation_undoes_nothing_that_was_told(reposito
     assert problems(repository) == ""
 
 
-def test_a_lost_journal_stops_neither_promotion_nor_rollback(repository, two, package):
+def test_lost_journal_stops_neither_promotion_nor_rollback(repository, two, package):
     """Where commit point and audit log agree; `verify` goes on saying that it was lost."""
     (two.root / JOURNAL).unlink()
 
@@ -159,7 +159,7 @@ def test_a_lost_journal_stops_neither_promotion_nor_rollback(repository, two, pa
     assert "it lacks an operation on digits release 1 (and 1 more)" in said
 
 
-def test_a_lost_journal_takes_no_manifests_digest_with_it(repository, two):
+def test_lost_journal_keeps_the_manifest_digest(repository, two):
     """The audit log has it as well: an edited manifest does not come back."""
     (two.root / JOURNAL).unlink()
     manifest = two.release_file(1)
@@ -170,7 +170,7 @@ def test_a_lost_journal_takes_no_manifests_digest_with_it(repository, two):
     assert "line 1 of the audit log has" in problems(repository)
 
 
-def test_an_audit_log_cut_to_fit_is_told_by_the_journal(repository, two):
+def test_shortened_audit_log_is_found_by_the_journal(repository, two):
     """Its head removed: its chain holds, and the journal has more."""
     lines(two.root / AUDIT, 1)
     point_at(two, 2)
@@ -181,7 +181,7 @@ def test_an_audit_log_cut_to_fit_is_told_by_the_journal(repository, two):
         repository.repair()
 
 
-def test_an_audit_log_that_began_anew_leaves_the_word_to_the_journal(repository, two, package):
+def test_restarted_audit_log_defers_to_the_journal(repository, two, package):
     """A damaged one was kept elsewhere as evidence: the repository can still be changed."""
     (two.root / AUDIT).unlink()
 
@@ -200,7 +200,7 @@ def test_without_both_nothing_says_what_is_live(repository, two):
         repository.bring_up("digits")
 
 
-def test_a_release_that_no_operation_brought_is_reported(repository, two):
+def test_release_without_operation_is_reported(repository, two):
     """Both were cut before it, and the commit point set back."""
     lines(two.root / JOURNAL, 5)
     lines(two.root / AUDIT, 1)
@@ -211,7 +211,7 @@ def test_a_release_that_no_operation_brought_is_reported(repository, two):
 
 
 @pytest.mark.parametrize("step", ["done", "after the log"])
-def test_a_kill_around_the_end_of_an_operation_is_no_edit(repository, package, step, monkeypatch):
+def test_kill_at_the_end_of_an_operation_is_no_edit(repository, package, step, monkeypatch):
     """After the commit, before or after the audit log has it: the next start finishes it."""
     repository.publish(package(1.0), expected=None)
     killed = Journal.add if step == "after the log" else AuditLog.note
