@@ -175,7 +175,7 @@ class ReleasedEngine(Record):
     options: ServingOptions = ServingOptions()
     settings: BackendSettings = Field(
         default=BackendSettings(),
-        description="what the backend is told so that it runs the engine as it was validated",
+        description="what the backend is given so that it runs the engine as it was validated",
     )
     parts: tuple[ComposingModel, ...] = Field(
         default=(), description="the models of an ensemble, in the order they run; else empty"
