@@ -154,7 +154,7 @@ class EngineKind(KindDeclaration, ABC):
         """What Triton needs to serve it in the backend that is usual for this kind."""
 
     def native_settings(self, engine: Engine, /) -> BackendSettings:
-        """What the kind's own backend in Triton is told, where that is not the usual one.
+        """Settings for the kind's own backend in Triton, where that is not the usual one.
 
         Raises:
             ModelError: that backend cannot run the engine as it was validated.
