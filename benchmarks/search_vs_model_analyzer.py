@@ -7,7 +7,7 @@ At most 4 instances and batches of 32. For each model:
 
 - *search*: ours, open loop, confirmed with three fresh seeds;
 - *quick* (and *brute* with ``--full``): Model Analyzer, stopped after ``--minutes``;
-- *open*: our search on the one configuration that Model Analyzer chose: what it holds in an open
+- *open*: our search on the one configuration that Model Analyzer chose: what it sustains in an open
   loop, whose requests do not wait for the answers to others as those of a closed loop do;
 - *grid*: our search on every single configuration; the best confirmed point is the yardstick;
 - *again*: each winner, as it was found (ours in an open loop at its rate, theirs in a closed loop

@@ -106,7 +106,7 @@ def _publish(publication: Publication) -> Release:
             change.set(PUBLISHED, release)
             move_champion(tables.target.repository, workspace)
     finally:
-        # What was taken back was live for a moment.
+        # A release that was rolled back was live for a moment.
         announce_releases(tables.target.repository, workspace)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")

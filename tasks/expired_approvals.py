@@ -1,7 +1,7 @@
-"""Promotions that ended because nobody answered: Prefect knows, and the audit log is told.
+"""Promotions that ended because nobody answered: Prefect knows, and the audit log is updated.
 
 A suspended promotion is no process. When its time is over Prefect's server fails the run by itself,
-so whoever looks next writes down that this was a no, unless the scorecard was answered elsewhere.
+so whoever checks next writes down that this was a no, unless the scorecard was answered elsewhere.
 """
 
 import logging
@@ -66,7 +66,7 @@ def note_expired_approvals(tables: LiveTables, workspace: Workspace) -> tuple[st
             record_act(root, deed)
     except (EnginegateError, *REFUSALS) as error:
         why = masked(str(error))
-        _log.warning("promotions that nobody answered were not looked for: %s", why)
+        _log.warning("promotions that nobody answered were not searched for: %s", why)
         return ()
     for deed in found:
         _log.warning("%s", deed.why)

@@ -1,7 +1,7 @@
 """The way to Prefect's server for what can wait until the next run: asked once, for seconds.
 
 Inside a flow Prefect hands out the engine's client, which waits for minutes and asks again. The
-result of a rollback, or a look at what is live, must not wait with it.
+result of a rollback, or a check of what is live, must not wait with it.
 
 Where no server is named, Prefect starts one of its own. It must not outlive this process, nor hold
 the pipe that this process writes to: a CI step ends when that is closed.

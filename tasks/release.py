@@ -1,4 +1,4 @@
-"""Publishing a release, taking it back, and telling MLflow."""
+"""Publishing a release, rolling it back, and updating MLflow."""
 
 import logging
 import re
@@ -157,7 +157,7 @@ def recover_interrupted(tables: LiveTables, workspace: Workspace) -> tuple[str, 
         repository = open_target(tables, workspace, channel="Prefect", judge=judge_reading)
         said = repository.recover()
     except EnginegateError as error:
-        _log.warning("the live repository was not looked through for what was cut short: %s", error)
+        _log.warning("the live repository was not searched for what was cut short: %s", error)
         return ()
     for sentence in said:
         _log.warning("%s", sentence)
@@ -239,7 +239,7 @@ def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
 
 @task(task_run_name="publish", cache_policy=NO_CACHE)
 def publish(publication: Publication) -> Release:
-    """Publish the approved engine; undone by itself if it does not prove itself."""
+    """Publish the approved engine; rolled back by itself if it does not prove itself."""
     package = _package(publication)
     release = publication.repository.publish(package, expected=publication.evidence.replaces)
     _log.info(
@@ -264,9 +264,9 @@ def take_back(change: Transaction) -> None:
         # MLflow may have the release already: the next delivery of the audit log corrects that.
         words = publication.repository.roll_back_promotion(tables.model, release.version)
     except EnginegateError:
-        _log.exception("release %d was published and could not be taken back", release.version)
+        _log.exception("release %d was published and could not be rolled back", release.version)
         raise
-    _log.warning("the promotion was undone. %s", words)
+    _log.warning("the promotion was rolled back. %s", words)
     update_mlflow.fn(tables.target.repository, workspace)
 
 

@@ -54,12 +54,12 @@ def choose(verdicts: Sequence[Verdict], benchmarks: Sequence[Benchmark], bounds:
 
 
 def choose_served(benchmarks: Sequence[Benchmark], bounds: Search) -> Choice:
-    """The one that serves best, where only serving was looked at; its answers may be wrong."""
+    """The one that serves best, where only serving was measured; its answers may be wrong."""
     passed = [benchmark for benchmark in benchmarks if benchmark.outcome is Outcome.PASSED]
     if not passed:
         said = ", ".join(f"{b.candidate} {b.outcome.word}" for b in benchmarks)
         return Choice(
-            winner=None, reason=f"No candidate holds the SLO: {said or 'none was measured'}."
+            winner=None, reason=f"No candidate meets the SLO: {said or 'none was measured'}."
         )
     best = _best(passed, bounds)
     findings = next(b.findings for b in passed if b.candidate == best.winner)
@@ -101,7 +101,7 @@ _WORDS: Mapping[str, str] = MappingProxyType(
 
 
 def _with_the_best_value(passed: Sequence[Benchmark], bounds: Search) -> list[Benchmark]:
-    """Those that no other beats in what the objective maximises, before p99 is looked at."""
+    """Those that no other beats in what the objective maximises, before p99 is compared."""
     values = [_value(found, bounds) for found in passed]
     least = max(values) * (1.0 - _ROUNDING)
     return [found for found, value in zip(passed, values, strict=True) if value >= least]

@@ -1,8 +1,8 @@
 """Whether recorded inputs still look like the calibration data that int8 and fp8 scales come from.
 
-Each input is told by numbers of which every sample gives one, so that samples are independent: its
-mean, norm, smallest and largest value, one value drawn at random (the pooled values), the mean of
-each channel, and for tokens the length and where an embedding lies. Per number:
+Each input is described by numbers of which every sample gives one, so that samples are independent:
+its mean, norm, smallest and largest value, one value drawn at random (the pooled values), the mean
+of each channel, and for tokens the length and where an embedding lies. Per number:
 
 - how far apart: the population stability index, PSI = sum (q - p) ln(q / p) over ten bins that hold
   equal shares of the calibration data (Siddiqi 2006, Credit Risk Scorecards; above 0.25 is held to

@@ -2,7 +2,7 @@
 
 Shares (errors, slow answers, answers unlike FP32) are judged over all checks together, by a rule
 that holds however often one checks (`validation.statistics`); once a check failed, counting starts
-anew, so that a fault that is over does not fail the looks after it. Input drift is judged by
+anew, so that a fault that is over does not fail the checks after it. Input drift is judged by
 spending less of the error on each further sample. Gauges (mean server
 time, queue, memory) are judged check by check: the policy says by how much they may exceed. Nothing
 was promised above the promised load: what is found there is said, and counts for no later check.
@@ -97,7 +97,7 @@ def action_for(
     Args:
         check: as it was judged.
         limits: the policy's.
-        promise: of the release that was looked at.
+        promise: of the release that was checked.
         can_go_back: whether there is an earlier release, and this one was never rolled back by a
             watch.
     """
@@ -218,7 +218,7 @@ def _latency(
     if surely(counts, "above", limit, alpha=alpha_of(limits)):
         outcome, word = Outcome.FAILED, "surely too many"
     elif surely(counts, "below", limit, alpha=alpha_of(limits)):
-        outcome, word = Outcome.PASSED, "the SLO holds"
+        outcome, word = Outcome.PASSED, "the SLO is met"
     else:
         outcome, word = Outcome.INCONCLUSIVE, "not decided yet"
     slowest = (
@@ -300,7 +300,7 @@ def _queue(reading: LiveReading, limits: Watch) -> Finding:
 def _gpu_memory(reading: LiveReading, limits: Watch) -> Finding:
     share, limit = reading.gpu_memory_share, limits.max_gpu_memory_share
     if share is None:
-        return _unknown("gpu_memory", "the server tells of no GPU")
+        return _unknown("gpu_memory", "the server reports no GPU")
     holds = share <= limit
     return live_finding(
         "gpu_memory",

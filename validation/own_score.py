@@ -100,7 +100,7 @@ def own_scores(
 ) -> tuple[Finding, ...]:
     """What FP32 scores on labelled samples: on all of them, then on each slice that is judged.
 
-    Each is shown only (advisory). It passed when a loss can be told there; `held_back` makes the
+    Each is shown only (advisory). It passed when a loss can be seen there; `held_back` makes the
     gate that it belongs to inconclusive where it did not.
     """
     if not len(comparison):

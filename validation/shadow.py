@@ -80,7 +80,7 @@ def judge_version(
 
     Args:
         model: whose requests they are.
-        rows: count of rows by the version that answered; version 0 was not told.
+        rows: count of rows by the version that answered; version 0 was not reported.
         wanted: the policy's model.
         version: the only one it may be of, when it was recorded for this; else any one will do,
             and several are a note: their inputs are evidence, their outputs are of several models.
@@ -88,7 +88,7 @@ def judge_version(
     versions = sorted(rows)
     several = len(versions) != 1 or (version is not None and versions != [version])
     told = ", ".join(
-        f"version {v} ({rows[v]} rows)" if v else f"{rows[v]} rows not told" for v in versions
+        f"version {v} ({rows[v]} rows)" if v else f"{rows[v]} rows not reported" for v in versions
     )
     reason, remedy = f"recorded from {model}: {told or 'nothing'}", ""
     if model != wanted:

@@ -56,7 +56,7 @@ class Throughput:
     def of(cls, found: Benchmark, bounds: Search) -> "Throughput":
         """A benchmark's; bounded only by rates that are shown not to be sustained.
 
-        One that was only not *seen* to hold (`rejected_rate_per_s`) may hold on another day.
+        One that was only not *seen* to be sustained (`rejected_rate_per_s`) may be on another day.
         """
         per_s = found.throughput_at_slo_per_s
         if found.cut_short:
@@ -140,7 +140,7 @@ def judge_speed(
     if not ours.per_s:
         return _undecided(
             margin,
-            "no rate of its own is shown to hold the SLO",
+            "no rate of its own is shown to meet the SLO",
             "See the findings p99_ms and throughput of this candidate.",
         )
     if against.throughput is not None and against.throughput.per_s:
@@ -150,7 +150,7 @@ def judge_speed(
         # The reference is slower than the lowest rate that is tried.
         ratio = ours.per_s / refuted
         reason = (
-            f"{per_second(ours.per_s)}, and {against.name} is shown not to hold the SLO at "
+            f"{per_second(ours.per_s)}, and {against.name} is shown not to meet the SLO at "
             f"{per_second(refuted)}, nor at less as far as was tried: more than {ratio:.3g} >= "
             f"{margin:g}"
         )
@@ -181,7 +181,7 @@ def _compared(
     reason = f"{rates[0]} over {rates[1]} of {name} is {ratio:.3g}"
     if all(tops):
         reason += (
-            f"; both hold the highest rate that is tried ({per_second(bounds.ceiling_per_s)}), "
+            f"; both sustain the highest rate that is tried ({per_second(bounds.ceiling_per_s)}), "
             f"so neither is known to be faster; {margin:g} is asked for"
         )
     else:
@@ -195,7 +195,7 @@ def _compared(
 def _bound(name: str, known: Throughput) -> Iterator[str]:
     if known.most_per_s <= known.per_s:
         return
-    yield f". A bound: {name} may hold more"
+    yield f". A bound: {name} may sustain more"
     if known.most_per_s < math.inf:
         yield f", below {per_second(known.most_per_s)}"
     if known.why_open:
@@ -256,9 +256,9 @@ def _champion(rival: Rival, bounds: Search) -> SpeedReference:
     name, per_s = f"live release {rival.release}", rival.champion_throughput_per_s
     refuted = rival.champion_rejected_per_s
     if not per_s:
-        return SpeedReference(name, None, "it held at no rate that was tried", refuted)
+        return SpeedReference(name, None, "it met the SLO at no rate that was tried", refuted)
     if refuted is None and per_s >= rival.rate_per_s / _ROUNDING:
-        why = f"{name} holds this candidate's rate: benchmark it alone to know how much more"
+        why = f"{name} sustains this candidate's rate: benchmark it alone to know how much more"
         return SpeedReference(name, Throughput(per_s, math.inf, why))
     return SpeedReference(name, Throughput.below(per_s, refuted, bounds))
 

@@ -4,15 +4,15 @@ Every interval is two-sided: at confidence 0.95 each end is wrong about 2.5 % of
 of non-inferiority, made from one end, is therefore a one-sided test at 2.5 %: half the two-sided
 level, as ICH E9 (section 5.5) prefers.
 
-A share that is looked at again and again (`surely`) is judged by e-values: an ordinary test at
-every look is wrong far more often than it says. Under the hypothesis "the share was never above the
-limit" an e-value exceeds ``1 / alpha`` at any look at all with a probability of at most ``alpha``
-(Ville 1939), so a look may act on it at once. Each is the likelihood ratio of one look's counts and
-all later ones, averaged over every share on the other side of the limit (Robbins 1970, Annals of
-Mathematical Statistics 41:1397-1409). Faults begin at some time, so one that begins at every look
-is averaged too, look ``j`` with weight ``1 / (j (j + 1))``: an average of e-values is one (Ramdas,
-Grünwald, Vovk and Shafer 2023, Statistical Science 38:576-601). A good past then cannot hide a new
-fault.
+A share that is checked again and again (`surely`) is judged by e-values: an ordinary test at
+every check is wrong far more often than it says. Under the hypothesis "the share was never above
+the limit" an e-value exceeds ``1 / alpha`` at any check at all with a probability of at most
+``alpha`` (Ville 1939), so a check may act on it at once. Each is the likelihood ratio of one
+check's counts and all later ones, averaged over every share on the other side of the limit (Robbins
+1970, Annals of Mathematical Statistics 41:1397-1409). Faults begin at some time, so one that begins
+at every check is averaged too, check ``j`` with weight ``1 / (j (j + 1))``: an average of e-values
+is one (Ramdas, Grünwald, Vovk and Shafer 2023, Statistical Science 38:576-601). A good past then
+cannot hide a new fault.
 """
 
 import functools
@@ -267,11 +267,11 @@ def _z(confidence: float) -> float:
 
 
 class Seen(NamedTuple):
-    """What one look counted.
+    """What one check counted.
 
     Attributes:
-        number: of the look, from 1; never given twice.
-        samples: how many were looked at.
+        number: of the check, from 1; never given twice.
+        samples: how many were examined.
         having: how many of them have the property.
     """
 
@@ -283,13 +283,13 @@ class Seen(NamedTuple):
 def surely(
     seen: Sequence[Seen], side: Literal["above", "below"], limit: float, *, alpha: float
 ) -> bool:
-    """Whether the share has been shown to be on one side of the limit, at this look or an earlier.
+    """Whether the share has been shown to be on one side of the limit, at this check or an earlier.
 
     Args:
-        seen: looks in order; leaving out the oldest only loses evidence.
+        seen: checks in order; leaving out the oldest only loses evidence.
         side: what is to be shown.
         limit: a share in [0, 1].
-        alpha: chance of ever saying so wrongly, over all looks together.
+        alpha: chance of ever saying so wrongly, over all checks together.
     """
     return log_evidence(seen, side, limit) >= -math.log(alpha)
 

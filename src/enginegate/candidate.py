@@ -241,7 +241,7 @@ class Engine(Record):
     kept_nodes: tuple[str, ...] = Field(
         default=(), description="nodes that stay fp32, in a repaired candidate"
     )
-    flags: dict[str, str] = Field(default={}, description="what the builder was told, by name")
+    flags: dict[str, str] = Field(default={}, description="what the builder was given, by name")
     profiles: dict[str, ShapeRange] = Field(
         default={}, description="sizes it takes, by input with dynamic axes"
     )

@@ -79,7 +79,7 @@ class OnRecord:
         return yes.decided_at - no.decided_at > CLOCK_TOLERANCE
 
     def used_up(self, approval: Decision) -> bool:
-        """Whether what it led to was taken back since: going live again needs a new answer."""
+        """Whether its release was replaced since: going live again needs a new answer."""
         if self.ended is None:
             return False
         place, at = self.ended
@@ -155,7 +155,7 @@ class ComposingModel(Record):
     files: dict[str, FileDigest] = Field(description="path inside the version folder -> digest")
     config: FileDigest = Field(description="its configuration as published, kept with the release")
     golden: FileDigest | None = Field(
-        default=None, description="samples and validated answers of this part alone"
+        default=None, description="samples and validated answers of this model alone"
     )
     golden_max_abs_error: NonNegativeFloat = 0.0
 
@@ -175,7 +175,7 @@ class ReleasedEngine(Record):
     options: ServingOptions = ServingOptions()
     settings: BackendSettings = Field(
         default=BackendSettings(),
-        description="what the backend is told so that it runs the engine as it was validated",
+        description="backend settings with which it runs the engine as it was validated",
     )
     parts: tuple[ComposingModel, ...] = Field(
         default=(), description="the models of an ensemble, in the order they run; else empty"

@@ -145,9 +145,9 @@ class Rival(Record):
     candidate_p99_ms: tuple[NonNegativeFloat, ...] = Field(description="one for each turn")
     champion_p99_ms: tuple[NonNegativeFloat, ...] = Field(description="one for each turn")
     noise_ms: NonNegativeFloat = Field(description="spread of the champion against itself (A/A)")
-    champion_throughput_per_s: NonNegativeFloat = Field(description="that held the SLO; 0: none")
+    champion_throughput_per_s: NonNegativeFloat = Field(description="that met the SLO; 0: none")
     champion_rejected_per_s: NonNegativeFloat | None = Field(
-        default=None, description="lowest rate at which it was shown not to hold; None: none was"
+        default=None, description="lowest rate shown not to meet the SLO; None: none was"
     )
 
 
@@ -171,7 +171,7 @@ class Point(Record):
 
 
 class PointDecision(Record):
-    """Whether one configuration is shown to hold the SLO at one rate: the rule of gate p99_ms.
+    """Whether one configuration is shown to meet the SLO at one rate: the rule of gate p99_ms.
 
     All valid measurements there together, at the policy's confidence, at the number of independent
     requests that they are worth.
@@ -179,7 +179,7 @@ class PointDecision(Record):
 
     config: ServingConfig
     rate_per_s: NonNegativeFloat
-    outcome: OutcomeWord = Field(description="passed: it holds; failed: it does not")
+    outcome: OutcomeWord = Field(description="passed: it meets the SLO; failed: it does not")
     requests: NonNegativeInt
     over: NonNegativeInt = Field(description="took longer than the limit, or failed")
 
@@ -191,8 +191,8 @@ class Benchmark(Record):
     engine_sha256: Sha256
     server: str = Field(description="Triton's version and the device it ran on")
     measurements: tuple[Measurement, ...]
-    chosen: ServingConfig | None = Field(description="the configuration that holds the SLO best")
-    throughput_at_slo_per_s: NonNegativeFloat = Field(description="0 when none holds the SLO")
+    chosen: ServingConfig | None = Field(description="the configuration that meets the SLO best")
+    throughput_at_slo_per_s: NonNegativeFloat = Field(description="0 when none meets the SLO")
     confirmed_rate_per_s: NonNegativeFloat | None = Field(
         default=None, description="rate that was offered there; of it so much was answered"
     )
@@ -215,7 +215,7 @@ class Benchmark(Record):
     )
     rejected_rate_per_s: NonNegativeFloat | None = Field(
         default=None,
-        description="lowest rate at which the chosen configuration was not seen to hold",
+        description="lowest rate at which the chosen configuration was not seen to meet the SLO",
     )
     cut_short: str = Field(
         default="",
@@ -254,7 +254,7 @@ class Benchmark(Record):
 
     @property
     def at_ceiling(self) -> bool:
-        """Whether nothing above its rate could be tried, so that it may hold more."""
+        """Whether nothing above its rate could be tried, so that it may sustain more."""
         top = self.ceiling_per_s
         return top is not None and self.offered_at_slo_per_s >= top * (1.0 - _SAME_RATE)
 
@@ -333,7 +333,7 @@ class Scorecard(Record):
         return max(judged, benchmark.outcome if benchmark else Outcome.INCONCLUSIVE)
 
 
-# Decided on the lower end of an interval that the finding does not hold.
+# Decided on the lower end of an interval that the finding does not have.
 _OTHERWISE_DECIDED = frozenset({"input_drift"})
 _ROUNDING = 1e-9
 

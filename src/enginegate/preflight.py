@@ -1,7 +1,7 @@
 """A policy against what is here: its files, functions and types, and this machine's devices.
 
 Quick, and before anything is built: no model is opened, no code of the user's is run. What is
-missing makes a bad policy; what no device or data here can decide is told, and allowed.
+missing makes a bad policy; what no device or data here can decide is reported, and allowed.
 """
 
 import importlib.util

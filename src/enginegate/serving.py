@@ -19,7 +19,7 @@ ResourceName = Annotated[
 
 
 class ServingConfig(Record):
-    """How Triton is told to serve an engine: the axes of the search."""
+    """How Triton serves an engine: the axes of the search."""
 
     max_batch_size: PositiveInt
     max_queue_delay_us: NonNegativeInt
@@ -43,7 +43,7 @@ class ServingConfig(Record):
 
 
 class BackendSettings(Record):
-    """What a Triton backend is told so that it runs an engine as it was validated.
+    """What a Triton backend is given so that it runs an engine as it was validated.
 
     They follow from the engine and the backend alone; benchmark, live release and the filed
     configuration carry the same ones.

@@ -33,7 +33,7 @@ def qualification(**changes) -> Scorecard:
             _overloaded(plan("bf16")),
         ),
         "replaces": 3,
-        "reason": "highest throughput that holds p99 <= 25 ms: 400 requests a second",
+        "reason": "highest throughput that meets p99 <= 25 ms: 400 requests a second",
     }
     return scorecard(**(fields | changes))
 

@@ -202,7 +202,7 @@ def stages(sizes, took_ms, latencies_ms):
 
 @dataclass(frozen=True)
 class Profile:
-    """A service, its SLO, and the highest rate (requests/s) at which some configuration holds it.
+    """A service, its SLO, and the highest rate (requests/s) at which some configuration meets it.
 
     ``best_per_s`` was found by bisecting every configuration with 20 s of simulated traffic.
     """
@@ -249,7 +249,7 @@ class Profile:
         return float((latencies_ms[len(latencies_ms) // 20 :] > self.p99_ms).mean())
 
     def violates(self, config, rate_per_s):
-        """Whether p99 is above the limit; a short look settles most, a long one the rest."""
+        """Whether p99 is above the limit; a short trial settles most, a long one the rest."""
         return self.over(config, rate_per_s) > 0.01 and self.over(config, rate_per_s, 200.0) > 0.01
 
     def edge_per_s(self, config):

@@ -59,13 +59,13 @@ class Campaign:
 
     Attributes:
         server: the only one, or the first of a fleet.
-        members: the others of a fleet, by name, in the order in which they are told.
+        others: the other servers of a fleet, by name, in the order in which they are loaded on.
         canary_s: how long the first of a fleet is watched.
         folder: for packages and accounts, outside the repository.
         tags: what each release's answers must carry, by model and number.
         attempts: packages made.
         work_ms: how long each run of an engine takes besides.
-        unfit: releases that a member of the fleet cannot load, by model and number.
+        unfit: releases that a server of the fleet cannot load, by model and number.
     """
 
     server: Server
@@ -75,7 +75,7 @@ class Campaign:
     attempts: int = 0
     work_ms: float = 0.0
     unfit: set[tuple[str, int]] = field(default_factory=set)
-    members: dict[str, Server] = field(default_factory=dict)
+    others: dict[str, Server] = field(default_factory=dict)
     canary_s: float = 0.0
 
     @property
@@ -86,7 +86,7 @@ class Campaign:
     @property
     def servers(self) -> dict[str, Server]:
         """All of them; the first has no name of its own."""
-        return {"": self.server, **self.members}
+        return {"": self.server, **self.others}
 
     def check_alive(self) -> None:
         """Show the end of a dead server's log.
@@ -168,14 +168,14 @@ class Campaign:
     def _problems(
         self, job: Job, account: Account, before: int, target: int, on_disk: int
     ) -> Iterator[str]:
-        """What verification said, and what is looked at here without its help."""
+        """What verification said, and what is checked here without its help."""
         yield from account.problems
         if account.unfinished:
             yield f"{account.unfinished} operations are still open in the journal"
         allowed = {before} if job.what in REFUSED else {before, target}
         if account.live not in allowed:
             yield f"release {account.live} is live, which is none of {sorted(allowed)}"
-        # What a member cannot load was committed on the primary, and has to come back from there.
+        # If another server cannot load it, the primary has committed it and has to roll it back.
         if account.live != on_disk and job.what not in REFUSED:
             yield f"release {on_disk} was committed, and recovery made it {account.live}"
         for name, server in self.servers.items():
@@ -212,7 +212,7 @@ class Campaign:
         layout = Layout(self.root, model)
         useless = {live} | {number for name, number in self.unfit if name == model}
         others = [version for version in layout.stored_versions() if version not in useless]
-        if not others:  # retention has left only what a member cannot load
+        if not others:  # retention has left only what another server cannot load
             self._run(self._publishing("publish", model, live, Death()))
         current = layout.current()
         to = current.standby if current and current.standby else others[-1]
@@ -221,8 +221,8 @@ class Campaign:
     @property
     def _asking(self) -> Callable[..., Job]:
         """A job on these servers; what is to be done is still missing."""
-        sites = [Site(name, _root(each), each.grpc) for name, each in self.members.items()]
-        given = {"root": self.root, "address": self.server.grpc, "members": tuple(sites)}
+        sites = [Site(name, _root(each), each.grpc) for name, each in self.others.items()]
+        given = {"root": self.root, "address": self.server.grpc, "others": tuple(sites)}
         return partial(Job, canary_s=self.canary_s, **given)
 
     def _publishing(self, what: What, model: str, expected: int | None, death: Death) -> Job:
@@ -241,11 +241,11 @@ class Campaign:
 
     @property
     def _elsewhere(self) -> Path:
-        """The repository of a fleet's member that has its own."""
-        return next(_root(each) for each in self.members.values() if _root(each) != self.root)
+        """The repository of the fleet's server that has its own."""
+        return next(_root(each) for each in self.others.values() if _root(each) != self.root)
 
     def _committed(self, model: str) -> int:
-        """What recovery has to make live: a canary that has not held is to go back."""
+        """What recovery has to make live: a canary that has not passed is to be rolled back."""
         live, progress = self._live(model), RolloutState(self.root).of(model)
         if progress is not None and progress.canary == live and not progress.canary_passed:
             return progress.before or 0

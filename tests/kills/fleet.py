@@ -59,29 +59,29 @@ def standing(folder: Path, *, fleet: bool) -> Iterator[Campaign]:
             running = start(install, repository, folder=place, options=options)
             servers[name] = stack.enter_context(running)
         forks = stack.enter_context(ForkServer(folder / "forks"))
-        lead = servers.pop("")
-        campaign = Campaign(lead, forks, folder, members=servers, canary_s=CANARY_S)
+        primary = servers.pop("")
+        campaign = Campaign(primary, forks, folder, others=servers, canary_s=CANARY_S)
         for model in (ENGINE, CHAIN):
             campaign.begin(model)
         yield campaign
 
 
 def fleet_kills(kills: int, lasting: Mapping[tuple[What, str], tuple[int, float]]) -> list[Kill]:
-    """The steps, the torn appends and the window always; acts and recoveries thinned out evenly.
+    """The steps, torn appends and canary analysis always; acts and recoveries thinned out evenly.
 
     Args:
         kills: how many.
         lasting: durable acts and seconds of each operation when it is left alone.
     """
     acts = {key: acts for key, (acts, _) in lasting.items()}
-    always = [*_every_step(), *_torn(), *_in_the_window()]
+    always = [*_every_step(), *_torn(), *_in_canary_analysis()]
     points = [*_in_recovery(), *every_act(acts)]
     lasts_s = {key: lasts_s for key, (_, lasts_s) in lasting.items()}
     return filled(kills, always, points, lambda count: drawn(count, lasts_s, random.Random(0)))  # noqa: S311
 
 
 def _every_step() -> Iterator[Kill]:
-    """On the primary, then on the member with its own repository, there and back."""
+    """On the primary, then on the server with its own repository, there and back."""
     for model in (ENGINE, CHAIN):
         also = ("prepared",) if model == CHAIN else ()
         for journal in (1, 2):
@@ -100,7 +100,7 @@ def _torn() -> Iterator[Kill]:
             yield Kill(what, ENGINE, Death("torn", number=number))
 
 
-def _in_the_window() -> Iterator[Kill]:
+def _in_canary_analysis() -> Iterator[Kill]:
     """When it begins, in its middle, and when it is over but nothing says so yet."""
     for model in (ENGINE, CHAIN):
         for after_s in (0.0, CANARY_S / 2, CANARY_S):
@@ -108,7 +108,7 @@ def _in_the_window() -> Iterator[Kill]:
 
 
 def _in_recovery() -> Iterator[Kill]:
-    """Of a lead alone, of a canary that goes back, and of a member that has to follow."""
+    """Of the primary alone, of a canary that rolls back, and of a server that replicates."""
     deaths = (
         Death("step", step="loaded"),
         Death("window", after_s=0.0),

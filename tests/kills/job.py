@@ -38,8 +38,8 @@ class Job:
         package: what to publish; one that answers wrongly, or that a server of the fleet cannot
             load, must be refused.
         expected: the release that is live.
-        to: the release to go back to.
-        members: the other servers of a fleet, in the order in which they are told.
+        to: the release to roll back to.
+        others: the other servers of a fleet, in the order in which they are loaded on.
         canary_s: how long the first server is watched.
     """
 
@@ -51,13 +51,13 @@ class Job:
     expected: int | None = None
     to: int | None = None
     death: Death = field(default_factory=Death)
-    members: tuple[Site, ...] = ()
+    others: tuple[Site, ...] = ()
     canary_s: float = 0.0
 
     @property
     def roots(self) -> tuple[Path, ...]:
         """Every repository, the primary's first."""
-        return tuple(dict.fromkeys([self.root, *(site.root for site in self.members)]))
+        return tuple(dict.fromkeys([self.root, *(site.root for site in self.others)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,21 +98,21 @@ def _opened(job: Job) -> Iterator[LiveRepository | Fleet]:
     with ExitStack() as stack:
         client = stack.enter_context(TritonClient(job.address))
         primary = LiveRepository(job.root, client, load_timeout_s=_LOAD_TIMEOUT_S)
-        if not job.members:
+        if not job.others:
             yield primary
             return
-        members = []
-        for site in job.members:
+        servers = []
+        for site in job.others:
             client = stack.enter_context(TritonClient(site.address))
             own = replace(primary, root=site.root, client=client)
-            members.append(FleetServer(site.name, own, primary))
+            servers.append(FleetServer(site.name, own, primary))
         canary = Canary(
             primary,
             job.model,
             Watch(),
             sleep=partial(sleep_or_die, job.death),
         )
-        yield Fleet(primary, tuple(members), canary_s=job.canary_s, analyse_canary=canary.analyse)
+        yield Fleet(primary, tuple(servers), canary_s=job.canary_s, analyse_canary=canary.analyse)
 
 
 def _publish(

@@ -52,7 +52,7 @@ class ServedModel:
 
     Attributes:
         files: name in the version folder -> file to put there.
-        settings: what the backend is told so that it runs the engine as it was validated.
+        settings: what the backend is given so that it runs the engine as it was validated.
         gpu: place instances on GPUs.
     """
 

@@ -42,9 +42,9 @@ class GeneratorBaseline:
 
     Attributes:
         up_to_per_s: the highest rate that will be offered.
-        conditions: what else the result holds for, e.g. machine and server.
+        conditions: what else the result is valid for, e.g. machine and server.
         folder: where results are kept.
-        warn: told why there is none.
+        warn: called with the reason where there is none.
     """
 
     sending: Transport

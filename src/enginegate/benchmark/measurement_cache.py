@@ -45,7 +45,7 @@ class CacheKey(Record):
     gpu: bool = False
     """Whether instances are on GPUs."""
     settings: BackendSettings = Field(default_factory=BackendSettings)
-    """What the backend is told besides; the same files may compute in another precision."""
+    """The backend's other settings; the same files may compute in another precision."""
 
 
 @dataclass(frozen=True, slots=True)

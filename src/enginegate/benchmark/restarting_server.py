@@ -40,7 +40,7 @@ class RestartingServer:
     Attributes:
         start: starts the server, deploys what is measured, and takes both down at its end.
         restarts: how many servers may die before the error is passed on.
-        warn: told about each restart.
+        warn: called at each restart.
         restarted: how often it was.
     """
 

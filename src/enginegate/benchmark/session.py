@@ -98,7 +98,7 @@ class BenchmarkSession:
     Attributes:
         traffic: requests to draw from, with ``batch_sizes`` and ``arrivals_s`` as recorded.
         traffic_sha256: digest of everything that decides what is sent.
-        warn: told what a person should know while it runs.
+        warn: called with what a person should know while it runs.
     """
 
     tables: BenchmarkTables
@@ -322,5 +322,5 @@ def _identity(install: TritonInstall) -> str:
 
 
 def machine_name() -> str:
-    """What a measurement holds for."""
+    """The machine that a measurement is valid for."""
     return f"{platform.node()}; {processor()}; {gpus()}"

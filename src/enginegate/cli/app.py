@@ -253,7 +253,7 @@ def withdraw_command(
         typer.Option("--approver", "--name", help="who decides", default_factory=getpass.getuser),
     ],
 ) -> None:
-    """Unload a first release, which has nothing to go back to: nothing is live afterwards."""
+    """Unload a first release, with no earlier one to roll back to: nothing is live afterwards."""
     _rollback.withdraw_live(policy, approver, reason, out)
 
 

@@ -48,7 +48,7 @@ def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
 
     Raises:
         InputError: no name or no reason.
-        RepositoryError: nothing is live, or there is a release to go back to.
+        RepositoryError: nothing is live, or there is a release to roll back to.
     """
     if not who.strip() or len(reason.strip()) < _SHORTEST_REASON:
         raise InputError(

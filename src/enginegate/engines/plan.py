@@ -142,7 +142,7 @@ class BuildPlan:
             builder: library and version.
             target: the device it was built for.
             started_s: when its build began, by the monotonic clock.
-            flags: what the builder was told, by name.
+            flags: what the builder was given, by name.
             beside: other files of its folder, as far as they are there.
             external: weight files beside it.
         """

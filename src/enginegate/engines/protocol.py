@@ -39,7 +39,7 @@ class ServedFiles:
     Attributes:
         backend: Triton's name of the backend, e.g. ``python``.
         files: path inside the version folder -> the file to copy there.
-        settings: what the backend is told so that it runs the engine as it was validated.
+        settings: what the backend is given so that it runs the engine as it was validated.
         gpu: whether instances belong on GPUs.
     """
 
@@ -154,7 +154,7 @@ class EngineKind(KindDeclaration, ABC):
         """What Triton needs to serve it in the backend that is usual for this kind."""
 
     def native_settings(self, engine: Engine, /) -> BackendSettings:
-        """What the kind's own backend in Triton is told, where that is not the usual one.
+        """Settings for the kind's own backend in Triton, where that is not the usual one.
 
         Raises:
             ModelError: that backend cannot run the engine as it was validated.

@@ -251,7 +251,7 @@ def run_load(
     processes = 1 if on_reply is not None else sending.processes_for(load)
     if on_reply is not None and sending.processes > 1:
         raise InputError(
-            f"Replies can be looked at in one process only, not in {sending.processes}. Set "
+            f"Replies can be checked in one process only, not in {sending.processes}. Set "
             "processes to 1, or leave out on_reply."
         )
     work = whole_load(address, traffic, load, sending.protocol)

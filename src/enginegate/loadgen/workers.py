@@ -101,7 +101,7 @@ class _Worker:
                 self.process.wait(5.0)
             raise ServerError(
                 f"A process that sent requests ended with status {self.process.poll()}, so this "
-                "load is incomplete. Measure again; if it happens again, look for what kills it "
+                "load is incomplete. Measure again; if it happens again, find what kills it "
                 "(memory?), or set processes to 1."
             ) from error
         if isinstance(message, Exception):

@@ -128,7 +128,7 @@ def _batches(measurement: Measurement, stages: StageSplit, largest: str) -> str:
         )
     if largest != "queueing" and stages.mean_batch_size <= _NEARLY_EMPTY * allowed:
         return (
-            f"Batches held {stages.mean_batch_size:.2g} of at most {allowed}: a longer "
+            f"Batches had {stages.mean_batch_size:.2g} of at most {allowed}: a longer "
             "max_queue_delay would fill them, at the price of waiting."
         )
     return ""

@@ -30,7 +30,7 @@ class GpuReading(NamedTuple):
     """The GPUs together at one moment.
 
     Attributes:
-        utilisation: mean over the GPUs, 0 to 1; None when not told, so are the others.
+        utilisation: mean over the GPUs, 0 to 1; None when not reported, so are the others.
         energy_j: since the driver was loaded.
     """
 

@@ -20,7 +20,7 @@ from enginegate.serving import ServingConfig
 SERVING_COLUMNS = (
     "configuration",
     "valid",
-    "held, req/s",
+    "sustained, req/s",
     "p99 there, ms",
     "requests",
     "mean batch",

@@ -10,21 +10,21 @@ step                what a kill leaves in or after it      what the next start d
 1  check            nothing                                nothing
 2  number           an intent in the journal               closes it as undone; the number is spent
 3  stage            a staging folder, or bytes, records    removes them
-                    and parts that nothing serves
+                    and models that nothing serves
 4  sign             also a signature, whole or not there   removes it with them
 5  journal          also the digest in the journal         removes them
-6  load beside      parts that serve old and new           parts serve the old release, proved;
+6  load beside      composing models serve old and new     they serve the old release, proved;
                                                            then the new one is removed
 7  switch           the new config.pbtxt, loaded or not    writes the old one, loads and proves it
 8  prove            the new release serves, unproved       the same
-9  commit           the pointer: the new release is live   parts let go of old versions; closes it
-                                                           as done
+9  commit           the pointer: the new release is live   composing models unload old versions;
+                                                           closes it as done
 10 record, retain   audit log without journal, or old      closes it; the next promotion removes
                     bytes to be removed                    old bytes
 ==================  =====================================  =======================================
 
 A rollback is steps 1, 2 and 6 to 10. A new promise for the live release is 1, 2, 4, 9 and 10, and
-no server is told. A withdrawal is 1 and 2: what is cut short after its intent is finished.
+no server is notified. A withdrawal is 1 and 2: what is cut short after its intent is finished.
 """
 
 import logging
@@ -177,7 +177,7 @@ class LiveRepository:
         Raises:
             RepositoryError: there is no such release, its bytes are gone, or another release is
                 live than expected.
-            TamperedError: its bytes changed since it was published, or its signature does not hold.
+            TamperedError: its bytes changed since it was published, or its signature is not valid.
             PublishError: it did not prove itself; the release that was live is live again.
         """
         with self._change(model) as change:
@@ -246,7 +246,7 @@ class LiveRepository:
             What was live.
 
         Raises:
-            RepositoryError: nothing is live, there is a release to go back to, or no server
+            RepositoryError: nothing is live, there is a release to roll back to, or no server
                 answers; or it was withdrawn here, and that the server let it go is not proved.
         """
         self.recover()
@@ -274,8 +274,8 @@ class LiveRepository:
 
         Raises:
             RepositoryError: another release is live, or a signature is required and is not there.
-            TamperedError: it is about another manifest than the live one, or its signature does not
-                hold.
+            TamperedError: it is about another manifest than the live one, or its signature is not
+                valid.
             PublishError: it could not be written, and the release is held to what it was.
         """
         version, digest = renewed.version, renewed.digest
@@ -496,7 +496,7 @@ class Change:
         self.recovery.journal.add(self.entry, step, **detail)
 
     def load_beside(self, after: Current) -> None:
-        """6. The parts of an ensemble serve the new version beside the old."""
+        """6. The composing models of an ensemble serve the new version beside the old."""
         if self.repository.deployment(self.layout).ready_parts(after):
             self.note("prepared")
 
@@ -512,7 +512,7 @@ class Change:
         self.repository.deployment(self.layout).prove(after)
 
     def commit(self, after: Current) -> None:
-        """9. One rename makes it live; parts let go of what nothing needs any more."""
+        """9. One rename makes it live; composing models unload what nothing needs any more."""
         commit(self.layout, after)
         self.repository.deployment(self.layout).trim_after_commit(after)
 

@@ -68,7 +68,7 @@ class ServePointer:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseOldParts:
-    """After a commit: composing models let go of versions that nothing needs."""
+    """After a commit: composing models unload versions that nothing needs."""
 
     pointer: Current
 
@@ -136,7 +136,7 @@ class RollBackServers:
 
 @dataclass(frozen=True, slots=True)
 class AlignServers:
-    """Every server follows what the first one's pointer says."""
+    """Every server is brought to what the primary's pointer says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +218,7 @@ def _ending(
 def _ending_promise(
     digest: str, entry: Entry, pointer: Current | None, reason: str, committed: str
 ) -> tuple[Action, ...]:
-    """No server is told of a promise: the pointer has it, or what was written goes."""
+    """No server is notified of a promise: the pointer has it, or what was written goes."""
     if pointer is not None and pointer.promises.get(entry.version) == digest:
         words = f"Release {entry.version} is held to its new promise."
         return (Close(done=True, why=committed, words=words),)
@@ -347,7 +347,7 @@ def was_withdrawn(layout: Layout) -> bool:
 
 
 def _has_parts(layout: Layout, entry: Entry) -> bool:
-    """Whether its parts are here, which a server that polls may have loaded before any note."""
+    """Whether its composing models are here; a polling server may have loaded them unnoted."""
     release = release_of(layout, entry)
     return release is not None and bool(release.engine.parts)
 

@@ -42,14 +42,14 @@ from enginegate.repository.store.release_files import ReleaseFiles, signed_promi
 
 L = TypeVar("L", bound=LogEntry)
 _LOCK_TIMEOUT_S = 10.0
-_LOOKS = 3
+_ATTEMPTS = 3
 # A version that takes longer to load than this is said to be loading still.
 _SETTLED_S = 10.0
 _POLL_S = 0.2
 
 
 class VerifyCheck(Record):
-    """One thing that was looked at. ``problem`` is empty when it is as it should be."""
+    """One thing that was checked. ``problem`` is empty when it is as it should be."""
 
     subject: str
     problem: str = ""
@@ -67,7 +67,7 @@ def verify(target: Target, *, read_back: bool = True) -> tuple[VerifyCheck, ...]
         read_back: read every object in storage whole; else only what says which release is live.
 
     Raises:
-        RepositoryBusyError: somebody is changing a repository: look again when they are done.
+        RepositoryBusyError: somebody is changing a repository: check again when they are done.
     """
     checks = [*verify_folder(target.primary)]
     for server in target.servers:
@@ -81,24 +81,24 @@ def verify_folder(repository: LiveRepository) -> tuple[VerifyCheck, ...]:
     """Check everything that can be checked from the folder, and from the server if there is one.
 
     Nothing is changed, and one problem never hides another. Nobody waits meanwhile: what somebody
-    changed while it was looked at is looked at once more. Who may only read checks the same, and
-    takes no lock.
+    changed during the check is checked once more. Who may only read checks the same, and takes no
+    lock.
 
     Raises:
-        RepositoryBusyError: somebody is changing the repository: look again when they are done.
+        RepositoryBusyError: somebody is changing the repository: check again when they are done.
     """
     if not repository.root.exists():
         return ()
     found: tuple[VerifyCheck, ...] = ()
     before, unlocked = _state(repository)
-    for _ in range(_LOOKS):
+    for _ in range(_ATTEMPTS):
         lock = (VerifyCheck(subject="lock", note=unlocked),) if unlocked else ()
         found = (*lock, *_checks(repository))
         after, unlocked = _state(repository)
         if after == before:
             return found
         before = after
-    changed = f"{repository.root} was changed while it was looked at; look again."
+    changed = f"{repository.root} was changed while it was checked; check again."
     return (*found, VerifyCheck(subject="repository", problem=changed))
 
 
@@ -164,7 +164,7 @@ def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
                 promised = partial(_check_promise, repository.signing, layout, version, entries)
                 yield run_check(f"{name} release {version} promise", promised)
         if layout.owned_parts():
-            yield run_check(f"{name} parts", partial(_check_parts, layout))
+            yield run_check(f"{name} composing models", partial(_check_parts, layout))
         yield run_check(f"{name} config.pbtxt", partial(_check_config, layout))
         if repository.client is not None:
             live = Deployment(repository.client, layout, repository.load_timeout_s)
@@ -261,7 +261,7 @@ def _check_promise(
 
 
 def _check_audit(audit: AuditLog, record: LiveRecord) -> None:
-    """The chain holds, nothing is missing from its end, and every operation is in it."""
+    """The chain is whole, nothing is missing from its end, and every operation is in it."""
     check_audit(record.layout, audit)
     record.check_log_whole()
 
@@ -277,7 +277,7 @@ def _check_config(layout: Layout) -> None:
 
 
 def _check_parts(layout: Layout) -> None:
-    """Every version of a part is some release's; its bytes are checked with that release."""
+    """Every version of a composing model is some release's; its bytes are checked with that one."""
     known = {(part.name, part.version) for each in layout.releases() for part in each.engine.parts}
     for part in layout.owned_parts():
         strangers = [v for v in part.stored_versions() if (part.model, v) not in known]
@@ -374,15 +374,15 @@ def _check_pointer(target: StoredTarget) -> None:
     here = current.version if current else None
     if here != live:
         raise RepositoryError(
-            f"Release {live or 'none'} is live; {target.root} has {here or 'none'}. Follow it with "
-            "`enginegate pull`."
+            f"Release {live or 'none'} is live; {target.root} has {here or 'none'}. Replicate it "
+            "with `enginegate pull`."
         )
     if pointer is not None and current is not None and live is not None:
         wanted, held = pointer.promises.get(live), current.promises.get(live)
         if pointer.missing_promise(current):
             raise RepositoryError(
                 f"Release {live} is held to the promise {(wanted or 'its own')[:12]}, and in "
-                f"{target.root} to {(held or 'its own')[:12]}. Follow it with `enginegate pull`."
+                f"{target.root} to {(held or 'its own')[:12]}. Replicate it with `enginegate pull`."
             )
 
 

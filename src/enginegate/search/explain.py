@@ -103,9 +103,11 @@ def _others(
         rates = [rate for config in configs if (rate := history.sustained(config)) is not None]
         failed = [rate for config in configs if (rate := history.unsustained(config)) is not None]
         if rates:
-            measured.append((max(rates), f"{_text(value)} held {per_second(max(rates))} at most"))
+            measured.append(
+                (max(rates), f"{_text(value)} sustained {per_second(max(rates))} at most")
+            )
         elif failed:
-            measured.append((0.0, f"{_text(value)} did not hold {per_second(min(failed))}"))
+            measured.append((0.0, f"{_text(value)} did not sustain {per_second(min(failed))}"))
         elif all(config in history.load_errors for config in configs):
             measured.append((-1.0, f"{_text(value)} does not load"))
         else:

@@ -108,7 +108,7 @@ def _nothing_sustained(evidence: _Evidence) -> Finding:
         p99,
         outcome,
         slo,
-        reason=f"no configuration held the SLO ({_tried(evidence)}); nearest: "
+        reason=f"no configuration met the SLO ({_tried(evidence)}); nearest: "
         f"{_number(p99, slo)} at {per_second(measurement.rate_per_s)} ({measurement.config}): "
         f"{_decided(decision, slo)}{doubt}",
         remedy=remedy,
@@ -181,7 +181,7 @@ def _tried(evidence: _Evidence) -> str:
     if evidence.alone is not None:
         parts.append(
             f"a request alone takes {short_number(evidence.alone.service_ms, 4)} ms on the server "
-            f"({evidence.alone.config}), so no other can hold"
+            f"({evidence.alone.config}), so no other can meet the SLO"
         )
     if evidence.untried:
         lowest = per_second(evidence.state.lowest_per_s)
@@ -198,17 +198,16 @@ def _throughput(evidence: _Evidence, latency: Finding) -> Finding:
     value = best.throughput_per_s if best else 0.0
     if best is None:
         outcome, remedy = latency.outcome, latency.remedy
-        reason = "no rate is shown to hold the latency SLO"
+        reason = "no rate is shown to meet the latency SLO"
     else:
         enough = value >= wanted
         outcome, remedy = (Outcome.PASSED, "") if enough else _too_slow(evidence, best)
         relation = ">=" if enough else "<"
-        reason = (
-            f"{per_second(value)} {relation} {per_second(wanted)} while p99 holds ({best.config})"
-        )
+        rates = f"{per_second(value)} {relation} {per_second(wanted)}"
+        reason = f"{rates} within the latency SLO ({best.config})"
         unsustained = evidence.state.history.unsustained(best.config)
         if unsustained:
-            reason += f"; {per_second(unsustained)} was not seen to hold"
+            reason += f"; {per_second(unsustained)} was not seen to be sustained"
     return Finding(
         gate="throughput",
         scope=_SCOPE,
@@ -245,7 +244,7 @@ def _remedy(evidence: _Evidence, decision: SloDecision, nearest: LatencySample) 
         return _why_cut_short(evidence)
     if decision.outcome is Outcome.FAILED and evidence.untried:
         return (
-            f"what was not tried may hold, such as {evidence.untried[0]} at "
+            f"what was not tried may meet the SLO, such as {evidence.untried[0]} at "
             f"{per_second(evidence.state.lowest_per_s)}: lower [search] max_rate_per_s, shorten "
             "its lists, or raise budget_s and max_measurements"
         )
@@ -285,8 +284,8 @@ def _number(p99: Percentile | None, slo: Slo) -> str:
 
 def _decided(decision: SloDecision, slo: Slo) -> str:
     words = {
-        Outcome.PASSED: "which shows that it holds",
-        Outcome.FAILED: "which shows that it does not hold",
+        Outcome.PASSED: "which shows that the SLO is met",
+        Outcome.FAILED: "which shows that the SLO is not met",
     }
     verdict = words.get(decision.outcome, "which decides nothing")
     return (
@@ -335,7 +334,7 @@ def champion_finding(rival: Rival) -> Finding:
         f"p99 {short_number(ours, 4)} ms is {word} that of release {rival.release}, "
         f"{short_number(theirs, 4)} ms, at {per_second(rival.rate_per_s)} in "
         f"{len(rival.candidate_p99_ms)} turns (it differs from itself by "
-        f"{short_number(rival.noise_ms)} ms); the release held "
+        f"{short_number(rival.noise_ms)} ms); the release sustained "
         f"{per_second(rival.champion_throughput_per_s)}"
     )
     return _advisory("champion", outcome, reason, value=ours, limit=theirs, relation="<=")

@@ -145,7 +145,7 @@ def _confirmed_result(
     best: ConfirmedPoint,
     price_per_hour: float | None,
 ) -> SearchResult:
-    """Look past what was confirmed, and put everything together."""
+    """Measure what the confirmed point leaves open, and put everything together."""
     runner, history = state.runner, state.history
     overload, rival = confirmation.overload(best), confirmation.rival(best)
     durations_s = confirmation.durations_s(best.throughput_per_s)

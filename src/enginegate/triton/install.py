@@ -86,7 +86,7 @@ def find_triton(cache: Path | None) -> TritonInstall:
             only asked about, and nothing is written.
 
     Raises:
-        ServerError: there is none, or a part is missing; says which and how to get it.
+        ServerError: there is none, or a file is missing; says which and how to get it.
     """
     program = shutil.which("tritonserver")
     if program is not None:

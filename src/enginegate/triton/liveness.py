@@ -51,7 +51,7 @@ class Liveness:
             f"The Triton server at {self.server.grpc} stopped answering: for {self.silent_s:.0f} s "
             f"it did not say that it lives{ended}. Its log says what it did last"
             f"{'' if self.server.log is None else f': {self.server.log}'}. Start again; if it "
-            "happens again, look for what stops or blocks it."
+            "happens again, find what stops or blocks it."
         )
 
 

@@ -38,7 +38,7 @@ def benchmark(tmp_path, monkeypatch):
 
 
 def test_remote_load_is_measured_without_changing_the_server(benchmark, scale, server):
-    """The configuration in force, at the load asked for; the exit code says whether it holds."""
+    """The configuration in force, at the load asked for; the exit code says whether p99 is met."""
     shown = benchmark(
         "--server", server.grpc, "--model", "scale", "--rate", "300", "--seconds", "2"
     )

@@ -142,7 +142,7 @@ def test_events_beyond_retention_are_not_sent(rules, log, monkeypatch):
 
 
 def test_the_watch_tells_after_it_has_looked(rules, log, monkeypatch):
-    """A server that does not answer delays no look; what it found is no reason not to tell."""
+    """A server that does not answer delays no check; what it found is no reason not to tell."""
     del log  # it only has to be there
     sent, sent_before = sent_by(monkeypatch), []
 

@@ -311,7 +311,7 @@ def shown(path, family):
 
 
 def test_broken_promise_stays_red_until_acknowledged(released, tmp_path, family, alerts):
-    """In Prefect, MLflow and the terminal: two inconclusive looks after it change nothing."""
+    """In Prefect, MLflow and the terminal: two inconclusive checks after it change nothing."""
     slow = edited(
         released, tmp_path / "p.toml", ("p99_over_promise = 1000", "p99_over_promise = 1e-6")
     )

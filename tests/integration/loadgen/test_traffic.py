@@ -215,7 +215,7 @@ def test_clock_that_is_set_changes_nothing(server, traffic, monkeypatch):
 
 
 def test_impossible_transport_is_refused(traffic):
-    """Memory is not shared with other machines, nor replies looked at from several processes."""
+    """Memory is not shared with other machines, nor replies checked from several processes."""
     load = Load(rate_per_s=10, duration_s=0.1, seed=1)
     with pytest.raises(InputError, match=r"192\.0\.2\.1 is not this machine"):
         run_load("192.0.2.1:8001", traffic, load, sending=Transport(shared_memory="system"))

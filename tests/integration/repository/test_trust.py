@@ -38,11 +38,11 @@ def test_modified_release_cannot_be_rolled_back_to(signed, package, ask):
     manifest = Layout(signed.root, "digits").release_file(1)
     manifest.write_bytes(manifest.read_bytes().replace(b"margins are wide", b"anything goes"))
 
-    with pytest.raises(TamperedError, match=r"1\.sig\.json does not hold.*releases/1\.json"):
+    with pytest.raises(TamperedError, match=r"1\.sig\.json is not valid.*releases/1\.json"):
         signed.rollback("digits", reason="errors")
 
     assert ask() == (2, 2.0)
-    assert "1.sig.json does not hold" in problems(signed)
+    assert "1.sig.json is not valid" in problems(signed)
     assert events(signed) == [("published", 1), ("published", 2), ("refused", 1)]
 
 

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
 
 def test_batching_configuration_wins(server, scale_model, samples, tmp_path):
-    """For a model that takes 10 ms a batch, only batching holds the SLO at 250/s."""
+    """For a model that takes 10 ms a batch, only batching meets the SLO at 250/s."""
     bounds = Search(
         max_batch_sizes=(1, 16),
         queue_delays_us=(0,),

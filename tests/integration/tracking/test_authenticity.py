@@ -94,7 +94,7 @@ def test_another_keys_signature_is_none(failed, workspace, signing, tmp_path):
     check_authentic(card, workspace, signing)
     named = replace(signing, public_key=workspace.keys / "release.pub")
     for strict in (named, replace(signing, required=True)):
-        with pytest.raises(TamperedError, match=r"\.sig does not hold: it is not by the key"):
+        with pytest.raises(TamperedError, match=r"\.sig is not valid: it is not by the key"):
             check_authentic(card, workspace, strict)
 
 

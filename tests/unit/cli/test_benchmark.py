@@ -41,7 +41,7 @@ def measured(latencies_ms, load=OPEN, invalid=()):
 @pytest.mark.parametrize(
     ("found", "code", "said"),
     [
-        pytest.param(measured(EVEN), ExitCode.OK, "20 ms is met (0 of 3000", id="holds"),
+        pytest.param(measured(EVEN), ExitCode.OK, "20 ms is met (0 of 3000", id="met"),
         pytest.param(measured(SLOW), ExitCode.GATES_FAILED, "20 ms is not met", id="fails"),
         pytest.param(measured(SPREAD), ExitCode.OK, "is met (12 of 3000", id="few-and-spread"),
         pytest.param(measured(TOGETHER), ExitCode.INCONCLUSIVE, "is open", id="all-at-once"),
@@ -52,7 +52,7 @@ def measured(latencies_ms, load=OPEN, invalid=()):
             id="closed-loop",
         ),
         pytest.param(
-            measured(EVEN, invalid=("late",)), ExitCode.INCONCLUSIVE, "not valid", id="void"
+            measured(EVEN, invalid=("late",)), ExitCode.INCONCLUSIVE, "not valid", id="invalid"
         ),
     ],
 )

@@ -138,7 +138,7 @@ def test_every_gate_is_on_its_page():
 
 
 def test_request_counts_on_the_serving_page():
-    """How many requests show that a p99 holds, with so many over the limit."""
+    """How many requests show that a p99 is met, with so many over the limit."""
     rows = [line.split("|")[1:-1] for line in _serving_page().splitlines() if "|" in line]
     over = next(row[1:] for row in rows if row[0].strip() == "over the limit")
 

@@ -101,7 +101,7 @@ def test_tail_below_the_mean_is_not_explained():
     ("batches", "batch", "queue", "said"),
     [
         pytest.param({8: 70, 3: 30}, 8, 6.0, "70% of the executions were as large as allowed (8)"),
-        pytest.param({1: 90, 2: 10}, 8, 2.0, "Batches held 1.1 of at most 8"),
+        pytest.param({1: 90, 2: 10}, 8, 2.0, "Batches had 1.1 of at most 8"),
         pytest.param({1: 90, 2: 10}, 8, 6.0, ""),
         pytest.param({1: 100}, 1, 6.0, "Every request runs alone: allow batches."),
         pytest.param({1: 100}, 1, 2.0, ""),

@@ -81,7 +81,7 @@ def test_slow_start_never_makes_a_run_pass(tmp_path, cold_start_s, said):
 
 @pytest.mark.parametrize("value_s", [np.inf, 0.200], ids=["failing", "slow"])
 def test_bad_first_half_is_no_warm_up(tmp_path, value_s):
-    """A warm server that fails or is slow in the first 45 % of a run does not hold its SLO."""
+    """A warm server that fails or is slow in the first 45 % of a run does not meet its SLO."""
     latency_s = np.where(np.arange(2000) < 900, value_s, 0.010)
 
     found = _measure(_result(latency_s), tmp_path)

@@ -288,7 +288,7 @@ ONE_BURST = slow_at(np.arange(1000, 1061))  # the same number, one after another
         pytest.param(SPREAD, 0.99, Outcome.FAILED, id="independent"),
         pytest.param(ONE_BURST, 0.99, Outcome.INCONCLUSIVE, id="one-cluster-is-one-event"),
         pytest.param(SPREAD, 0.9999, Outcome.INCONCLUSIVE, id="the-policys-confidence"),
-        pytest.param(slow_at([]), 0.99, Outcome.PASSED, id="holds"),
+        pytest.param(slow_at([]), 0.99, Outcome.PASSED, id="met"),
     ],
 )
 def test_points_are_decided_as_the_gate_is(make_sampled, slo, latencies_ms, confidence, outcome):
@@ -328,7 +328,7 @@ def _scattered_ms(over, *, bursts):
 
 
 def test_independent_requests_count_in_full(make_sampled, slo):
-    """Scattered over the run, 60 of 10,000 over the limit show that it holds."""
+    """Scattered over the run, 60 of 10,000 over the limit show that it is met."""
     runs = [make_sampled(CONFIG, load(1000.0), _scattered_ms(60, bursts=0), lasted_s=10.0)]
 
     assert clustering(runs, 20.0) < 1.5

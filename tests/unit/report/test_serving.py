@@ -99,7 +99,7 @@ def test_narrow_terminal_loses_nothing():
 
 
 def test_the_chosen_configuration_comes_first():
-    """Then those that held, by rate; a configuration without a valid measurement has no number."""
+    """Then those that met the SLO, by rate; without a valid measurement there is no number."""
     first, second = serving_rows(CARD.benchmark(INT8), 25.0)
 
     assert first.configuration == f"{WAITING} (chosen)"

@@ -65,7 +65,7 @@ class _KilledError(BaseException):
     """Stands for a kill: nothing is cleaned up after it."""
 
 
-@pytest.mark.parametrize("name", ["digits", "digits.engine"], ids=["own-model", "part-of-another"])
+@pytest.mark.parametrize("name", ["digits", "digits.engine"], ids=["own-model", "composing-model"])
 def test_foreign_model_is_left_alone(repository, server, package, name):
     """Refused before anything is noted; folder and server keep it, after a recovery too."""
     theirs = repository.root / name / "1" / "engine.bin"
@@ -156,7 +156,7 @@ def test_served_operation_is_recovered_with_a_server(
 
 
 def test_another_release_than_the_one_judged_is_not_left(repository, server, package):
-    """Whoever decided to roll back looked at release 2; by now somebody published 3."""
+    """Whoever decided to roll back saw release 2; by now somebody published 3."""
     for number in (1, 2, 3):
         repository.publish(package(float(number)), expected=number - 1 or None)
 
@@ -185,7 +185,7 @@ def test_bringing_up_waits_its_turn(repository, package, monkeypatch):
 
 
 def test_change_does_not_wait_for_verification(repository, package, monkeypatch):
-    """Hashing takes no lock; what changed meanwhile is looked at again, or said."""
+    """Hashing takes no lock; what changed meanwhile is checked again, or reported."""
     repository.publish(package(1.0), expected=None)
     check, looked = ReleaseFiles.check, []
 
@@ -204,7 +204,7 @@ def test_change_does_not_wait_for_verification(repository, package, monkeypatch)
     changes = set(range(100))
     said = [c.problem for c in verify_folder(repository) if c.problem]
     assert len(said) == 1
-    assert "changed while it was looked at" in said[0]
+    assert "changed while it was checked" in said[0]
 
 
 @pytest.mark.parametrize("edit", ["signature", "manifest", "both"])
@@ -302,7 +302,7 @@ def test_publish_before_commit_is_undone(cut, live, removed):
 @pytest.mark.parametrize("kind", ["publish", "rollback"])
 @pytest.mark.parametrize("cut", range(1, len(PUBLISH) + 1))
 def test_committed_operation_is_finished(kind, cut):
-    """The pointer has it, so the new release stands; old parts go, and it is closed as done."""
+    """The pointer has it, so the new release stands; old models go, and it is closed as done."""
     (ending,) = decide(steps_of(kind, 2, *PUBLISH[:cut]), LIVE_2)
 
     released, close = ending.actions

@@ -213,7 +213,7 @@ def test_it_is_signed_where_releases_are(repository, layout, package, signing):
 
     content = signature.read_bytes()
     signature.write_bytes(layout.signature_file(1).read_bytes())
-    assert any("does not hold" in said for said in problems(signed))
+    assert any("is not valid" in said for said in problems(signed))
     signature.unlink()
     assert any("the promise of release 1 of digits is not signed" in s for s in problems(signed))
     with pytest.raises(RepositoryError, match="is not signed"):

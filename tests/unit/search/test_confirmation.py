@@ -27,7 +27,7 @@ LOAD = Load(rate_per_s=1000.0, duration_s=10.0, seed=0)
     ],
 )
 def test_throughput_is_the_rate_sent(make_sampled, sent, throughput):
-    """Arrivals that differ from the rate by more than chance are told as they were."""
+    """Arrivals that differ from the rate by more than chance are reported as they were."""
     run = make_sampled(CONFIG, LOAD, np.full(sent, 5.0), lasted_s=10.0)
 
     assert pooled_throughput_per_s([run, run]) == pytest.approx(throughput)
@@ -66,7 +66,7 @@ def test_invalid_confirmation_is_repeated_once(make_server, bounds, slo, times):
 
 
 def test_refuted_point_is_stepped_down_from(make_server, bounds, slo):
-    """A point that held in the search but fails its confirmations is stepped down from."""
+    """A point that met the SLO in the search but fails its confirmations is stepped down from."""
     server = make_server()
     narrow = bounds.model_copy(
         update={"max_batch_sizes": (16,), "queue_delays_us": (0,), "instances": (1,)}

@@ -1,4 +1,4 @@
-"""What a search says when something ends it, stands in its way, or nothing holds."""
+"""What a search says when something ends it, stands in its way, or nothing meets the SLO."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def test_no_configuration_holds(make_server, bounds, slo):
     assert result.throughput_at_slo_per_s == 0.0
     assert latency.outcome is throughput.outcome is Outcome.FAILED
     assert latency.value > 3.0
-    assert "no configuration held the SLO" in latency.reason
+    assert "no configuration met the SLO" in latency.reason
     assert "of 8 were measured" in latency.reason
     assert "a request alone takes 4.2" in latency.reason
     assert len(server.calls) < 8
@@ -43,7 +43,7 @@ def test_no_configuration_holds(make_server, bounds, slo):
 
 
 def test_throughput_below_the_minimum_fails(simulated, bounds, slo):
-    """A throughput floor above what holds the SLO fails that gate only."""
+    """A throughput floor above what meets the SLO fails that gate only."""
     fast = slo.model_copy(update={"min_throughput_per_s": 3200.0})
     low = bounds.model_copy(update={"max_batch_sizes": (1,), "instances": (1,)})
 
@@ -94,7 +94,7 @@ def test_no_valid_measurement_is_inconclusive(simulated, bounds, slo):
 
 
 def test_failures_count_as_over(simulated, bounds, slo, make_sampled):
-    """A server that answers fast but drops 3 % holds nothing."""
+    """A server that answers fast but drops 3 % sustains nothing."""
 
     def dropping(config, load, *, ends=None):  # noqa: ARG001 - it never ends early
         latencies_ms = np.full(2000, 1.0)
@@ -187,7 +187,7 @@ def test_refuted_points_leave_lower_ones_open(simulated, bounds, slo):
 
     latency = finding_of(result, "p99_ms")
     assert latency.outcome is Outcome.INCONCLUSIVE
-    assert "what was not tried may hold" in latency.remedy
+    assert "what was not tried may meet the SLO" in latency.remedy
 
 
 def test_configuration_that_does_not_load_is_left_out(simulated, bounds, slo):

@@ -38,7 +38,7 @@ def test_finds_the_optimum_in_few_measurements():
 
 
 def test_slo_just_out_of_reach_is_never_confirmed():
-    """One call in a hundred breaks the limit by itself, so no rate holds a p99 below it."""
+    """One call in a hundred breaks the limit by itself, so no rate meets a p99 below it."""
     profile = PROFILES["fast"]
 
     for seed in range(3):
@@ -72,7 +72,7 @@ def test_confirmed_result_carries_its_evidence(simulated, bounds, slo):
     assert {(point.config, point.rate_per_s) for point in result.decisions} == points
     assert len({load.seed for load in confirming}) == slo.confirmations
     assert searching
-    assert f"{result.rejected_rate_per_s:,.0f}/s was not seen to hold" in throughput.reason
+    assert f"{result.rejected_rate_per_s:,.0f}/s was not seen to be sustained" in throughput.reason
     assert result.rejected_rate_per_s > result.throughput_at_slo_per_s
 
 
@@ -172,7 +172,7 @@ def quick_config():
 
 @pytest.fixture
 def looked(simulated, bounds, slo):
-    """What comes of a look past an answer, and at which rates was looked.
+    """The result of trials past an answer, and the rates of those trials.
 
     Two instances of batches up to sixteen make 4,000 requests/s, one without batches about 235.
     """
@@ -202,7 +202,7 @@ def test_upper_bound_refuted_close_above(looked, slow_config):
 
 
 def test_upper_bound_not_refuted_tries_one_higher_rate(looked, quick_config):
-    """And one more look, which would bound it."""
+    """And one more trial, which would bound it."""
     after, rates = looked(quick_config, rejected=1350.0)
 
     assert rates == [pytest.approx(1.05**2), pytest.approx(1.05**4)]
@@ -210,7 +210,7 @@ def test_upper_bound_not_refuted_tries_one_higher_rate(looked, quick_config):
 
 
 def test_upper_bound_ignores_invalid_measurements(looked, simulated, slow_config):
-    """What the sender could not make is no rate that did not hold."""
+    """What the sender could not make is no rate that was not sustained."""
     simulated.is_invalid = lambda _config, _load: True
 
     after, _ = looked(slow_config, rejected=1350.0)

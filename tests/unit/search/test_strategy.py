@@ -8,7 +8,7 @@ from tests.fakes.simulated_triton import SimulatedServer
 
 
 def test_candidate_below_the_floor_is_not_searched_to_capacity(make_server, bounds, slo):
-    """Once no configuration can reach what matters, no further look is spent on it."""
+    """Once no configuration can reach what matters, no further trial is spent on it."""
     whole, floored = make_server(), make_server()
 
     search_on(whole, bounds, slo)
@@ -50,7 +50,7 @@ def test_objective_latency_is_confirmed_at_its_rate(simulated, bounds, slo):
 
 
 def test_objective_latency_tries_all_before_it_fails(simulated, bounds, slo, make_sampled):
-    """Three slow ones do not end it while nothing has held."""
+    """Three slow ones do not end it while nothing has met the SLO."""
     asked = bounds.model_copy(update={"objective": "latency", "at_rate_per_s": 100.0})
     measure = only_where(
         simulated, lambda config: config.instances == 1 and config.max_batch_size == 1, make_sampled
@@ -80,7 +80,7 @@ def test_objective_cost_pays_for_fewer_gpus(make_server, bounds, slo):
 
 
 def test_trials_near_capacity_end_early_only_when_refuted(make_server, bounds, slo):
-    """A queue takes time to fill, so a short run that holds proves nothing near capacity."""
+    """A queue takes time to fill, so a short run within the SLO proves nothing near capacity."""
     server, asked = make_server(), []
 
     def listening(config, load, *, ends=None):

@@ -77,7 +77,7 @@ class TestJudgeVersion:
         [
             pytest.param("m", {3: 50}, None, Outcome.PASSED, True, id="one-live-version"),
             pytest.param("m", {3: 40, 4: 10}, None, Outcome.INCONCLUSIVE, True, id="two-live"),
-            pytest.param("m", {0: 50}, None, Outcome.PASSED, True, id="not-told"),
+            pytest.param("m", {0: 50}, None, Outcome.PASSED, True, id="not-reported"),
             pytest.param("m", {1: 50}, 1, Outcome.PASSED, False, id="the-one-wanted"),
             pytest.param("m", {2: 50}, 1, Outcome.INCONCLUSIVE, False, id="another-version"),
             pytest.param("other", {1: 50}, None, Outcome.INCONCLUSIVE, False, id="another-model"),
@@ -116,7 +116,7 @@ class TestJudgeNoise:
 
     @pytest.mark.parametrize("change", [2.0, np.nan])
     def test_limit_below_the_noise(self, outputs, data_of, gates, change):
-        """A limit that FP32 itself does not hold can fail no candidate."""
+        """A limit that FP32 itself does not meet can fail no candidate."""
         again = {"logits": outputs["logits"].copy()}
         again["logits"][0, 0] += change
 

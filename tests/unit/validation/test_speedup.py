@@ -129,7 +129,7 @@ def test_throughput_is_a_bound_without_a_refuted_higher_rate(
     ],
 )
 def test_bounds_of_the_ratio_decide(ours, theirs, expected):
-    """A rate that is shown not to hold bounds a throughput, and with it the ratio."""
+    """A rate that is shown not to be sustained bounds a throughput, and with it the ratio."""
     assert judge_speed(ours, SpeedReference("fp32", theirs), 1.5, BOUNDS).outcome is expected
 
 
@@ -140,7 +140,7 @@ def test_capped_fp32_is_read_from_its_benchmark():
     _, int8 = with_speed([capped, found(800)], slo(), BOUNDS, live=None)
 
     assert speedup(int8).outcome is INCONCLUSIVE
-    assert "onnxruntime-fp32 may hold more (no rate just above it was" in speedup(int8).reason
+    assert "onnxruntime-fp32 may sustain more (no rate just above it was" in speedup(int8).reason
     assert "raise [search] budget_s" in speedup(int8).remedy
 
 
@@ -166,7 +166,7 @@ def test_search_that_was_cut_short_makes_no_engine_faster():
     [pytest.param(790, INCONCLUSIVE, id="not-beyond-it"), pytest.param(820, PASSED, id="beyond")],
 )
 def test_overload_alone_is_a_bound(ours, expected):
-    """That 540/s is far too much does not say that FP32 holds no more than 400/s."""
+    """That 540/s is far too much does not say that FP32 sustains no more than 400/s."""
     fp32 = found(400, candidate=FP32, rejected_rate_per_s=540, decisions=(decided(540),))
 
     _, int8 = with_speed([fp32, found(ours)], slo(), BOUNDS, live=None)
@@ -203,13 +203,13 @@ def test_at_the_ceiling_the_remedy_names_it():
     against = SpeedReference("fp32", Throughput.exact(990))
     said = judge_speed(Throughput.exact(1000), against, 1.5, BOUNDS)
 
-    assert "both hold the highest rate that is tried (1,000/s)" in said.reason
+    assert "both sustain the highest rate that is tried (1,000/s)" in said.reason
     assert "nothing above 1,000/s is tried: raise [search] max_rate_per_s" in said.remedy
 
 
 def test_equal_at_the_ceiling_passes_with_a_number_that_says_so():
     """A scorecard whose findings pass with a number beyond their limit is refused when it is read;
-    of two that hold the highest rate, one always answered a little less of it.
+    of two that sustain the highest rate, one always answered a little less of it.
     """
     fp32, int8 = found(1000, candidate=FP32), found(999.2)
     int8 = with_speed([fp32, int8], slo(min_speedup=1.0), BOUNDS, live=None)[1]
@@ -256,12 +256,14 @@ OTHER = SERVING.model_copy(update={"instances": 2})
         pytest.param((decided(300),), INCONCLUSIVE, id="only-at-a-higher-one"),
         pytest.param((decided(50, INCONCLUSIVE),), INCONCLUSIVE, id="too-close-to-show-it"),
         pytest.param(
-            (decided(50), decided(50, PASSED, config=OTHER)), INCONCLUSIVE, id="another-holds"
+            (decided(50), decided(50, PASSED, config=OTHER)),
+            INCONCLUSIVE,
+            id="another-meets-it",
         ),
     ],
 )
 def test_fp32_that_was_refuted_counts_as_slower(decisions, expected):
-    """Its benchmark shows that the lowest rate does not hold, and not only that some did not."""
+    """Its benchmark shows that the lowest rate is not sustained, and not only that some did not."""
     refuted = found(0, candidate=FP32).model_copy(
         update={
             "chosen": None,
@@ -294,12 +296,15 @@ def test_run_without_the_reference_does_not_judge_it():
         pytest.param(
             found(400, rival=rival(300, rejected=310)), sha("9"), FAILED, id="not-fast-enough"
         ),
-        pytest.param(found(500, rival=rival(300)), sha("9"), INCONCLUSIVE, id="live-may-hold-more"),
+        pytest.param(found(500, rival=rival(300)), sha("9"), INCONCLUSIVE, id="live-may-do-more"),
         pytest.param(
             found(500, rival=rival(300, rejected=400)), sha("9"), INCONCLUSIVE, id="live-is-bounded"
         ),
         pytest.param(
-            found(500, rival=rival(0, rejected=200)), sha("9"), PASSED, id="live-holds-at-no-rate"
+            found(500, rival=rival(0, rejected=200)),
+            sha("9"),
+            PASSED,
+            id="live-sustains-no-rate",
         ),
         pytest.param(found(500), sha("9"), INCONCLUSIVE, id="live-was-not-measured"),
         pytest.param(found(500), sha("e"), None, id="it-is-what-is-live"),

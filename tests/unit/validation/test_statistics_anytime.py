@@ -25,18 +25,18 @@ def looks(*counts, samples=20):
         pytest.param(looks(*[0] * 40), "below", 0.01, True, id="800-good-ones-show-it"),
         pytest.param(looks(*[2] * 30), "above", 0.01, True, id="a-slow-leak-adds-up"),
         pytest.param(looks(*[0] * 999, 12), "above", 0.01, True, id="a-good-past-hides-nothing"),
-        pytest.param(looks(*[0] * 999, 3), "above", 0.01, False, id="after-1000-looks-3-is-luck"),
+        pytest.param(looks(*[0] * 999, 3), "above", 0.01, False, id="after-1000-checks-3-is-luck"),
     ],
 )
 def test_surely(seen, side, limit, expected):
-    """Evidence adds up over looks, in either direction, and a new fault is seen at once."""
+    """Evidence adds up over checks, in either direction, and a new fault is seen at once."""
     assert surely(seen, side, limit, alpha=0.01) is expected
 
 
 @pytest.mark.slow
-def test_false_alarms_stay_rare_over_all_looks():
-    """At exactly the limit and looked at 60 times, at most alpha of the releases are ever failed;
-    a test at each look alone would fail a third of them."""
+def test_false_alarms_stay_rare_over_all_checks():
+    """At exactly the limit and checked 60 times, at most alpha of the releases are ever failed;
+    a test at each check alone would fail a third of them."""
     source, alpha, limit = np.random.default_rng(7), 0.05, 0.05
     failed = alone = 0
     for _ in range(200):
@@ -49,7 +49,7 @@ def test_false_alarms_stay_rare_over_all_looks():
 
 
 def test_evidence_is_an_average_over_what_may_come():
-    """Its mean under the limit is 1, exactly, which is what makes it valid (one look of 6)."""
+    """Its mean under the limit is 1, exactly, which is what makes it valid (one check of 6)."""
     limit, samples = 0.2, 6
     chances = [
         math.comb(samples, k) * limit**k * (1 - limit) ** (samples - k) for k in range(samples + 1)

@@ -55,7 +55,7 @@ def load_cuda_libraries() -> None:
         with suppress(OSError):
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     if hasattr(onnxruntime, "preload_dlls"):
-        # It prints what it cannot find; what that means is told by the provider that a session has.
+        # It prints what it cannot find; what that means shows in the provider that a session has.
         with redirect_stdout(sys.stderr):
             onnxruntime.preload_dlls()
 

@@ -246,20 +246,20 @@ class OnnxRuntimeKind(EngineKind):
         return ServedFiles(backend="python", files=files, settings=settings, gpu=device == "cuda")
 
     def native_settings(self, engine: Engine, /) -> BackendSettings:
-        """What Triton's own ``onnxruntime`` backend is told to open the session that was validated.
+        """Settings with which Triton's own ``onnxruntime`` backend opens the validated session.
 
         Left to itself it takes every core for each instance, and TF32 for FP32 on a GPU. How many
         threads run nodes side by side needs no word: nodes run one after the other, in both.
 
         Raises:
-            ModelError: the engine was validated at an optimisation level that the backend cannot be
-                told.
+            ModelError: the engine was validated at an optimisation level that the backend does not
+                offer.
         """
         level = engine.flags.get("optimisation", "ORT_ENABLE_ALL")
         if level not in _GRAPH_LEVELS:
             raise ModelError(
                 f"{engine.candidate} was validated at optimisation level {level}, which Triton's "
-                f"onnxruntime backend cannot be told ({', '.join(_GRAPH_LEVELS)}). Serve it with "
+                f"onnxruntime backend does not offer ({', '.join(_GRAPH_LEVELS)}). Serve it with "
                 'serving.backend = "python".'
             )
         on_gpu = _device(engine) == "cuda"

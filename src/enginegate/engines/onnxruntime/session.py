@@ -336,7 +336,7 @@ def _load(path: Path, options: "SessionOptions", providers: list[Any]) -> "Infer
 
     try:
         with warnings.catch_warnings(), limit_opening(options, what=str(path)):
-            # A provider that is missing is told by what the session has, not by a warning.
+            # A provider that is missing shows in what the session has, not by a warning.
             warnings.filterwarnings("ignore", "Specified provider")
             return ort.InferenceSession(str(path), options, providers=providers)
     except InputError:

@@ -146,7 +146,7 @@ def _library(trt: Any) -> str:
 
 
 def _flags(trt: Any, config: Any, job: BuildJob) -> dict[str, str]:
-    """What the builder was told, by name; numbers of flags mean nothing across versions."""
+    """What the builder was given, by name; numbers of flags mean nothing across versions."""
     members = trt.BuilderFlag.__members__.items()
     return {
         "builder_flags": " ".join(name for name, flag in members if config.get_flag(flag)),

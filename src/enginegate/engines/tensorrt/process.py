@@ -112,7 +112,7 @@ class BuildReport(Record):
     weighted: dict[str, NonNegativeInt] = Field(default={}, description="layers by type")
     quantise: dict[str, NonNegativeInt] = Field(default={}, description="Quantize by type")
     tf32: bool = False
-    flags: dict[str, str] = Field(default={}, description="what the builder was told")
+    flags: dict[str, str] = Field(default={}, description="what the builder was given")
 
 
 def compile_plan(

@@ -1,7 +1,7 @@
-"""One live model with everything it is made of: a single engine, or an ensemble and its parts.
+"""One live model with all it is made of: a single engine, or an ensemble and its composing models.
 
-An ensemble goes over in an order in which it always finds the versions it is pinned to: the parts
-serve the old and the new version, then the ensemble is flipped, then the parts let go of the rest.
+An ensemble goes over in an order in which it always finds the versions it is pinned to: composing
+models serve the old and the new version, the ensemble is flipped, then they unload the rest.
 Unloading a version that a live ensemble is pinned to would take it down, and so would a flip to
 one that is not loaded.
 """
@@ -169,20 +169,20 @@ class LiveModel:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """A model and its parts on one live server. For a single engine there are no parts."""
+    """A model, and an ensemble's composing models, on one live server."""
 
     client: TritonClient
     layout: Layout
     load_timeout_s: float
 
     def ready_parts(self, current: Current) -> bool:
-        """Let every part serve what ``current`` needs beside what it serves now.
+        """Let every composing model serve what ``current`` needs beside what it serves now.
 
         Returns:
-            Whether there are parts.
+            Whether there are composing models.
 
         Raises:
-            RepositoryError: a part does not serve it, or answers otherwise than validated.
+            RepositoryError: one does not serve it, or answers otherwise than validated.
             ServerError: one did not load, or the server does not answer.
         """
         parts = part_configs(self.layout, current, also=self._loaded())
@@ -205,14 +205,14 @@ class Deployment:
         self._own.prove(current, self.layout.release(current.version), wait=wait)
 
     def prove_all(self, current: Current) -> None:
-        """The same now, and that each part serves exactly its versions."""
+        """The same now, and that each composing model serves exactly its versions."""
         self.prove(current, wait=False)
         for name, config in part_configs(self.layout, current).items():
             self._part(name).prove_ready(config.versions or (), wait=False)
         self._prove_parts(current)
 
     def check_settled(self, *, patience_s: float) -> None:
-        """Refuse versions of the model or a part that keep loading, whether they serve or not.
+        """Refuse versions of this or a composing model that keep loading, serving or not.
 
         Args:
             patience_s: how long a load or unload may still take.
@@ -226,7 +226,7 @@ class Deployment:
             live.check_settled(deadline_s, patience_s=patience_s)
 
     def trim(self, current: Current) -> None:
-        """Let parts go of what neither the live release nor the standby needs.
+        """Unload from composing models what neither the live release nor the standby needs.
 
         Raises:
             RepositoryError: one does not serve what is left.
@@ -242,11 +242,11 @@ class Deployment:
                 self._part(part.model).unload()
 
     def trim_after_commit(self, current: Current) -> None:
-        """The same where the change stands already: a part that stays loaded is only said."""
+        """Trim where the change stands already: a model that stays loaded is only logged."""
         try:
             self.trim(current)
         except (ServerError, RepositoryError) as error:
-            _log.warning("old parts of %s stay loaded: %s", self.layout.model, error)
+            _log.warning("old composing models of %s stay loaded: %s", self.layout.model, error)
 
     def restore(self, current: Current) -> None:
         """Go over to ``current`` from wherever the server is, and prove it."""
@@ -257,7 +257,7 @@ class Deployment:
         self.trim(current)
 
     def unload(self) -> None:
-        """Unload the model if it is ours, then its parts (undoing a first release)."""
+        """Unload the model if it is ours, then its composing models (undoing a first release)."""
         own = (self._own,) if self.layout.is_ours else ()
         for live in (*own, *(self._part(part.model) for part in self.layout.owned_parts())):
             if live.ready():
@@ -280,7 +280,7 @@ class Deployment:
         return LiveModel(self.client, self.layout.part(name), self.load_timeout_s)
 
     def _loaded(self) -> dict[str, set[int]]:
-        """Versions of each part that answer now and whose bytes are here."""
+        """Versions of each composing model that answer now and whose bytes are here."""
         return {
             part.model: self._part(part.model).ready() & set(part.stored_versions())
             for part in self.layout.owned_parts()

@@ -1,4 +1,4 @@
-"""What Triton is told about a model's releases.
+"""The Triton configuration of a model's releases.
 
 The configuration is a pure function of the commit point and what was published, so that any state
 can be restored, and any file on disk checked, without remembering the text.
@@ -28,7 +28,7 @@ def known_digests(layout: Layout, current: Current) -> dict[int, str]:
 
 
 def served_versions(current: Current, release: Release) -> tuple[int, ...]:
-    """Versions of the model itself that are ready; of an ensemble only its parts stay loaded."""
+    """Versions of the model itself that serve; of an ensemble only composing models stand by."""
     return (current.version,) if release.engine.parts else current.served
 
 
@@ -58,19 +58,19 @@ def right_config(layout: Layout, current: Current) -> bytes:
 def part_configs(
     layout: Layout, current: Current, *, also: Mapping[str, set[int]] = _NONE
 ) -> dict[str, Config]:
-    """What each part is told while ``current`` is live, in running order of the current release.
+    """Each composing model's configuration while ``current`` is live, in running order.
 
-    A part takes the largest batch that any of its versions was published with: the ensemble that
-    is pinned to one of them must never allow more than it does.
+    A composing model takes the largest batch that any of its versions was published with: the
+    ensemble that is pinned to one of them must never allow more than it does.
 
     Args:
         layout: of the ensemble.
         current: what is live.
-        also: further versions to serve, by part.
+        also: further versions to serve, by composing model.
 
     Raises:
-        TamperedError: a part's published configuration is not what it was.
-        RepositoryError: a version could not be loaded with the configuration of its part.
+        TamperedError: a composing model's published configuration is not what it was.
+        RepositoryError: a version could not be loaded with the configuration of its model.
     """
     versions: dict[str, set[int]] = {}
     for version in reversed(current.served):
@@ -118,7 +118,7 @@ def _holds(path: Path, content: bytes) -> bool:
 
 
 def _shared(layout: Layout, name: str, versions: set[int]) -> Config:
-    """The configuration of a part's newest published version, for all of the versions."""
+    """The configuration of a model's newest published version, for all of the versions."""
     published = [
         part_config(layout, version, part)
         for version in sorted(versions)

@@ -1,7 +1,7 @@
 """From a policy's ``[ensemble]`` to the Triton models of one release.
 
-The engine becomes one part among others. Tensors are named as the policy says; which of them the
-ensemble itself takes and gives follows from who gives and who takes them.
+The engine becomes one composing model among others. Tensors are named as the policy says; which of
+them the ensemble itself takes and gives depends on the models that take and give them.
 """
 
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ _BYTECODE = "__pycache__"
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """An ensemble that fits together: its own configuration, and the parts in running order."""
+    """An ensemble that fits together: its own configuration, and its models in running order."""
 
     config: Config
     parts: tuple[PartPackage, ...]
@@ -74,9 +74,9 @@ def compose(model: str, rules: Ensemble, engine: PartPackage) -> Composed:
     """The ensemble of a policy around one engine.
 
     Args:
-        model: the ensemble's name; parts are named after it.
+        model: the ensemble's name; its composing models are named after it.
         rules: its steps.
-        engine: the engine as a part, under `part_name` of `engine_step`.
+        engine: the engine as a composing model, under `part_name` of `engine_step`.
 
     Raises:
         ModelError: a folder is not a Triton model of this kind, a tensor does not fit where it
@@ -104,16 +104,16 @@ def compose(model: str, rules: Ensemble, engine: PartPackage) -> Composed:
 
 
 def part_name(model: str, step: str) -> str:
-    """The name that Triton knows a part by."""
+    """The name that Triton knows a composing model by."""
     return f"{model}.{step}"
 
 
 def engine_step(made: Package | ReleasedEngine) -> str:
     """What the engine is called among the steps, e.g. ``engine`` or ``engine-onnxruntime``.
 
-    Both versions of a part serve while the ensemble goes over, with one configuration. So engines
-    that no configuration can load together have different names: of another backend, for another
-    kind of device, with and without TF32, and plans, which are loaded for one largest batch.
+    Both versions of a composing model serve while the ensemble goes over, with one configuration.
+    So engines that no configuration can load together are named apart: of another backend, for
+    another kind of device, with and without TF32, and plans, each loaded for one largest batch.
     """
     words = [ENGINE]
     words += [made.backend] if made.backend != "python" else []
@@ -129,13 +129,13 @@ def _check_names(model: str, rules: Ensemble, engine: PartPackage) -> None:
     twice = sorted({name for name in names if names.count(name) > 1 or name in own})
     if twice:
         raise ModelError(
-            f"Two parts of the ensemble are named {twice[0]!r} ({ENGINE!r} is the engine's own "
-            "name). Rename one of them in the policy."
+            f"Two composing models of the ensemble are named {twice[0]!r} ({ENGINE!r} is the "
+            "engine's own name). Rename one of them in the policy."
         )
 
 
 def _read(model: str, step: EnsembleStep) -> PartPackage:
-    """A team's model folder as a part."""
+    """A team's model folder as a composing model."""
     path = step.folder / _CONFIG
     if not path.is_file() or path.is_symlink():
         raise ModelError(
@@ -146,7 +146,9 @@ def _read(model: str, step: EnsembleStep) -> PartPackage:
         config = read_config(path.read_text(), str(path))
         inputs = config.inputs
     except (EnginegateError, OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path} is not a Triton configuration of a part: {error}") from error
+        raise ModelError(
+            f"{path} is not a Triton configuration of a composing model: {error}"
+        ) from error
     unfit = composing_obstacle(config)
     if unfit or not inputs or not config.outputs:
         raise ModelError(
@@ -165,7 +167,7 @@ def _read(model: str, step: EnsembleStep) -> PartPackage:
 
 
 def _files(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Every file of a part but its configuration, by path in the version folder."""
+    """Every file of a composing model but its configuration, by path in the version folder."""
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder)
         if path.is_symlink() or not (path.is_file() or path.is_dir()):

@@ -1,4 +1,4 @@
-"""What an ensemble answers before anybody depends on it: its parts on a server of our own.
+"""An ensemble's answers before anybody depends on it: its models on a server of our own.
 
 The engine inside is held to its validated answers when it is published; what the steps around it
 make of them is recorded here, and held to from then on.
@@ -33,13 +33,13 @@ def record_golden(
 
     Args:
         server: started on an empty repository of its own, which is cleared afterwards.
-        composed: the ensemble and its parts.
+        composed: the ensemble and its models.
         samples: inputs by name, first axis the samples; others than the ensemble's are left out.
-        load_timeout_s: limit on the load of one part.
+        load_timeout_s: limit on the load of one composing model.
 
     Raises:
         DataError: the samples lack an input of the ensemble.
-        ServerError: a part does not load, or does not answer.
+        ServerError: a composing model does not load, or does not answer.
     """
     inputs = _inputs(composed, samples)
     root = server.repository
@@ -67,7 +67,7 @@ def record_golden_on_own_server(
 
     Raises:
         DataError: the samples lack an input of the ensemble.
-        ServerError: there is no Triton here, a part does not load, or does not answer.
+        ServerError: there is no Triton here, a composing model does not load, or does not answer.
     """
     workspace.scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rehearsal-", dir=workspace.scratch) as folder:

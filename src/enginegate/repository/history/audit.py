@@ -82,7 +82,7 @@ class AuditRecord(Record):
     that are acknowledged."""
     scorecard: Sha256 | None = None
     operation: str = ""
-    """The journal's name of it, or a decision's digest: told once, also when it was cut short."""
+    """The journal's name of it, or a decision's digest: recorded once, even if it was cut short."""
     manifest: Sha256 | None = None
     """Digest of the release's manifest, so that a lost journal takes no evidence with it."""
 
@@ -120,7 +120,7 @@ class AuditLog:
         """Every event, oldest first.
 
         Raises:
-            TamperedError: a line is damaged, or the chain does not hold; the message names it.
+            TamperedError: a line is damaged, or the chain is broken; the message names it.
         """
         return self._chain.read()
 
@@ -150,7 +150,7 @@ class AuditLog:
     def close(
         self, journal: Journal, entry: Entry, release: Release | None, *, done: bool, why: str
     ) -> None:
-        """End a journalled operation: here first, so that one cut short is told by recovery.
+        """End a journalled operation: here first, so that recovery closes one that was cut short.
 
         By the channel that began it, and by whom and why where that was noted, whoever recovers: a
         change that was only replicated stays so.
@@ -253,7 +253,7 @@ def answers_to(scorecard: Scorecard, given: Iterable[Decision], root: Path) -> A
     """Add what the audit log of a repository knows to the decisions that are kept as files.
 
     A workspace may be lost or be another machine's; a no that is in the log still is one. The log
-    also says in which order answers arrived, and whether what they led to was taken back.
+    also says in which order answers arrived, and whether their release was replaced since.
 
     An approval that is not in the log is only a file, which anybody may have written: it does not
     count. A no needs no proof.
@@ -266,16 +266,16 @@ def answers_to(scorecard: Scorecard, given: Iterable[Decision], root: Path) -> A
     kept = tuple(given)
     places = {e.operation: e.sequence for e in own if e.event in {"approved", "rejected"}}
     known = {decision.digest for decision in kept}
-    told = {
+    rejections = {
         _rejection(event): event.sequence
         for event in own
         if event.event == "rejected" and event.operation not in known
     }
-    places |= {decision.digest: place for decision, place in told.items()}
+    places |= {decision.digest: place for decision, place in rejections.items()}
     written = {digest: events[place].at for digest, place in places.items()}
     only_files = {d.digest for d in kept if d.answer == "approve" and d.digest not in places}
     record = OnRecord(places, _ended(events, scorecard), written, frozenset(only_files))
-    return Answers((*kept, *told), record)
+    return Answers((*kept, *rejections), record)
 
 
 def _rejection(event: Event) -> Decision:
@@ -371,7 +371,7 @@ class LiveChange:
 
     @property
     def kind(self) -> What:
-        """What happened; going back to a release that had to be fetched again is no publication.
+        """What happened; a rollback to a release that had to be fetched again is no publication.
 
         Numbers are issued upwards, so what replaces a higher one is older.
         """
@@ -379,7 +379,7 @@ class LiveChange:
         return "rolled back" if older else self.event.event
 
     @property
-    def followed(self) -> bool:
+    def replicated(self) -> bool:
         """Whether another host decided it, and this one only did the same."""
         return is_replicated(self.event)
 
@@ -422,7 +422,7 @@ def undelivered_changes(events: Sequence[Event], delivered: Head | None) -> tupl
     """
     start = len(events) - len(undelivered_events(events, delivered))
     new = (change for change in live_changes(events) if change.event.sequence >= start)
-    return tuple(change for change in new if not change.followed)
+    return tuple(change for change in new if not change.replicated)
 
 
 def head_at(event: Event) -> Head:

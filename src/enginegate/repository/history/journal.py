@@ -59,7 +59,7 @@ class HashChain(Generic[L]):
         """Every line, oldest first.
 
         Raises:
-            TamperedError: a line is damaged, or the chain does not hold; the message names it.
+            TamperedError: a line is damaged, or the chain is broken; the message names it.
             RepositoryError: the file cannot be read, or is a link, a FIFO or the like.
         """
         seen = self._stamp()
@@ -242,7 +242,7 @@ class Journal:
         """Every entry, oldest first.
 
         Raises:
-            TamperedError: a line in the middle is damaged, or the chain does not hold.
+            TamperedError: a line in the middle is damaged, or the chain is broken.
         """
         return self._chain.read()
 

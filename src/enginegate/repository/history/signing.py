@@ -173,7 +173,7 @@ class ReleaseSigning:
         if self.public_key is None and not self.required:
             return f"its signature is not by the key {shown}, or not on this content"
         raise TamperedError(
-            f"The signature {beside} does not hold: it is not by the key {shown}, or not on what "
+            f"The signature {beside} is not valid: it is not by the key {shown}, or not on what "
             f"{path} says. Find out who changed it, then make it again."
         )
 
@@ -297,7 +297,7 @@ def _mismatch(signature: Path, reason: str, public_key: Path) -> str:
     else:
         said = reason or "it is not a signature by the trusted key"
     return (
-        f"The signature {signature} does not hold: {said}. Find out who changed the release; until "
+        f"The signature {signature} is not valid: {said}. Find out who changed the release; until "
         "then go to one that verifies."
     )
 

@@ -1,7 +1,7 @@
 """Several servers that serve the same release: a canary first, then the others one at a time.
 
 The primary's repository says what is live; its server is the canary. A file beside its journal says
-that a roll-out is under way: whoever comes after a kill takes back a canary that had not passed
+that a roll-out is under way: whoever comes after a kill rolls back a canary that had not passed
 yet, and then brings every server to what the primary's repository says.
 """
 
@@ -39,7 +39,7 @@ from enginegate.repository.store.pointer import (
 from enginegate.triton.client import TritonClient
 
 PRIMARY = "the primary"
-_NOT_PASSED = "its roll-out did not hold"
+_NOT_PASSED = "its roll-out failed"
 
 # (how long, raises if somebody cancelled it) -> returns once the canary has passed, else raises.
 AnalyseCanary: TypeAlias = Callable[[float, Callable[[], None]], None]
@@ -143,7 +143,7 @@ class Fleet:
         """Make an earlier release live again on every server that answers.
 
         If the primary's server is dead, another one that serves its folder stands in. The analysis
-        of a canary is cancelled by this, and going back from the canary is all that is done.
+        of a canary is cancelled by this, and rolling the canary back is all that is done.
         """
         with self._preempting(model, lambda p: expected in {None, p.canary}) as preempted:
             layout, cancelled = Layout(self.root, model), preempted
@@ -182,7 +182,7 @@ class Fleet:
         """Unload the live release that nothing was before from every server; nothing is live then.
 
         A server that does not answer would serve it again when it is back, so all must answer. The
-        primary is last: until then all go back to the release if one refuses.
+        primary is last: until then all return to the release if one refuses.
 
         Raises:
             PublishError: a server did not unload it, so it is live on all that could be reached;
@@ -411,7 +411,7 @@ class Fleet:
             try:
                 if not server.shares:
                     done += [f"{server.name}: {words}" for words in server.repository.recover()]
-            except EnginegateError as error:  # must not keep the others from going back
+            except EnginegateError as error:  # must not keep the others from being rolled back
                 done.append(f"{server.name} could not be recovered: {error}")
         for progress in self.rollouts.unfinished():
             pointer = Layout(self.root, progress.model).current()
@@ -426,7 +426,7 @@ class Fleet:
         return tuple(done)
 
     def _finish(self, progress: RolloutProgress) -> list[str]:
-        """Bring the others to a canary that passed; if one that answers cannot, all go back.
+        """Bring the others to a canary that passed; if one that answers cannot, all roll back.
 
         Whoever killed the roll-out may have spared it that very refusal. A server that is dead says
         nothing about the release: it is named, and waits for `repair`.

@@ -80,7 +80,7 @@ class CancelRequest:
     reason: str
 
     def cancel(self) -> RolloutProgress | None:
-        """Cancel the roll-out whose canary is analysed now, and wait until it has gone back.
+        """Cancel the roll-out whose canary is analysed now, and wait until it is rolled back.
 
         This host's own roll-out is first, also where storage is away: a pull has no lease. Then
         this host is recovered, and a roll-out that it has only begun is cancelled too.
@@ -89,7 +89,7 @@ class CancelRequest:
             What was cancelled; None where there is no such roll-out.
 
         Raises:
-            RepositoryBusyError: it was cancelled, and has not gone back yet.
+            RepositoryBusyError: it was cancelled, and is not rolled back yet.
             RepositoryError: there is no release ``to``, or its bytes are gone.
         """
         model, rollouts = self.journal.model, RolloutState(self.local.root)
@@ -132,9 +132,9 @@ class CancelRequest:
             if time.monotonic() > deadline:
                 raise RepositoryBusyError(
                     f"The {asked.kind} of {asked.model} release {asked.version} by "
-                    f"{holder(asked)} was cancelled, and has not gone back in {patience_s:.0f} s. "
-                    "It goes back at its next check of the canary; look there. If that host is "
-                    f"gone, roll back after {asked.detail.get('until', 'an hour')}."
+                    f"{holder(asked)} was cancelled, and is not rolled back after "
+                    f"{patience_s:.0f} s. Its host rolls it back at the next canary check. If that "
+                    f"host is gone, roll back after {asked.detail.get('until', 'an hour')}."
                 )
             time.sleep(_POLL_S)
 
@@ -186,7 +186,7 @@ class ReplicaSync:
         reason: str = "",
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Serve a release: go back to it if it is here, else fetch it and publish the copy.
+        """Serve a release: roll back to it if it is here, else fetch it and publish the copy.
 
         A fleet that analyses canaries analyses one that is newer than what it serves, also if it is
         here: it may have been left because it did not pass.
@@ -300,8 +300,8 @@ def record_rollback(primary: LiveRepository, release: Release, *, reason: str, l
     """Say in this host's audit log that it decided on a rollback which changed nothing here.
 
     Others only replicate, so no other log has it. It is live by now: a log that cannot be written
-    fails nothing. Where this host has pulled something later meanwhile, the log is not told that it
-    went back after that: its last change is what is live.
+    fails nothing. Where this host has pulled something later meanwhile, the log gets no rollback
+    after that: its last change is what is live.
     """
     record = AuditRecord(
         event="rolled back",
@@ -409,7 +409,7 @@ class ObjectRepository:
     ) -> Release:
         """Make an earlier release live again: proved here first, then everywhere else by pulling.
 
-        The analysis of a canary, on whichever host, is cancelled by this: its promoter goes back.
+        The analysis of a canary, on whichever host, is cancelled by this: its promoter rolls back.
         A release that is live, and to be left, is not fetched for that by a host that lacks it.
         """
         self._check_model(model)
@@ -609,7 +609,7 @@ class ObjectRepository:
         """The release that is live again after a roll-out was cancelled.
 
         Raises:
-            RepositoryError: nothing was live before it, or this host could not go back.
+            RepositoryError: nothing was live before it, or this host could not roll back.
         """
         self._catch_up()
         pointer, current = self.current(), self._sync.current()

@@ -36,7 +36,7 @@ class RolloutProgress(Record):
     why: str = ""
     """Of a withdrawal: by whom, and why."""
     canary_passed: bool = False
-    """Before the canary analysis has passed, a kill makes the release go back."""
+    """Before the canary analysis has passed, a kill makes recovery roll the release back."""
 
     def was_rolled_back(self, left: Current | None, current: Current | None) -> bool:
         """Whether the primary left the canary for what was live before it."""
@@ -76,7 +76,7 @@ class RolloutState:
         return may_stand(current, progress)
 
     def settle(self, model: str) -> None:
-        """Forget a roll-out, unless its canary is live, has not passed and could not go back."""
+        """Forget a roll-out, unless its canary is live, not passed and not rolled back."""
         progress = self.of(model)
         if progress is not None and self.is_settled(progress):
             self._file(model).unlink()
@@ -164,7 +164,7 @@ class RolloutState:
         Args:
             rolling: what holds `exclusive`.
             model: which roll-out to cancel.
-            load_timeout_s: how long a cancelled roll-out may take to go back.
+            load_timeout_s: how long a cancelled roll-out may take to roll back.
             may: whether a roll-out may be cancelled.
 
         Returns:
@@ -190,8 +190,8 @@ class RolloutState:
                     raise
                 raise RepositoryBusyError(
                     f"The canary analysis of {model} release {asked.canary} was cancelled, and it "
-                    f"has not ended in {patience_s:.0f} s. It goes back at its next check of the "
-                    f"canary. {error}"
+                    f"has not ended in {patience_s:.0f} s. It is rolled back at the next canary "
+                    f"check. {error}"
                 ) from error
             return asked
 

@@ -299,7 +299,7 @@ class LocalTarget(Target, Protocol):
         """Make a release live whose bytes are here, with the analysis that a new one gets."""
 
     def withdraw(self, model: str, by: Withdrawal, *, checked: bool = False) -> Release:
-        """As above; ``checked``: whoever calls knows that there is no release to go back to."""
+        """As above; ``checked``: whoever calls knows that there is no release to roll back to."""
 
     def withdraw_version(self, model: str, version: int, *, by: Withdrawal = UNDONE) -> str:
         """Leave nothing live; what is live now, in words."""

@@ -53,7 +53,7 @@ class Current(Record):
     schema_version: Literal[2] = 2
     version: PositiveInt
     standby: PositiveInt | None = None
-    """An older version that stays loaded, so that going back needs no load."""
+    """An older version that stays loaded, so that a rollback needs no load."""
     known: tuple[PositiveInt, ...]
     """Versions whose digests stand in the configuration; the same set keeps a rollback instant."""
     changed_at: datetime
@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this program made the model's folder; a part's is its ensemble's."""
+        """Whether this program made the model's folder; a composing model's is its ensemble's."""
         ours = (self.folder / RECORDS / "releases").is_dir()
         return ours and not (self.root / self.model / PART_OF).exists()
 
@@ -126,17 +126,17 @@ class Layout:
         return self.folder / RECORDS / "releases" / f"{version}.promise-{digest[:16]}.sig.json"
 
     def part(self, name: str) -> "Layout":
-        """A part of this model: a model folder beside it, whose pointer is the ensemble's."""
+        """A composing model: a model folder beside this one, whose pointer is the ensemble's."""
         return Layout(self.root, name)
 
     def owned_parts(self) -> tuple["Layout", ...]:
-        """Every part of the model that is here, also of releases that are no longer served."""
+        """Every composing model that is here, also of releases that are no longer served."""
         found = self.root.glob(f"{self.model}.*/{PART_OF}")
         mine = [path for path in found if read_file(path) == self.model.encode()]
         return tuple(sorted((self.part(p.parents[1].name) for p in mine), key=lambda p: p.model))
 
     def part_file(self, version: int, part: str, suffix: str) -> Path:
-        """What is kept of one release's part besides its bytes: its configuration, for example."""
+        """A record of one composing model beside its bytes: its configuration, for example."""
         return self.folder / RECORDS / "releases" / f"{version}.{part}.{suffix}"
 
     def current(self) -> Current | None:
@@ -224,7 +224,7 @@ class Layout:
 
 
 def models(root: Path) -> tuple[str, ...]:
-    """Names of the models this program has published in a repository; parts are not counted."""
+    """Names of the models this program has published in a repository, without composing models."""
     found = [path.parent for path in root.glob(f"*/{RECORDS}") if path.is_dir()]
     return tuple(sorted(path.name for path in found if not (path / PART_OF).exists()))
 
@@ -282,7 +282,7 @@ def published_config(layout: Layout, release: Release) -> Config:
 
 
 def part_config(layout: Layout, version: int, part: ComposingModel) -> Config:
-    """That of one part.
+    """The configuration of one composing model.
 
     Raises:
         TamperedError: it is not the one that was published.
@@ -315,8 +315,8 @@ def why_not_beside(live: Release, release: Release) -> str:
     """Why the live release cannot stay loaded beside a new one; empty: it can stand by.
 
     Both versions of a model share one configuration, which is the new release's: it must be able
-    to load the older one's files too. The parts of an ensemble are models of their own, and
-    staging looks at each.
+    to load the older one's files too. Composing models are models of their own, and staging
+    checks each.
     """
     if bool(live.engine.parts) != bool(release.engine.parts):
         return "an engine and an ensemble share no configuration"

@@ -156,15 +156,15 @@ class LiveRecord:
         Raises:
             TamperedError: it does; the message names the first one.
         """
-        told = {event.operation for event in self._own_events}
+        logged = {event.operation for event in self._own_events}
         lacking = [
             entry
             for entry in self._own_entries
-            if entry.step in CLOSING and entry.operation not in told
+            if entry.step in CLOSING and entry.operation not in logged
         ]
         if lacking:
             raise TamperedError(
-                f"{self.layout.root / AUDIT} does not tell of a {lacking[0].kind} of "
+                f"{self.layout.root / AUDIT} has no record of a {lacking[0].kind} of "
                 f"{lacking[0].model} release {lacking[0].version} that the journal has. Lines were "
                 "removed from it: restore it from a backup."
             )
@@ -184,18 +184,18 @@ class LiveRecord:
             )
 
     def check_as_published(self, release: Release) -> None:
-        """Refuse a manifest that was changed since, and a signature that was taken away.
+        """Refuse a manifest that was changed since, and a signature that was removed.
 
         Raises:
             TamperedError: it is not what was published.
         """
         version, manifest = release.version, self.layout.release_file(release.version)
         placed = [e for e in self._own_entries if (e.version, e.step) == (version, "placed")]
-        told: Mapping[str, str] = placed[-1].detail if placed else {}
-        if told.get("release", release.digest) != release.digest:
+        detail: Mapping[str, str] = placed[-1].detail if placed else {}
+        if detail.get("release", release.digest) != release.digest:
             raise TamperedError(
                 f"{manifest} is not the manifest that was published: its digest is "
-                f"{release.digest}, the journal has {told['release']}."
+                f"{release.digest}, the journal has {detail['release']}."
             )
         live = (e for e in self._own_events if e.release == version and e.event in LIVE_EVENTS)
         noted = next((event for event in live if event.manifest), None)
@@ -205,7 +205,7 @@ class LiveRecord:
                 f"{release.digest}, line {noted.sequence + 1} of the audit log has "
                 f"{noted.manifest}."
             )
-        if told.get("signed") == _YES and not self.layout.signature_file(version).is_file():
+        if detail.get("signed") == _YES and not self.layout.signature_file(version).is_file():
             raise TamperedError(
                 f"Release {version} of {self.layout.model} was signed when it was published, and "
                 f"{self.layout.signature_file(version)} is gone. Find out who removed it; until "
@@ -216,7 +216,7 @@ class LiveRecord:
         """Check every digest, the signature and the journal of a release that is to serve again.
 
         Raises:
-            TamperedError: its bytes changed since it was published, or its signature does not hold.
+            TamperedError: its bytes changed since it was published, or its signature is not valid.
             RepositoryError: a signature is required, and there is none.
         """
         files = ReleaseFiles(self.layout, release)
@@ -239,11 +239,11 @@ class LiveRecord:
     def _open_versions(self) -> set[int | None]:
         """What operations without an end may have made live; one in the audit log has ended."""
         latest = {entry.operation: entry for entry in self._own_entries}
-        told = {event.operation for event in self._own_events}
+        logged = {event.operation for event in self._own_events}
         return {
             None if entry.kind == "withdraw" else entry.version
             for entry in latest.values()
-            if entry.step not in CLOSING and entry.operation not in told
+            if entry.step not in CLOSING and entry.operation not in logged
             if entry.kind != "promise"  # it changes what a release is held to, not which is live
         }
 
@@ -311,7 +311,7 @@ def _kept_heads(layout: Layout) -> Iterator[tuple[str, Head]]:
 
 
 def _is_operation(event: Event) -> bool:
-    """Whether the journal must have it too: decisions and looks are no operations."""
+    """Whether the journal must have it too: decisions and watch checks are no operations."""
     ended = event.event in LIVE_EVENTS or event.event == "promised"
     ended = ended or (event.event == "refused" and event.release is not None)
     return ended and bool(event.operation)

@@ -100,10 +100,10 @@ class Lease:
         self.add("undone")
 
     def _cancel_request(self) -> Entry | None:
-        following = self.journal.entry(self.entry.sequence + 1)
-        if following is None or following.operation != self.entry.operation:
+        next_entry = self.journal.entry(self.entry.sequence + 1)
+        if next_entry is None or next_entry.operation != self.entry.operation:
             return None
-        return following if is_cancelled(following) else None
+        return next_entry if is_cancelled(next_entry) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ class ObjectJournal:
             raise _busy(last)
 
     def check_recorded(self, releases: ObjectReleases, events: Iterable[Event]) -> None:
-        """Refuse a live pointer that the journal does not tell of, and a journal that was cut.
+        """Refuse a live pointer that the journal has no record of, and a journal that was cut.
 
         A cut one shows by releases with numbers that it never issued: in storage, and in what this
         host's audit log says was replicated. While an operation is open, the live pointer may also
@@ -244,7 +244,7 @@ class ObjectJournal:
         """Every entry, oldest first.
 
         Raises:
-            TamperedError: one is damaged or missing, or the chain does not hold.
+            TamperedError: one is damaged or missing, or the chain is broken.
         """
         entries: list[Entry] = []
         previous = GENESIS

@@ -9,7 +9,7 @@
     ├── journal/00000000.json  one object for each step
     └── current.json           the live pointer
 
-The parts of an ensemble lie beside it, as they do in a live repository.
+The composing models of an ensemble lie beside it, as they do in a live repository.
 """
 
 import re
@@ -219,7 +219,7 @@ class ObjectReleases:
         if not path.is_file() or (found := RenewedPromise.read(path)).digest != digest:
             path.unlink(missing_ok=True)
             raise TamperedError(
-                f"{self.store.url} does not hold the promise {digest[:12]} that release {version} "
+                f"{self.store.url} lacks the promise {digest[:12]} that release {version} "
                 f"of {self.model} was given. Promote an approved scorecard of it again."
             )
         return found

@@ -20,7 +20,7 @@ class PartPackage:
         config: under that name, without versions.
         files: path in the version folder -> file to copy.
         approved: digests that some of them must have.
-        golden: samples with validated answers of this part alone.
+        golden: samples with validated answers of this model alone.
     """
 
     name: str
@@ -40,8 +40,8 @@ class Package:
         approved: digests that the engine's own files must have, by name in the version folder.
         golden: samples with the validated engine's answers.
         golden_max_abs_error: how far a live answer may be from them.
-        options: what Triton is told besides batching and instances.
-        settings: what the backend is told so that it runs the engine as it was validated.
+        options: Triton settings besides batching and instances.
+        settings: backend settings with which it runs the engine as it was validated.
         ensemble: the model's configuration when it is made of several: then the engine is one of
             the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
     """

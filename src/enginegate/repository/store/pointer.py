@@ -65,8 +65,8 @@ def check_expected(store: ReleaseStore, live: LivePointer | None, expected: int 
     if version != expected:
         raise RepositoryError(
             f"Release {version or 'none'} of {store.model} is live in {store.place}, but this was "
-            f"prepared while {expected or 'none'} was. Somebody else promoted or rolled back: look "
-            "at `enginegate status`, then decide again."
+            f"prepared while {expected or 'none'} was. Somebody else promoted or rolled back: "
+            "check `enginegate status`, then decide again."
         )
 
 
@@ -81,7 +81,7 @@ def check_still_live(store: ReleaseStore, live: LivePointer | None, expected: in
         raise RepositoryError(
             f"Release {version or 'none'} of {store.model} is live, not {expected}, which was to "
             "be left. Somebody else promoted or rolled back meanwhile, so nothing was changed: "
-            "look at `enginegate status`."
+            "check `enginegate status`."
         )
 
 
@@ -123,7 +123,7 @@ def after_promise(layout: Layout, renewed: RenewedPromise) -> Current:
 def rollback_target(
     store: ReleaseStore, live: LivePointer | None, to: int | None, *, lost: bool = False
 ) -> int:
-    """The version to go back to: ``to``, else the one that the live release replaced.
+    """The version to roll back to: ``to``, else the one that the live release replaced.
 
     Args:
         store: of the model.
@@ -171,7 +171,7 @@ def check_withdrawable(store: ReleaseStore, release: Release) -> None:
     """Refuse to withdraw a live release that replaced another one, which can come back.
 
     Raises:
-        RepositoryError: there is a release to go back to.
+        RepositoryError: there is a release to roll back to.
     """
     before = release.previous_version
     if before is not None and store.has_bytes(before):

@@ -1,6 +1,6 @@
 """The one list of a release's files: copying, signing, checking, uploading and removing go by it.
 
-A staging folder and a download are laid out as a live repository is, so the list holds there too.
+A staging folder and a download are laid out as a live repository is, so the list fits there too.
 """
 
 import shutil
@@ -40,7 +40,7 @@ class ReleaseFiles:
 
     @property
     def records(self) -> dict[Path, FileDigest]:
-        """What is kept beside the manifest: golden samples, configurations of parts."""
+        """What is kept beside the manifest: golden samples, configurations of composing models."""
         version = self.release.version
         found = {self.layout.golden_file(version): self.release.engine.golden}
         for part in self.release.engine.parts:

@@ -54,7 +54,7 @@ def sweep(layout: Layout) -> None:
 
 
 def remove_all(layout: Layout, version: int, *, history: bool = False) -> None:
-    """Take a model out whose only release this was, with its parts; else its history stays.
+    """Take a model out whose only release this was, with its composing models; else keep it.
 
     Args:
         layout: of the model.
@@ -83,7 +83,7 @@ def _take_out(model: Layout, layout: Layout, version: int) -> None:
 
 
 def _remove_part_bytes(layout: Layout, version: int) -> None:
-    """Delete one version of every part, and parts that have no version left."""
+    """Delete one version of every composing model, and those that have no version left."""
     for part in layout.owned_parts():
         shutil.rmtree(part.version_folder(version), ignore_errors=True)
         if not part.stored_versions():

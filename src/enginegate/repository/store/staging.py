@@ -217,7 +217,7 @@ def _fill(
 def _move_in(layout: Layout, release: Release, staged: Layout) -> None:
     """Move a staged release to where Triton finds it; nothing serves it yet.
 
-    Its records are first, so that recovery knows its parts, and its own bytes are last.
+    Its records are first, so that recovery knows its models, and its own bytes are last.
     """
     own = published_config(staged, release)
     parts = {part.name: part_config(staged, release.version, part) for part in release.engine.parts}
@@ -266,10 +266,10 @@ def _check_same_interface(live: Release, package: Package | ImportedRelease) -> 
 
 
 def _check_parts_fit(layout: Layout, live: Release, parts: tuple[PartPackage, ...]) -> None:
-    """Both versions of a part share one configuration while the ensemble goes over.
+    """Both versions of a composing model share one configuration while the ensemble goes over.
 
     Raises:
-        RepositoryError: the live release's part cannot be loaded with the new configuration.
+        RepositoryError: the live release's model cannot be loaded with the new configuration.
     """
     old = {part.name: part for part in live.engine.parts}
     for part in parts:
@@ -278,8 +278,8 @@ def _check_parts_fit(layout: Layout, live: Release, parts: tuple[PartPackage, ..
         why_not = sharing_obstacle(part_config(layout, live.version, old[part.name]), part.config)
         if why_not:
             raise RepositoryError(
-                f"Part {part.name} of the live release {live.version} cannot be loaded beside the "
-                f"new one, because one configuration cannot load both: {why_not}. Both must serve "
-                "while traffic goes over: give the changed step another name, or publish under "
-                "another model name."
+                f"Composing model {part.name} of the live release {live.version} cannot be loaded "
+                f"beside the new one, because one configuration cannot load both: {why_not}. Both "
+                "must serve while traffic goes over: give the changed step another name, or "
+                "publish under another model name."
             )

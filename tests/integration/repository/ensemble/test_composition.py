@@ -24,7 +24,7 @@ OTHER = "digits.engine-tf32"
 
 @pytest.fixture(autouse=True)
 def _parts_gone(server):
-    """Leave no part loaded for the next test."""
+    """Leave no composing model loaded for the next test."""
     yield
     with server.client() as client:
         for name in ("digits", *PARTS, OTHER):
@@ -112,7 +112,7 @@ def test_composing_model_of_another_kind_has_its_own_config(repository, ensemble
 
 
 def test_ensemble_with_different_answers_is_undone(repository, ensemble, steps):
-    """The engine inside is held to its validated answers; every part goes back, and is verified."""
+    """The engine must give its validated answers; every model is rolled back, verified."""
     short = steps.model_copy(update={"before": ()})
     repository.publish(ensemble(1.0, rules=short), expected=None)
     wrong, other = ensemble(2.0, rules=short), ensemble(9.0, rules=short)
@@ -169,7 +169,7 @@ def test_old_versions_of_parts_are_forgotten_with_their_release(tmp_path, ensemb
 
 
 def test_composing_model_keeps_its_interface(tmp_path, ensemble, steps):
-    """While traffic goes over, both versions of a part share one configuration."""
+    """While traffic goes over, both versions of a composing model share one configuration."""
     root = tmp_path / "repository"
     root.mkdir()
     now = datetime.now(tz=UTC)
@@ -184,7 +184,7 @@ def test_composing_model_keeps_its_interface(tmp_path, ensemble, steps):
 
 
 def test_composing_model_never_replaces_a_foreign_model(tmp_path, ensemble):
-    """A folder of the part's name that this model does not own is left alone."""
+    """A folder of the composing model's name that this model does not own is left alone."""
     root = tmp_path / "repository"
     (root / "digits.double" / "1").mkdir(parents=True)
 
@@ -193,7 +193,7 @@ def test_composing_model_never_replaces_a_foreign_model(tmp_path, ensemble):
 
 
 def test_rehearsal_records_the_answers(server, steps, package, root):
-    """The parts on a server of our own answer as they will when they are published."""
+    """The composing models on a server of our own answer as they will when they are published."""
     raw = np.arange(6, dtype=np.float32).reshape(3, 2)
     short = steps.model_copy(update={"before": ()})
 

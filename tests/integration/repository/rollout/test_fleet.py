@@ -137,7 +137,7 @@ def slower(made, folder):
 
 @pytest.fixture
 def watched(repository, own, server, tmp_path):
-    """A fleet whose canary is held to the looks of the watch, and where they are kept."""
+    """A fleet whose canary has to pass the checks of the watch, and where they are kept."""
     workspace = Workspace(tmp_path / "workspace")
     looking = CanaryAnalysis(
         judge_reading, LiveAddresses(grpc=server.grpc, metrics=server.metrics), workspace
@@ -243,7 +243,7 @@ Fleet(lead, (FleetServer("own", own, lead),), 1.0, hold).publish(package, expect
 
 @pytest.mark.parametrize("moment", ["on-the-canary", "after-it-held"])
 def test_killed_roll_out_ends_the_same_everywhere(repository, own, package, tmp_path, moment):
-    """A canary that had not held goes back; after it had, the others follow."""
+    """A canary that had not passed is rolled back; after it had, the others replicate."""
     job = tmp_path / "job"
     hosts = [(each.root, each.client.address) for each in (repository, own.repository)]
     job.write_bytes(pickle.dumps((*hosts, package(1.0))))

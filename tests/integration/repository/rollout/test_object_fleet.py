@@ -66,7 +66,7 @@ def promoter(here, package, tmp_path):
 
 @pytest.mark.parametrize("way", ["rollback", "withdraw"])
 def test_dead_server_stops_no_rollback(here, package, second_serves, way):
-    """It is named; every host goes back, and so does the dead one when it is repaired."""
+    """It is named; every host rolls back, and so does the dead one when it is repaired."""
     here.publish(package(1.0), expected=None)
     here.publish(package(2.0), expected=1)
     (own,) = here.local.servers

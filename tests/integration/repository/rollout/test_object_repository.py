@@ -1,4 +1,4 @@
-"""Releases in object storage: a real S3 API server, and real Tritons that follow it."""
+"""Releases in object storage: a real S3 API server, and real Tritons that replicate it."""
 
 import pickle
 import re
@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[4]
 @pytest.mark.triton
 class TestHosts:
     def test_release_reaches_every_host_and_comes_back(self, here, there, package):
-        """Same number and digest everywhere; a rollback moves one object, and hosts follow it."""
+        """Same number and digest everywhere; a rollback moves one object, hosts replicate it."""
         assert there.pull() is None
         here.publish(package(1.0), expected=None)
         there.pull()
@@ -130,7 +130,7 @@ class TestHosts:
         key = f"digits/releases/1.promise-{given.digest[:16]}.json"
         here.store.write(key, given.pretty_json().replace(b"dddd", b"eeee"))
 
-        with pytest.raises(TamperedError, match="does not hold the promise"):
+        with pytest.raises(TamperedError, match="lacks the promise"):
             there.pull()
 
         assert Layout(there.root, "digits").renewed(1) is None
@@ -198,7 +198,7 @@ class TestRaces:
 
     @pytest.mark.parametrize("before", [None, 1], ids=["first-release", "second-release"])
     def test_preempted_holder_cannot_commit(self, hosts, package, monkeypatch, before):
-        """Closed by another host after its last look at the journal: its bytes are gone."""
+        """Closed by another host after its last check of the journal: its bytes are gone."""
         one, two = hosts
         if before:
             one.publish(package(1.0), expected=None)
@@ -251,7 +251,7 @@ class TestRaces:
         assert one.rollback("digits", expected=2).version == 1
 
     def test_release_to_be_left_is_not_fetched_first(self, hosts, package):
-        """By a host that has not pulled; what it goes back to is, and no canary is watched."""
+        """By a host that has not pulled; what it rolls back to is, and no canary is watched."""
         one, two = hosts
         one.publish(package(1.0), expected=None)
         two.pull()
@@ -271,7 +271,7 @@ class TestRaces:
         assert problems(one) + problems(two) == []
 
     def test_analysis_that_a_pull_began_is_cancelled_too(self, hosts, package, monkeypatch):
-        """From its own host, at once; everywhere else goes back with it."""
+        """From its own host, at once; everywhere else is rolled back with it."""
         one, two = hosts
         monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 10.0)
         one.publish(package(1.0), expected=None)
@@ -418,6 +418,6 @@ def test_commands_show_and_replicate_storage(command, store, placed):
     assert f"object storage {store.url}: release 1, since" in shown
     assert "server b: does not answer" in shown
     assert "Release 1 is live;" in checked.output
-    assert "Follow it with `enginegate pull`" in " ".join(checked.output.split())
+    assert "Replicate it with `enginegate pull`" in " ".join(checked.output.split())
     assert checked.exit_code == ExitCode.GATES_FAILED
     assert "does not answer, so nothing was begun" in str(followed.exception)

@@ -108,7 +108,7 @@ def test_another_host_cancels_the_analysis(here, there, promoting):
 
 @pytest.mark.usefixtures("released")
 def test_it_goes_on_to_the_release_that_was_asked_for(here, there, promoting):
-    """First the promoter goes back, then the host that asked takes the lease itself."""
+    """First the promoter rolls back, then the host that asked takes the lease itself."""
     there.pull()
     with promoting(2):
         assert there.rollback("digits", 1).version == 1
@@ -179,7 +179,7 @@ def test_request_after_the_last_check_is_found_before_the_commit(here, there, pr
 
 @pytest.mark.usefixtures("released")
 def test_request_that_the_promoter_outruns_cancels_nothing(here, there, promoting, monkeypatch):
-    """Between its look at the lease and its flag the canary passed: it is refused as busy."""
+    """Between its check of the lease and its flag the canary passed: it is refused as busy."""
     there.pull()
     request, switching, refused = ObjectJournal.request_cancel, threading.Event(), threading.Event()
     replicate = FleetServer.replicate
@@ -227,7 +227,7 @@ def test_once_it_has_passed_a_rollback_is_refused_at_once(here, there, promoting
 
 @pytest.mark.usefixtures("released")
 def test_its_own_host_cancels_it_without_storage(here, promoting):
-    """Storage is away: what serves goes back, and the command says what it could not do."""
+    """Storage is away: what serves is rolled back, and the command says what it could not do."""
 
     def away(*_):
         raise RepositoryError("storage is away")
@@ -243,12 +243,14 @@ def test_its_own_host_cancels_it_without_storage(here, promoting):
 
 @pytest.mark.usefixtures("released")
 def test_waiting_for_the_promoter_is_limited(here, there, promoting, monkeypatch):
-    """A promoter that does not check is named, with its host; it goes back all the same."""
+    """A promoter that does not check is named, with its host; it rolls back all the same."""
     there.pull()
     monkeypatch.setattr(object_repository, "_PATIENCE_S", 1.0)
     with promoting(2) as analysis:
         analysis.checks = False
-        words = r"by \S+ pid \d+ was cancelled, and has not gone back in 2 s\. It goes back at its"
+        words = (
+            r"by \S+ pid \d+ was cancelled, and is not rolled back after 2 s\. Its host rolls it"
+        )
         for _ in range(2):  # asked twice is asked once
             with pytest.raises(RepositoryBusyError, match=words):
                 there.rollback("digits")

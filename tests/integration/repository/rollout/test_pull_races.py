@@ -21,7 +21,7 @@ from tests.fakes.hosts import answer, live, problems
 from tests.fakes.live_triton import FakeTriton
 
 WAIT_S = 30.0
-# Longer than a rollback takes to its look at what is here.
+# Longer than a rollback takes to its check of what is here.
 LOADS_S = 0.5
 
 
@@ -118,7 +118,7 @@ def test_release_left_while_it_was_fetched_is_not_loaded(there, monkeypatch):
 
 @pytest.mark.parametrize("way", ["pull", "publish"])
 def test_canary_that_is_not_live_yet_is_cancelled_too(there, package, load, monkeypatch, way):
-    """A rollback waits until it can be asked to end, and goes back to what was live before."""
+    """A rollback waits until it can be asked to end, and returns to what was live before."""
     monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 5.0)
     begin, before = there.pull, 1
     if way == "publish":

@@ -76,7 +76,7 @@ parameters {
 
 @pytest.fixture
 def engine():
-    """The engine as a part: x -> y, batches of up to 8."""
+    """The engine as a composing model: x -> y, batches of up to 8."""
     serving = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
     config = model_config(
         name="m.engine",
@@ -109,7 +109,7 @@ def step(tmp_path):
 
 
 def test_the_ensemble_is_golden(step, engine):
-    """Inputs, outputs and the largest batch follow from the parts; every step is pinned."""
+    """Inputs, outputs and the largest batch come from the models; every step is pinned."""
     composed = compose("m", Ensemble(before=(step(),)), engine)
 
     assert config_text(config_for_versions(composed.config, (7,), {7: "d1" * 32})) == GOLDEN
@@ -135,7 +135,7 @@ def test_the_ensemble_is_golden(step, engine):
     ],
 )
 def test_engines_that_share_no_configuration_have_different_names(changes, name):
-    """Each is a part of its own, so both can serve while the ensemble goes over."""
+    """Each is a composing model of its own, so both can serve while the ensemble goes over."""
     serving = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 
     assert engine_step(release(serving=serving, **changes).engine) == name
@@ -164,7 +164,7 @@ def test_files_come_along_but_no_bytecode(step, engine, tmp_path):
             {"inputs": {"IN": "y"}},
             r"'y' of the ensemble is needed by m\.pre, and made by m\.engine",
         ),
-        ({"name": "engine"}, "two parts|Two parts.*'engine'"),
+        ({"name": "engine"}, "Two composing models.*'engine'"),
         ({"inputs": {"OTHER": "raw"}}, "names input 'OTHER'; its config.pbtxt has IN"),
         ({"outputs": {"OTHER": "x"}}, "names output 'OTHER'"),
         ({"config": CONFIG.replace("max_batch_size: 4", "")}, "takes no batches"),
@@ -172,7 +172,7 @@ def test_files_come_along_but_no_bytecode(step, engine, tmp_path):
         ({"config": 'platform: "ensemble" ' + CONFIG}, "is an ensemble itself"),
         ({"config": CONFIG + "sequence_batching {}"}, "keeps sequences"),
         ({"config": CONFIG.replace("TYPE_FP32", "TYPE_STRING")}, "TYPE_STRING cannot be read"),
-        ({"config": "{"}, "is not a Triton configuration of a part"),
+        ({"config": "{"}, "is not a Triton configuration of a composing model"),
         ({"config": CONFIG.replace('"python"', '"onnxruntime"')}, r"pre has no model\.onnx"),
         ({"config": CONFIG + 'default_model_filename: "run.py"'}, r"pre has no run\.py"),
         ({"config": 'backend: "python" max_batch_size: 4'}, "lists no inputs"),

@@ -112,7 +112,7 @@ def dead():
 
 @pytest.fixture
 def canary(repository, package, tmp_path):
-    """Release 1 on a server, to be looked at."""
+    """Release 1 on a server, to be checked."""
     repository.publish(package(1.0), expected=None)
     looking = CanaryAnalysis(
         judge_reading, LiveAddresses(grpc="h:1"), Workspace(tmp_path / "workspace")

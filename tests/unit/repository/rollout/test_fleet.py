@@ -97,7 +97,7 @@ def test_server_that_cannot_replicate_after_a_kill(repository, own, package, dea
 
 @pytest.mark.parametrize("expected", [None, 3])
 def test_rollback_goes_back_once(repository, own, package, expected):
-    """Recovery took the release back for a member's sake: that is what was asked for."""
+    """Recovery withdrew the release for one server's sake: that is what was asked for."""
     fleet = Fleet(repository, (own,))
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)
@@ -149,7 +149,7 @@ def test_half_written_progress_is_swept(repository, own, package):
 
 
 def test_rollback_cancels_the_canary_analysis(repository, own, package):
-    """It does not wait for the window, and goes back to what the canary replaced, no further."""
+    """It does not wait for the canary analysis, and rolls back to what the canary replaced."""
     fleet = Fleet(repository, (own,), canary_s=60.0)
     fleet.publish(package(1.0), expected=None)
     fleet.publish(package(2.0), expected=1)

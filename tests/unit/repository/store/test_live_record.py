@@ -176,7 +176,7 @@ def test_shortened_audit_log_is_found_by_the_journal(repository, two):
     point_at(two, 2)
     AuditLog(two.root).head_file.unlink()
 
-    assert "does not tell of a publish of digits release 2" in problems(repository)
+    assert "has no record of a publish of digits release 2" in problems(repository)
     with pytest.raises(TamperedError, match="line 1 of the audit log"):
         repository.repair()
 
