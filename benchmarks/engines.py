@@ -156,7 +156,7 @@ def measured(subject: Subject, store: Path) -> Iterator[Row]:
     """Build every candidate that this machine can build, and time those that it can run."""
     with open_reference(subject.onnx.value, subject.onnx.folder) as reference:
         exact = reference.run(subject.judged)["output"]
-    here = {each.kind.value for each in availability() if each.can_build}
+    here = {each.kind for each in availability() if each.can_build}
     built: list[tuple[Row, ContentFolder[Engine]]] = []
     rows = []
     for name in (name for name in CANDIDATES if name.split("-")[0] in here):
@@ -264,7 +264,7 @@ def machine() -> dict[str, str]:
     names = [
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
     ]
-    kinds = {each.kind.value: each.library or "absent" for each in availability()}
+    kinds = {each.kind: each.library or "absent" for each in availability()}
     return {
         "cpu": names[0].split(":")[1].strip() if names else platform.machine(),
         "onnx": onnx.__version__,

@@ -11,11 +11,10 @@ import onnx
 import torch
 from torch import Tensor, nn
 
-from enginegate.candidate import Candidate, FileDigest, OnnxModel, TensorSpec
+from enginegate.candidate import ONNX_FILE, Candidate, FileDigest, OnnxModel, TensorSpec
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, Tensors
 from enginegate.engines import BuildPlan, plan_engine
-from enginegate.engines.plan import ONNX_FILE
 from enginegate.policy import CalibrationTable, read_policy
 from enginegate.records import Record
 

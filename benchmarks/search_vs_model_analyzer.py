@@ -47,7 +47,7 @@ from enginegate.measurement import ClosedLoad, Load  # noqa: E402
 from enginegate.policy.benchmarking import Search, Slo  # noqa: E402
 from enginegate.search.search import SearchResult, search  # noqa: E402
 from enginegate.search.trial_runner import SearchProgress  # noqa: E402
-from enginegate.serving import ServingConfig  # noqa: E402
+from enginegate.serving import BackendSettings, ServingConfig  # noqa: E402
 from enginegate.triton.install import TritonInstall, find_triton  # noqa: E402
 from enginegate.triton.server import start  # noqa: E402
 
@@ -92,7 +92,7 @@ class Sleeper:
             inputs=(TensorSpec(name="x", dtype="float32", shape=(-1, 4)),),
             outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, 4)),),
             files={"model.py": ROOT / "sleep_model" / "model.py"},
-            parameters=self.parameters(),
+            settings=BackendSettings(parameters=self.parameters()),
         )
 
     def bounds(self, **only: tuple[int, ...]) -> Search:

@@ -131,7 +131,7 @@ class _Demo:
         self.say("Promote the winner into the live Triton repository")
         release = promote(POLICY, card.digest)
         self.out.print(
-            f"Release {release.version} is live: {release.candidate}, {release.model_uri}"
+            f"Release {release.version} is live: {release.engine.candidate}, {release.model_uri}"
         )
         return release
 
