@@ -141,8 +141,10 @@ def _silent_server(policy: Policy) -> str:
 
 def serve_live(policy: Policy, workspace: Workspace, out: Console, ports: Ports) -> None:
     """Run Triton on the live repository until Ctrl-C; every live release is loaded and proved."""
-    root, member = policy.target.repository, _member_at(policy, ports.grpc)
-    with live_server(root, workspace, ServerOptions(ports=ports), member=member) as server:
+    root, server_name = policy.target.repository, _server_at(policy, ports.grpc)
+    with live_server(
+        root, workspace, ServerOptions(ports=ports), server_name=server_name
+    ) as server:
         with server.client() as client:
             repository = replace(
                 open_primary(policy.live_tables, workspace, channel="serve"), client=client
@@ -160,10 +162,10 @@ def serve_live(policy: Policy, workspace: Workspace, out: Console, ports: Ports)
         _watch(server)
 
 
-def _member_at(policy: Policy, port: int) -> str:
-    """The fleet's member that serves the target's repository at this port here; empty: none."""
+def _server_at(policy: Policy, port: int) -> str:
+    """The fleet's server that serves the target's repository at this port here; empty: none."""
     addresses = {f"{host}:{port}" for host in (LOOPBACK, "localhost")}
-    found = (m.name for m in policy.target.fleet if not m.repository and m.endpoint in addresses)
+    found = (s.name for s in policy.target.fleet if not s.repository and s.endpoint in addresses)
     return next(found, "")
 
 

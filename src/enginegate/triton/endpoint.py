@@ -69,7 +69,7 @@ def live_server(
     workspace: Workspace,
     options: ServerOptions | None = None,
     *,
-    member: str = "",
+    server_name: str = "",
 ) -> Iterator[Server]:
     """Run a server on a live repository for as long as the block runs; it starts empty.
 
@@ -77,7 +77,7 @@ def live_server(
         repository: made if there is none.
         workspace: has the installed Triton, and keeps the log.
         options: ports, limits and further flags.
-        member: the server's name in the policy's fleet, which names its address; empty: the server
+        server_name: in the policy's fleet, which has its address; empty: the server
             that other commands find by the file it leaves.
 
     Raises:
@@ -87,8 +87,8 @@ def live_server(
     repository.mkdir(parents=True, exist_ok=True)
     install = find_triton(workspace.root / "triton")
     folder = workspace.logs / "live" / repository.name
-    if member:
-        with start(install, repository, folder=folder / member, options=options) as server:
+    if server_name:
+        with start(install, repository, folder=folder / server_name, options=options) as server:
             yield server
         return
     with (

@@ -17,18 +17,18 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "port", "member"),
+    ("endpoint", "port", "server_name"),
     [("127.0.0.1:8011", 8011, "b"), ("127.0.0.1:8011", 8012, ""), ("elsewhere:8011", 8011, "")],
 )
-def test_policy_port_selects_the_fleet_server(tmp_path, monkeypatch, endpoint, port, member):
+def test_policy_port_selects_the_fleet_server(tmp_path, monkeypatch, endpoint, port, server_name):
     """Any other port is the first server's, of which there is one."""
     path = Path(shutil.copy(ROOT / "policies" / "digits.toml", tmp_path))
     path.write_text(f'{path.read_text()}\n[[target.fleet]]\nname = "b"\nendpoint = "{endpoint}"\n')
     started = []
 
     @contextmanager
-    def live_server(*_, member):
-        started.append(member)
+    def live_server(*_, server_name):
+        started.append(server_name)
         raise ServerError("far enough")
         yield
 
@@ -36,4 +36,4 @@ def test_policy_port_selects_the_fleet_server(tmp_path, monkeypatch, endpoint, p
     with pytest.raises(ServerError, match="far enough"):
         live.serve_live(read_policy(path), Workspace(tmp_path), Console(), Ports(grpc=port))
 
-    assert started == [member]
+    assert started == [server_name]

@@ -70,11 +70,11 @@ def test_second_server_is_refused_and_the_first_one_stays_known(repository, work
         assert live_addresses(target).grpc == next_one.grpc
 
 
-def test_member_of_the_fleet_comes_and_goes_beside_the_first_server(repository, workspace):
+def test_fleet_server_starts_and_stops_beside_the_first_server(repository, workspace):
     """The policy says where it is, so that it neither takes nor removes the first one's place."""
     target = PromotionTarget(repository=repository)
     with live_server(repository, workspace) as first:
-        with live_server(repository, workspace, member="b"):
+        with live_server(repository, workspace, server_name="b"):
             assert live_addresses(target).grpc == first.grpc
 
         assert live_addresses(target).grpc == first.grpc
