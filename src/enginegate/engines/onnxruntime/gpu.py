@@ -220,12 +220,17 @@ class Bucketed:
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs of at most as many rows as the largest bucket."""
         rows = len(next(iter(inputs.values())))
-        size = bucket_of(rows, self.buckets)
+        buffers = self.loaded(inputs)
+        buffers.execute()
+        return {name: array[:rows] for name, array in buffers.read().items()}
+
+    def loaded(self, inputs: Arrays) -> Buffers:
+        """The buffers of the smallest bucket that holds the rows, with these on the device."""
+        size = bucket_of(len(next(iter(inputs.values()))), self.buckets)
         whole = {name: pad_rows(array, size) for name, array in inputs.items()}
         buffers = self.buffers(whole)
         buffers.load(whole)
-        buffers.execute()
-        return {name: array[:rows] for name, array in buffers.read().items()}
+        return buffers
 
     def run_joined(self, parts: Sequence[Arrays]) -> Arrays:
         """Outputs of several requests' rows together, at most as many as the largest bucket.
