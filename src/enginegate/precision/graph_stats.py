@@ -190,7 +190,7 @@ def graph_stats(
 
 
 def count_convolutions(model: ModelProto) -> int:
-    """Convolution nodes of a graph, in bodies too: Conv, ConvTranspose, ConvInteger, QLinearConv."""
+    """Convolution nodes of a graph, in bodies too, whatever their type or direction."""
     return sum("Conv" in node.op_type for node, _ in walk(model.graph))
 
 
