@@ -256,7 +256,7 @@ class BenchmarkSession:
         """What was measured before is not measured again; ``part`` names a part of the traffic."""
         load = self.tables.load
         sending = [load.driver, load.protocol, load.shared_memory, load.processes, load.timeout_s]
-        sending += [load.rows] if load.rows is not None else []
+        rows = [] if load.rows is None else [f"rows {load.rows}"]
         key = CacheKey(
             files=dict(target.files),
             backend=target.model.backend,
@@ -264,7 +264,7 @@ class BenchmarkSession:
             machine=machine_name(),
             options=target.options,
             traffic=self.traffic_sha256,
-            sending=":".join([*map(str, sending), *([part] if part else [])]),
+            sending=":".join([*map(str, sending), *rows, *([part] if part else [])]),
             gpu=target.model.gpu,
             settings=target.model.settings,
         )
