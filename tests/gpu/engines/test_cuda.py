@@ -1,6 +1,5 @@
 """The GPU that the driver shows."""
 
-
 import pytest
 
 from enginegate.engines import cuda

@@ -75,7 +75,7 @@ class _Worker:
         self._mapped: mmap.mmap | None = None
         self.what = "The plan"
 
-    def ask(self, limit_s: float = _ANSWER_S, **message: Any) -> dict[str, Any]:
+    def ask(self, **message: Any) -> dict[str, Any]:
         """Send one command, and wait for its answer.
 
         Raises:
@@ -84,7 +84,7 @@ class _Worker:
         """
         with suppress(BrokenPipeError, ConnectionResetError):
             self._channel.sendall(json.dumps(message).encode() + b"\n")
-        return self.answer(limit_s)
+        return self.answer(_ANSWER_S)
 
     def answer(self, limit_s: float) -> dict[str, Any]:
         """The next answer; see `ask`."""
