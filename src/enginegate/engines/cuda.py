@@ -1,8 +1,12 @@
 """The first GPU, asked of the NVIDIA driver: no package required."""
 
 import ctypes
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
+
+from enginegate.errors import EnginegateError
 
 Device = Literal["cpu", "cuda"]
 AMPERE = 80  # the first compute capability with TF32 and BF16 arithmetic
@@ -48,9 +52,41 @@ def gpu() -> Gpu | None:
     return Gpu(name.value.decode(), f"sm{''.join(parts)}")
 
 
+@contextmanager
+def used_memory() -> Iterator[Callable[[], float | None]]:
+    """Reads how many MiB of the first GPU are in use, by everybody; None without a driver.
+
+    The process's context is there from the start, so a difference of two readings is free of it.
+    """
+    driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
+        yield lambda: None
+        return
+    _check(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    try:
+
+        def read() -> float | None:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            _check(driver, driver.cuCtxSetCurrent(context))
+            _check(driver, driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+            return (total.value - free.value) / (1 << 20)
+
+        yield read
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
 def _driver() -> ctypes.CDLL | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
     return None if driver.cuInit(0) else driver
+
+
+def _check(driver: ctypes.CDLL, code: int) -> None:
+    if code:
+        text = ctypes.c_char_p()
+        driver.cuGetErrorString(code, ctypes.byref(text))
+        reason = (text.value or b"unknown").decode()
+        raise EnginegateError(f"The CUDA driver refused: {reason} (error {code}).")
