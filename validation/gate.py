@@ -421,7 +421,7 @@ def _constant_answers(comparison: OutputComparison, gates: Gates) -> Finding | N
     Where most samples are of one class, such an answer may lose little accuracy.
     """
     projection = comparison.projection
-    if projection is None or not len(projection) or not np.isfinite(projection.imag).all():
+    if projection is None or not len(projection) or comparison.nonfinite.any():
         return None
     own, found = projection.real, projection.imag
     varies = np.ptp(own) > _VARIES * np.abs(own).max()
