@@ -192,8 +192,8 @@ class LiveRepository:
             expected: the release to leave; None: whichever is live.
 
         Raises:
-            RepositoryError: there is no such release, its bytes are gone, or another release is
-                live than expected.
+            RollbackTargetError: there is no such release, it is live, or its bytes are gone.
+            RepositoryError: there is none to go back to, or another one is live than expected.
             TamperedError: its bytes changed since it was published, or its signature is not valid.
             PublishError: it did not prove itself; the release that was live is live again.
         """
