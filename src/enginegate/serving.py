@@ -18,12 +18,19 @@ ResourceName = Annotated[
 ]
 
 
+STREAMS_PARAMETER = "streams"
+"""Of a model's configuration: how many batches our runner computes at once in its one process."""
+
+
 class ServingConfig(Record):
     """How Triton serves an engine: the axes of the search."""
 
     max_batch_size: PositiveInt
     max_queue_delay_us: NonNegativeInt
-    instances: PositiveInt = Field(description="copies of the engine: on each GPU, else in all")
+    instances: PositiveInt = Field(
+        description="copies of the engine: on each GPU, else in all; of our runner on a GPU, "
+        "streams of its one process"
+    )
     preferred_batch_sizes: tuple[PositiveInt, ...] = ()
     gpus: tuple[NonNegativeInt, ...] = Field(
         default=(), description="GPUs that instances are placed on; empty: every one there is"

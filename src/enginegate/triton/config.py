@@ -10,7 +10,12 @@ from typing import Any
 from enginegate.candidate import TensorSpec
 from enginegate.engine_kinds import native_backends
 from enginegate.errors import ModelError, ServerError
-from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
+from enginegate.serving import (
+    STREAMS_PARAMETER,
+    BackendSettings,
+    ServingConfig,
+    ServingOptions,
+)
 from enginegate.triton.codec import numpy_type, triton_type, vendor
 
 _NO_OPTIONS = ServingOptions()
@@ -99,11 +104,17 @@ class Config:
         return ServingConfig(
             max_batch_size=self.message.max_batch_size or 1,
             max_queue_delay_us=batching.max_queue_delay_microseconds,
-            instances=sum(group.count for group in groups) or 1,
+            instances=self._streams or sum(group.count for group in groups) or 1,
             preferred_batch_sizes=() if preferred == (self.message.max_batch_size,) else preferred,
             gpus=tuple(sorted({gpu for group in groups for gpu in group.gpus})),
             dynamic_batching=self.message.HasField("dynamic_batching"),
         )
+
+    @property
+    def _streams(self) -> int:
+        """Batches at once in each process of our runner on a GPU; 0 for every other model."""
+        told = self.parameters.get(STREAMS_PARAMETER, "")
+        return int(told) if self.message.backend == "python" and told.isdecimal() else 0
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -159,6 +170,12 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
         message.default_model_filename = native.filename
         message.platform = native.platform if native.names_platform else ""
     _apply_serving(message, serving, gpu=gpu)
+    if gpu and backend == "python":
+        # One process a GPU computes several batches at once: processes would take turns on it.
+        message.instance_group[0].count = 1
+        message.parameters[STREAMS_PARAMETER].string_value = str(serving.instances)
+        # Inputs that are in device memory stay there.
+        message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     _apply_options(message, options)
     if options.cuda_graphs:
         for size in _graph_sizes(message, options):

@@ -60,14 +60,27 @@ def load_cuda_libraries() -> None:
             onnxruntime.preload_dlls()
 
 
-def provider(*, tf32: bool, graphs: bool, device_id: int = 0) -> tuple[str, dict[str, str]]:
-    """The CUDA provider with its settings; it uses TF32 unless told not to."""
+def provider(
+    *, tf32: bool, graphs: bool, device_id: int = 0, stream: int = 0
+) -> tuple[str, dict[str, str]]:
+    """The CUDA provider with its settings; it uses TF32 unless told not to.
+
+    Args:
+        stream: handle of the stream that all work is queued on; 0 lets the provider make its own.
+    """
     settings = {
         "device_id": str(device_id),
         "use_tf32": "1" if tf32 else "0",
         "enable_cuda_graph": "1" if graphs else "0",
     }
+    if stream:
+        settings["user_compute_stream"] = str(stream)
     return (PROVIDER, settings)
+
+
+def element_type(name: str) -> Any:
+    """NumPy's type for ONNX Runtime's name of one, e.g. ``tensor(float)``."""
+    return _TYPES[name]
 
 
 def buckets_up_to(limit: int, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:

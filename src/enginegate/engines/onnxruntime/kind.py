@@ -32,6 +32,7 @@ from enginegate.engines.protocol import (
     ServedFiles,
     missing,
 )
+from enginegate.engines.python_backend import runner_files
 from enginegate.errors import BuildError, EnginegateError, ModelError, TookTooLongError
 from enginegate.precision import Conversion
 from enginegate.records import Record
@@ -235,7 +236,7 @@ class OnnxRuntimeKind(EngineKind):
         """
         here, device = Path(__file__), _device(engine)
         files = {
-            "model.py": here.with_name("serve.py"),
+            **runner_files(self.name, here.with_name("serve.py"), gpu=device == "cuda"),
             "engine.json": path.with_name("manifest.json"),
             engine.filename: path,
             **{name: path.with_name(name) for name in engine.external},
