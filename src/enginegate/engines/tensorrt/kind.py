@@ -29,6 +29,7 @@ from enginegate.engines.protocol import (
     ServedFiles,
     missing,
 )
+from enginegate.engines.python_backend import runner_files as files_of_runner
 from enginegate.engines.tensorrt.layers import (
     PlanLayer,
     executed_types,
@@ -277,6 +278,16 @@ class TensorRtKind(EngineKind):
                 "the GPU that serves."
             )
         return ServedFiles(backend="tensorrt", files={ENGINE_FILE: path}, gpu=True)
+
+    def runner_files(self, engine: Engine, path: Path, /) -> ServedFiles | None:
+        """Triton's Python backend, whose Python needs the bindings that built the plan."""
+        module = Path(__file__).with_name("serve.py")
+        files = {
+            **files_of_runner(self.name, module, gpu=True),
+            "engine.json": path.with_name("manifest.json"),
+            engine.filename: path,
+        }
+        return ServedFiles(backend="python", files=files, gpu=True)
 
     def is_emulable(self, precision: Precision, /) -> bool:
         return not precision.is_as_exported
