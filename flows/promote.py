@@ -54,7 +54,7 @@ def promote(policy: Path, scorecard: str) -> Release:
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))
     if live is not None and not publication.gives_promise(live):
-        move_champion(tables.target.repository, workspace)
+        move_champion(tables, workspace)
         return live
     try:
         signing = ReleaseSigning.of(tables.signing, workspace)
@@ -80,7 +80,7 @@ def promote(policy: Path, scorecard: str) -> Release:
     if live is None:
         return _publish(approved)
     renew_promise(approved, live)
-    move_champion(tables.target.repository, workspace)
+    move_champion(tables, workspace)
     return live
 
 
@@ -104,7 +104,7 @@ def _publish(publication: Publication) -> Release:
             change.set(UNDO, publication)
             release = publish(publication)
             change.set(PUBLISHED, release)
-            move_champion(tables.target.repository, workspace)
+            move_champion(tables, workspace)
     finally:
         # A release that was rolled back was live for a moment.
         announce_releases(tables.target.repository, workspace)

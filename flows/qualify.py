@@ -6,13 +6,15 @@ from typing import Any
 from prefect import flow, unmapped
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
+from enginegate.benchmark.engine_alone import fastest_first
 from enginegate.candidate import Engine, Unbuilt
 from enginegate.content_store import ContentFolder
-from enginegate.evidence import Scorecard
+from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.workspace import Workspace
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
+from tasks.engine_speed import measure_alone
 from tasks.record import Qualification, digests_of, file_scorecard, make_scorecard
 from tasks.release import recover_interrupted
 from tasks.repair import repair
@@ -76,14 +78,20 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
     skipped = skip_hopeless(
         verdicts, policy.benchmark, policy.approval, policy.slo, policy.live_tables
     )
-    measured = [
-        None
-        if verdict.candidate in skipped
-        else benchmark_engine(
-            engine, policy.benchmark_tables, policy.live_tables, policy.traffic_tables, workspace
-        )
-        for engine, verdict in zip(engines, verdicts, strict=True)
+    speeds = [
+        measure_alone(engine, policy.benchmark, policy.search, policy.traffic_tables, workspace)
+        for engine in engines
     ]
+    measured: list[Benchmark | None] = [None] * len(engines)
+    for place in fastest_first(speeds):
+        if verdicts[place].candidate not in skipped:
+            measured[place] = benchmark_engine(
+                engines[place],
+                policy.benchmark_tables,
+                policy.live_tables,
+                policy.traffic_tables,
+                workspace,
+            )
     found = Qualification(
         policy_sha256=policy.digest,
         model=policy.name,
@@ -94,6 +102,7 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         verdicts=verdicts,
         results=[each.results for each in judged],
         benchmarks=measured,
+        engine_speeds=speeds,
         unmeasured=skipped,
         curves={c: each.curve for each in repairs if each for c in each.candidates},
     )

@@ -74,7 +74,7 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
     done = (
         *recover_interrupted(tables, workspace),
         *expire_shadow(tables.retention, workspace),
-        *deliver_to_mlflow(tables.target.repository, workspace),
+        *deliver_to_mlflow(tables, workspace),
         *follow_storage(tables, workspace),
     )
     try:

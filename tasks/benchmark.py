@@ -1,15 +1,14 @@
 """Candidates under Triton's dynamic batching, against the SLO."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
-from enginegate.atomic_io import file_lock
 from enginegate.benchmark.deployment import ServedModel
 from enginegate.benchmark.roofline import roofline_of
 from enginegate.benchmark.session import (
@@ -31,7 +30,7 @@ from enginegate.content_store import ContentFolder
 from enginegate.engines import engine_kind, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
-from enginegate.machine import gpus
+from enginegate.machine import gpus, measuring_lock
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
@@ -49,7 +48,6 @@ from enginegate.workspace import Workspace, remembered
 from validation.choice import not_benchmarked
 
 _log = logging.getLogger("enginegate.benchmark")
-_WAIT_FOR_MACHINE_S = 3600.0
 _DECIDING_TABLES = ("slo", "search", "load", "cost", "serving")
 _WORDS = {
     "search": "trying",
@@ -159,7 +157,7 @@ def _measure(
     engine = built.value
     try:
         target = BenchmarkTarget.of(model, engine, session.tables.serving.uncached)
-        with _machine(workspace):
+        with measuring_lock(workspace.root):
             made = session.benchmark(
                 engine,
                 target,
@@ -253,20 +251,6 @@ def _live(tables: BenchmarkTables, live_tables: LiveTables, engine: Engine) -> L
     digests = {name: digest.sha256 for name, digest in release.engine.files.items()}
     target = BenchmarkTarget(model, digests, release.engine.options.uncached)
     return LiveTarget(target, release.engine.serving, release.version)
-
-
-@contextmanager
-def _machine(workspace: Workspace) -> Iterator[None]:
-    """One measurement at a time: two on one machine would measure each other."""
-    with ExitStack() as stack:
-        try:
-            lock = file_lock(workspace.root / ".measuring.lock", timeout_s=_WAIT_FOR_MACHINE_S)
-            stack.enter_context(lock)
-        except TimeoutError as error:
-            raise ServerError(
-                f"Another benchmark ({error}) has used this machine for an hour. Stop it, or wait."
-            ) from error
-        yield
 
 
 def progress_words(at: SearchProgress) -> str:

@@ -17,7 +17,7 @@ from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engine_kinds import engine_kinds
-from enginegate.evidence import Benchmark, DataDigests, Scorecard, Verdict
+from enginegate.evidence import Benchmark, DataDigests, EngineSpeed, Scorecard, Verdict
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.operating import Signing
@@ -50,6 +50,7 @@ class Qualification:
         policy_sha256: digest of the whole policy, for this version of the model.
         results: of each attempt, Great Expectations' results by name.
         benchmarks: of each attempt; None: it was not measured.
+        engine_speeds: of each attempt, without a server; None: not measured.
         unmeasured: why a candidate was not benchmarked.
         curves: what repairs tried.
     """
@@ -65,6 +66,7 @@ class Qualification:
     benchmarks: Sequence[Benchmark | None]
     unmeasured: Mapping[Candidate, str]
     curves: Mapping[Candidate, TradeoffCurve]
+    engine_speeds: Sequence[EngineSpeed | None] = ()
 
 
 def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
@@ -111,6 +113,7 @@ def make_scorecard(
         tied=choice.tied,
         requested_by=_requester(),
         unmeasured={candidate.name: why for candidate, why in found.unmeasured.items()},
+        engine_speeds=tuple(speed for speed in found.engine_speeds if speed is not None),
     )
     return first_made(card, workspace)
 

@@ -285,13 +285,19 @@ def refuse(publication: Publication, why: str) -> None:
 
 
 @task(task_run_name="move-champion", cache_policy=NO_CACHE)
-def move_champion(repository: Path, workspace: Workspace) -> None:
+def move_champion(tables: LiveTables, workspace: Workspace) -> None:
     """Let the registry's alias ``champion`` stand for the version that is live, by the audit log.
 
     Raises:
         TrackingError: MLflow cannot be reached, or refuses: then nothing is promoted.
     """
-    deliver(workspace, repository, patience_s=PROMOTION_TIMEOUT_S)
+    deliver(
+        workspace,
+        tables.target.repository,
+        patience_s=PROMOTION_TIMEOUT_S,
+        reclaim=True,
+        model=tables.model,
+    )
 
 
 @task(task_run_name="roll-back", cache_policy=NO_CACHE)

@@ -63,12 +63,12 @@ def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]
 
 
 @task(task_run_name="deliver-to-mlflow", cache_policy=NO_CACHE)
-def deliver_to_mlflow(repository: Path, workspace: Workspace) -> tuple[str, ...]:
+def deliver_to_mlflow(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Deliver to MLflow what it has not got yet of the audit log; a refusal is retried later."""
     try:
-        return deliver(workspace, repository)
+        return deliver(workspace, tables.target.repository, model=tables.model)
     except EnginegateError as error:
-        _log.warning("MLflow does not have all of the audit log yet: %s", error)
+        _log.warning("MLflow may not have all of the audit log yet: %s", error)
         return ()
 
 

@@ -33,12 +33,15 @@ class NativeBackend:
         filename: what it opens in a version's folder.
         platform: Triton's older name for it, as configurations still state it; may be empty.
         fixed_batch: whether an engine is loaded for one largest batch, which cannot be raised.
+        names_platform: whether a configuration must state the platform too, because the backend
+            alone stands for another format.
     """
 
     backend: str
     filename: str
     platform: str = ""
     fixed_batch: bool = False
+    names_platform: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 - **Finding**: one check's outcome with its number, relation and limit.
 - **Verdict**: the findings of one candidate; the worst outcome wins.
+- **Engine speed**: what an engine computes alone, without a server, batch size by batch size.
 - **Benchmark**: what Triton delivered for one candidate, validity first.
 - **Scorecard**: all verdicts and benchmarks of one qualification; its digest is what a person
   approves.
@@ -11,6 +12,7 @@ import math
 from collections.abc import Iterator
 from datetime import datetime
 from enum import IntEnum
+from statistics import median
 from typing import Annotated, Literal
 
 from pydantic import (
@@ -22,7 +24,7 @@ from pydantic import (
     PositiveInt,
 )
 
-from enginegate.candidate import Candidate, Sha256
+from enginegate.candidate import Candidate, Precision, Sha256
 from enginegate.measurement import Measurement, Percentile
 from enginegate.records import Record
 from enginegate.serving import ServingConfig, ServingOptions
@@ -135,6 +137,72 @@ class Roofline(Record):
     reached: NonNegativeFloat | None = Field(
         default=None, description="share of what the roofline allows that the engine reached"
     )
+
+
+class BatchSpeed(Record):
+    """One batch size, run back to back on one stream, in several windows of time."""
+
+    batch_size: PositiveInt
+    windows_per_s: tuple[NonNegativeFloat, ...] = Field(
+        min_length=1, description="samples a second, one for each window"
+    )
+    runs: PositiveInt = Field(description="of the engine in each window")
+
+    @property
+    def samples_per_s(self) -> float:
+        """Median of the windows."""
+        return median(self.windows_per_s)
+
+    @property
+    def batch_ms(self) -> float:
+        """Time of one run."""
+        return 1e3 * self.batch_size / self.samples_per_s if self.samples_per_s else math.inf
+
+    def ties_with(self, other: "BatchSpeed") -> bool:
+        """Whether the windows of both overlap, so that neither is shown to be faster."""
+        one, two = self.windows_per_s, other.windows_per_s
+        return max(one) >= min(two) and max(two) >= min(one)
+
+
+class SpeedSweep(Record):
+    """What a model computes alone, without a server: one stream, warm, real samples."""
+
+    device: str = Field(description="what ran it, as its runtime names it")
+    inputs_on: Literal["device", "host"] = Field(description="where the inputs lay")
+    graphs: bool | None = Field(
+        default=None, description="whether captured graphs were replayed; None: not known"
+    )
+    batches: tuple[BatchSpeed, ...] = Field(description="ascending batch sizes")
+    unmeasured: str = Field(default="", description="batch sizes without a number, and why")
+
+    @property
+    def best(self) -> BatchSpeed | None:
+        """The batch size with the most samples a second."""
+        return max(self.batches, key=lambda batch: batch.samples_per_s, default=None)
+
+    def at(self, batch_size: int) -> BatchSpeed | None:
+        """The speed at one batch size, where it was measured."""
+        return next((b for b in self.batches if b.batch_size == batch_size), None)
+
+
+class EngineSpeed(SpeedSweep):
+    """The sweep of one engine."""
+
+    candidate: Candidate
+    engine_sha256: Sha256
+    opened_mib: NonNegativeFloat | None = Field(
+        default=None, description="device memory that opening it took; None: not known"
+    )
+    largest_batch_mib: NonNegativeFloat | None = Field(
+        default=None, description="device memory in use at its largest measured batch"
+    )
+
+
+class EagerSpeed(SpeedSweep):
+    """The sweep of the source's own PyTorch model, not compiled: what engines must beat."""
+
+    precision: Precision
+    library: str = Field(description="e.g. torch 2.11.0")
 
 
 class Rival(Record):
@@ -253,6 +321,16 @@ class Benchmark(Record):
         return self.throughput_at_slo_per_s if rate is None else rate
 
     @property
+    def samples_at_slo_per_s(self) -> float | None:
+        """Rows a second that were answered within the SLO; None where rows were not counted."""
+        measured = self.at_slo
+        stages = measured.stages if measured else None
+        if measured is None or stages is None or not stages.batches or not measured.sent:
+            return None
+        rows = sum(size * count for size, count in stages.batches.items())
+        return self.throughput_at_slo_per_s * rows / measured.sent
+
+    @property
     def at_ceiling(self) -> bool:
         """Whether nothing above its rate could be tried, so that it may sustain more."""
         top = self.ceiling_per_s
@@ -305,6 +383,15 @@ class Scorecard(Record):
         default={}, description="candidates that were not benchmarked, by name -> why not"
     )
     requested_by: str = Field(default="", description="who ran the qualification")
+    engine_speeds: tuple[EngineSpeed, ...] = Field(
+        default=(), description="of the engines that run here, each measured without a server"
+    )
+    eager_speeds: tuple[EagerSpeed, ...] = Field(
+        default=(), description="of the source's PyTorch model on that device, by precision"
+    )
+    speed_findings: tuple[Finding, ...] = Field(
+        default=(), description="what engines alone say about the winner; they decide nothing"
+    )
 
     def verdict(self, candidate: Candidate) -> Verdict | None:
         """The verdict on one candidate."""
@@ -313,6 +400,20 @@ class Scorecard(Record):
     def benchmark(self, candidate: Candidate) -> Benchmark | None:
         """The benchmark of one candidate."""
         return next((b for b in self.benchmarks if b.candidate == candidate), None)
+
+    def engine_speed(self, candidate: Candidate) -> EngineSpeed | None:
+        """What one candidate's engine computes alone."""
+        return next((s for s in self.engine_speeds if s.candidate == candidate), None)
+
+    def engine_share(self, candidate: Candidate) -> float | None:
+        """Samples a second within the SLO over the engine's own best; None where one is not known.
+
+        Above 1 where several instances work side by side: the engine alone is one stream.
+        """
+        benchmark, speed = self.benchmark(candidate), self.engine_speed(candidate)
+        best = speed.best if speed else None
+        served = benchmark.samples_at_slo_per_s if benchmark else None
+        return served / best.samples_per_s if served and best and best.samples_per_s else None
 
     @property
     def fp32_scores(self) -> tuple[Finding, ...]:
@@ -352,6 +453,10 @@ def contradictions(scorecard: Scorecard) -> Iterator[str]:
         verdict = scorecard.verdict(benchmark.candidate)
         if verdict is not None and verdict.engine_sha256 != benchmark.engine_sha256:
             yield f"{benchmark.candidate} was benchmarked with another engine than was judged"
+    for speed in scorecard.engine_speeds:
+        verdict = scorecard.verdict(speed.candidate)
+        if verdict is not None and verdict.engine_sha256 != speed.engine_sha256:
+            yield f"{speed.candidate} was measured alone with another engine than was judged"
     winner = scorecard.winner
     if winner is not None and scorecard.outcome(winner) is not Outcome.PASSED:
         yield f"its winner {winner} {scorecard.outcome(winner).word}"

@@ -5,11 +5,18 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 
+from enginegate.atomic_io import file_lock
+from enginegate.errors import ServerError
+
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 _TIMEOUT_S = 20.0
+# The longest benchmark of one candidate that a policy usually allows takes minutes.
+_WAIT_FOR_MACHINE_S = 3600.0
 
 
 def user_at_host() -> str:
@@ -79,3 +86,24 @@ def runs(pid: int) -> bool:
     except PermissionError:
         return True
     return True
+
+
+@contextmanager
+def measuring_lock(root: Path) -> Iterator[None]:
+    """One measurement at a time: two on one machine would measure each other.
+
+    Args:
+        root: of the workspace.
+
+    Raises:
+        ServerError: another measurement had the machine for an hour.
+    """
+    with ExitStack() as stack:
+        try:
+            lock = file_lock(root / ".measuring.lock", timeout_s=_WAIT_FOR_MACHINE_S)
+            stack.enter_context(lock)
+        except TimeoutError as error:
+            raise ServerError(
+                f"Another benchmark ({error}) has used this machine for an hour. Stop it, or wait."
+            ) from error
+        yield

@@ -18,12 +18,19 @@ ResourceName = Annotated[
 ]
 
 
+STREAMS_PARAMETER = "streams"
+"""Of a model's configuration: how many batches our runner computes at once in its one process."""
+
+
 class ServingConfig(Record):
     """How Triton serves an engine: the axes of the search."""
 
     max_batch_size: PositiveInt
     max_queue_delay_us: NonNegativeInt
-    instances: PositiveInt = Field(description="copies of the engine: on each GPU, else in all")
+    instances: PositiveInt = Field(
+        description="copies of the engine: on each GPU, else in all; of our runner on a GPU, "
+        "streams of its one process"
+    )
     preferred_batch_sizes: tuple[PositiveInt, ...] = ()
     gpus: tuple[NonNegativeInt, ...] = Field(
         default=(), description="GPUs that instances are placed on; empty: every one there is"
@@ -110,6 +117,11 @@ class ServingOptions(Record):
         default=False, description="prepare the next batch before an instance is free"
     )
     cuda_graphs: bool = Field(default=False, description="TensorRT plans: capture CUDA graphs")
+    cuda_graph_batch_sizes: tuple[PositiveInt, ...] = Field(
+        default=(),
+        description="with cuda_graphs: batch sizes with a graph of their own; empty: 1, the "
+        "preferred ones and the largest. Batches of other sizes run without a graph",
+    )
     cuda_busy_wait_events: bool = Field(default=False, description="TensorRT plans: spin on events")
     cuda_output_copy_stream: bool = Field(
         default=False, description="TensorRT plans: copy outputs on a stream of their own"
@@ -118,7 +130,9 @@ class ServingOptions(Record):
         default="default", description="TensorRT plans: CUDA stream priority"
     )
     warmup_batch_sizes: tuple[PositiveInt, ...] = Field(
-        default=(), description="batches run before a version is ready; empty: 1 and the largest"
+        default=(),
+        description="batches run before a version is ready; empty: 1, the preferred ones and the "
+        "largest",
     )
     warmup_count: PositiveInt = Field(default=1, description="how often each of them is run")
 
@@ -138,6 +152,8 @@ class ServingOptions(Record):
             )
         if self.preserve_ordering and self.priority_levels > 1:
             raise ValueError("preserve_ordering allows one priority level only")
+        if self.cuda_graph_batch_sizes and not self.cuda_graphs:
+            raise ValueError("cuda_graph_batch_sizes needs cuda_graphs = true")
         if self.timeout_action == "delay" and not (
             self.queue_timeout_us or self.allow_timeout_override
         ):

@@ -64,6 +64,9 @@ max_rate_per_s = 150
 measurement_s = 2
 budget_s = 120
 
+[benchmark]
+engine_alone_s = 0.5
+
 [target]
 repository = "{root}/live"
 

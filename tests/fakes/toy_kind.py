@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt
 from enginegate.candidate import Precision
 from enginegate.engine_kinds import NativeBackend
 from enginegate.engines import Availability, DecisionObstacle, EngineKind, ServedFiles
+from enginegate.engines.batching import timed_repeat
 from enginegate.records import Record
 
 VERSION = f"onnx {onnx.__version__}"
@@ -31,6 +32,10 @@ class ToyRunner:
 
     def run(self, inputs):
         return dict(zip(self.evaluator.output_names, self.evaluator.run(None, inputs), strict=True))
+
+    @contextmanager
+    def bound(self, inputs):
+        yield timed_repeat(lambda: self.run(inputs))
 
 
 class ToyKind(EngineKind):

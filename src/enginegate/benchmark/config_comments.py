@@ -20,6 +20,15 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "instances": ("instance_group", "count"),
     "gpus": ("instance_group", "gpus"),
 }
+# Where lines stand that follow from those that were chosen, and from the engine.
+_FOLLOWING: Mapping[tuple[str, ...], str] = {
+    ("optimization", "graph"): "The level at which the engine was validated.",
+    ("optimization", "execution_accelerators"): "As the engine was validated.",
+    ("optimization", "cuda", "graph_spec"): (
+        "A batch of one of these sizes runs as one CUDA graph; another one runs without."
+    ),
+    ("model_warmup",): "Run before a version counts as ready, so that no request pays for it.",
+}
 
 
 def measured_config(
@@ -68,6 +77,9 @@ def annotated_config(config: Config, reasons: Mapping[str, str], *, origin: str 
         place = _PLACES.get(name, ())
         said = why if place in places else f"{(place or (name,))[-1]} is Triton's default: {why}"
         waiting[_home(place, places)].append(said)
+    for place, why in _FOLLOWING.items():
+        if place in places:
+            waiting.setdefault(place, []).append(why)
     head = [origin] if origin else []
     head += waiting.pop((), [])
     head.append("Lines without a comment follow from the model and from [serving] in the policy.")

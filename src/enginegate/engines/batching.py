@@ -1,5 +1,6 @@
-"""Any number of rows through a model that takes a few at a time."""
+"""Any number of rows through a model that takes a few at a time; and one batch, many times."""
 
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -29,6 +30,33 @@ def run_rows(
     if len(parts) == 1:
         return parts[0]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def check_batch(inputs: Tensors, specs: tuple[TensorSpec, ...], *, limit: int) -> int:
+    """How many rows the inputs of one run have.
+
+    Raises:
+        DataError: as `check_rows` does, or there are more than ``limit``.
+    """
+    rows = check_rows(inputs, specs)
+    if rows > limit:
+        raise DataError(f"One run takes at most {limit} rows, and {rows} were given.")
+    return rows
+
+
+def timed_repeat(
+    run_once: Callable[[], object], wait: Callable[[], object] = lambda: None
+) -> Callable[[int], float]:
+    """Seconds that so many runs take, one queued after the other and all waited for at the end."""
+
+    def repeat(count: int) -> float:
+        started_s = time.perf_counter()
+        for _ in range(count):
+            run_once()
+        wait()
+        return time.perf_counter() - started_s
+
+    return repeat
 
 
 def check_rows(inputs: Tensors, specs: tuple[TensorSpec, ...]) -> int:

@@ -173,6 +173,30 @@ def stream() -> Iterator[Stream]:
         driver.cuDevicePrimaryCtxRelease_v2(device)
 
 
+@contextmanager
+def used_memory() -> Iterator[Callable[[], float | None]]:
+    """Reads how many MiB of the first GPU are in use, by everybody; None without a driver.
+
+    The process's context is there from the start, so a difference of two readings is free of it.
+    """
+    driver, device, context = _driver(), ctypes.c_int(), ctypes.c_void_p()
+    if driver is None or driver.cuDeviceGet(ctypes.byref(device), 0):
+        yield lambda: None
+        return
+    _check(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device))
+    try:
+
+        def read() -> float | None:
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            _check(driver, driver.cuCtxSetCurrent(context))
+            _check(driver, driver.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)))
+            return (total.value - free.value) / (1 << 20)
+
+        yield read
+    finally:
+        driver.cuDevicePrimaryCtxRelease_v2(device)
+
+
 def _driver() -> ctypes.CDLL | None:
     try:
         driver = ctypes.CDLL("libcuda.so.1")

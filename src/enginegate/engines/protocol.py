@@ -1,7 +1,7 @@
 """What every engine kind can do, and what passes between the kinds and their callers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,24 @@ class Runner(Protocol):
 
         Raises:
             DataError: an input is missing or unknown, or their rows differ.
+        """
+        ...
+
+    def bound(self, inputs: Tensors) -> AbstractContextManager[Callable[[int], float]]:
+        """Inputs placed where the engine computes, to run on them again and again.
+
+        On a GPU inputs and outputs stay in device memory, and a captured graph is replayed where
+        `run` replays one; so nothing but the engine is timed.
+
+        Args:
+            inputs: at most as many rows as the engine takes in one run.
+
+        Returns:
+            ``repeat(count)``: seconds that ``count`` runs back to back took, the device waited for
+            at the end. A first call may include warming up.
+
+        Raises:
+            DataError: as for `run`, or there are more rows than fit one run.
         """
         ...
 

@@ -143,7 +143,7 @@ class BackgroundLoad:
     def _run(self) -> None:
         work = whole_load(self._address, self._traffic, self._load)
         try:
-            with own_loop("grpc") as runner:
+            with own_loop() as runner:
                 runner.run(drive(work, work.due(), self._transcript, self._clock))
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import InputError
 from enginegate.loadgen.grpc_sender import encode_request
-from enginegate.loadgen.http_sender import http_request
+from enginegate.loadgen.http_message import http_request
 from enginegate.loadgen.schedule import batches, load_pattern, shuffled
 from enginegate.loadgen.shared_memory import in_shared_memory
 from enginegate.loadgen.transcript import MaturedCounts, OnReply, SentRequests, Transcript

@@ -45,10 +45,10 @@ class Transcript:
     versions: list[str] = field(default_factory=list)
     errors: Counter[str] = field(default_factory=Counter)
 
-    def add_request(self, due_s: float, sample: int) -> int:
-        """Add a request that is due, as failed until its answer comes; returns its row."""
+    def add_request(self, due_s: float, sample: int, sent_s: float) -> int:
+        """Add a request that leaves, as failed until its answer comes; returns its row."""
         self.due_s.append(due_s)
-        self.sent_s.append(due_s)
+        self.sent_s.append(sent_s)
         self.latency_s.append(np.inf)
         self.samples.append(sample)
         self.versions.append("")

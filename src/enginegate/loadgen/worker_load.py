@@ -9,17 +9,18 @@ the wall clock changes nothing. Not in scope: several processes (workers.py), th
 import asyncio
 import itertools
 import math
+import select
 import selectors
 import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 from enginegate.errors import ServerError
-from enginegate.loadgen.grpc_sender import GrpcSender, Response, hold_queue
-from enginegate.loadgen.http_sender import HttpSender
+from enginegate.loadgen.grpc_sender import GrpcSender, hold_queue
+from enginegate.loadgen.raw_http import RawHttp
+from enginegate.loadgen.raw_loop import RawLoop, no_collection
 from enginegate.loadgen.schedule import LoadPattern, Times, due_times, shuffled
 from enginegate.loadgen.transcript import SentRequests, Transcript
 from enginegate.measurement import ClosedLoad, Load, WireProtocol
@@ -112,11 +113,42 @@ def send_load(work: WorkerLoad, transcript: Transcript, clock: RunClock) -> Sent
     Raises:
         ServerError: no connection could be made.
     """
-    with own_loop(work.protocol) as runner:
-        runner.run(drive(work, work.due(), transcript, clock))
+    if work.protocol == "http":
+        _send_raw(work, transcript, clock)
+    else:
+        with own_loop() as runner:
+            runner.run(drive(work, work.due(), transcript, clock))
     # A run without a request is over before its start, which lies a moment ahead.
     cpu_share = (time.process_time() - clock.cpu_s) / max(clock.now_s(), _LEAD_S)
     return transcript.sent(stop_s=clock.stop_s, cpu_share=cpu_share)
+
+
+def _send_raw(work: WorkerLoad, transcript: Transcript, clock: RunClock) -> None:
+    with select.epoll() as poll:
+        loop = RawLoop(work.requests, work.order(), work.timeout_s, transcript, poll)
+        decodes = transcript.on_reply is not None
+        loop.wire = RawHttp(work.address, poll, loop.watched, loop.answered, decodes, work.parts)
+        try:
+            if not loop.wire.connect(_CONNECT_S):
+                raise _no_connection(work)
+            with no_collection():
+                due = work.due()
+                clock.begin()
+                clock.cpu_s = time.process_time()
+                if isinstance(work.load, ClosedLoad):
+                    loop.keep_in_flight(work.clients, work.load.duration_s, clock)
+                else:
+                    loop.send_at(due, clock)
+        finally:
+            loop.wire.close()
+
+
+def _no_connection(work: WorkerLoad) -> ServerError:
+    return ServerError(
+        f"No connection to Triton at {work.address} within {_CONNECT_S:g} s, so no load "
+        f"was sent. Check that the server runs and that this is its "
+        f"{'HTTP' if work.protocol == 'http' else 'gRPC'} address."
+    )
 
 
 async def drive(work: WorkerLoad, due: Times, transcript: Transcript, clock: RunClock) -> None:
@@ -125,16 +157,10 @@ async def drive(work: WorkerLoad, due: Times, transcript: Transcript, clock: Run
     Raises:
         ServerError: no connection could be made.
     """
-    sender: _Sender = (
-        HttpSender(work.address) if work.protocol == "http" else GrpcSender(work.address)
-    )
+    sender = GrpcSender(work.address)
     try:
         if not await sender.connect(_CONNECT_S):
-            raise ServerError(
-                f"No connection to Triton at {work.address} within {_CONNECT_S:g} s, so no load "
-                f"was sent. Check that the server runs and that this is its "
-                f"{'HTTP' if work.protocol == 'http' else 'gRPC'} address."
-            )
+            raise _no_connection(work)
         clock.begin()
         clock.cpu_s = time.process_time()
         run = _Run(work, sender, transcript, clock, work.order())
@@ -152,7 +178,7 @@ async def drive(work: WorkerLoad, due: Times, transcript: Transcript, clock: Run
 
 
 @contextmanager
-def own_loop(protocol: WireProtocol) -> Iterator[asyncio.Runner]:
+def own_loop() -> Iterator[asyncio.Runner]:
     """An event loop for this thread to send from.
 
     gRPC has one queue for all loops of a process, and closes it with the last channel: under the
@@ -160,8 +186,7 @@ def own_loop(protocol: WireProtocol) -> Iterator[asyncio.Runner]:
     the queue until it is closed.
     """
     with ExitStack() as afterwards, asyncio.Runner(loop_factory=precise_loop) as runner:
-        if protocol == "grpc":
-            afterwards.callback(runner.run(hold_queue()))
+        afterwards.callback(runner.run(hold_queue()))
         yield runner
 
 
@@ -176,14 +201,6 @@ def precise_loop() -> asyncio.AbstractEventLoop:
     return asyncio.SelectorEventLoop(selector)
 
 
-class _Sender(Protocol):
-    async def connect(self, timeout_s: float) -> bool: ...
-
-    async def send(self, request: bytes, timeout_s: float) -> Response: ...
-
-    async def close(self) -> None: ...
-
-
 async def _tick(transcript: Transcript, clock: RunClock) -> None:
     while True:
         await asyncio.sleep(_TICK_S)
@@ -193,7 +210,7 @@ async def _tick(transcript: Transcript, clock: RunClock) -> None:
 @dataclass(frozen=True, slots=True)
 class _Run:
     work: WorkerLoad
-    sender: _Sender
+    sender: GrpcSender
     transcript: Transcript
     clock: RunClock
     order: Iterator[int]
@@ -231,7 +248,7 @@ class _Run:
 
     def _next_request(self, due_s: float) -> tuple[int, bytes]:
         sample = next(self.order)
-        return self.transcript.add_request(due_s, sample), self.work.requests[sample]
+        return self.transcript.add_request(due_s, sample, due_s), self.work.requests[sample]
 
     async def _send(self, row: int, request: bytes) -> None:
         self.transcript.sent_s[row] = self.clock.now_s()

@@ -53,12 +53,19 @@ class Slo(Record):
 
 
 class Benchmarked(Record):
-    """Which candidates are benchmarked."""
+    """Which candidates are benchmarked, and how long each engine is measured alone before."""
+
+    model_config = _FINITE
 
     also_failed: bool = Field(
         default=False,
         description="also those that no speed can make win: whose verdict failed, or is "
         "inconclusive where approval.accept_inconclusive is off. It takes minutes for each",
+    )
+    engine_alone_s: NonNegativeFloat = Field(
+        default=5.0,
+        description="time for one engine's speed without a server, over batch sizes; what does "
+        "not fit is said. It starts the search near the answer. 0: not measured",
     )
 
 

@@ -38,6 +38,7 @@ _LARGEST: dict[str, tuple[float, str]] = {
     "serving.max_queue_size": (1e9, "requests are held in memory"),
     "serving.priority_levels": (1e6, "each is a queue"),
     "serving.queue_timeout_us": (_HOUR_S * 1e6, "that is an hour"),
+    "serving.cuda_graph_batch_sizes": (65_536, "each keeps a graph and its buffers on the GPU"),
     "serving.warmup_batch_sizes": (65_536, "rows are held in memory together"),
     "serving.warmup_count": (100_000, "each is a run"),
     "shadow.max_mib": (1 << 20, "a tebibyte of text"),

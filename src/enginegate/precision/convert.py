@@ -16,7 +16,7 @@ from enginegate.errors import BuildError, DataError
 from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration import CalibrationSample, Prepared, ranges_for
 from enginegate.precision.fp16_bf16 import to_half
-from enginegate.precision.graph_stats import GraphStats, graph_stats
+from enginegate.precision.graph_stats import GraphStats, count_convolutions, graph_stats
 from enginegate.precision.modelopt import ModelOpt, ModelOptJob, by_modelopt, modelopt_for
 from enginegate.precision.onnx_checks import check_source, name_nodes, regions
 from enginegate.precision.quantise import prepare, with_pairs
@@ -41,6 +41,11 @@ class Conversion:
     def stats(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> GraphStats:
         """What the graph computes in now, for one sample of these shapes."""
         return graph_stats(onnx.load_from_string(self.onnx), shapes=shapes)
+
+    @property
+    def convolutions(self) -> int:
+        """Convolution nodes of the converted graph."""
+        return count_convolutions(onnx.load_from_string(self.onnx))
 
 
 def convert(

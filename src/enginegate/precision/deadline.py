@@ -1,9 +1,11 @@
 """Time limits on what ONNX Runtime does with a stranger's model: opening it, and one run of it.
 
 A `Loop` may never end, and ONNX Runtime has no limit of its own. It looks between two operators
-whether it should stop; an operator that is under way is not interrupted.
+whether it should stop; an operator that is under way is not interrupted. So the clock is read at
+the end as well: what came to its end by itself, and too late, is refused too.
 """
 
+import math
 import os
 import threading
 import time
@@ -26,14 +28,21 @@ OPEN_VARIABLE = "ENGINEGATE_OPEN_TIMEOUT_S"
 RUN_VARIABLE = "ENGINEGATE_RUN_TIMEOUT_S"
 # An honest model of two gigabytes opens in a minute, and a batch of it runs in less.
 _OPEN_S, _RUN_S = 900.0, 300.0
+# How late a stop may be: little beside the limits above, and seldom enough to cost nothing.
 _POLL_S = 0.2
 
 
 @dataclass(slots=True)
 class _Limit:
+    limit_s: float
     due_s: float
     stop: Callable[[], None]
-    passed: bool = False
+    stopped: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether its time is up."""
+        return time.monotonic() > self.due_s
 
 
 @dataclass(slots=True)
@@ -42,10 +51,13 @@ class _Watch:
 
     limits: dict[int, _Limit] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
+    sooner: threading.Event = field(default_factory=threading.Event)
     thread: threading.Thread | None = None
 
     def add(self, limit: _Limit) -> None:
         self.limits[id(limit)] = limit
+        if limit.limit_s < _POLL_S:
+            self.sooner.set()
         if self.thread is None or not self.thread.is_alive():
             with self.lock:
                 if self.thread is None or not self.thread.is_alive():
@@ -54,12 +66,17 @@ class _Watch:
 
     def _run(self) -> None:
         while True:
-            time.sleep(_POLL_S)
-            now = time.monotonic()
-            for limit in tuple(self.limits.values()):
-                if now > limit.due_s and not limit.passed:
-                    limit.passed = True
+            next_s = min((limit.due_s for limit in self._running()), default=math.inf)
+            if self.sooner.wait(min(max(next_s - time.monotonic(), 0.0), _POLL_S)):
+                self.sooner.clear()
+            for limit in self._running():
+                if limit.over:
+                    limit.stopped = True
                     limit.stop()
+
+    def _running(self) -> list[_Limit]:
+        # A copy of a dict is made in one go; an iteration fails where another thread adds a limit.
+        return [limit for limit in self.limits.copy().values() if not limit.stopped]
 
 
 _watch = _Watch()
@@ -67,7 +84,7 @@ _watch = _Watch()
 
 @contextmanager
 def _limited(limit_s: float, stop: Callable[[], None]) -> Iterator[_Limit]:
-    limit = _Limit(time.monotonic() + limit_s, stop)
+    limit = _Limit(limit_s, time.monotonic() + limit_s, stop)
     _watch.add(limit)
     try:
         yield limit
@@ -80,7 +97,7 @@ def limit_opening(options: "SessionOptions", *, what: str) -> Iterator[None]:
     """Give up a session that is being made with these options when its time is up.
 
     Raises:
-        TookTooLongError: it did.
+        TookTooLongError: it took longer, also where it came to its end by itself.
     """
     limit_s = _seconds(OPEN_VARIABLE, _OPEN_S)
 
@@ -91,12 +108,18 @@ def limit_opening(options: "SessionOptions", *, what: str) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            if limit.passed:
-                raise TookTooLongError(
-                    f"ONNX Runtime did not open {what} within {limit_s:g} s. Export a smaller "
-                    f"graph; or, if it is meant to be that large, raise {OPEN_VARIABLE}."
-                ) from error
+            if limit.stopped:
+                raise _opened_too_late(what, limit_s) from error
             raise
+        if limit.over:
+            raise _opened_too_late(what, limit_s)
+
+
+def _opened_too_late(what: str, limit_s: float) -> TookTooLongError:
+    return TookTooLongError(
+        f"ONNX Runtime did not open {what} within {limit_s:g} s. Export a smaller graph; or, if it "
+        f"is meant to be that large, raise {OPEN_VARIABLE}."
+    )
 
 
 def run_in_time(
@@ -105,7 +128,7 @@ def run_in_time(
     """The session's outputs; a run that takes too long is given up.
 
     Raises:
-        TookTooLongError: it did.
+        TookTooLongError: it took longer, also where it came to its end by itself.
     """
     import onnxruntime as ort  # noqa: PLC0415
 
@@ -119,15 +142,21 @@ def run_in_time(
         try:
             found: list[Any] = session.run(names, inputs, options)
         except Exception as error:
-            if limit.passed:
-                rows = max((len(array) for array in inputs.values() if array.ndim), default=0)
-                raise TookTooLongError(
-                    f"One run of the model, on {rows} samples, took longer than {limit_s:g} s and "
-                    "was given up: a Loop in it may never end. Bound the loop; or, if a run is "
-                    f"meant to take that long, raise {RUN_VARIABLE}."
-                ) from error
+            if limit.stopped:
+                raise _ran_too_long(inputs, limit_s) from error
             raise
+        if limit.over:
+            raise _ran_too_long(inputs, limit_s)
         return found
+
+
+def _ran_too_long(inputs: Tensors, limit_s: float) -> TookTooLongError:
+    rows = max((len(array) for array in inputs.values() if array.ndim), default=0)
+    return TookTooLongError(
+        f"One run of the model, on {rows} samples, took longer than {limit_s:g} s and was given "
+        "up: a Loop in it may never end. Bound the loop; or, if a run is meant to take that long, "
+        f"raise {RUN_VARIABLE}."
+    )
 
 
 def _seconds(variable: str, default: float) -> float:

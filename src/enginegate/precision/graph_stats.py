@@ -189,6 +189,11 @@ def graph_stats(
     )
 
 
+def count_convolutions(model: ModelProto) -> int:
+    """Convolution nodes of a graph, in bodies too, whatever their type or direction."""
+    return sum("Conv" in node.op_type for node, _ in walk(model.graph))
+
+
 def executed_layers(optimised: ModelProto) -> dict[str, int]:
     """Layers of a graph that ONNX Runtime optimised, by the type they compute in.
 

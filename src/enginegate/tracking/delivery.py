@@ -6,6 +6,10 @@ MLflow being away holds up nobody who changes what is live.
 
 Of several changes of one model only the newest is delivered: an alias stands for one version. While
 a roll-out decides whether its canary stays, the log is delivered up to that line.
+
+An alias that somebody moved by hand returns to what is live. Where another repository promoted a
+version of one and the same registered model, it keeps the alias until the next promotion here:
+else the watches of both would take it from each other for ever.
 """
 
 import logging
@@ -39,6 +43,7 @@ from enginegate.workspace import Workspace
 CHAMPION = "champion"
 STATE_TAG = "enginegate.watch"
 WITHDRAWN_TAG = "enginegate.withdrawn"
+AUDIT_TAG = "enginegate.audit"
 # Of another process that delivers the same log: a rollback would rather deliver later.
 _LOCK_TIMEOUT_S = 30.0
 # The other process may wait for MLflow's own two tries of half a minute, for each line of the log.
@@ -53,14 +58,21 @@ _log = logging.getLogger("enginegate.tracking")
 
 
 def deliver(
-    workspace: Workspace, root: Path, *, patience_s: float = _LOCK_TIMEOUT_S
+    workspace: Workspace,
+    root: Path,
+    *,
+    patience_s: float = _LOCK_TIMEOUT_S,
+    reclaim: bool = False,
+    model: str | None = None,
 ) -> tuple[str, ...]:
-    """Give MLflow what it lacks of a repository's audit log.
+    """Give MLflow what it lacks of a repository's audit log, and put right a moved alias.
 
     Args:
         workspace: with MLflow's address, scorecards, checks, and the cursor.
         root: of the live repository.
         patience_s: how long another process may go on that delivers the same log.
+        reclaim: take the alias also from a version that another repository promoted.
+        model: of the repository, whose alias is put right; None: every model's.
 
     Returns:
         One sentence for each line of the log that changed something in MLflow.
@@ -69,13 +81,11 @@ def deliver(
         TrackingError: MLflow cannot be reached, or refuses; the cursor stands before that line.
         TamperedError: the log was changed.
     """
-    if not root.is_dir():
+    if not root.is_dir() or not AuditLog(root).read():
         return ()
     cursor = Cursor.of(workspace, workspace.tracking_uri, root)
-    if not undelivered_events(AuditLog(root).read(), cursor.read()):
-        return ()
     with _exclusive(cursor, patience_s):
-        return tuple(_Delivery(workspace, root, cursor).run())
+        return tuple(_Delivery(workspace, root, cursor).run(reclaim=reclaim, model=model))
 
 
 def try_deliver(workspace: Workspace, root: Path) -> str:
@@ -119,7 +129,7 @@ class _Delivery:
     def events(self) -> tuple[Event, ...]:
         return AuditLog(self.root).read()
 
-    def run(self) -> Iterator[str]:
+    def run(self, *, reclaim: bool, model: str | None) -> Iterator[str]:
         known = self.cursor.read()
         pending = undelivered_events(self.events, known)
         first_contact = len(pending) == len(self.events)
@@ -136,8 +146,14 @@ class _Delivery:
             if sentence or event is pending[-1]:
                 self._move(event)
             if sentence:
-                _log.info("%s", sentence)
-                yield f"MLflow was updated: {sentence}."
+                yield _told(sentence)
+        delivered = self.events[: len(self.events) - len(pending)]
+        for event in newest.values():
+            checked = model is None or event.model == model
+            if checked and event in delivered and self._is_displaced(event, reclaim=reclaim):
+                sentence = self._deliver_change(event)
+                if sentence:
+                    yield _told(sentence)
 
     def _move(self, event: Event) -> None:
         try:
@@ -160,32 +176,69 @@ class _Delivery:
 
     def _deliver_change(self, event: Event) -> str:
         """Alias and tags of the version that is live, or is not any more."""
-        withdrawn = event.event == "withdrawn"
         try:
-            if withdrawn:
-                tags = _withdrawn_tags(event)
-                model_uri = self._scorecard(event).model_uri
-            else:
-                layout = Layout(self.root, event.model)
-                release = layout.release(event.release or 0)
-                with suppress(EnginegateError):  # `verify` says what is wrong with its promise
-                    release = layout.held_to(release)
-                tags, model_uri = _release_tags(release, event), release.model_uri
+            registered = self._registered(event)
+        except TrackingError:
+            raise
         except EnginegateError as error:
-            if isinstance(error, TrackingError):
-                raise
             _log.error("MLflow does not get the line '%s': %s", event.event, error)
             return ""
+        if registered is None:
+            return ""
+        name, version, tags = registered
+        if not self._tag_version(name, version, tags):
+            return ""
+        if event.event == "withdrawn":
+            self.tracker.remove_alias(name, CHAMPION, version)
+            return f"{name} version {version} is not {CHAMPION} any more"
+        self.tracker.move_alias(name, CHAMPION, version)
+        return f"{name}@{CHAMPION} is version {version}"
+
+    def _is_displaced(self, event: Event, *, reclaim: bool) -> bool:
+        """Whether the alias is not where a change that was delivered had put it."""
+        if not self._is_live(event) or _is_rolling_out(self.root, event.model):
+            return False
+        try:
+            registered = self._registered(event)
+        except TrackingError:
+            raise
+        except EnginegateError:
+            return False  # was said when the line was delivered
+        if registered is None:
+            return False
+        name, version, _ = registered
+        self.tracker.check_answers()
+        champion = self.tracker.alias(name, CHAMPION)
+        stands_for_it, is_withdrawn = champion == version, event.event == "withdrawn"
+        is_deleted = self.tracker.version_tags(name, version) is None
+        if stands_for_it is not is_withdrawn or is_deleted:
+            return False
+        return reclaim or champion is None or not self._is_anothers(name, champion)
+
+    def _is_anothers(self, name: str, champion: int) -> bool:
+        """Whether another repository promoted a version: its tag is a line of another log."""
+        line = (self.tracker.version_tags(name, champion) or {}).get(AUDIT_TAG)
+        return line is not None and line not in {_line(event) for event in self.events}
+
+    def _registered(self, event: Event) -> tuple[str, int, dict[str, str]] | None:
+        """The registered model, its version, and that version's tags; None: not of the registry.
+
+        Raises:
+            EnginegateError: the release's manifest or scorecard cannot be read.
+            TrackingError: MLflow cannot be reached, which has the scorecard.
+        """
+        if event.event == "withdrawn":
+            tags, model_uri = _withdrawn_tags(event), self._scorecard(event).model_uri
+        else:
+            layout = Layout(self.root, event.model)
+            release = layout.release(event.release or 0)
+            with suppress(EnginegateError):  # `verify` says what is wrong with its promise
+                release = layout.held_to(release)
+            tags, model_uri = _release_tags(release, event), release.model_uri
         if not model_uri.startswith("models:/"):
-            return ""
+            return None
         name, number = model_uri.removeprefix("models:/").split("/")
-        if not self._tag_version(name, int(number), tags):
-            return ""
-        if withdrawn:
-            self.tracker.remove_alias(name, CHAMPION, int(number))
-            return f"{name} version {number} is not {CHAMPION} any more"
-        self.tracker.move_alias(name, CHAMPION, int(number))
-        return f"{name}@{CHAMPION} is version {number}"
+        return name, int(number), tags
 
     def _deliver_answer(self, event: Event) -> str:
         """A person's decision on a scorecard, or acknowledgement of a broken promise."""
@@ -262,9 +315,19 @@ def state_tag(state: ShownState, release: Release) -> dict[str, str]:
     return {STATE_TAG: words}
 
 
+def _told(sentence: str) -> str:
+    _log.info("%s", sentence)
+    return f"MLflow was updated: {sentence}."
+
+
+def _line(event: Event) -> str:
+    """One line of one log, told from every line of another."""
+    head = head_at(event)
+    return f"{head.count}:{head.sha256}"
+
+
 def _release_tags(release: Release, event: Event) -> dict[str, str]:
     decisions = (*release.further_decisions, release.decision)
-    head = head_at(event)
     tags = {
         "enginegate.release": str(release.version),
         "enginegate.engine": release.engine.engine_sha256,
@@ -272,7 +335,7 @@ def _release_tags(release: Release, event: Event) -> dict[str, str]:
         "enginegate.approved_by": ", ".join(d.approver for d in decisions),
         "enginegate.approved_why": "; ".join(d.reason for d in decisions),
         "enginegate.approved_at": release.decision.decided_at.isoformat(timespec="seconds"),
-        "enginegate.audit": f"{head.count}:{head.sha256}",
+        AUDIT_TAG: _line(event),
     }
     return _cut(tags)
 

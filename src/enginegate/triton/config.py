@@ -10,7 +10,12 @@ from typing import Any
 from enginegate.candidate import TensorSpec
 from enginegate.engine_kinds import native_backends
 from enginegate.errors import ModelError, ServerError
-from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
+from enginegate.serving import (
+    STREAMS_PARAMETER,
+    BackendSettings,
+    ServingConfig,
+    ServingOptions,
+)
 from enginegate.triton.codec import numpy_type, triton_type, vendor
 
 _NO_OPTIONS = ServingOptions()
@@ -99,11 +104,17 @@ class Config:
         return ServingConfig(
             max_batch_size=self.message.max_batch_size or 1,
             max_queue_delay_us=batching.max_queue_delay_microseconds,
-            instances=sum(group.count for group in groups) or 1,
+            instances=self._streams or sum(group.count for group in groups) or 1,
             preferred_batch_sizes=() if preferred == (self.message.max_batch_size,) else preferred,
             gpus=tuple(sorted({gpu for group in groups for gpu in group.gpus})),
             dynamic_batching=self.message.HasField("dynamic_batching"),
         )
+
+    @property
+    def _streams(self) -> int:
+        """Batches at once in each process of our runner on a GPU; 0 for every other model."""
+        told = self.parameters.get(STREAMS_PARAMETER, "")
+        return int(told) if self.message.backend == "python" and told.isdecimal() else 0
 
     @property
     def inputs(self) -> tuple[TensorSpec, ...]:
@@ -140,8 +151,9 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
         backend: Triton backend.
         parameters: strings this program can read back, besides those of ``settings``.
         versions: exactly these versions are served; None leaves Triton's policy (the highest).
-        warmup: run batches of zeros before a version counts as ready: of 1 and of the largest
-            size, unless the options name others. Other dynamic axes are warmed up at size 1.
+        warmup: run batches of zeros before a version counts as ready: of 1, of the preferred and of
+            the largest size, and of those with a CUDA graph, unless the options name others. Other
+            dynamic axes are warmed up at size 1.
         gpu: place instances on GPUs instead of the CPU.
         options: everything else that a policy may set.
         settings: of the backend, so that it runs the engine as it was validated.
@@ -153,10 +165,21 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
     config = bare_config(name, inputs, outputs)
     message = config.message
     message.backend = backend
-    if backend in native_backends():
-        message.default_model_filename = native_backends()[backend].filename
+    native = native_backends().get(backend)
+    if native is not None:
+        message.default_model_filename = native.filename
+        message.platform = native.platform if native.names_platform else ""
     _apply_serving(message, serving, gpu=gpu)
+    if gpu and backend == "python":
+        # One process a GPU computes several batches at once: processes would take turns on it.
+        message.instance_group[0].count = 1
+        message.parameters[STREAMS_PARAMETER].string_value = str(serving.instances)
+        # Inputs that are in device memory stay there.
+        message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
     _apply_options(message, options)
+    if options.cuda_graphs:
+        for size in _graph_sizes(message, options):
+            message.optimization.cuda.graph_spec.add(batch_size=size)
     if settings.graph_level:
         message.optimization.graph.level = settings.graph_level
     if settings.cuda_provider:
@@ -276,6 +299,31 @@ def _apply_options(message: Any, options: ServingOptions) -> None:
             group.rate_limiter.priority = options.rate_limiter_priority
 
 
+def _working_sizes(message: Any) -> tuple[int, ...]:
+    """Batch sizes that this configuration is made for: one row, the preferred, and the largest."""
+    return (1, *message.dynamic_batching.preferred_batch_size, message.max_batch_size)
+
+
+def _graph_sizes(message: Any, options: ServingOptions) -> tuple[int, ...]:
+    """Batch sizes that a CUDA graph is captured for; a batch of another size runs without one.
+
+    No lower bounds are stated, by which one graph would serve smaller batches too: the TensorRT
+    backend of Triton 24.04 reads the graph's own size where the bound's should be, so they never
+    match.
+
+    Raises:
+        ModelError: one is larger than the largest batch.
+    """
+    sizes = options.cuda_graph_batch_sizes or _working_sizes(message)
+    largest = message.max_batch_size
+    if max(sizes) > largest:
+        raise ModelError(
+            f"serving.cuda_graph_batch_sizes has {max(sizes)}, and this configuration's largest "
+            f"batch is {largest}: Triton refuses that. Drop it, or allow larger batches."
+        )
+    return tuple(sorted(set(sizes)))
+
+
 def _from_bytes(content: bytes) -> Config:
     return Config(vendor().configs.ModelConfig.FromString(content))
 
@@ -304,7 +352,10 @@ def _warm_up(message: Any, inputs: tuple[TensorSpec, ...], options: ServingOptio
         ModelError: one is larger than the largest batch.
     """
     largest = message.max_batch_size
-    sizes = options.warmup_batch_sizes or (1, largest)
+    sizes = options.warmup_batch_sizes or (
+        *_working_sizes(message),
+        *(_graph_sizes(message, options) if options.cuda_graphs else ()),
+    )
     if max(sizes) > largest:
         raise ModelError(
             f"serving.warmup_batch_sizes has {max(sizes)}, and this configuration's largest batch "

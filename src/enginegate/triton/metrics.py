@@ -30,23 +30,35 @@ class Metrics:
         """Read the text format; comments, types and time stamps are dropped.
 
         Raises:
-            ServerError: a line is no sample.
+            ServerError: a line is no sample, or a series stands there twice.
         """
         from prometheus_client.parser import text_string_to_metric_families  # noqa: PLC0415
 
-        series: list[Series] = []
+        series: dict[tuple[str, frozenset[tuple[str, str]]], Series] = {}
         # Without the comments, whose types make the parser rename counters, a line is a family.
         lines = (line for line in text.splitlines() if line and not line.startswith("#"))
         for line in lines:
             try:
                 families = list(text_string_to_metric_families(line))
-                series += [Series(*sample[:3]) for each in families for sample in each.samples]
-            except ValueError as error:
+                found = [
+                    Series(sample.name, sample.labels, float(sample.value))
+                    for family in families
+                    for sample in family.samples
+                ]
+            except (ValueError, OverflowError) as error:
                 raise ServerError(
                     f"This is no Prometheus metric: {line[:120]!r}.\n"
                     "The server at this address is not Triton's metrics port."
                 ) from error
-        return cls(tuple(series))
+            for each in found:
+                key = (each.name, frozenset(each.labels.items()))
+                if key in series:
+                    raise ServerError(
+                        f"{each.name}{each.labels} stands twice in the metrics, so neither value "
+                        "is believed. See what answers at this address besides Triton."
+                    )
+                series[key] = each
+        return cls(tuple(series.values()))
 
     def matching(self, name: str, **labels: str) -> Iterator[Series]:
         """The series of that name that carry these labels; they may carry others too."""

@@ -5,6 +5,7 @@ that is gone), so a few requests are sent as users send them and timed at the cl
 judging the numbers (validation/live.py).
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from enginegate.measurement import Load
 from enginegate.records import Record
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
-from enginegate.triton.metrics import Metrics, read_metrics
+from enginegate.triton.metrics import Metrics, Series, read_metrics
 
 _FAILURES = "nv_inference_request_failure"
 _CANCELED = "CANCELED"
@@ -193,27 +194,40 @@ class _Gauges:
         if early.metrics is None or late.metrics is None:
             return cls(0, None, None, None, early.unread or late.unread)
         which = {"model": model, "version": str(version)}
-        return cls(
-            failed=max(0, _failures(late.metrics, which) - _failures(early.metrics, which)),
-            pending_before=_pending(early.metrics, which),
-            pending=_pending(late.metrics, which),
-            gpu_memory_share=max(_gpu_shares(late.metrics), default=None),
-        )
+        try:
+            return cls(
+                failed=max(0, _failures(late.metrics, which) - _failures(early.metrics, which)),
+                pending_before=_pending(early.metrics, which),
+                pending=_pending(late.metrics, which),
+                gpu_memory_share=max(_gpu_shares(late.metrics), default=None),
+            )
+        except ServerError as error:
+            return cls(0, None, None, None, str(error))
 
 
 def _failures(metrics: Metrics, which: dict[str, str]) -> int:
     """Requests that failed, without those that the client cancelled."""
     failed = metrics.matching(_FAILURES, **which)
-    return round(sum(each.value for each in failed if each.labels.get("reason") != _CANCELED))
+    return sum(_count(each) for each in failed if each.labels.get("reason") != _CANCELED)
 
 
 def _pending(metrics: Metrics, which: dict[str, str]) -> int | None:
-    counts = [series.value for series in metrics.matching(_PENDING, **which)]
-    return round(sum(counts)) if counts else None
+    counts = [_count(series) for series in metrics.matching(_PENDING, **which)]
+    return sum(counts) if counts else None
+
+
+def _count(series: Series) -> int:
+    if not 0.0 <= series.value < math.inf:
+        raise ServerError(
+            f"Triton's metrics say {series.value:g} for {series.name}{series.labels}, which is no "
+            "count. See what answers at the metrics address, and restart Triton if it does."
+        )
+    return round(series.value)
 
 
 def _gpu_shares(metrics: Metrics) -> Iterator[float]:
+    """Used of total memory, by GPU; Triton writes NaN for a figure that a GPU does not give."""
     for total in metrics.matching(_GPU_TOTAL):
         used = metrics.value(_GPU_USED, **total.labels)
-        if used is not None and total.value > 0.0:
+        if used is not None and 0.0 <= used < math.inf and 0.0 < total.value < math.inf:
             yield used / total.value

@@ -79,6 +79,21 @@ def test_runs_on_the_gpu_and_agrees(build, cnn, images, precision, tolerance):
     assert np.abs(odd - exact[:3]).max() <= tolerance * scale
 
 
+def test_bound_runs_work_on_device_memory(build, images):
+    """A batch is run from device memory, and the engine answers as before afterwards."""
+    built = build("onnxruntime-fp32")
+    batch = {name: array[:8] for name, array in images.inputs.items()}
+
+    with open_engine(built.value, built.folder) as runner:
+        with runner.bound(batch) as repeat:
+            repeat(20)
+            bound_s = min(repeat(50) for _ in range(3)) / 50
+        answer = runner.run(batch)["output"]
+
+    assert 0.0 < bound_s < 0.1
+    assert np.isfinite(answer).all()
+
+
 def test_fp8_is_refused(build):
     """There are no fp8 kernels for this; the error says what has them."""
     with pytest.raises(BuildError, match="TensorRT has fp8"):

@@ -38,6 +38,18 @@ def test_every_candidate_is_in_the_scorecard(qualified):
     assert qualified.winner is not None
 
 
+def test_engines_that_run_here_are_measured_alone(qualified):
+    """Each with several windows a batch size, bound to the bytes that were judged."""
+    speeds = {speed.candidate.name: speed for speed in qualified.engine_speeds}
+
+    assert set(speeds) == {"onnxruntime-fp32", "onnxruntime-int8"}
+    for speed in speeds.values():
+        assert speed.batches[0].batch_size == 1
+        assert min(len(batch.windows_per_s) for batch in speed.batches) >= 3
+        assert speed.engine_sha256 == qualified.verdict(speed.candidate).engine_sha256
+    assert qualified.engine_share(qualified.winner) > 0
+
+
 def test_passed_verdict_rests_on_labelled_and_shadow_data(qualified):
     """Labelled data, the shadow sample, its integrity, and slices, each with its numbers."""
     verdict = qualified.verdict(qualified.winner)
@@ -159,7 +171,7 @@ def test_failed_candidate_is_not_benchmarked(qualified, family, tmp_path):
     """It could not win; the scorecard says so, and a key of the policy brings it back."""
     del qualified  # its engines, and its benchmarks of them, are found again
     strict = ("[slo]", "[gates.int8]\nmax_abs_error = 1e-9\n\n[repair]\nmax_builds = 0\n\n[slo]")
-    also = ("[search]", "[benchmark]\nalso_failed = true\n\n[search]")
+    also = ("[benchmark]", "[benchmark]\nalso_failed = true")
 
     card = qualify(family.edited(tmp_path / "strict.toml", strict))
     everything = qualify(family.edited(tmp_path / "also.toml", strict, also))

@@ -559,7 +559,7 @@ def test_slower_release_is_rolled_back_once(released, tmp_path, family, alerts, 
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     opened = read_policy(released)
-    updated = deliver_to_mlflow.fn(opened.target.repository, Workspace.of(opened))
+    updated = deliver_to_mlflow.fn(opened.live_tables, Workspace.of(opened))
     assert any("champion" in sentence for sentence in updated)
     assert (first.version, first.outcome, first.action) == (1, Outcome.FAILED, "alert")
     assert (again.version, again.outcome, again.action) == (2, Outcome.FAILED, "alert")

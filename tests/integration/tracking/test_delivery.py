@@ -188,6 +188,126 @@ def test_old_log_does_not_flood_new_workspace(site, registered, monkeypatch):
     assert asked == []
 
 
+def test_alias_moved_by_hand_returns_to_what_is_live(site, registered):
+    """With nothing left to deliver; another alias stays where it was put."""
+    live, other = registered("by-hand"), registered("by-hand")
+    site.go_live(1, f"models:/by-hand/{live}")
+    site.deliver()
+    for champion in (other, None):
+        site.tracker.remove_alias("by-hand", "champion", live)
+        if champion is not None:
+            site.tracker.move_alias("by-hand", "champion", champion)
+        site.tracker.move_alias("by-hand", "another", other)
+
+        assert site.deliver() == (f"MLflow was updated: by-hand@champion is version {live}.",)
+
+        assert site.champion("by-hand") == live
+        assert site.tracker.alias("by-hand", "another") == other
+        assert site.deliver() == ()
+
+
+def test_alias_that_another_repository_moved_is_taken_by_a_promotion_alone(
+    site, registered, tmp_path
+):
+    """Two watches do not take it from each other every ten minutes."""
+    first, second = registered("shared"), registered("shared")
+    site.go_live(1, f"models:/shared/{first}")
+    site.deliver()
+    (tmp_path / "elsewhere").mkdir()
+    elsewhere = Site(tmp_path / "elsewhere", site.tracker)
+    elsewhere.go_live(1, f"models:/shared/{second}")
+    elsewhere.deliver()
+
+    assert site.deliver() == ()
+    assert site.champion("shared") == second
+
+    assert len(deliver(site.workspace, site.root, reclaim=True)) == 1
+    assert site.champion("shared") == first
+
+
+def test_change_delivered_beside_an_undone_one_moves_the_alias(site, registered):
+    """Another release was about to go live and was undone, which the log calls refused."""
+    first, second = registered("beside"), registered("beside")
+    made = site.go_live(1, f"models:/beside/{first}")
+    site.commit(2, f"models:/beside/{second}")
+    assert site.deliver() == ()
+    assert site.champion("beside") is None
+
+    site.commit(made.version, made.model_uri)
+    site.act("refused", 2)
+    site.deliver()
+
+    assert site.champion("beside") == first
+
+
+def test_champion_left_on_a_withdrawn_version_is_removed(site, registered):
+    """Somebody put it back by hand."""
+    version = registered("put-back")
+    card = scorecard(model_uri=f"models:/put-back/{version}")
+    site.workspace.save_scorecard(card)
+    site.go_live(1, card.model_uri)
+    site.withdraw(1, card)
+    site.deliver()
+    site.tracker.move_alias("put-back", "champion", version)
+
+    assert len(site.deliver()) == 1
+
+    assert site.champion("put-back") is None
+
+
+def test_kill_between_delivery_and_cursor_delivers_once_more(site, registered, monkeypatch):
+    """A line that arrives twice changes nothing."""
+    version = registered("killed")
+    site.go_live(1, f"models:/killed/{version}")
+    with monkeypatch.context() as patch:
+
+        def die(*_):
+            raise SystemExit
+
+        patch.setattr(Cursor, "move", die)
+        with pytest.raises(SystemExit):
+            site.deliver()
+    assert site.champion("killed") == version
+    assert site.cursor.read() is None
+
+    assert len(site.deliver()) == 1
+    assert site.champion("killed") == version
+    assert site.cursor.read() == AuditLog(site.root).head()
+
+
+def test_log_that_began_anew_is_delivered_from_its_first_line(site, registered):
+    """Its cursor stands further than the new log goes."""
+    first, second = registered("anew"), registered("anew")
+    site.go_live(1, f"models:/anew/{first}")
+    site.act("refused", 2)
+    site.deliver()
+    log = AuditLog(site.root)
+    log.path.unlink()
+    log.head_file.unlink()
+    site.go_live(2, f"models:/anew/{second}")
+
+    assert len(site.deliver()) == 1
+
+    assert site.champion("anew") == second
+    assert site.cursor.read() == log.head()
+
+
+def test_delivery_that_waited_delivers_what_is_live_by_then(site, registered):
+    """A release goes live while another process delivers: the one that waits reads it after."""
+    first, second = registered("overtaken"), registered("overtaken")
+    site.go_live(1, f"models:/overtaken/{first}")
+    with ThreadPoolExecutor(1) as promoter:
+        with site.cursor.exclusive():
+            promotion = promoter.submit(deliver, site.workspace, site.root, patience_s=30.0)
+            wait([promotion], 0.2)
+            assert not promotion.done()
+            site.go_live(2, f"models:/overtaken/{second}")
+        assert promotion.result() == (
+            f"MLflow was updated: overtaken@champion is version {second}.",
+        )
+    assert site.champion("overtaken") == second
+
+
 def test_canary_is_not_champion(site, registered):
     """Not while it is watched, nor after it failed; but once it has held."""
     rollouts = RolloutState(site.root)

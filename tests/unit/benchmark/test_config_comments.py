@@ -5,7 +5,7 @@ import pytest
 from enginegate.benchmark.config_comments import annotated_config
 from enginegate.candidate import TensorSpec
 from enginegate.serving import ServingConfig
-from enginegate.triton.config import config_text, model_config, read_config
+from enginegate.triton.config import Config, config_text, model_config, read_config
 
 REASONS = {
     "max_batch_size": "8 was confirmed at 800/s; batch <= 4 sustained 500/s at most",
@@ -65,3 +65,17 @@ def test_default_is_explained_where_its_line_would_be():
     said = [line for line in lines if "max_queue_delay_microseconds is Triton's default" in line]
     assert said == [lines[block - 2]]
     assert all(len(line) <= 100 for line in lines)
+
+
+def test_lines_that_follow_from_others_say_so():
+    """Graphs and warm-up are of the sizes above them; each sentence stands once."""
+    message = config(preferred_batch_sizes=(4,)).message
+    for size in (1, 4, 8):
+        message.optimization.cuda.graph_spec.add(batch_size=size)
+
+    lines = annotated_config(Config(message), {}).splitlines()
+
+    (graphs,) = (place for place, line in enumerate(lines) if "CUDA graph" in line)
+    (warmup,) = (place for place, line in enumerate(lines) if "counts as ready" in line)
+    assert lines[graphs + 1].strip() == "graph_spec {"
+    assert lines[warmup + 1] == "model_warmup {"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from enginegate.candidate import TensorSpec
-from enginegate.engines.batching import run_rows
+from enginegate.engines.batching import check_batch, run_rows, timed_repeat
 from enginegate.errors import DataError
 
 SPECS = (TensorSpec(name="x", dtype="float32", shape=(-1, 3)),)
@@ -44,3 +44,20 @@ def test_wrong_inputs_are_named(inputs, message):
     """What does not fit the model is refused before it runs."""
     with pytest.raises(DataError, match=message):
         run_rows(inputs, SPECS, limit=4, run_once=lambda given: given)
+
+
+def test_a_batch_larger_than_one_run_is_refused():
+    """Nothing is measured on fewer rows than were given."""
+    assert check_batch({"x": x(4)}, SPECS, limit=4) == 4
+    with pytest.raises(DataError, match="at most 4 rows, and 5 were given"):
+        check_batch({"x": x(5)}, SPECS, limit=4)
+
+
+def test_repeated_runs_are_waited_for_once_at_their_end():
+    """The device may still be computing when the last run was queued."""
+    done = []
+
+    seconds = timed_repeat(lambda: done.append("run"), lambda: done.append("wait"))(3)
+
+    assert done == ["run", "run", "run", "wait"]
+    assert seconds >= 0.0

@@ -17,7 +17,7 @@ def _play(took_s, *, until_s, matured, naive=None):
     while now_s < until_s:
         now_s += 0.01
         while opened < len(took_s) and 0.001 * opened <= now_s:
-            transcript.add_request(0.001 * opened, 0)
+            transcript.add_request(0.001 * opened, 0, 0.001 * opened)
             opened += 1
         while waiting and waiting[0][0] <= now_s:
             done_s, row = waiting.pop(0)
@@ -50,7 +50,7 @@ def test_warm_up_and_failures():
     """Requests due in the warm-up are not counted; one that failed counts as over."""
     transcript, matured = Transcript(), MaturedCounts(LIMIT_S, skip_s=1.0)
     for row, due_s in enumerate((0.5, 0.999, 1.0, 1.1, 1.2)):
-        transcript.add_request(due_s, row)
+        transcript.add_request(due_s, row, due_s)
     transcript.add_answer(0, OK, 9.0)
     transcript.add_answer(2, OK, 1.05)
     transcript.add_answer(3, Response("UNAVAILABLE", "", None), 1.1)

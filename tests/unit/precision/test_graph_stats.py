@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from enginegate.candidate import Precision
-from enginegate.precision.graph_stats import executed_layers, graph_stats
+from enginegate.precision.graph_stats import count_convolutions, executed_layers, graph_stats
 from tests.fakes import recurrent
 from tests.fakes.recurrent import CLASSES, FEATURES, HIDDEN, STEPS, TRIPS
 
@@ -437,3 +437,15 @@ def test_the_work_of_a_file_needs_no_weights(tmp_path):
     (tmp_path / "weights").unlink()
 
     assert graph_stats(path, batch_size=4).flops == 2 * 4 * 64 * 10
+
+
+def test_convolutions_are_counted_in_bodies_too():
+    """Whatever their type; a matrix product is none."""
+    inner = helper.make_graph([helper.make_node("QLinearConv", ["a"], ["b"])], "inner", [], [])
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["a"]),
+        helper.make_node("If", ["yes"], ["y"], then_branch=inner, else_branch=inner),
+    ]
+
+    assert count_convolutions(helper.make_model(helper.make_graph(nodes, "g", [], []))) == 3
+    assert count_convolutions(layer(TensorProto.FLOAT)) == 0

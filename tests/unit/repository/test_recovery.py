@@ -113,6 +113,24 @@ def test_lost_commit_point_removes_no_history(repository, server, package):
     assert Layout(repository.root, "digits").stored_versions() == (1,)
 
 
+def test_damaged_live_pointer_is_written_again_by_a_rollback(repository, server, package):
+    """As its own message says: move it away, and roll back to the release that verify names."""
+    repository.publish(package(1.0), expected=None)
+    repository.publish(package(2.0), expected=1)
+    pointer = Layout(repository.root, "digits").current_file
+    pointer.write_text("{")
+    with pytest.raises(TamperedError, match=r"rollback POLICY --to N"):
+        repository.publish(package(3.0), expected=2)
+    assert "rollback POLICY --to N" in "".join(problems(repository))
+
+    pointer.unlink()
+    assert "made it 2" in "".join(problems(repository))
+    assert repository.rollback("digits", 2).version == 2
+
+    assert answer(server, package) == (2, 2.0)
+    assert problems(repository) == []
+
+
 def test_failed_import_keeps_existing_history(repository, server, package, tmp_path):
     """Retention removed its bytes before: manifest, samples and signature were here already."""
     source = Layout(tmp_path / "source", "digits")

@@ -166,14 +166,25 @@ def test_fp32_is_measured_only_as_a_reference(rules, faster_than, lives, skips, 
     assert (FP32 in skipped) is skips
 
 
-def test_native_onnxruntime_on_gpu_needs_insisting(session, attempt, rules):
-    """It takes no buckets: auto takes the Python backend there, and "native" is a choice."""
+@pytest.mark.parametrize(
+    ("flags", "auto"),
+    [
+        pytest.param({"convolutions": "0"}, "onnxruntime", id="encoder"),
+        pytest.param({"convolutions": "53"}, "python", id="convolutions"),
+        pytest.param({}, "python", id="built-before-they-were-counted"),
+    ],
+)
+def test_auto_leaves_convolutions_on_a_gpu_to_the_python_backend(
+    session, attempt, rules, flags, auto
+):
+    """ONNX Runtime plans them anew for every batch size, unless they are padded to a few."""
     native = replace(rules.benchmark_tables, serving=ServingOptions(backend="native"))
     insisting, target = replace(session, tables=native), rules.target
+    engine = on_gpu(attempt.value).model_copy(update={"flags": flags})
 
     assert tried._backend(session, attempt.value, target) == "onnxruntime"
-    assert tried._backend(session, on_gpu(attempt.value), target) == "python"
-    assert tried._backend(insisting, on_gpu(attempt.value), target) == "onnxruntime"
+    assert tried._backend(session, engine, target) == auto
+    assert tried._backend(insisting, engine, target) == "onnxruntime"
 
 
 KINDS_OF_DEVICE = [

@@ -3,8 +3,10 @@ from pathlib import Path
 import pytest
 
 from enginegate.candidate import TensorSpec
+from enginegate.engine_kinds import NativeBackend
 from enginegate.errors import ModelError, ServerError
 from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.triton import config as written
 from enginegate.triton.config import (
     config_json,
     config_text,
@@ -172,6 +174,38 @@ def test_native_backend_names_its_file(backend, filename):
     assert (found.backend, found.message.default_model_filename) == (backend, filename)
 
 
+@pytest.mark.parametrize(
+    ("preferred", "asked", "graphs", "warmed"),
+    [
+        ((4,), (), [1, 4, 8], [1, 4, 8]),
+        ((4,), (2, 6), [2, 6], [1, 2, 4, 6, 8]),
+        ((), (), [1, 8], [1, 8]),
+    ],
+    ids=["chosen-sizes", "named-sizes", "no-preferred"],
+)
+def test_cuda_graphs_are_captured_for_the_sizes_that_are_served(preferred, asked, graphs, warmed):
+    """Each size that has a graph, or is preferred, is also run before a version is ready."""
+    options = ServingOptions(cuda_graphs=True, cuda_graph_batch_sizes=asked)
+    serving = SERVING.model_copy(update={"preferred_batch_sizes": preferred})
+
+    message = _config(backend="tensorrt", serving=serving, options=options, gpu=True).message
+
+    assert [spec.batch_size for spec in message.optimization.cuda.graph_spec] == graphs
+    assert [sample.batch_size for sample in message.model_warmup] == warmed
+
+
+def test_platform_is_stated_where_the_backend_alone_means_another_format(monkeypatch):
+    """Triton's PyTorch backend takes TorchScript unless the platform says otherwise."""
+    aoti = NativeBackend("pytorch", "model.pt2", platform="torch_aoti", names_platform=True)
+    monkeypatch.setattr(written, "native_backends", lambda: {"pytorch": aoti})
+
+    message = _config(backend="pytorch", gpu=True).message
+
+    assert (message.backend, message.platform) == ("pytorch", "torch_aoti")
+    assert message.default_model_filename == "model.pt2"
+    assert not _config(backend="python").message.platform
+
+
 UNBATCHED = {"dynamic_batching": False, "max_queue_delay_us": 0}
 
 
@@ -184,6 +218,11 @@ UNBATCHED = {"dynamic_batching": False, "max_queue_delay_us": 0}
         (UNBATCHED, {"max_queue_size": 4}, "max_queue_size is set.*no dynamic batching"),
         (UNBATCHED, {"preserve_ordering": True}, "preserve_ordering is set"),
         ({}, {"warmup_batch_sizes": (1, 16)}, "warmup_batch_sizes has 16.*is 8"),
+        (
+            {},
+            {"cuda_graphs": True, "cuda_graph_batch_sizes": (1, 16)},
+            "cuda_graph_batch_sizes has 16.*is 8",
+        ),
     ],
 )
 def test_contradictory_settings_are_refused(serving, options, message):
@@ -202,6 +241,7 @@ def test_contradictory_settings_are_refused(serving, options, message):
         ({"default_priority_level": 1}, "need each other"),
         ({"priority_levels": 2, "default_priority_level": 3}, "is 3, and there are 2"),
         ({"timeout_action": "delay"}, "needs queue_timeout_us"),
+        ({"cuda_graph_batch_sizes": (4,)}, "needs cuda_graphs = true"),
         (
             {"priority_levels": 2, "default_priority_level": 1, "preserve_ordering": True},
             "one priority level only",

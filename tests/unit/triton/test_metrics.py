@@ -83,12 +83,30 @@ def test_matching_gives_every_series_with_the_labels():
 
 
 @pytest.mark.parametrize(
-    "line", ["<html>", "name", "name{a=b} 1", 'name{a="b"', "1name 1", "name one"]
+    "line",
+    [
+        "<html>",
+        "name",
+        "name{a=b} 1",
+        'name{a="b"',
+        "1name 1",
+        "name one",
+        "{, =",
+        pytest.param("name 1" + "0" * 400, id="too-large"),
+    ],
 )
 def test_line_that_is_no_metric_is_refused(line):
     """A line that is no sample is named, so that a wrong address is noticed."""
     with pytest.raises(ServerError, match="no Prometheus metric"):
         Metrics.parse(line)
+
+
+def test_duplicated_series_is_refused():
+    """Of two values with one name and equal labels neither is believed, nor their sum."""
+    lines = 'name{a="1",b="2"} 3\nname{a="1",b="3"} 3\nname{b="2",a="1"} 4'
+
+    with pytest.raises(ServerError, match=r"name\{.*\} stands twice"):
+        Metrics.parse(lines)
 
 
 def test_endpoint_is_read(endpoint):

@@ -48,6 +48,39 @@ def test_metrics_that_are_named_and_do_not_answer_are_told_from_none():
     assert (found.failed, found.pending) == (0, None)
 
 
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-1"])
+@pytest.mark.parametrize("early_is_wrong", [False, True])
+def test_counter_that_is_no_count_is_not_believed(value, early_is_wrong):
+    """The metrics then count as unread: no failure more is not zero failures more."""
+    wrong = scraped(rejected=value, canceled=0, other=0)
+    right = scraped(rejected=0, canceled=0, other=0)
+    readings = (wrong, right) if early_is_wrong else (right, wrong)
+
+    found = _Gauges.of(*readings, "digits", 2)
+
+    assert "nv_inference_request_failure" in found.unread
+    assert (found.failed, found.pending_before, found.pending) == (0, None, None)
+
+
+def test_counter_of_another_version_may_be_no_count():
+    """Only the series of the version that is checked are held against the metrics."""
+    found = _Gauges.of(*[scraped(rejected=0, canceled=0, other="NaN")] * 2, "digits", 2)
+
+    assert (found.unread, found.pending) == ("", 4)
+
+
+@pytest.mark.parametrize(
+    ("used", "total", "share"), [("5", "10", 0.5), ("NaN", "10", None), ("5", "NaN", None)]
+)
+def test_gpu_that_cannot_tell_its_memory_has_no_share(used, total, share):
+    """Triton writes NaN for a figure that a GPU does not give."""
+    text = f"nv_gpu_memory_used_bytes {used}\nnv_gpu_memory_total_bytes {total}"
+
+    found = _Gauges.of(*[_Scrape(Metrics.parse(text))] * 2, "digits", 2)
+
+    assert (found.gpu_memory_share, found.unread) == (share, "")
+
+
 @pytest.fixture
 def slow_counters(monkeypatch):
     """A server that counts one more answer at each reading after the first."""

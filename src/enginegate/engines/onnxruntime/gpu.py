@@ -60,14 +60,27 @@ def load_cuda_libraries() -> None:
             onnxruntime.preload_dlls()
 
 
-def provider(*, tf32: bool, graphs: bool, device_id: int = 0) -> tuple[str, dict[str, str]]:
-    """The CUDA provider with its settings; it uses TF32 unless told not to."""
+def provider(
+    *, tf32: bool, graphs: bool, device_id: int = 0, stream: int = 0
+) -> tuple[str, dict[str, str]]:
+    """The CUDA provider with its settings; it uses TF32 unless told not to.
+
+    Args:
+        stream: handle of the stream that all work is queued on; 0 lets the provider make its own.
+    """
     settings = {
         "device_id": str(device_id),
         "use_tf32": "1" if tf32 else "0",
         "enable_cuda_graph": "1" if graphs else "0",
     }
+    if stream:
+        settings["user_compute_stream"] = str(stream)
     return (PROVIDER, settings)
+
+
+def element_type(name: str) -> Any:
+    """NumPy's type for ONNX Runtime's name of one, e.g. ``tensor(float)``."""
+    return _TYPES[name]
 
 
 def buckets_up_to(limit: int, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -220,12 +233,17 @@ class Bucketed:
     def run(self, inputs: Arrays) -> Arrays:
         """Outputs of at most as many rows as the largest bucket."""
         rows = len(next(iter(inputs.values())))
-        size = bucket_of(rows, self.buckets)
+        buffers = self.loaded(inputs)
+        buffers.execute()
+        return {name: array[:rows] for name, array in buffers.read().items()}
+
+    def loaded(self, inputs: Arrays) -> Buffers:
+        """The buffers of the smallest bucket that holds the rows, with these on the device."""
+        size = bucket_of(len(next(iter(inputs.values()))), self.buckets)
         whole = {name: pad_rows(array, size) for name, array in inputs.items()}
         buffers = self.buffers(whole)
         buffers.load(whole)
-        buffers.execute()
-        return {name: array[:rows] for name, array in buffers.read().items()}
+        return buffers
 
     def run_joined(self, parts: Sequence[Arrays]) -> Arrays:
         """Outputs of several requests' rows together, at most as many as the largest bucket.

@@ -32,6 +32,7 @@ from enginegate.engines.protocol import (
     ServedFiles,
     missing,
 )
+from enginegate.engines.python_backend import runner_files
 from enginegate.errors import BuildError, EnginegateError, ModelError, TookTooLongError
 from enginegate.precision import Conversion
 from enginegate.records import Record
@@ -39,6 +40,7 @@ from enginegate.serving import BackendSettings
 
 ENGINE_FILE, PORTABLE_FILE = "model.onnx", "optimised.onnx"
 _GPU_FILE = "onnxruntime_gpu.py"
+_CONVOLUTIONS = "convolutions"
 # As Triton's backend numbers the levels in ``optimization.graph.level``.
 _GRAPH_LEVELS: dict[str, Literal[-1, 0, 1, 2]] = {
     "ORT_ENABLE_ALL": 0,
@@ -184,7 +186,7 @@ class OnnxRuntimeKind(EngineKind):
             converted,
             builder=plan.toolchain,
             target="cpu" if device == "cpu" else f"cuda {cuda.gpu() or 'no GPU'}",
-            flags=_flags(plan, table, device, opened),
+            flags=_flags(plan, table, device, opened, converted.convolutions),
             beside=[folder / PORTABLE_FILE],
             external=external,
             proof=_proof(plan, converted, opened, device),
@@ -234,7 +236,7 @@ class OnnxRuntimeKind(EngineKind):
         """
         here, device = Path(__file__), _device(engine)
         files = {
-            "model.py": here.with_name("serve.py"),
+            **runner_files(self.name, here.with_name("serve.py"), gpu=device == "cuda"),
             "engine.json": path.with_name("manifest.json"),
             engine.filename: path,
             **{name: path.with_name(name) for name in engine.external},
@@ -270,11 +272,17 @@ class OnnxRuntimeKind(EngineKind):
         )
 
     def native_drawback(self, engine: Engine, /) -> str | None:
-        if _device(engine) == "cpu":
+        """Convolutions on a GPU: they are planned anew whenever the batch size changes.
+
+        ONNX Runtime's CUDA provider keeps the plan of the last size alone, which costs tens of
+        milliseconds a change, and a dynamic batcher changes it with every batch; this program's
+        runner pads to a few sizes instead. A network without them loses its CUDA graphs at most.
+        """
+        if _device(engine) == "cpu" or engine.flags.get(_CONVOLUTIONS) == "0":
             return None
         return (
-            "on a GPU it takes neither this engine's batch buckets nor its CUDA graphs, so a "
-            "convolution is planned anew for every batch size that comes."
+            "on a GPU it does not take this engine's batch buckets, so its convolutions are "
+            "planned anew whenever the batch size changes."
         )
 
     def onnx_graph(self, engine: Engine, folder: Path, /) -> Path | None:
@@ -334,7 +342,11 @@ def _fallback(device: Device, opened: OpenSession) -> str:
 
 
 def _flags(
-    plan: BuildPlan, table: OnnxRuntimeTable, device: Device, opened: OpenSession
+    plan: BuildPlan,
+    table: OnnxRuntimeTable,
+    device: Device,
+    opened: OpenSession,
+    convolutions: int,
 ) -> dict[str, str]:
     told = {
         "provider": PROVIDERS[device],
@@ -349,6 +361,7 @@ def _flags(
         "cuda_graphs": "on" if opened.graphs else "off",
         "batch_buckets": " ".join(str(size) for size in sizes),
         "copies_in_graph": str(opened.copies),
+        _CONVOLUTIONS: str(convolutions),
     }
 
 

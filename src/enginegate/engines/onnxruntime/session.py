@@ -18,7 +18,7 @@ import onnx
 from enginegate.candidate import Precision, ShapeRange, TensorSpec
 from enginegate.data import Array, Tensors
 from enginegate.engines import cuda
-from enginegate.engines.batching import run_rows
+from enginegate.engines.batching import check_batch, run_rows, timed_repeat
 from enginegate.engines.cuda import Device
 from enginegate.engines.onnxruntime.gpu import PROVIDER as CUDA
 from enginegate.engines.onnxruntime.gpu import Bucketed, load_cuda_libraries, provider
@@ -213,6 +213,13 @@ class SessionRunner:
         """Outputs of any number of rows."""
         return run_rows(inputs, self.specs, limit=self.limit, run_once=self._once)
 
+    @contextmanager
+    def bound(self, inputs: Tensors) -> Iterator[Callable[[int], float]]:
+        """Plain runs on one batch: a processor reads host memory where it lies."""
+        check_batch(inputs, self.specs, limit=self.limit)
+        names = [output.name for output in self.session.get_outputs()]
+        yield timed_repeat(lambda: run_in_time(self.session, names, inputs))
+
     def _once(self, inputs: Tensors) -> Tensors:
         names = [output.name for output in self.session.get_outputs()]
         return dict(zip(names, run_in_time(self.session, names, inputs), strict=True))
@@ -230,6 +237,12 @@ class GpuRunner:
         """Outputs of any number of rows."""
         limit = self.bucketed.buckets[-1]
         return run_rows(inputs, self.specs, limit=limit, run_once=self.bucketed.run)
+
+    @contextmanager
+    def bound(self, inputs: Tensors) -> Iterator[Callable[[int], float]]:
+        """Runs of one bucket's buffers; ONNX Runtime waits for the device after each run."""
+        check_batch(inputs, self.specs, limit=self.bucketed.buckets[-1])
+        yield timed_repeat(self.bucketed.loaded(inputs).execute)
 
 
 def warm(

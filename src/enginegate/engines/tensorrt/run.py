@@ -18,7 +18,7 @@ import numpy as np
 from enginegate.candidate import Engine, TensorSpec
 from enginegate.data import Array, Tensors
 from enginegate.engines import cuda
-from enginegate.engines.batching import check_rows
+from enginegate.engines.batching import check_batch, check_rows, timed_repeat
 from enginegate.engines.onnxruntime.gpu import bucket_of, buckets_up_to, pad_rows
 from enginegate.errors import EnginegateError, ModelError
 
@@ -64,6 +64,23 @@ class _Runner:
         parts += [self._answer(slot, count) for slot, count in running]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
+    @contextmanager
+    def bound(self, inputs: Tensors) -> Iterator[Callable[[int], float]]:
+        """Runs between device buffers, without the copies, as one graph where it can be captured.
+
+        The buffers are given back when the runner closes.
+        """
+        self._stream.bind()
+        rows = check_batch(inputs, self._engine.inputs, limit=self._engine.max_batch_size)
+        size = bucket_of(rows, self._buckets)
+        slot = self._slot({name: pad_rows(array, size) for name, array in inputs.items()})
+        shapes = {spec.name: slot.host[spec.name].shape for spec in self._engine.inputs}
+        compute = self._computing(slot.device, shapes)
+        slot.launch()
+        compute()
+        self._stream.wait()
+        yield timed_repeat(self._captured(compute), self._stream.wait)
+
     def _started(self, inputs: Tensors, turn: int) -> _Slot:
         size = bucket_of(len(next(iter(inputs.values()))), self._buckets)
         whole = {name: pad_rows(array, size) for name, array in inputs.items()}
@@ -96,11 +113,14 @@ class _Runner:
         direct = self._direct(host, device, shapes)
         direct()  # once uncaptured: the library allocates and chooses on the first run of a shape
         self._stream.wait()
+        return _Slot(host, device, self._captured(direct), self._stream.event())
+
+    def _captured(self, queue: Callable[[], None]) -> Callable[[], None]:
+        """One graph of what is queued, or the queueing itself where it cannot be captured."""
         try:
-            launch = self._stream.capture(direct)
+            return self._stream.capture(queue)
         except EnginegateError:
-            launch = direct
-        return _Slot(host, device, launch, self._stream.event())
+            return queue
 
     def _shape(self, spec: TensorSpec) -> tuple[int, ...]:
         return tuple(int(axis) for axis in self._context.get_tensor_shape(spec.name))
@@ -116,17 +136,28 @@ class _Runner:
         device: dict[str, int],
         shapes: dict[str, tuple[int, ...]],
     ) -> Callable[[], None]:
+        compute = self._computing(device, shapes)
+
+        def queue() -> None:
+            for name in shapes:
+                self._stream.upload(device[name], host[name])
+            compute()
+            for spec in self._engine.outputs:
+                self._stream.download(host[spec.name], device[spec.name])
+
+        return queue
+
+    def _computing(
+        self, device: dict[str, int], shapes: dict[str, tuple[int, ...]]
+    ) -> Callable[[], None]:
         def queue() -> None:
             for name, shape in shapes.items():
                 self._context.set_input_shape(name, shape)
-                self._stream.upload(device[name], host[name])
             self._placed(device)
             if not self._context.execute_async_v3(self._stream.address):
                 raise ModelError(
                     f"{self._engine.candidate} did not run; its library's log says why."
                 )
-            for spec in self._engine.outputs:
-                self._stream.download(host[spec.name], device[spec.name])
 
         return queue
 

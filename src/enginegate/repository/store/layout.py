@@ -144,8 +144,18 @@ class Layout:
 
         Raises:
             RepositoryError: an earlier enginegate wrote it.
+            TamperedError: it is cut short or edited; the message says how it is written again.
         """
-        return _read(Current, self.current_file) if os.path.lexists(self.current_file) else None
+        if not os.path.lexists(self.current_file):
+            return None
+        try:
+            return _read(Current, self.current_file)
+        except InputError as error:
+            raise TamperedError(
+                f"{error}\nIt is the live pointer of {self.model}. Restore it from a backup; or "
+                "move it away: `enginegate verify POLICY` then names the recorded release N, and "
+                "`enginegate rollback POLICY --to N` writes it again."
+            ) from error
 
     def release(self, version: int) -> Release:
         """A release's manifest.

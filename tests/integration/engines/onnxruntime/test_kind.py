@@ -214,7 +214,12 @@ def test_serving_names_files_of_the_store(int8):
     served = serving(int8.value, int8.folder)
 
     assert served.backend == "python"
-    assert set(served.files) == {"model.py", "engine.json", "model.onnx"}
+    assert set(served.files) == {
+        "model.py",
+        "engine_onnxruntime.py",
+        "engine.json",
+        "model.onnx",
+    }
     assert all(path.is_file() and not path.is_symlink() for path in served.files.values())
     assert served.settings.parameters["intra_op_threads"] == int8.value.flags["intra_op_threads"]
 

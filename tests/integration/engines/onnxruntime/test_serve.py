@@ -8,7 +8,7 @@ import importlib.util
 import json
 import shutil
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -136,14 +136,14 @@ def test_answers_are_the_validated_ones(load, built, samples):
 def test_batch_runs_the_session_once(load, samples):
     """The session runs once for all requests of a batch."""
     model = load()
-    session, calls = model._session, []
+    session, calls = model._engine._session, []
 
     class Counting:
         def run(self, *arguments):
             calls.append(arguments)
             return session.run(*arguments)
 
-    model._session = Counting()
+    model._engine._session = Counting()
 
     model.execute([Request(image=samples.inputs["image"][:2]) for _ in range(5)])
 
@@ -178,7 +178,7 @@ def test_failing_batch_answers_every_request(load, samples):
         def run(self, *_arguments):
             raise MemoryError("no room")
 
-    model._session = Broken()
+    model._engine._session = Broken()
     image = samples.inputs["image"][:1]
 
     answers = model.execute([Request(image=image), Request(), Request(image=image)])
@@ -199,13 +199,22 @@ def test_changed_engine_is_not_loaded(load, version):
         load()
 
 
-def test_fallback_to_another_provider_fails_the_load(load):
+def test_fallback_to_another_provider_fails_the_load(version):
     """A session that does not get the provider it asked for is refused, never used quietly."""
+    from enginegate.engines.onnxruntime import gpu
+    from enginegate.engines.onnxruntime.serve import open_for_triton
+
+    shutil.copyfile(gpu.__file__, version / "onnxruntime_gpu.py")
+    manifest = json.loads((version / "engine.json").read_bytes())
+    asked = {"provider": "CUDAExecutionProvider"}
+    content = (version / "model.onnx").read_bytes()
+    lane = open_for_triton(version, content, manifest, asked, 0).lane(SimpleNamespace(address=0))
+
     with (
         pytest.warns(UserWarning, match="CUDAExecutionProvider"),
         pytest.raises(RuntimeError, match="asked for CUDAExecutionProvider"),
     ):
-        load({"provider": "CUDAExecutionProvider"})
+        lane.bind({}, None, warm=True)
 
 
 def test_threads_can_be_set(load, samples):
@@ -216,24 +225,3 @@ def test_threads_can_be_set(load, samples):
     two = load({"intra_op_threads": "2"}).execute([Request(image=image)])[0]
 
     np.testing.assert_allclose(one.outputs["output"], two.outputs["output"], atol=1e-6)
-
-
-def test_batches_beyond_the_largest_bucket_are_cut(version):
-    """On a GPU every run is at most the largest bucket; the rows come back in order."""
-    spec = importlib.util.spec_from_file_location("served_model", version / "model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sizes = []
-
-    class Bucketed:
-        buckets = (2, 4)
-        warm_up = None
-
-        def run(self, inputs):
-            sizes.append(len(inputs["x"]))
-            return {"y": inputs["x"] * 2}
-
-    found = module._OnGpu(Bucketed()).run(["y"], {"x": np.arange(10)})
-
-    np.testing.assert_array_equal(found[0], np.arange(10) * 2)
-    assert sizes == [4, 4, 2]

@@ -5,8 +5,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from enginegate.candidate import TensorSpec
 from enginegate.engines.onnxruntime import gpu as onnxruntime_gpu
 from enginegate.engines.onnxruntime.gpu import Bucketed, bucket_of, buckets_up_to, pad_rows
+from enginegate.engines.onnxruntime.session import GpuRunner
+from enginegate.errors import DataError
 
 
 @pytest.mark.parametrize(
@@ -136,3 +139,26 @@ def test_every_bucket_has_a_session_of_its_own(session, monkeypatch):
         bucketed.run(rows(2, length))
 
     assert (after_buckets, len(opened)) == (3, 4)
+
+
+def test_bound_inputs_are_computed_on_without_being_copied_again(bucketed, monkeypatch):
+    """Repeated runs use the warm bucket's buffers, which hold the batch, padded."""
+    bucketed.warm_up({"x": np.ones((1, 3), np.float32)})
+    runner = GpuRunner(bucketed, (TensorSpec(name="x", dtype="float32", shape=(-1, 3)),))
+    inputs = rows(3)
+
+    with runner.bound(inputs) as repeat:
+        monkeypatch.setattr(onnxruntime_gpu.Buffers, "load", None)
+        seconds = repeat(2)
+
+    found = bucketed.buffers({"x": pad_rows(inputs["x"], 4)}).read()["y"]
+    np.testing.assert_array_equal(found[:3], inputs["x"] * 2)
+    assert seconds > 0.0
+
+
+def test_more_rows_than_the_largest_bucket_are_not_bound(bucketed):
+    """One run is what is timed."""
+    runner = GpuRunner(bucketed, (TensorSpec(name="x", dtype="float32", shape=(-1, 3)),))
+
+    with pytest.raises(DataError, match="at most 8 rows"), runner.bound(rows(9)):
+        pass

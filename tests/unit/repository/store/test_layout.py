@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from enginegate.errors import RepositoryError
+from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository import Layout, LiveRepository, verify
 
 OLD = {"version": 1, "known": [1], "changed_at": "2026-01-01T00:00:00Z"}
@@ -22,6 +22,16 @@ def test_older_format_is_refused_in_one_sentence(older):
     """The message says what to move."""
     with pytest.raises(RepositoryError, match=r"earlier enginegate's format.*promote it again"):
         Layout(older, "digits").current()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema_version": 2}', "\x00" * 100])
+def test_damaged_pointer_says_how_it_is_written_again(tmp_path, content):
+    """Making it again by hand is what nobody should try."""
+    layout = Layout(tmp_path, "digits")
+    layout.current_file.write_text(content)
+
+    with pytest.raises(TamperedError, match=r"(?s)current.digits.json.*rollback POLICY --to N"):
+        layout.current()
 
 
 def test_older_manifest_is_refused(older):

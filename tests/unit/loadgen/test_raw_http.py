@@ -1,7 +1,9 @@
 """Faults that Triton's HTTP server cannot be brought to make, from a server that does."""
 
 import asyncio
+import itertools
 import json
+import select
 import socket
 import threading
 from contextlib import contextmanager
@@ -10,9 +12,13 @@ import numpy as np
 import pytest
 
 from enginegate.loadgen.grpc_sender import encode_request
-from enginegate.loadgen.http_sender import HttpSender, http_request
+from enginegate.loadgen.http_message import http_request
+from enginegate.loadgen.raw_http import RawHttp
+from enginegate.loadgen.raw_loop import Destination, RawLoop
 from enginegate.loadgen.traffic import Traffic, Transport, run_load
-from enginegate.measurement import Load
+from enginegate.loadgen.transcript import Transcript
+from enginegate.loadgen.worker_load import RunClock
+from enginegate.measurement import ClosedLoad, Load
 
 HEAD = json.dumps(
     {
@@ -49,8 +55,10 @@ def _server(answers):
                 length = int(head.lower().split(b"\r\ncontent-length:")[1].split(b"\r\n")[0])
                 met["requests"].append(head + await reader.readexactly(length))
                 answer, stays = next(said, (WHOLE, True))
-                writer.write(answer)
-                await writer.drain()
+                for piece in [answer] if isinstance(answer, bytes) else answer:
+                    writer.write(piece)
+                    await writer.drain()
+                    await asyncio.sleep(0.002)
                 if not stays:
                     return
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -111,7 +119,21 @@ def test_request_is_one_message_made_once():
     [
         pytest.param((WHOLE[:-3], False), "UNAVAILABLE", id="half-an-answer"),
         pytest.param((b"", False), "UNAVAILABLE", id="no-answer"),
-        pytest.param((b"nonsense\r\n\r\n", False), "UNAVAILABLE", id="not-http"),
+        pytest.param((b"nonsense\r\n\r\n", True), "UNAVAILABLE", id="not-http"),
+        pytest.param((b"x" * 70_000, True), "UNAVAILABLE", id="no-end-of-head"),
+        pytest.param((b"HTTP/1.1 200 OK\r\n\r\n", True), "UNAVAILABLE", id="no-length"),
+        pytest.param(
+            (WHOLE.replace(b"Content-Length: ", b"Content-Length: -"), True),
+            "UNAVAILABLE",
+            id="negative-length",
+        ),
+        pytest.param((WHOLE + b"more", True), "UNAVAILABLE", id="more-than-an-answer"),
+        pytest.param(
+            (WHOLE.replace(b"model_version", b"m_version_xxx"), True),
+            "UNAVAILABLE",
+            id="no-version",
+        ),
+        pytest.param((WHOLE.replace(b"{", b"[", 1), True), "UNAVAILABLE", id="not-json"),
         pytest.param((WHOLE[:-3], True), "DEADLINE_EXCEEDED", id="stuck"),
         pytest.param(
             (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nfull", True),
@@ -133,13 +155,27 @@ def test_broken_answer_is_one_failure(answer, status):
     assert len(replies) == 9
 
 
-async def _one_by_one(address, count):
-    sender = HttpSender(address)
+def _one_by_one(address, count):
+    """Errors of so many requests, each sent once the one before it was answered."""
     request = http_request(address, encode_request("m", {"x": np.array([[1, 2]], np.float32)}))
-    assert await sender.connect(30.0)
-    errors = [(await sender.send(request, 30.0)).error for _ in range(count)]
-    await sender.close()
-    return errors
+    clock = RunClock()
+    with select.epoll() as poll:
+        loop = RawLoop((request,), itertools.repeat(0), 30.0, Transcript(), poll)
+        wire = loop.wire = RawHttp(address, poll, loop.watched, loop.answered)
+        note_answer = loop.answered
+
+        def stop_after_the_last(row, answer):
+            note_answer(row, answer)
+            if row == count - 1:
+                clock.stop_s = 0.0
+
+        wire.answered = stop_after_the_last
+        assert wire.connect(30.0)
+        clock.begin()
+        loop.keep_in_flight(1, 600.0, clock)
+        wire.close()
+    assert len(loop.transcript.latency_s) == count
+    return dict(loop.transcript.errors)
 
 
 @pytest.mark.parametrize(
@@ -156,9 +192,9 @@ def test_connections_are_kept_and_closed_ones_replaced(answer, connections):
     Nor is one that it only said it would close: the next request may be there before the end is.
     """
     with _server([answer] * 20) as (address, met):
-        errors = asyncio.run(_one_by_one(address, 20))
+        errors = _one_by_one(address, 20)
 
-    assert errors == 20 * [""]
+    assert errors == {}
     assert met["connections"] == connections
 
 
@@ -175,3 +211,69 @@ def test_load_without_a_request_has_used_no_processor():
 
     assert len(result.due_s) == 0
     assert 0.0 <= result.cpu_share < 0.9
+
+
+def test_answer_in_pieces_is_one_answer():
+    """Wherever the network cuts an answer, it is read whole."""
+    pieces = [WHOLE[:5], WHOLE[5:60], WHOLE[60:-3], WHOLE[-3:]]
+    result, met, replies = _run([(pieces, True)] * 10)
+
+    assert result.errors == {}
+    assert [reply.outputs["y"].tolist() for reply in replies] == [[[1.5, -2.0]]] * 10
+    assert met["connections"] == 8
+
+
+def test_request_larger_than_the_sockets_buffer_goes_out_whole():
+    """What the socket does not take at once follows once there is room."""
+    sample = {"x": np.arange(4_000_000, dtype=np.float32).reshape(1, -1)}
+    with _server([]) as (address, met):
+        result = run_load(
+            address,
+            Traffic.of("m", [sample], timeout_s=30.0),
+            ClosedLoad(clients=2, duration_s=0.2, seed=1),
+            sending=Transport(protocol="http"),
+        )
+
+    assert result.failed == 0
+    assert met["requests"]
+    assert all(sent.endswith(sample["x"].tobytes()) for sent in met["requests"])
+
+
+def test_server_that_goes_away_fails_what_follows():
+    """Every request without an answer is counted, and the run goes on to its end."""
+    replies = []
+    with _server([(WHOLE, True)] * 5) as (address, _), socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+
+        def leave(_, reply):
+            replies.append(reply)
+            if len(replies) == 3:
+                wires[0].close()
+                wires[0]._server = Destination(socket.AF_INET, unused.getsockname())
+
+        request = http_request(address, encode_request("m", {"x": np.zeros((1, 2), np.float32)}))
+        with select.epoll() as poll:
+            loop = RawLoop((request,), itertools.repeat(0), 5.0, Transcript(leave), poll)
+            wires = [RawHttp(address, poll, loop.watched, loop.answered, decodes=True)]
+            loop.wire = wires[0]
+            assert loop.wire.connect(30.0)
+            clock = RunClock()
+            clock.begin()
+            loop.send_at(iter([0.0, 0.05, 0.1, 0.15, 0.2]), clock)
+
+    assert loop.transcript.errors == {"UNAVAILABLE": 2}
+    assert len(replies) == 3
+
+
+def test_clients_of_a_closed_loop_are_all_in_flight():
+    """So many requests are under way at once, never more, each on a connection of its own."""
+    with _server([(WHOLE[:-1], True)] * 20) as (address, met):
+        result = run_load(
+            address,
+            Traffic.of("m", [{"x": np.zeros((1, 2), np.float32)}], timeout_s=0.5),
+            ClosedLoad(clients=20, duration_s=0.2, seed=1),
+            sending=Transport(protocol="http"),
+        )
+
+    assert result.errors == {"DEADLINE_EXCEEDED": 20}
+    assert met["connections"] == 20

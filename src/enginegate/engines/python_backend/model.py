@@ -1,0 +1,324 @@
+"""Triton Python-backend model: every engine kind of this program, on a processor or a GPU.
+
+Copied into a model's version folder as ``model.py``, with the engine, its manifest as
+``engine.json`` and the module of its kind as ``engine_KIND.py``; for a GPU also ``pipeline.py`` and
+``device.py``. On a processor an instance is a process that runs one batch at a time. On a GPU there
+is one process for all of its streams: a batch is handed to the pipeline, `execute` returns, and the
+answers are sent when they are there, so that copies overlap with computing.
+
+Parameters of the model's configuration, all optional: ``streams``, and those of the kind.
+"""
+
+import ctypes
+import hashlib
+import importlib.util
+import json
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import triton_python_backend_utils as triton  # type: ignore[import-not-found]
+from numpy.typing import NDArray
+
+Arrays: TypeAlias = dict[str, NDArray[Any]]
+
+# A Python backend built for NumPy 1 (Triton 2.51) reads arrays of NumPy 2 wrongly and sends empty
+# ones, without an error; DLPack passes tensors rightly under both. It renames the capsule it took
+# to a name that NumPy does not know as used, which NumPy would report on every call.
+_USED_CAPSULE = b"used_dltensor"
+_set_capsule_name = ctypes.pythonapi.PyCapsule_SetName
+_set_capsule_name.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_set_capsule_name.restype = ctypes.c_int
+_capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+_capsule_pointer.restype = ctypes.c_void_p
+_DLPACK_TYPES = {0: "int", 1: "uint", 2: "float"}
+# A thread that waits for Python's lock gets it after this long; the usual 5 ms would be longer
+# than a batch takes.
+_SWITCH_S = 0.0002
+_METRICS_EVERY_S = 0.05  # how far behind the metrics are; each writing costs a message a stage
+
+
+class TritonPythonModel:
+    """One instance."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Check the engine's bytes, then open it; an error here fails the load."""
+        config = json.loads(args["model_config"])
+        parameters = {k: v["string_value"] for k, v in config.get("parameters", {}).items()}
+        folder = Path(args["model_repository"]) / args["model_version"]
+        device_id = int(args.get("model_instance_device_id", "0"))
+        self._inputs = [_Input(entry) for entry in config["input"]]
+        self._outputs: list[str] = [entry["name"] for entry in config["output"]]
+        manifest = json.loads((folder / "engine.json").read_bytes())
+        content = _checked(folder / manifest["filename"], manifest["file"]["sha256"])
+        for name, recorded in manifest.get("external", {}).items():
+            _checked(folder / name, recorded["sha256"])
+        kind = _module(folder, f"engine_{manifest['candidate']['kind']}")
+        self._engine = kind.open_for_triton(folder, content, manifest, parameters, device_id)
+        self._pipeline: Any = None
+        self._metrics: _Metrics | None = None
+        if hasattr(self._engine, "lane"):
+            sys.setswitchinterval(_SWITCH_S)
+            self._parts = _module(folder, "pipeline")
+            device = _module(folder, "device").CudaDevice(device_id)
+            shapes = manifest.get("profiles", {})
+            self._pipeline = self._parts.Pipeline(
+                self._engine,
+                device,
+                {each.name: each.example(shapes.get(each.name)) for each in self._inputs},
+                lanes=int(parameters.get("streams", "1")),
+            )
+            self._metrics = _Metrics(self._pipeline, config["name"], args["model_version"])
+
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """Answer every request, with its own error if it has one: now, or later in a pipeline."""
+        if self._pipeline is not None:
+            return self._begin(requests)
+        given = [self._read(request) for request in requests]
+        good = [arrays for arrays in given if not isinstance(arrays, str)]
+        try:
+            answers = iter(self._run(good))
+        except Exception as error:  # noqa: BLE001 - a request without an answer blocks its client
+            refusal = f"{type(error).__name__}: {error}"
+            return [_refused(each if isinstance(each, str) else refusal) for each in given]
+        return [_refused(each) if isinstance(each, str) else next(answers) for each in given]
+
+    def finalize(self) -> None:
+        """Wait for the batches under way."""
+        if self._pipeline is not None:
+            self._pipeline.close()
+        if self._metrics is not None:
+            self._metrics.close()
+
+    def _begin(self, requests: list[Any]) -> list[Any] | None:
+        """Hand requests to the pipeline; returns when it has taken them."""
+        try:
+            senders = [request.get_response_sender() for request in requests]
+        except Exception:  # noqa: BLE001 - before Triton 24.06 answers can only be returned
+            return self._wait_for(requests)
+
+        def send(at: int, response: Any) -> None:
+            senders[at].send(response, flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+        self._submit(requests, send)
+        return None
+
+    def _wait_for(self, requests: list[Any]) -> list[Any]:
+        responses: list[Any] = [None] * len(requests)
+        missing = threading.Semaphore(0)
+
+        def collect(at: int, response: Any) -> None:
+            responses[at] = response
+            missing.release()
+
+        self._submit(requests, collect)
+        for _ in requests:
+            missing.acquire()
+        return responses
+
+    def _submit(self, requests: list[Any], respond: Callable[[int, Any], None]) -> None:
+        """Run all requests that fit together in one batch; each is responded to once."""
+        group: list[tuple[int, Any]] = []
+        for at, request in enumerate(requests):
+            parts = self._read(request)
+            if not isinstance(parts, str) and not self._pipeline.fits([parts]):
+                parts = f"it has more rows than the {self._pipeline.buckets[-1]} of the engine"
+            if isinstance(parts, str):
+                _respond(respond, at, _refused(parts))
+                continue
+            if group and not self._pipeline.fits([*(each for _, each in group), parts]):
+                self._submit_group(group, respond)
+                group = []
+            group.append((at, parts))
+        if group:
+            self._submit_group(group, respond)
+
+    def _submit_group(
+        self, group: list[tuple[int, Any]], respond: Callable[[int, Any], None]
+    ) -> None:
+        def answer(outcome: Arrays | Exception) -> None:
+            start = 0
+            for at, parts in group:
+                rows = parts[self._inputs[0].name].shape[0]
+                if isinstance(outcome, Exception):
+                    response = _refused(f"{type(outcome).__name__}: {outcome}")
+                else:
+                    response = self._response(
+                        tuple(outcome[name][start : start + rows] for name in self._outputs)
+                    )
+                start += rows
+                _respond(respond, at, response)
+
+        self._pipeline.submit([parts for _, parts in group], answer)
+
+    def _read(self, request: Any) -> dict[str, Any] | str:
+        """The request's tensors by input name, or what is wrong with it."""
+        tensors: dict[str, Any] = {}
+        for wanted in self._inputs:
+            tensor = triton.get_input_tensor_by_name(request, wanted.name)
+            if tensor is None:
+                return f"input {wanted.name} is missing"
+            found = self._tensor(tensor)
+            problem = wanted.problem(found)
+            if problem:
+                return problem
+            tensors[wanted.name] = found
+        rows = sorted({tensor.shape[0] for tensor in tensors.values()})
+        return tensors if len(rows) == 1 and rows[0] else f"the inputs have {rows} rows"
+
+    def _tensor(self, tensor: Any) -> Any:
+        """An array, or on a GPU what Triton has in device memory."""
+        if self._pipeline is None or tensor.is_cpu():
+            return np.from_dlpack(tensor)
+        capsule = tensor.to_dlpack()
+        told = _DlTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
+        dtype = (
+            "bool" if told.code not in _DLPACK_TYPES else f"{_DLPACK_TYPES[told.code]}{told.bits}"
+        )
+        return self._parts.Memory(
+            address=int(told.data or 0) + int(told.byte_offset),
+            shape=tuple(int(told.shape[axis]) for axis in range(told.ndim)),
+            dtype=np.dtype(dtype),
+            owner=(tensor, capsule),
+        )
+
+    def _run(self, batch: list[Arrays]) -> list[Any]:
+        if not batch:
+            return []
+        ends = np.cumsum([len(next(iter(arrays.values()))) for arrays in batch])
+        joined = {name: np.concatenate([arrays[name] for arrays in batch]) for name in batch[0]}
+        answers = self._engine.run(self._outputs, joined)
+        split = [np.split(output, ends[:-1]) for output in answers]
+        return [self._response(parts) for parts in zip(*split, strict=True)]
+
+    def _response(self, parts: tuple[NDArray[Any], ...]) -> Any:
+        tensors = [_output(name, p) for name, p in zip(self._outputs, parts, strict=True)]
+        return triton.InferenceResponse(output_tensors=tensors)
+
+
+class _Input:
+    """What the configuration says about one input."""
+
+    def __init__(self, entry: dict[str, Any]) -> None:
+        self.name: str = entry["name"]
+        self._dims = [int(axis) for axis in entry["dims"]]
+        self._dtype = np.dtype(triton.triton_string_to_numpy(entry["data_type"]))
+
+    def example(self, shape: dict[str, list[int]] | None) -> NDArray[Any]:
+        """One row of ones, at the sizes that the engine is tuned for."""
+        best = shape["best"][1:] if shape else [max(axis, 1) for axis in self._dims]
+        return np.ones([1, *best], self._dtype)
+
+    def problem(self, tensor: Any) -> str:
+        """Why this tensor does not fit, or nothing."""
+        axes = tensor.shape[1:]
+        fits = len(axes) == len(self._dims) and all(
+            wanted in {-1, axis} for wanted, axis in zip(self._dims, axes, strict=True)
+        )
+        if fits and tensor.dtype == self._dtype:
+            return ""
+        wanted = f"{self._dtype} with {self._dims} after the batch axis"
+        return f"input {self.name} is {tensor.dtype} of shape {tensor.shape}; it must be {wanted}"
+
+
+class _Metrics:
+    """Where a pipeline's time goes, as counters of Triton's metrics endpoint.
+
+    Triton's own counters see a batch only until the pipeline has taken it.
+    """
+
+    def __init__(self, pipeline: Any, model: str, version: str) -> None:
+        self._pipeline, self._told = pipeline, dict.fromkeys(pipeline.totals(), 0.0)
+        self._stop, self._counters = threading.Event(), {}
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        with suppress(Exception):  # the server has no metrics, or an older Python backend
+            self._family = triton.MetricFamily(
+                name="enginegate_runner",
+                description="batches, requests, and seconds by stage, of pipelined batches",
+                kind=triton.MetricFamily.COUNTER,
+            )
+            self._counters = {
+                name: self._family.Metric(
+                    labels={"model": model, "version": version, "counted": name}
+                )
+                for name in self._told
+            }
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_METRICS_EVERY_S):
+            totals = self._pipeline.totals()
+            if totals["batches"] == self._told["batches"]:
+                continue
+            for name, counter in self._counters.items():
+                counter.increment(totals[name] - self._told[name])
+            self._told = totals
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+class _DlTensor(ctypes.Structure):
+    """A tensor as DLPack lays it out."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    )
+
+
+def _output(name: str, array: NDArray[Any]) -> Any:
+    capsule = np.ascontiguousarray(array).__dlpack__()
+    tensor = triton.Tensor.from_dlpack(name, capsule)
+    _set_capsule_name(capsule, _USED_CAPSULE)
+    return tensor
+
+
+def _respond(respond: Callable[[int, Any], None], at: int, response: Any) -> None:
+    """Respond to one request; a client that is gone does not cost its neighbours their answers."""
+    try:
+        respond(at, response)
+    except Exception as error:  # noqa: BLE001 - Triton's errors share no base class of their own
+        triton.Logger.log_warn(f"enginegate: an answer could not be sent: {error}")
+
+
+def _checked(path: Path, recorded: str) -> bytes:
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != recorded:
+        raise triton.TritonModelException(
+            f"{path} is not the engine that was recorded: sha256 {found}, recorded {recorded}"
+        )
+    return content
+
+
+def _module(folder: Path, name: str) -> Any:
+    """This version's own copy, under a name that no other version's has."""
+    path = folder / f"{name}.py"
+    if not path.is_file():
+        raise triton.TritonModelException(f"{path} is missing. Promote the model again.")
+    spec = importlib.util.spec_from_file_location(f"{name}_{folder.name}", path)
+    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - a file has both
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _refused(reason: str) -> Any:
+    error = triton.TritonError(f"enginegate: {reason}")
+    return triton.InferenceResponse(output_tensors=[], error=error)
