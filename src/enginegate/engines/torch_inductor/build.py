@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from enginegate.engines.torch_inductor.process import PackageJob, PackageReport
+from enginegate.engines.torch_inductor.run import BucketedPackage, open_calls
 from enginegate.engines.torch_inductor.typed_program import AxisSizes, traced_again, typed_module
 from enginegate.errors import BuildError
 
@@ -64,8 +65,12 @@ def compile_job(job: PackageJob) -> PackageReport:
             _compile_dynamic(module, job, shapes)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
         raise _RefusedError(f"{type(error).__name__}: {_brief(error)}") from error
-    tried = _try(module, job, shapes)
-    return PackageReport(weights=weights, statistics=tuple(sorted(statistics)), tried=tried)
+    return PackageReport(
+        weights=weights,
+        statistics=tuple(sorted(statistics)),
+        tried=_try(module, job, shapes),
+        graph_refusal=_graph_refusal(job, shapes) if job.graphs else "",
+    )
 
 
 def use_tf32(*, on: bool) -> None:
@@ -80,9 +85,11 @@ class _Shapes:
     """Shapes of a program's inputs: fixed sizes, and the ranges of its dynamic axes."""
 
     def __init__(
-        self, specs: Sequence["torch.Tensor"], axes: Sequence[Mapping[int, AxisSizes]],
+        self,
+        specs: Sequence["torch.Tensor"],
+        axes: Sequence[Mapping[int, AxisSizes]],
         best: Sequence[Mapping[int, int]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.axes = axes
         self._specs, self._best = specs, best
 
@@ -220,6 +227,16 @@ def _difference(
                 "the largest; rounding does not explain that."
             )
     return worst
+
+
+def _graph_refusal(job: PackageJob, shapes: _Shapes) -> str:
+    """Why the largest batch cannot be captured as a CUDA graph; empty if it can."""
+    bucket = max(job.buckets, default=job.max_batch_size)
+    calls = open_calls(job.package, (bucket,), own=bool(job.buckets), device_id=0)
+    bucketed = BucketedPackage(calls, inputs=job.inputs, outputs=(), device_id=0, graphs=True)
+    examples = shapes.example(bucket, "cpu")
+    bucketed.warm_up({name: t.numpy() for name, t in zip(job.inputs, examples, strict=True)})
+    return bucketed.graph_refusal
 
 
 def _placeholders(program: "torch.export.ExportedProgram") -> list["torch.Tensor"]:

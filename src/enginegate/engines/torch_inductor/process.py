@@ -66,6 +66,7 @@ class PackageJob(Record):
         package: where to write.
         inputs: names, in the order that the program takes them.
         buckets: batch sizes with a package of their own; empty: one package for 1 to the largest.
+        graphs: whether to see if a CUDA graph can be captured.
         profiles: sizes of the inputs with dynamic axes.
         stamp: written into the package's metadata.
     """
@@ -80,6 +81,7 @@ class PackageJob(Record):
     buckets: tuple[PositiveInt, ...]
     profiles: dict[str, ShapeRange]
     autotune: bool
+    graphs: bool
     memory_mib: PositiveInt
     stamp: dict[str, str]
 
@@ -90,6 +92,7 @@ class PackageReport(Record):
     error: str = ""
     weights: NonNegativeInt = Field(default=0, description="weights of layers that multiply")
     statistics: tuple[str, ...] = Field(default=(), description="running means and variances")
+    graph_refusal: str = Field(default="", description="why no CUDA graph could be captured")
     tried: dict[str, float] = Field(
         default={}, description="largest difference from eager, relative to the outputs, by batch"
     )

@@ -96,7 +96,7 @@ class BucketedPackage:
         Args:
             calls: by bucket, ascending; tensors in, a sequence of tensors out.
             inputs: names, in the order of the call's arguments.
-            outputs: names, in the order of its results.
+            outputs: names, in the order of its results; empty: their numbers.
             device_id: the GPU; -1 for a CPU.
             graphs: whether to capture CUDA graphs.
             tf32: whether float32 is multiplied in TF32.
@@ -126,7 +126,7 @@ class BucketedPackage:
             answers = [tensor[:rows].cpu().numpy() for tensor in found]
         if self._stream is None:  # results may be views of one another, or of the inputs
             answers = [answer.copy() for answer in answers]
-        return dict(zip(self._outputs, answers, strict=True))
+        return dict(zip(self._outputs or map(str, range(len(answers))), answers, strict=True))
 
     @contextmanager
     def bound(self, arrays: Arrays) -> Iterator[Callable[[int], float]]:
