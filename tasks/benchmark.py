@@ -141,7 +141,7 @@ def _session(
         ),
         traffic.data,
         traffic.sha256,
-        batch_sizes=traffic.batch_sizes,
+        batch_sizes=tables.load.batch_sizes or traffic.batch_sizes,
         arrivals_s=traffic.arrivals_s,
         warn=lambda what: _log.warning("%s: %s", engine.candidate, what),
     )
@@ -331,4 +331,4 @@ def _described(found: Benchmark) -> str:
     if found.chosen is None:
         return f"{found.outcome.word}: {found.findings[0].reason}"
     p99 = f"{found.p99_at_slo.value_ms:.1f} ms" if found.p99_at_slo else "unknown"
-    return f"{found.throughput_text} requests/s at p99 {p99} with {found.chosen}"
+    return f"{found.throughput_text} requests/s{found.rows_text} at p99 {p99} with {found.chosen}"

@@ -3,8 +3,10 @@
 Best is the highest rate that is confirmed within the SLO; with the objective cost the lowest cost
 of a request there, with latency the lowest p99 at the rate asked for. *Tied* with the best is what
 has the same confirmed rate (or cost) and a p99 interval that overlaps the best's: such a difference
-is noise, and another day it is the other way round. Among the tied the smallest engine wins, then
-the lowest cost, then the order of the policy; none of these is measured anew by the next run.
+is noise, and another day it is the other way round. Tied is also what the generator, not the
+server, kept from a higher rate: a lower bound loses against nothing. Among the tied the smallest
+engine wins, then the lowest cost, then the order of the policy; none of these is measured anew by
+the next run.
 """
 
 import math
@@ -73,7 +75,16 @@ def choose_served(benchmarks: Sequence[Benchmark], bounds: Search) -> Choice:
 def _best(passed: Sequence[Benchmark], bounds: Search) -> Choice:
     same = _with_the_best_value(passed, bounds)
     best = min(same, key=_p99_ms)
-    tied = [found for found in same if _overlap(found, best)]
+    at_best = {id(found) for found in same}
+    tied = [
+        found
+        for found in passed
+        if (
+            _overlap(found, best)
+            if id(found) in at_best
+            else found.generator_limit_per_s is not None
+        )
+    ]
     winner = min(tied, key=lambda found: (_size(found), _cost(found)))
     others = [found for found in tied if found is not winner]
     if others:
@@ -132,6 +143,13 @@ def _why_of_the_tied(winner: Benchmark, others: Sequence[Benchmark], bounds: Sea
     names = " and ".join(found.candidate.name for found in others)
     alike = "cost" if bounds.objective == "cost" else "rate"
     said = f"tied with {names} (the same {alike}, and p99 intervals that overlap)"
+    bounded = [found for found in (winner, *others) if found.generator_limit_per_s is not None]
+    if bounded:
+        limited = " and ".join(found.candidate.name for found in bounded)
+        said = (
+            f"tied with {names} (of {limited} the generator, not the server, is the limit, so the "
+            "rate is a lower bound)"
+        )
     if all(_size(winner) < _size(found) for found in others):
         next_bytes = min(_size(found) for found in others)
         smaller = f", against {_bytes(next_bytes)}" if math.isfinite(next_bytes) else ""

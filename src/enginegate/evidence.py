@@ -21,6 +21,7 @@ from pydantic import (
     NonNegativeFloat,
     NonNegativeInt,
     PlainSerializer,
+    PositiveFloat,
     PositiveInt,
 )
 
@@ -295,6 +296,14 @@ class Benchmark(Record):
         description="highest rate that the sender was shown to keep up with, against a do-nothing "
         "model; None: not measured",
     )
+    generator_limit_per_s: NonNegativeFloat | None = Field(
+        default=None,
+        description="lowest rate above the answer that could not be measured because the sender, "
+        "not the server, was the limit; the answer is then a lower bound. None: there was none",
+    )
+    rows_per_request: PositiveFloat = Field(
+        default=1.0, description="mean; rates are in requests, rows are this many times as many"
+    )
     reasons: dict[str, str] = Field(
         default_factory=dict,
         description="field of the configuration -> the measurements that chose its value",
@@ -337,9 +346,22 @@ class Benchmark(Record):
         return top is not None and self.offered_at_slo_per_s >= top * (1.0 - _SAME_RATE)
 
     @property
+    def is_lower_bound(self) -> bool:
+        """Whether it may sustain more, because nothing above its rate could be offered."""
+        return self.at_ceiling or self.generator_limit_per_s is not None
+
+    @property
     def throughput_text(self) -> str:
-        """Requests a second within the SLO, for people: ``≥ 800`` at the search's ceiling."""
-        return f"{'≥ ' if self.at_ceiling else ''}{self.throughput_at_slo_per_s:,.0f}"
+        """Requests a second within the SLO, for people: ``≥ 800`` where it is a lower bound."""
+        return f"{'≥ ' if self.is_lower_bound else ''}{self.throughput_at_slo_per_s:,.0f}"
+
+    @property
+    def rows_text(self) -> str:
+        """The same in rows, in brackets; empty where each request has one row."""
+        if self.rows_per_request == 1.0:
+            return ""
+        rows_per_s = self.throughput_at_slo_per_s * self.rows_per_request
+        return f" ({rows_per_s:,.0f} rows/s, {self.rows_per_request:g} a request)"
 
     @property
     def at_slo(self) -> Measurement | None:

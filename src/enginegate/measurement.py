@@ -191,6 +191,10 @@ class Measurement(Record):
     cold_start_s: NonNegativeFloat | None = Field(
         default=None, description="from the load call to the first answer, of this configuration"
     )
+    generator_limited: bool = Field(
+        default=False,
+        description="whether it is invalid because the sender, not the server, was the limit",
+    )
     late: NonNegativeInt = Field(default=0, description="requests sent later than may be")
     achieved_share: NonNegativeFloat | None = Field(
         default=None, description="rate that was sent over the rate asked for"

@@ -21,6 +21,7 @@ from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.space import configurations
 
 LOAD_S = 2.0
+GENERATOR_LATE = ("the generator was late",)
 
 
 class SimulatedServer:
@@ -113,7 +114,7 @@ class SimulatedServer:
         """As `measure` would say of a run right after a load; or what ``is_invalid`` says."""
         just_loaded, self.loaded = config != self.loaded, config
         if self.is_invalid(config, rows.load):
-            return ("the generator was late",)
+            return GENERATOR_LATE
         return still_warming_up(rows, warmup_s(rows.load)) if just_loaded else ()
 
     def _lasted_s(self, due_s, latencies_ms, load, ends):
@@ -182,6 +183,7 @@ def sampled(  # noqa: PLR0913 - a measurement has many fields
         latencies_sha256="0" * 64,
         lasted_s=lasted_s,
         warmup_s=warmup_s,
+        generator_limited=invalid == GENERATOR_LATE,
     )
     return LatencySample(measurement, latencies_ms)
 

@@ -237,6 +237,8 @@ class BenchmarkSession:
             cost_per_million=next(costs, None),
             currency=cost.currency if cost.price_per_hour is not None else "",
             cut_short=found.cut_short,
+            generator_limit_per_s=found.generator_limit_per_s,
+            rows_per_request=sum(self.batch_sizes) / len(self.batch_sizes),
         )
 
     def _requests(self, model: str) -> Traffic:
@@ -254,6 +256,7 @@ class BenchmarkSession:
         """What was measured before is not measured again; ``part`` names a part of the traffic."""
         load = self.tables.load
         sending = [load.driver, load.protocol, load.shared_memory, load.processes, load.timeout_s]
+        rows = [] if load.rows is None else [f"rows {load.rows}"]
         key = CacheKey(
             files=dict(target.files),
             backend=target.model.backend,
@@ -261,7 +264,7 @@ class BenchmarkSession:
             machine=machine_name(),
             options=target.options,
             traffic=self.traffic_sha256,
-            sending=":".join([*map(str, sending), *([part] if part else [])]),
+            sending=":".join([*map(str, sending), *rows, *([part] if part else [])]),
             gpu=target.model.gpu,
             settings=target.model.settings,
         )

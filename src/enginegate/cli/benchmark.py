@@ -257,7 +257,7 @@ def _traffic(rules: Policy, served: RemoteModel) -> Traffic:
         order_seed=rules.search.seed,
         timeout_s=rules.load.timeout_s,
         arrivals_s=requests.arrivals_s,
-        batch_sizes=requests.batch_sizes,
+        batch_sizes=rules.load.batch_sizes or requests.batch_sizes,
     )
 
 

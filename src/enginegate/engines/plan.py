@@ -112,6 +112,7 @@ class BuildPlan:
         device: str,
         doubts: tuple[str, ...] = (),
         executed: Mapping[str, int] | None = None,
+        types: Mapping[str, str] | None = None,
     ) -> PrecisionProof:
         """Whether the converted graph computes in what the candidate's name says.
 
@@ -119,11 +120,13 @@ class BuildPlan:
             device: what runs it.
             doubts: what else was found that contradicts the name; any of it refutes the proof.
             executed: layers by type in the graph that the runtime made of it; None if unknown.
+            types: node -> the type that the runtime gave it, where it may choose another one than
+                the graph's.
         """
         shapes = {name: shape.best for name, shape in self.profiles.items()}
         return check_precision_proof(
             self.candidate,
-            converted.stats(shapes),
+            converted.stats(shapes, types),
             device=device,
             doubts=doubts,
             executed=executed,
@@ -141,6 +144,8 @@ class BuildPlan:
         flags: Mapping[str, str] | None = None,
         beside: Iterable[Path] = (),
         external: Mapping[str, FileDigest] | None = None,
+        inputs: tuple[TensorSpec, ...] | None = None,
+        outputs: tuple[TensorSpec, ...] | None = None,
     ) -> Engine:
         """The record of the engine that was built.
 
@@ -153,6 +158,8 @@ class BuildPlan:
             flags: what the builder was given, by name.
             beside: other files of its folder, as far as they are there.
             external: weight files beside it.
+            inputs: those that the engine takes, where they differ from the model's.
+            outputs: likewise.
         """
         return Engine(
             candidate=self.candidate,
@@ -166,8 +173,8 @@ class BuildPlan:
             kept_nodes=self.keep,
             builder=builder,
             target=target,
-            inputs=self.onnx.inputs,
-            outputs=self.onnx.outputs,
+            inputs=inputs or self.onnx.inputs,
+            outputs=outputs or self.onnx.outputs,
             max_batch_size=self.max_batch_size,
             flags=dict(flags or {}),
             profiles=self.profiles,

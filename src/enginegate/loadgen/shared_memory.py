@@ -173,21 +173,20 @@ def _check_local(control: str) -> None:
             "Sharing memory needs the server's gRPC address also when requests travel over HTTP: "
             "control calls go through gRPC only. Name it as control."
         )
-    host = control.rpartition(":")[0].strip("[]")
-    if not _is_here(host):
+    if not is_here(control):
+        host = control.rpartition(":")[0].strip("[]")
         raise InputError(
             f"Memory cannot be shared with Triton at {control}: {host} is not this machine. Run "
             "the load where the server is, or do not share memory."
         )
 
 
-def _is_here(host: str) -> bool:
-    """Whether this machine has an address of that name: only then can one listen on it."""
+def is_here(address: str) -> bool:
+    """Whether ``HOST:PORT`` is on this machine: only then can one listen on an address of it."""
+    host = address.rpartition(":")[0].strip("[]")
     with suppress(OSError):
-        for family, kind, protocol, _, address in socket.getaddrinfo(
-            host, 0, type=socket.SOCK_DGRAM
-        ):
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
             with suppress(OSError), socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)
+                probe.bind(place)
                 return True
     return False

@@ -6,8 +6,9 @@ requests that piled up behind the stall. Not in scope: judging the numbers (meas
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,14 +18,14 @@ from enginegate.errors import InputError
 from enginegate.loadgen.grpc_sender import encode_request
 from enginegate.loadgen.http_message import http_request
 from enginegate.loadgen.schedule import batches, load_pattern, shuffled
-from enginegate.loadgen.shared_memory import in_shared_memory
+from enginegate.loadgen.shared_memory import in_shared_memory, is_here
 from enginegate.loadgen.transcript import MaturedCounts, OnReply, SentRequests, Transcript
 from enginegate.loadgen.worker_load import RunClock, WorkerLoad, send_load
 from enginegate.loadgen.workers import send_from_processes
 from enginegate.measurement import ClosedLoad, Generator, Load, SharedMemory, WireProtocol
 
-# Half of what one Python process was shown to send with clean tails on two cores.
-_RATE_A_PROCESS = 1500.0
+# What one process sends with a third of a core or less, so that it is on time on a busy machine.
+_RATE_A_PROCESS: Mapping[WireProtocol, float] = MappingProxyType({"grpc": 1500.0, "http": 6000.0})
 # More in one process make it the slowest part; each process takes a core from the server.
 _CLIENTS_A_PROCESS = 64
 # Of a run, for its first and last part: where its least late requests are looked for.
@@ -109,8 +110,9 @@ class Transport:
     Attributes:
         protocol: with ``http``, the address of a load is the server's HTTP address.
         shared_memory: where input tensors are; the server must be on this machine. CUDA: GPU 0.
-        processes: that send; 0: one for 1,500 requests a second or 64 clients, at most one less
-            than there are cores.
+        processes: that send; 0: one for 1,500 requests a second over gRPC, 6,000 over HTTP, or 64
+            clients; at most half of the cores, the others are the server's, or all but one where
+            the server is on another machine.
         control: gRPC ``HOST:PORT``; needed for shared memory when requests travel over HTTP.
     """
 
@@ -119,16 +121,23 @@ class Transport:
     processes: int = 0
     control: str = ""
 
-    def processes_for(self, load: Load | ClosedLoad) -> int:
-        """How many processes send this load."""
+    def processes_for(self, load: Load | ClosedLoad, *, cores: int, beside_server: bool) -> int:
+        """How many processes send this load.
+
+        Args:
+            load: what is sent.
+            cores: of this machine, that this process may use.
+            beside_server: whether the server runs on this machine too.
+        """
         if self.processes > 0:
             return self.processes
         wanted = (
             load.clients / _CLIENTS_A_PROCESS
             if isinstance(load, ClosedLoad)
-            else load.rate_per_s / _RATE_A_PROCESS
+            else load.rate_per_s / _RATE_A_PROCESS[self.protocol]
         )
-        return max(1, min(len(os.sched_getaffinity(0)) - 1, math.ceil(wanted)))
+        most = cores // 2 if beside_server else cores - 1
+        return max(1, min(most, math.ceil(wanted)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +257,10 @@ def run_load(
             sent requests has died. Failing requests are not errors; they are kept.
     """
     sending = sending or Transport()
-    processes = 1 if on_reply is not None else sending.processes_for(load)
+    processes = 1
+    if on_reply is None:
+        cores, beside_server = len(os.sched_getaffinity(0)), is_here(address)
+        processes = sending.processes_for(load, cores=cores, beside_server=beside_server)
     if on_reply is not None and sending.processes > 1:
         raise InputError(
             f"Replies can be checked in one process only, not in {sending.processes}. Set "

@@ -19,6 +19,7 @@ from enginegate.measuring.raw_requests import RawRequests, read_raw_requests, sa
 from enginegate.measuring.resources import Usage
 from enginegate.measuring.validity import (
     allowed_lateness_ms,
+    generator_reasons,
     late_p99_ms,
     reasons_invalid,
     share_of_rate_sent,
@@ -85,6 +86,9 @@ def measure(
     invalid = reasons_invalid(
         result, requests, generator, counted, throughput_per_s=served_per_s, slo_ms=slo_p99_ms
     )
+    limited = generator_reasons(
+        result, requests, generator, throughput_per_s=served_per_s, slo_ms=slo_p99_ms
+    )
     if conditions.cold_start_s is not None:
         invalid += still_warming_up(result, warmup_s(result.load))
     closed = isinstance(result.load, ClosedLoad)
@@ -104,6 +108,7 @@ def measure(
         lasted_s=result.lasted_s,
         warmup_s=warmup_s(result.load),
         cold_start_s=conditions.cold_start_s,
+        generator_limited=bool(limited),
         late=0 if closed else int((result.late_s * 1e3 > late_limit_ms).sum()),
         achieved_share=share_of_rate_sent(result),
         generator=generator,

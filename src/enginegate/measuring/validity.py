@@ -90,17 +90,34 @@ def reasons_invalid(
         throughput_per_s: good answers a second.
         slo_ms: the SLO's 99th percentile, which says how late the generator may be.
     """
+    reasons = [
+        *generator_reasons(
+            result, requests, generator, throughput_per_s=throughput_per_s, slo_ms=slo_ms
+        ),
+        _drifted(result),
+        _too_few(int((~requests.warm).sum())),
+        _restarted(result, counted),
+    ]
+    return tuple(reason for reason in reasons if reason)
+
+
+def generator_reasons(
+    result: LoadResult,
+    requests: RawRequests,
+    generator: Generator,
+    *,
+    throughput_per_s: float,
+    slo_ms: float,
+) -> tuple[str, ...]:
+    """Those reasons why the numbers are the generator's, not the server's; arguments as above."""
     late_limit_ms = allowed_lateness_ms(slo_ms)
     closed = isinstance(result.load, ClosedLoad)
     reasons = [
         _too_slow(result),
         _too_late(result, late_limit_ms),
         "" if closed else lateness_decides(requests, slo_ms),
-        _drifted(result),
         _too_busy(result, generator, late_limit_ms),
         _beyond_trust(result, generator, throughput_per_s),
-        _too_few(int((~requests.warm).sum())),
-        _restarted(result, counted),
     ]
     return tuple(reason for reason in reasons if reason)
 

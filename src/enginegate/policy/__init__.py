@@ -228,6 +228,12 @@ class Policy(Record):
             raise ValueError(
                 f"shapes.batch.max is {batch.max}, and search.max_batch_sizes tries {largest}"
             )
+        rows, smallest = max(self.load.batch_sizes or (1,)), min(self.search.max_batch_sizes)
+        if rows > smallest:
+            raise ValueError(
+                f"load.rows sends requests of {rows} rows, and search.max_batch_sizes tries "
+                f"{smallest}, which Triton would refuse: leave out sizes below {rows}"
+            )
         return self
 
     def with_model(self, uri: str) -> "Policy":

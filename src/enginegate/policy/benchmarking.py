@@ -21,6 +21,8 @@ from enginegate.serving import ServingOptions
 _MOST_CONFIGURATIONS = 10_000
 _FINITE = ConfigDict(allow_inf_nan=False)
 
+# As many as follow any mix closely; a round of requests uses each size once.
+Rows = Annotated[tuple[PositiveInt, ...], Field(min_length=1, max_length=2000)]
 BatchSizes = Annotated[tuple[PositiveInt, ...], Field(max_length=16)]
 
 
@@ -84,6 +86,11 @@ class LoadShape(Record):
     shared_memory: SharedMemory = Field(
         default="none", description="how tensors travel to a server on this machine"
     )
+    rows: PositiveInt | Rows | None = Field(
+        default=None,
+        description="rows of each request, e.g. 8; a list draws each size as often as it is named; "
+        "without it, as recorded, else 1. Rates and the SLO stay in requests",
+    )
     driver: Driver = Field(default="python", description="what sends; perf_analyzer is optional")
     processes: NonNegativeInt = Field(
         default=0, description="processes that send; 0: as many as the rate and the cores allow"
@@ -95,6 +102,11 @@ class LoadShape(Record):
         default=False,
         description="also report how the tail moves under bursts and with large requests together",
     )
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...] | None:
+        """Rows of each request, each size as often as it is drawn; None: as recorded."""
+        return (self.rows,) if isinstance(self.rows, int) else self.rows
 
 
 class Search(Record):

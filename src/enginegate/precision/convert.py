@@ -38,9 +38,17 @@ class Conversion:
     onnx: bytes
     converter: str
 
-    def stats(self, shapes: Mapping[str, tuple[int, ...]] | None = None) -> GraphStats:
-        """What the graph computes in now, for one sample of these shapes."""
-        return graph_stats(onnx.load_from_string(self.onnx), shapes=shapes)
+    def stats(
+        self,
+        shapes: Mapping[str, tuple[int, ...]] | None = None,
+        types: Mapping[str, str] | None = None,
+    ) -> GraphStats:
+        """What the graph computes in now, for one sample of these shapes.
+
+        Args:
+            types: node -> the type that the runtime computes it in, where that is known.
+        """
+        return graph_stats(onnx.load_from_string(self.onnx), shapes=shapes, types=types)
 
     @property
     def convolutions(self) -> int:

@@ -140,6 +140,7 @@ def graph_stats(
     batch_size: int = 1,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     precision: Precision = Precision.FP32,
+    types: Mapping[str, str] | None = None,
 ) -> GraphStats:
     """Count one batch of a graph.
 
@@ -149,6 +150,7 @@ def graph_stats(
         shapes: of inputs, e.g. those of a typical request, for axes of no fixed size; the first
             axis is ignored. Without them such axes are 1.
         precision: what numbers that the graph calls float32 are moved in.
+        types: node -> the type that a runtime computes it in, where that differs from the graph's.
     """
     if isinstance(model, Path):
         model = onnx.load(model, load_external_data=False)
@@ -167,6 +169,7 @@ def graph_stats(
             continue
         narrow = _quantised_type(node, scope)
         word = _WORDS.get(_operand_type(node, scope) if narrow is None else narrow, "unknown")
+        word = (types or {}).get(node.name, word)
         layers[word] += 1
         quantised += narrow is not None
         recurrent[word] += node.op_type in _RECURRENT

@@ -82,7 +82,7 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes = NO_S
         outcome=scorecard.outcome(candidate).word,
         accuracy=accuracy_text(verdict),
         worst_slice=_worst_slice(verdict),
-        throughput=benchmark.throughput_text if benchmark else MISSING,
+        throughput=f"{benchmark.throughput_text}{benchmark.rows_text}" if benchmark else MISSING,
         p99=percentile_text(benchmark.p99_at_slo if benchmark else None),
         size=_size(sizes.get(candidate)),
     )

@@ -254,6 +254,6 @@ def _speed(benchmark: Benchmark) -> str:
     if benchmark.p99_at_slo is None:
         return "No configuration of it was found to be fast enough."
     return (
-        f"Serving it handles {benchmark.throughput_text} requests a second, 99 of 100 "
-        f"within {benchmark.p99_at_slo.value_ms:.1f} ms."
+        f"Serving it handles {benchmark.throughput_text} requests a second{benchmark.rows_text}, "
+        f"99 of 100 within {benchmark.p99_at_slo.value_ms:.1f} ms."
     )

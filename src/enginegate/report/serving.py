@@ -180,11 +180,17 @@ def _result(benchmark: Benchmark) -> Iterator[str]:
     over = f" over {p99.samples:,} requests" if p99 else ""
     sentence = (
         f"Chosen: {benchmark.chosen}. Confirmed at {benchmark.throughput_text} "
-        f"requests/s with a p99 of {percentile_text(p99)} ms{over}"
+        f"requests/s{benchmark.rows_text} with a p99 of {percentile_text(p99)} ms{over}"
     )
     if benchmark.rejected_rate_per_s is not None:
         sentence += f"; {per_second(benchmark.rejected_rate_per_s)} was not seen to meet the SLO"
     yield f"{sentence}."
+    if benchmark.generator_limit_per_s is not None:
+        yield (
+            f"It serves ≥ {per_second(benchmark.throughput_at_slo_per_s)}; the generator, not the "
+            f"server, is the limit: {per_second(benchmark.generator_limit_per_s)} could not be "
+            "sent in time. Let more processors send, or let [load] driver be perf_analyzer."
+        )
     if benchmark.cut_short:
         yield f"It may sustain more: {one_line(benchmark.cut_short)}."
     for finding in benchmark.findings:

@@ -58,6 +58,8 @@ class SearchResult:
         confirmed_rate_per_s: rate that was offered when it was confirmed; None if none was.
         decisions: whether the SLO is shown at each point, by the rule of the gate ``p99_ms``.
         cut_short: why a higher rate may have been missed, with what to do; empty if none was.
+        generator_limit_per_s: the lowest rate above the answer that only the generator kept from
+            being measured: the answer is a lower bound then. None if there is none.
     """
 
     measurements: tuple[Measurement, ...]
@@ -72,6 +74,7 @@ class SearchResult:
     confirmed_rate_per_s: float | None = None
     decisions: tuple[PointDecision, ...] = ()
     cut_short: str = ""
+    generator_limit_per_s: float | None = None
 
     @property
     def confirmed(self) -> bool:
@@ -149,7 +152,7 @@ def _confirmed_result(
     runner, history = state.runner, state.history
     overload, rival = confirmation.overload(best), confirmation.rival(best)
     durations_s = confirmation.durations_s(best.throughput_per_s)
-    cut_short = _unmeasurable_above(runner, best)
+    cut_short, generator_limit_per_s = _unmeasurable_above(runner, best)
     if not runner.budget.left_room_for(state.bounds.measurement_s, *durations_s):
         cut_short = "the budget ended the search: raise [search] budget_s"
     return SearchResult(
@@ -169,20 +172,38 @@ def _confirmed_result(
         confirmed_rate_per_s=best.rate_per_s,
         decisions=decide_points(runner.samples, state.slo),
         cut_short=cut_short,
+        generator_limit_per_s=generator_limit_per_s,
     )
 
 
-def _unmeasurable_above(runner: TrialRunner, best: ConfirmedPoint) -> str:
+def _unmeasurable_above(runner: TrialRunner, best: ConfirmedPoint) -> tuple[str, float | None]:
     """Which point above the answer could not be measured: every attempt was invalid.
 
     Past a rate that the chosen configuration does not sustain, nothing of it is missed.
+
+    Returns:
+        Why a higher rate may have been missed (empty: none was), and the lowest rate at which the
+        generator was the reason, each time.
     """
     unsustained = runner.history.unsustained(best.config) or math.inf
+    missed, limited = [], []
     for (config, rate_per_s), invalid in runner.reasons_invalid.items():
         beyond = config == best.config and rate_per_s > unsustained
         if rate_per_s > best.throughput_per_s and not beyond and all(invalid):
-            return f"no measurement at {per_second(rate_per_s)} is valid: {invalid[-1]}"
-    return ""
+            missed.append(f"no measurement at {per_second(rate_per_s)} is valid: {invalid[-1]}")
+            if _generator_limited(runner, config, rate_per_s):
+                limited.append(rate_per_s)
+    return next(iter(missed), ""), min(limited, default=None)
+
+
+def _generator_limited(runner: TrialRunner, config: ServingConfig, rate_per_s: float) -> bool:
+    """Whether the generator alone made every measurement of a point invalid."""
+    there = [
+        sample.measurement
+        for sample in runner.samples
+        if sample.measurement.config == config and sample.measurement.rate_per_s == rate_per_s
+    ]
+    return bool(there) and all(measured.generator_limited for measured in there)
 
 
 def confirm_upper_bound(

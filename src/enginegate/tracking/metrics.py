@@ -89,6 +89,9 @@ def _finding_metrics(finding: Finding) -> Iterator[tuple[str, float]]:
 
 def _benchmark_metrics(benchmark: Benchmark) -> dict[str, float]:
     metrics = {"perf/throughput_at_slo_per_s": benchmark.throughput_at_slo_per_s}
+    if benchmark.rows_per_request != 1.0:
+        rows_per_s = benchmark.throughput_at_slo_per_s * benchmark.rows_per_request
+        metrics["perf/rows_at_slo_per_s"] = rows_per_s
     if benchmark.p99_at_slo:
         metrics["perf/p99_ms"] = benchmark.p99_at_slo.value_ms
         for end in ("low_ms", "high_ms"):

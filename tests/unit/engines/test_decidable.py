@@ -11,9 +11,12 @@ from enginegate.engines.cuda import Gpu
 from enginegate.engines.decidable import Machine, undecidable
 from enginegate.engines.onnxruntime.kind import OnnxRuntimeHere
 from enginegate.engines.tensorrt.kind import TensorRtHere
+from enginegate.engines.tensorrt.library import TensorRtLibrary
 from enginegate.policy import parse_policy
 
 DIGITS = Path(__file__).parents[3] / "policies" / "digits.toml"
+RTX = TensorRtLibrary("python", "tensorrt_rtx", "tensorrt_rtx", "1.7.1.116")
+TENSORRT = TensorRtLibrary("python", "tensorrt", "tensorrt", "11.4.0.106")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 LAPTOP = Machine(
     converts=True,
@@ -22,7 +25,7 @@ LAPTOP = Machine(
         "onnxruntime": OnnxRuntimeHere(
             installed=True, device="cpu", providers=frozenset({CPU}), gpu=None
         ),
-        "tensorrt": TensorRtHere(library="tensorrt_rtx", obstacle="", gpu=None),
+        "tensorrt": TensorRtHere(library=RTX, obstacle="", gpu=None),
     },
 )
 
@@ -41,7 +44,7 @@ ADA = changed(
     LAPTOP,
     device="cuda",
     providers=frozenset({CPU, CUDA}),
-    library="tensorrt",
+    library=TENSORRT,
     gpu=Gpu("NVIDIA L4", "sm89"),
 )
 WITHOUT_ONNXRUNTIME = changed(LAPTOP, converts=False, installed=False)

@@ -5,7 +5,7 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from enginegate.policy.benchmarking import Search, Slo
+from enginegate.policy.benchmarking import LoadShape, Search, Slo
 from enginegate.search.space import configurations
 
 
@@ -75,3 +75,23 @@ def test_configurations_that_can_be_used_are_counted(fields, count):
     bounds = _search(**fields)
 
     assert bounds.configurations == len(configurations(bounds)) == count
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"),
+    [
+        pytest.param(None, None, id="as-recorded"),
+        pytest.param(8, (8,), id="one-size"),
+        pytest.param((1, 1, 8), (1, 1, 8), id="mix"),
+    ],
+)
+def test_rows_of_a_request(rows, sizes):
+    """One number, or each size as often as it is drawn."""
+    assert LoadShape(rows=rows).batch_sizes == sizes
+
+
+@pytest.mark.parametrize("rows", [0, (), (1, 0)])
+def test_requests_without_rows_are_refused(rows):
+    """Nothing would be asked."""
+    with pytest.raises(ValidationError, match="rows"):
+        LoadShape(rows=rows)

@@ -282,3 +282,6 @@ def test_tables_are_checked_together():
     assert "shapes.batch.max is 4, and search.max_batch_sizes tries 8" in refusal(
         {"shapes.batch": {"min": 1, "best": 2, "max": 4}}
     )
+    assert "load.rows sends requests of 8 rows, and search.max_batch_sizes tries 4" in refusal(
+        {"load.rows": [1, 8], "search.max_batch_sizes": [4, 8]}
+    )

@@ -90,6 +90,26 @@ def test_terminal(is_golden):
     assert is_golden(serving_text(REPORT), "report_serving.txt")
 
 
+def test_lower_bound_says_that_the_generator_is_the_limit():
+    """Wherever the rate stands it is marked, and the sentences say who was the limit, and where."""
+    limited = rich(generator_limit_per_s=460.0)
+    said = " ".join(serving_sentences(limited, SLO))
+
+    assert limited.throughput_text == "≥ 400"
+    assert "It serves ≥ 400/s; the generator, not the server, is the limit: 460/s" in said
+    assert "the generator, not the server" not in " ".join(serving_sentences(rich(), SLO))
+
+
+def test_rates_of_larger_requests_are_said_in_rows_too():
+    """Requests of one row need no second number."""
+    assert rich(rows_per_request=8.0).rows_text == " (3,200 rows/s, 8 a request)"
+    assert "≥ 400" not in rich().throughput_text
+    assert "400 requests/s (3,200 rows/s, 8 a request)" in " ".join(
+        serving_sentences(rich(rows_per_request=8.0), SLO)
+    )
+    assert rich().rows_text == ""
+
+
 def test_narrow_terminal_loses_nothing():
     """In 80 columns nothing is cut off."""
     text = serving_text(REPORT, width=80)

@@ -155,6 +155,26 @@ def test_rate_that_could_not_be_made_cut_it_short(simulated, bounds, slo, invali
     assert result.confirmed
     assert result.cut_short.startswith("no measurement at ") is cut_short
     assert result.cut_short.endswith("/s is valid: the generator was late") is cut_short
+    assert (result.generator_limit_per_s is not None) is cut_short
+    if cut_short:
+        assert result.generator_limit_per_s >= 700
+
+
+def test_invalid_for_another_reason_is_no_limit_of_the_generator(simulated, bounds, slo):
+    """A server that restarts at a rate may still be slow there."""
+    simulated.is_invalid = lambda _config, load: load.rate_per_s >= 700
+    measure = simulated.measure
+
+    def restarting(config, load, *, ends=None):
+        sample = measure(config, load, ends=ends)
+        restarted = sample.measurement.model_copy(update={"generator_limited": False})
+        return replace(sample, measurement=restarted)
+
+    simulated.measure = restarting
+    result = search_on(simulated, bounds, slo)
+
+    assert result.cut_short
+    assert result.generator_limit_per_s is None
 
 
 ANSWER_PER_S = 1000.0

@@ -168,6 +168,47 @@ class TestTies:
         assert choice.winner == INT8
         assert "the highest rate, and surely the lowest p99" in choice.reason
 
+    @pytest.mark.parametrize(
+        ("fp32", "int8", "winner", "tied"),
+        [
+            pytest.param(
+                held(FP32, 8.0, engine_bytes=900),
+                held(INT8, 8.0, rate=700.0, engine_bytes=250, generator_limit_per_s=750.0),
+                INT8,
+                True,
+                id="lower-bound-below-the-best",
+            ),
+            pytest.param(
+                held(FP32, 8.0, engine_bytes=250),
+                held(INT8, 2.0, rate=700.0, engine_bytes=900, generator_limit_per_s=750.0),
+                FP32,
+                True,
+                id="its-tail-at-a-lower-rate-decides-nothing",
+            ),
+            pytest.param(
+                held(FP32, 8.0, rate=700.0, engine_bytes=250),
+                held(INT8, 8.0, engine_bytes=900, generator_limit_per_s=850.0),
+                INT8,
+                False,
+                id="lower-bound-above-the-others",
+            ),
+            pytest.param(
+                held(FP32, 8.0, rate=700.0, engine_bytes=250, generator_limit_per_s=750.0),
+                held(INT8, 8.0, rate=600.0, engine_bytes=900, generator_limit_per_s=650.0),
+                FP32,
+                True,
+                id="two-lower-bounds",
+            ),
+        ],
+    )
+    def test_lower_bound_loses_against_nothing(self, fp32, int8, winner, tied):
+        """Where the generator was the limit, an engine may be as fast as any other."""
+        choice = choose(both(), [fp32, int8], THROUGHPUT)
+
+        assert choice.winner == winner
+        assert choice.tied == (() if not tied else ({FP32: INT8, INT8: FP32}[winner],))
+        assert ("the generator, not the server, is the limit" in choice.reason) is tied
+
     def test_below_the_ceiling_a_rate_is_written_as_it_is(self):
         """Only what could not be tried is a lower bound."""
         choice = choose(both(), [held(FP32, 9.0, rate=700.0)], THROUGHPUT)

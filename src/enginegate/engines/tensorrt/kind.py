@@ -1,20 +1,23 @@
 """TensorRT plans, by ``tensorrt`` or, where that is absent, ``tensorrt_rtx``; their only door.
 
-Precision lives in the ONNX: networks are strongly typed. TF32 alone is a flag. TensorRT-RTX builds
-ahead of time without a GPU, for the targets of the policy; the full library builds on the GPU that
-the plan will run on.
+With TensorRT 10, 11 and RTX precision lives in the ONNX: networks are strongly typed, and TF32
+alone is a flag. TensorRT 8.6 is told by flags what it may use, and its plan is read for what it
+does use.
+TensorRT-RTX builds ahead of time without a GPU, for the targets of the policy; the full library
+builds on the GPU that the plan will run on. The library is only ever loaded in other processes.
 """
 
-import importlib
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from enginegate.candidate import Engine, Precision
+import onnx
+
+from enginegate.candidate import Engine, Precision, TensorSpec
 from enginegate.engine_kinds import NativeBackend, QuantisedForm
 from enginegate.engines import cuda
 from enginegate.engines.plan import BuildPlan
@@ -26,20 +29,34 @@ from enginegate.engines.protocol import (
     ServedFiles,
     missing,
 )
+from enginegate.engines.tensorrt.layers import (
+    PlanLayer,
+    executed_types,
+    node_types,
+    plan_layers,
+    time_by_type,
+    wider_layers,
+)
+from enginegate.engines.tensorrt.library import FULL, RTX, TensorRtLibrary, find_library
 from enginegate.engines.tensorrt.plan_header import plan_info
 from enginegate.engines.tensorrt.process import (
     LAYERS_FILE,
     LOG_FILE,
+    TIMES_FILE,
     BuildReport,
-    TensorRtTable,
+    PlanReport,
     compile_plan,
+    inspect_plan,
 )
 from enginegate.engines.tensorrt.run import plan_runner
+from enginegate.engines.tensorrt.table import TensorRtTable
 from enginegate.errors import BuildError, EnginegateError, ModelError
+from enginegate.precision import Conversion
+from enginegate.precision.onnx_checks import name_nodes
+from enginegate.precision.opset import lowered
+from enginegate.sources.onnx_form import onnx_bytes, opset
 
 ENGINE_FILE = "model.plan"
-RTX = "tensorrt_rtx"
-NAMES = ("tensorrt", RTX)
 REMEDY = (
     "pip install 'enginegate[rtx]' for TensorRT-RTX (x86-64 Linux, builds without a GPU), or "
     "'enginegate[tensorrt]' beside an NVIDIA GPU"
@@ -54,6 +71,11 @@ _PAIRS: dict[str, bool | str | list[str]] = {
 }
 _NEEDED = {Precision.TF32: cuda.AMPERE, Precision.BF16: cuda.AMPERE, Precision.FP8: cuda.ADA}
 _LIMITS = {"timeout_s", "memory_mib", "timing_cache"}  # these stop a build, or hasten it
+_NOT_IN_8 = frozenset({Precision.BF16, Precision.FP8})
+_NARROW = {Precision.FP16: ("fp16",), Precision.INT8: ("int8", "fp16")}
+# Weights of a plan that computes in 16 bits take half of FP32's bytes, and kernels and constants
+# some more; a plan of FP32 weights takes all of them.
+_HALVED = 0.75
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +83,12 @@ class TensorRtHere:
     """What this machine has for a policy's plans.
 
     Attributes:
-        library: import name of the TensorRT library that the policy gets, or None.
+        library: the TensorRT library that the policy gets, or None.
         obstacle: why nothing can be built with it for the policy; empty when it can.
         gpu: the first GPU.
     """
 
-    library: str | None
+    library: TensorRtLibrary | None
     obstacle: str
     gpu: cuda.Gpu | None
 
@@ -84,50 +106,57 @@ class TensorRtKind(EngineKind):
     }
     takes_modelopt = True
     native = NativeBackend("tensorrt", ENGINE_FILE, platform="tensorrt_plan", fixed_batch=True)
-    packages = ("tensorrt", "tensorrt-rtx-cu13")
+    packages = (FULL, "tensorrt-rtx-cu13")
 
     def availability(self) -> Availability:
         """Which library is here, and whether this machine's GPU can run its plans."""
-        library = find_library()
+        try:
+            library = find_library()
+        except BuildError as error:
+            return missing(self.name, str(error), REMEDY)
         if library is None:
             reason = "neither tensorrt nor tensorrt_rtx is installed"
             return missing(self.name, reason, REMEDY)
         found = cuda.gpu()
-        if library.__name__ == RTX:
-            supported = {name.lower() for name in library.ComputeCapability.__members__}
-            runs = found is not None and found.capability in supported
-            reason = (
-                f"TensorRT-RTX runs on {', '.join(sorted(s for s in supported if s[:2] == 'sm'))}"
-            )
+        if library.is_rtx:
+            runs = found is not None and found.capability in library.targets
+            reason = f"TensorRT-RTX runs on {', '.join(sorted(library.targets))}"
         else:
             runs, reason = found is not None, "TensorRT builds and runs on an NVIDIA GPU"
+        where = "" if library.python == sys.executable else f" in {library.python}"
         return Availability(
             self.name,
-            library_name(library),
-            can_build=library.__name__ == RTX or runs,
+            f"{library}{where}",
+            can_build=library.is_rtx or runs,
             can_run=runs,
             why_not="" if runs else f"{reason}; this machine has {found or 'no GPU'}",
             remedy="" if runs else "run this stage on a machine with such a GPU",
         )
 
     def inspect(self, table: TensorRtTable, /) -> TensorRtHere:
-        library = find_library(table.library)
+        library = None
         try:
+            library = find_library(table.library)
             target(library, table)
             obstacle = ""
         except BuildError as error:
             obstacle = str(error).rstrip(".")
-        name = None if library is None else str(library.__name__)
-        return TensorRtHere(name, obstacle, cuda.gpu())
+        return TensorRtHere(library, obstacle, cuda.gpu())
 
     def undecidable(
         self, precision: Precision, table: TensorRtTable, here: TensorRtHere, /
     ) -> DecisionObstacle | None:
+        if here.library is not None and here.library.is_weakly_typed and precision in _NOT_IN_8:
+            return DecisionObstacle(
+                f"{precision} is not in this version: {here.library}",
+                f"Qualify with TensorRT 10 or later, or drop {precision} from tensorrt under "
+                "[candidates].",
+            )
         if here.obstacle:
             return DecisionObstacle(
                 here.obstacle, "Mend that, or qualify on a machine that has it."
             )
-        if here.library == RTX:
+        if here.library is not None and here.library.is_rtx:
             if here.gpu is not None and here.gpu.capability in table.targets:
                 return None
             targets = "+".join(table.targets)
@@ -148,11 +177,15 @@ class TensorRtKind(EngineKind):
 
     def toolchain(self, table: TensorRtTable, /) -> str:
         """Library and version; with the full library also the GPU, which its plans depend on."""
-        library = find_library(table.library)
+        try:
+            library = find_library(table.library)
+        except BuildError:
+            return "absent"
         if library is None:
             return "absent"
-        on_gpu = "" if library.__name__ == RTX else f" on {cuda.gpu() or 'no GPU'}"
-        return f"{library_name(library)}{on_gpu}"
+        kernels = " without cuDNN and cuBLAS" if library.lacks_kernels else ""
+        on_gpu = "" if library.is_rtx else f"{kernels} on {cuda.gpu() or 'no GPU'}"
+        return f"{library}{on_gpu}"
 
     def deciding_settings(self, table: TensorRtTable, /) -> Mapping[str, object]:
         return table.model_dump(mode="json", exclude=_LIMITS)
@@ -171,35 +204,50 @@ class TensorRtKind(EngineKind):
         started, table = time.monotonic(), plan.table_as(TensorRtTable)
         library = find_library(table.library)
         wanted = target(library, table)
+        assert library is not None  # noqa: S101 - `target` refuses
         plan.check_profiles()
-        converted = plan.convert()
         path = folder / ENGINE_FILE
-        targets = table.targets if library.__name__ == RTX else ()
-        report = compile_plan(plan, converted.onnx, path, library=library.__name__, targets=targets)
+        converted = _converted(plan, library)
+        targets = table.targets if library.is_rtx else ()
+        report = compile_plan(plan, converted.onnx, path, library=library, targets=targets)
         builder = plan_info(path)
+        inspected = None
+        if not targets:
+            inspected = inspect_plan(
+                path,
+                library=library,
+                host_code=table.version_compatible,
+                shapes=_typical_shapes(plan),
+            )
+        layers = _layers(folder, inspected)
+        types, doubts = _executed(plan, library, converted, inspected, layers, path)
+        specs = {} if inspected is None else inspected.specs
         return plan.engine(
             path,
             converted,
             builder=builder,
             target=wanted,
-            flags=report.flags,
-            beside=[folder / name for name in (LOG_FILE, LAYERS_FILE)],
+            flags={**report.flags, **_told_by_plan(plan.candidate.precision, inspected, layers)},
+            beside=[folder / name for name in (LOG_FILE, LAYERS_FILE, TIMES_FILE)],
+            inputs=_as_built(plan.onnx.inputs, specs),
+            outputs=_as_built(plan.onnx.outputs, specs),
             proof=plan.proof(
                 converted,
-                device="none here" if no_device(builder, wanted) else str(cuda.gpu()),
-                doubts=_doubts(plan.candidate.precision, report),
-                executed=report.weighted,
+                device="none here" if no_device(builder, wanted, report.flags) else str(cuda.gpu()),
+                doubts=(*_doubts(plan.candidate.precision, report), *doubts),
+                executed=_shown(layers) if library.is_weakly_typed else report.weighted,
+                types=types,
             ),
             started_s=started,
         )
 
     def obstacle(self, engine: Engine, /) -> str | None:
         """Why no device can run the plan here; decided without loading it, which may crash."""
-        return no_device(engine.builder, engine.target)
+        return no_device(engine.builder, engine.target, engine.flags)
 
     @contextmanager
     def load(self, engine: Engine, path: Path, /) -> Iterator[Runner]:
-        """Load a plan onto the first GPU.
+        """Load a plan onto the first GPU, in a process of its own.
 
         Raises:
             EnginegateError: no device here can run it, or the library refuses it.
@@ -212,7 +260,8 @@ class TensorRtKind(EngineKind):
                 f"{path} was built by {plan_info(path)}, its manifest says {engine.builder}."
             )
         library = find_library(engine.builder.split(" ", maxsplit=1)[0])
-        with plan_runner(library, logger(library), engine, path) as runner:
+        assert library is not None  # noqa: S101 - `obstacle` says so
+        with plan_runner(library, engine, path, gpu=str(cuda.gpu())) as runner:
             yield runner
 
     def serving(self, engine: Engine, path: Path, /) -> ServedFiles:
@@ -236,31 +285,7 @@ class TensorRtKind(EngineKind):
 KIND = TensorRtKind()
 
 
-@cache
-def find_library(asked: str = "auto") -> Any:
-    """The library asked for; with ``auto`` the full one if it is here, else RTX. Or None."""
-    for name in NAMES if asked == "auto" else (asked,):
-        try:
-            library: Any = importlib.import_module(name)
-        except ImportError:
-            continue
-        if hasattr(library, "Builder"):
-            return library
-    return None
-
-
-@cache
-def logger(library: Any) -> Any:
-    """The first logger a process gives a library stays the active one."""
-    return library.Logger(library.Logger.ERROR)
-
-
-def library_name(library: Any) -> str:
-    """Import name and version, as plans are labelled."""
-    return f"{library.__name__} {library.__version__}"
-
-
-def target(library: Any, rules: TensorRtTable) -> str:
+def target(library: TensorRtLibrary | None, rules: TensorRtTable) -> str:
     """What a plan built here is for: compute capabilities (RTX), or the GPU here.
 
     Raises:
@@ -270,16 +295,20 @@ def target(library: Any, rules: TensorRtTable) -> str:
         wanted = "Neither tensorrt nor tensorrt_rtx" if rules.library == "auto" else rules.library
         verb = "is installed" if rules.library == "auto" else "(library in [tensorrt]) is missing"
         raise BuildError(f"{wanted} {verb} here. Run: {REMEDY}.")
-    if library.__name__ == RTX:
+    if library.is_rtx:
         asked = {
             f"hardware_compatibility = {rules.hardware_compatibility!r}": (
                 rules.hardware_compatibility != "none"
             ),
             "version_compatible = true": rules.version_compatible,
+            f"builder_optimization_level = {rules.builder_optimization_level}": (
+                rules.builder_optimization_level is not None
+            ),
+            f"tactic_sources = {list(rules.tactic_sources)}": bool(rules.tactic_sources),
         }
         for setting in (name for name, is_asked in asked.items() if is_asked):
             raise BuildError(
-                f"{library_name(library)} has no {setting}: its plans run on every target they "
+                f"{library} has no {setting}: its plans run on every target they "
                 "were built for, with that version only. Remove it from [tensorrt], or build with "
                 "the full TensorRT."
             )
@@ -287,27 +316,133 @@ def target(library: Any, rules: TensorRtTable) -> str:
     found = cuda.gpu()
     if found is None:
         raise BuildError(
-            f"{library_name(library)} builds on the GPU a plan will run on, and there is none "
+            f"{library} builds on the GPU a plan will run on, and there is none "
             'here. Build on a GPU machine, or set library = "tensorrt_rtx" in [tensorrt] to '
             "build ahead of time."
         )
     return str(found)
 
 
-def no_device(builder: str, wanted: str) -> str | None:
-    """Why no device here can run a plan of ``builder`` for target ``wanted``, or None."""
-    library = find_library(builder.split(" ", maxsplit=1)[0])
+def no_device(builder: str, wanted: str, flags: Mapping[str, str]) -> str | None:
+    """Why no device here can run a plan of ``builder`` for target ``wanted``, or None.
+
+    Args:
+        flags: how the plan was built; it may be meant for other GPUs, too.
+    """
+    try:
+        library = find_library(builder.split(" ", maxsplit=1)[0])
+    except BuildError as error:
+        return f"it was built by {builder}. {error}"
     if library is None:
         return f"it was built by {builder}, and no such TensorRT is installed here. Run: {REMEDY}."
-    if library_name(library) != builder:
-        return f"it was built by {builder}; {library_name(library)} here cannot load it."
+    if not library.wrote(builder):
+        return f"it was built by {builder}; {library} here cannot load it."
     found = cuda.gpu()
     if found is None:
         return f"it needs {wanted}; there is no NVIDIA GPU with a driver here."
-    fits = (
-        found.capability in wanted.split("+") if library.__name__ == RTX else str(found) == wanted
-    )
+    level = flags.get("hardware_compatibility", "none")
+    if library.is_rtx:
+        fits = found.capability in wanted.split("+")
+    elif level == "ampere_plus":
+        fits = found.capability_number >= cuda.AMPERE
+    elif level == "same_compute_capability":
+        fits = found.capability == wanted.split(" ", maxsplit=1)[0]
+    else:
+        fits = str(found) == wanted
     return None if fits else f"it was built for {wanted}; the GPU here is {found}."
+
+
+def _converted(plan: BuildPlan, library: TensorRtLibrary) -> Conversion:
+    """The ONNX that is compiled: a weakly typed network gets its 16 bits by a flag."""
+    if library.is_weakly_typed and plan.candidate.precision.is_16_bit:
+        named = name_nodes(onnx.load(plan.onnx_path)).SerializeToString()
+        converted = Conversion(named, "none")
+    else:
+        converted = plan.convert()
+    most = library.highest_opset
+    if most is None or plan.onnx.opset <= most:
+        return converted
+    if plan.onnx.external:
+        raise BuildError(
+            f"{library} takes ONNX opset {most}, {plan.candidate} is of opset {plan.onnx.opset} "
+            "with weights in files of their own, which cannot be rewritten here. Export the model "
+            f"at opset {most}, or build with TensorRT 10 or later."
+        )
+    model = onnx.load_from_string(converted.onnx)
+    shapes = {name: shape.best for name, shape in plan.profiles.items()}
+    found = lowered(model, most, what=str(plan.candidate), shapes=shapes)
+    how = f"{converted.converter}, opset {opset(model)} written at {opset(found)}"
+    content = onnx_bytes(found, origin=str(plan.candidate))
+    return Conversion(content, how.removeprefix("none, "))
+
+
+def _typical_shapes(plan: BuildPlan) -> dict[str, tuple[int, ...]]:
+    """Shapes of all inputs at the batch that the plan is tuned for."""
+    best = {name: shape.best for name, shape in plan.profiles.items()}
+    return {spec.name: best.get(spec.name, spec.shape) for spec in plan.onnx.inputs}
+
+
+def _as_built(
+    specs: tuple[TensorSpec, ...], built: Mapping[str, TensorSpec]
+) -> tuple[TensorSpec, ...]:
+    """Inputs or outputs in the types that the plan really has: TensorRT 8 has no INT64."""
+    found = ((spec, built.get(spec.name, spec)) for spec in specs)
+    return tuple(spec.model_copy(update={"dtype": plan.dtype}) for spec, plan in found)
+
+
+def _layers(folder: Path, inspected: PlanReport | None) -> tuple[PlanLayer, ...]:
+    path = folder / LAYERS_FILE
+    if inspected is None or not path.is_file():
+        return ()
+    return plan_layers(path.read_text(errors="replace"), inspected.layer_ms)
+
+
+def _executed(
+    plan: BuildPlan,
+    library: TensorRtLibrary,
+    converted: Conversion,
+    inspected: PlanReport | None,
+    layers: tuple[PlanLayer, ...],
+    path: Path,
+) -> tuple[Mapping[str, str] | None, tuple[str, ...]]:
+    """The types that the plan's layers compute in, by ONNX node, and why they may be wrong.
+
+    Nodes inside a fused region are not shown. Of those of an FP16 plan the stored weights are the
+    evidence: 16 bits of each number. All others have the type that the network gave them.
+    """
+    if inspected is not None and inspected.error:
+        return None, (f"The plan could not be loaded: {inspected.error}",)
+    if not library.is_weakly_typed:
+        return None, ()
+    types = node_types(layers)
+    if any(each.is_fused for each in layers) and plan.candidate.precision is Precision.FP16:
+        numbers = converted.stats().weights.get("fp32", 0)
+        halved = path.stat().st_size < _HALVED * 4 * numbers
+        word = "fp16" if halved else "fp32"
+        nodes = {node.name for node in onnx.load_from_string(converted.onnx).graph.node}
+        types = {**dict.fromkeys(nodes, word), **types}
+    return types, ()
+
+
+def _shown(layers: tuple[PlanLayer, ...]) -> dict[str, int] | None:
+    """Layers by type, or None where regions hide some of them."""
+    hidden = not layers or any(each.is_fused for each in layers)
+    return None if hidden else executed_types(layers)
+
+
+def _told_by_plan(
+    precision: Precision, inspected: PlanReport | None, layers: tuple[PlanLayer, ...]
+) -> dict[str, str]:
+    """Lines for the manifest: layers by type, those kept wider, the time by type, the memory."""
+    if inspected is None or inspected.error:
+        return {}
+    told = {
+        "layers": ", ".join(f"{count} {word}" for word, count in executed_types(layers).items()),
+        "time_by_type": time_by_type(layers),
+        "wider_layers": wider_layers(layers, _NARROW[precision]) if precision in _NARROW else "",
+        "device_mib": str(-(-inspected.device_bytes // 2**20)),
+    }
+    return {name: text for name, text in told.items() if text}
 
 
 def _doubts(precision: Precision, report: BuildReport) -> tuple[str, ...]:

@@ -1,15 +1,19 @@
-"""Running a plan on a GPU: one stream, pinned and device buffers made beforehand, one graph each.
+"""Plans that run in a process of their own, fed through shared memory.
 
-Rows are padded to the next bucket, so that a graph captured once serves every size below. Two sets
-of buffers take turns: while the device works on one batch, the host fills the next and reads the
-last.
+Rows are written once, into memory that the other process has mapped and pinned; the device copies
+from there and back (``worker.run``). Rows are padded to the next bucket, so that a graph captured
+once serves every size below. A process that dies or hangs is an error, never a wait without end.
 """
 
-import ctypes
+import json
+import mmap
+import os
+import socket
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -17,162 +21,327 @@ import numpy as np
 
 from enginegate.candidate import Engine, TensorSpec
 from enginegate.data import Array, Tensors
-from enginegate.engines import cuda
-from enginegate.engines.batching import check_batch, check_rows, timed_repeat
+from enginegate.engines.batching import check_batch, check_rows
 from enginegate.engines.onnxruntime.gpu import bucket_of, buckets_up_to, pad_rows
-from enginegate.errors import EnginegateError, ModelError
+from enginegate.engines.tensorrt.library import (
+    TensorRtLibrary,
+    ending,
+    worker_command,
+    worker_environment,
+)
+from enginegate.errors import DataError, ModelError, TookTooLongError
 
-_SLOTS = 2
+_OPEN_S = 300.0  # reading, loading and warming the largest plans from a cold disk
+_ANSWER_S = 120.0  # a run of a few batches takes milliseconds; a device that hangs never answers
+_END_S = 10.0
+_PARTS = 8  # batches of one request: copies overlap computing, and memory stays small
+_ALIGNED = 256
+_SHOWN = 400
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """Buffers of one set of shapes, and how to run on them.
+class _Batch:
+    """Where one batch's arrays lie in the shared memory.
 
     Attributes:
-        host: pinned arrays by tensor.
-        device: device addresses by tensor.
-        launch: queues copies in, the run and copies out.
-        done: marked when they are over.
+        rows: how many of them were asked for; the rest pad the bucket.
+        shapes: of the inputs.
+        inputs: offsets by name.
+        outputs: offset and shape by name.
     """
 
-    host: dict[str, Array]
-    device: dict[str, int]
-    launch: Callable[[], None]
-    done: ctypes.c_void_p
+    rows: int
+    shapes: dict[str, tuple[int, ...]]
+    inputs: dict[str, int]
+    outputs: dict[str, tuple[int, tuple[int, ...]]]
+
+    def told(self) -> dict[str, Any]:
+        """As the worker takes it."""
+        return {
+            "shapes": {name: list(shape) for name, shape in self.shapes.items()},
+            "inputs": self.inputs,
+            "outputs": {name: offset for name, (offset, _) in self.outputs.items()},
+        }
 
 
-class _Runner:
-    def __init__(self, engine: Engine, context: Any, stream: cuda.Stream) -> None:
-        self.device = str(cuda.gpu())
-        self._engine, self._context, self._stream = engine, context, stream
+class _Worker:
+    """The process that holds the plan, and the socket and memory shared with it."""
+
+    def __init__(
+        self, process: "subprocess.Popen[bytes]", channel: socket.socket, memory: int, log: Path
+    ) -> None:
+        self._process, self._channel, self._memory, self._log = process, channel, memory, log
+        self._reader = channel.makefile("rb")
+        self._mapped: mmap.mmap | None = None
+        self.what = "The plan"
+
+    def ask(self, **message: Any) -> dict[str, Any]:
+        """Send one command, and wait for its answer.
+
+        Raises:
+            ModelError: the process died, refused, or answered nonsense.
+            TookTooLongError: it did not answer in time, and was killed.
+        """
+        with suppress(BrokenPipeError, ConnectionResetError):
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+        return self.answer(_ANSWER_S)
+
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """The next answer; see `ask`."""
+        self._channel.settimeout(limit_s)
+        try:
+            line = self._reader.readline()
+        except TimeoutError as error:
+            self._process.kill()
+            raise TookTooLongError(
+                f"{self.what} did not answer within {limit_s:g} s, and its process was killed. The "
+                f"GPU may hang: see nvidia-smi and dmesg.{self._said()}"
+            ) from error
+        except ConnectionResetError:
+            line = b""
+        if not line:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+            code = self._process.poll()
+            how = "closed its channel" if code is None else ending(code)
+            raise ModelError(f"{self.what}: the process that ran it {how}.{self._said()}")
+        try:
+            found = json.loads(line)
+            refusal = str(found.get("error", ""))
+        except (ValueError, AttributeError) as fault:
+            raise ModelError(
+                f"{self.what}: its process answered {line[:80]!r}, which is no answer. Check which "
+                f"program ENGINEGATE_TENSORRT names.{self._said()}"
+            ) from fault
+        if refusal:
+            raise ModelError(f"{self.what}: {refusal}{self._said()}")
+        return dict(found)
+
+    def room(self, size: int) -> memoryview:
+        """Shared memory of at least so many bytes."""
+        if self._mapped is None or len(self._mapped) < size:
+            pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
+            os.ftruncate(self._memory, pages)
+            self._mapped = mmap.mmap(self._memory, pages)
+            self.ask(do="map")
+        return memoryview(self._mapped)
+
+    def close(self) -> None:
+        """End the process: it ends by itself when nobody holds its socket."""
+        self._reader.close()
+        self._channel.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_S)
+        self._process.kill()
+        self._process.wait()
+        os.close(self._memory)
+
+    def _said(self) -> str:
+        lines = [x for x in self._log.read_text(errors="replace").splitlines() if "[I]" not in x]
+        text = " ".join("\n".join(lines).split())[-_SHOWN:]
+        return f" Its log ends: {text}" if text else ""
+
+
+class PlanRunner:
+    """A plan, run at a few batch sizes.
+
+    Attributes:
+        device: the GPU, and how the plan is launched there.
+        device_bytes: device memory that it holds, at its largest batch.
+    """
+
+    def __init__(self, worker: _Worker, engine: Engine, gpu: str, device_bytes: int) -> None:
+        self.device, self.device_bytes = gpu, device_bytes
+        self._worker, self._engine, self._gpu = worker, engine, gpu
         self._buckets = buckets_up_to(engine.max_batch_size)
-        self._slots: dict[tuple[tuple[int, ...], ...], list[_Slot]] = {}
+        self._outputs: dict[tuple[tuple[int, ...], ...], dict[str, tuple[int, ...]]] = {}
 
     def run(self, inputs: Tensors) -> Tensors:
-        self._stream.bind()
-        rows = check_rows(inputs, self._engine.inputs)
-        running: list[tuple[_Slot, int]] = []
-        parts: list[Tensors] = []
-        turns = cycle(range(_SLOTS))
-        for start in range(0, rows, self._engine.max_batch_size):
-            if len(running) == _SLOTS:
-                parts.append(self._answer(*running.pop(0)))
-            end = start + self._engine.max_batch_size
-            part = {name: array[start:end] for name, array in inputs.items()}
-            running.append((self._started(part, next(turns)), len(next(iter(part.values())))))
-        parts += [self._answer(slot, count) for slot, count in running]
+        """Outputs of any number of rows.
+
+        Raises:
+            DataError: an input does not fit.
+            ModelError: the process that runs the plan died or refused.
+            TookTooLongError: it hung.
+        """
+        fitting = cast_inputs(inputs, self._engine.inputs)
+        rows, most = check_rows(fitting, self._engine.inputs), self._engine.max_batch_size
+        parts = []
+        for start in range(0, rows, most * _PARTS):
+            several = {
+                name: array[start : start + most * _PARTS] for name, array in fitting.items()
+            }
+            parts.append(self._run_some(several))
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
     @contextmanager
     def bound(self, inputs: Tensors) -> Iterator[Callable[[int], float]]:
-        """Runs between device buffers, without the copies, as one graph where it can be captured.
+        """Runs in the other process, between device buffers; one graph where it can be captured."""
+        fitting = cast_inputs(inputs, self._engine.inputs)
+        check_batch(fitting, self._engine.inputs, limit=self._engine.max_batch_size)
+        batch, whole = self._laid_out([fitting])
+        self._fill(batch, whole)
+        self._worker.ask(do="load", part=batch[0].told())
+        shapes = batch[0].told()["shapes"]
 
-        The buffers are given back when the runner closes.
-        """
-        self._stream.bind()
-        rows = check_batch(inputs, self._engine.inputs, limit=self._engine.max_batch_size)
-        size = bucket_of(rows, self._buckets)
-        slot = self._slot({name: pad_rows(array, size) for name, array in inputs.items()})
-        shapes = {spec.name: slot.host[spec.name].shape for spec in self._engine.inputs}
-        compute = self._computing(slot.device, shapes)
-        slot.launch()
-        compute()
-        self._stream.wait()
-        yield timed_repeat(self._captured(compute), self._stream.wait)
+        def repeat(count: int) -> float:
+            answer = self._worker.ask(do="repeat", shapes=shapes, count=count)
+            self._note(answer)
+            return float(answer["seconds"])
 
-    def _started(self, inputs: Tensors, turn: int) -> _Slot:
-        size = bucket_of(len(next(iter(inputs.values()))), self._buckets)
-        whole = {name: pad_rows(array, size) for name, array in inputs.items()}
-        key = tuple(whole[spec.name].shape for spec in self._engine.inputs)
-        if key not in self._slots:
-            self._slots[key] = [self._slot(whole) for _ in range(_SLOTS)]
-        slot = self._slots[key][turn]
-        for name, array in whole.items():
-            slot.host[name][...] = array
-        slot.launch()
-        self._stream.record(slot.done)
-        return slot
+        yield repeat
 
-    def _answer(self, slot: _Slot, rows: int) -> Tensors:
-        self._stream.wait_for(slot.done)
-        return {spec.name: slot.host[spec.name][:rows].copy() for spec in self._engine.outputs}
+    def _run_some(self, inputs: Tensors) -> Tensors:
+        rows, most = len(next(iter(inputs.values()))), self._engine.max_batch_size
+        starts = range(0, rows, most)
+        cut = [{n: array[start : start + most] for n, array in inputs.items()} for start in starts]
+        batches, whole = self._laid_out(cut)
+        memory = self._fill(batches, whole)
+        self._note(self._worker.ask(do="run", parts=[each.told() for each in batches]))
+        return {
+            spec.name: np.concatenate([self._read(memory, each, spec) for each in batches])
+            for spec in self._engine.outputs
+        }
 
-    def _slot(self, inputs: Tensors) -> _Slot:
-        for name, array in inputs.items():
-            self._context.set_input_shape(name, array.shape)
-        specs = (*self._engine.inputs, *self._engine.outputs)
-        host = {spec.name: self._stream.pinned(self._shape(spec), spec.dtype) for spec in specs}
-        device = {name: self._stream.allocate(array.nbytes) for name, array in host.items()}
-        for name, array in inputs.items():
-            host[name][...] = array
-        unknown = [*self._placed(device), *self._context.infer_shapes()]
-        if unknown:
-            raise ModelError(f"{self._engine.candidate} lacks the shapes of {', '.join(unknown)}.")
-        shapes = {name: array.shape for name, array in inputs.items()}
-        direct = self._direct(host, device, shapes)
-        direct()  # once uncaptured: the library allocates and chooses on the first run of a shape
-        self._stream.wait()
-        return _Slot(host, device, self._captured(direct), self._stream.event())
+    def _laid_out(self, cut: list[Tensors]) -> tuple[list[_Batch], list[Tensors]]:
+        """Where each batch's arrays go, and the batches padded to their buckets."""
+        batches, padded, end = [], [], 0
 
-    def _captured(self, queue: Callable[[], None]) -> Callable[[], None]:
-        """One graph of what is queued, or the queueing itself where it cannot be captured."""
-        try:
-            return self._stream.capture(queue)
-        except EnginegateError:
-            return queue
+        def place(size: int) -> int:
+            nonlocal end
+            start, end = end, end + -(-size // _ALIGNED) * _ALIGNED
+            return start
 
-    def _shape(self, spec: TensorSpec) -> tuple[int, ...]:
-        return tuple(int(axis) for axis in self._context.get_tensor_shape(spec.name))
+        for part in cut:
+            rows = len(next(iter(part.values())))
+            size = bucket_of(rows, self._buckets)
+            whole = {name: pad_rows(array, size) for name, array in part.items()}
+            shapes = {name: array.shape for name, array in whole.items()}
+            made = self._output_shapes(shapes)
+            kinds = {spec.name: np.dtype(spec.dtype).itemsize for spec in self._engine.outputs}
+            inputs = {name: place(array.nbytes) for name, array in whole.items()}
+            outputs = {
+                name: (place(int(np.prod(shape)) * kinds[name]), shape)
+                for name, shape in made.items()
+            }
+            batches.append(_Batch(rows, shapes, inputs, outputs))
+            padded.append(whole)
+        return batches, padded
 
-    def _placed(self, device: dict[str, int]) -> list[str]:
-        """Names of tensors that the context does not take an address for."""
-        refused = (n for n, a in device.items() if self._context.set_tensor_address(n, a) is False)
-        return list(refused)
+    def _fill(self, batches: list[_Batch], whole: list[Tensors]) -> memoryview:
+        last = batches[-1]
+        end = max(
+            offset + int(np.prod(shape)) * np.dtype(spec.dtype).itemsize
+            for spec in self._engine.outputs
+            for offset, shape in [last.outputs[spec.name]]
+        )
+        memory = self._worker.room(end)
+        for batch, arrays in zip(batches, whole, strict=True):
+            for name, array in arrays.items():
+                place: Array = np.ndarray(array.shape, array.dtype, memory, batch.inputs[name])
+                place[...] = array
+        return memory
 
-    def _direct(
-        self,
-        host: dict[str, Array],
-        device: dict[str, int],
-        shapes: dict[str, tuple[int, ...]],
-    ) -> Callable[[], None]:
-        compute = self._computing(device, shapes)
+    def _read(self, memory: memoryview, batch: _Batch, spec: TensorSpec) -> Array:
+        offset, shape = batch.outputs[spec.name]
+        found: Array = np.ndarray(shape, spec.dtype, memory, offset)
+        return found[: batch.rows].copy()
 
-        def queue() -> None:
-            for name in shapes:
-                self._stream.upload(device[name], host[name])
-            compute()
-            for spec in self._engine.outputs:
-                self._stream.download(host[spec.name], device[spec.name])
+    def _output_shapes(self, shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        key = tuple(shapes[spec.name] for spec in self._engine.inputs)
+        if key not in self._outputs:
+            told = {name: list(shape) for name, shape in shapes.items()}
+            found = self._worker.ask(do="shapes", shapes=told)["shapes"]
+            self._outputs[key] = {name: tuple(shape) for name, shape in found.items()}
+        return self._outputs[key]
 
-        return queue
+    def _note(self, answer: dict[str, Any]) -> None:
+        if answer.get("why_no_graph") and self._engine.flags.get("cuda_graphs") != "off":
+            self.device = f"{self._gpu}, without CUDA graphs ({answer['why_no_graph']})"
 
-    def _computing(
-        self, device: dict[str, int], shapes: dict[str, tuple[int, ...]]
-    ) -> Callable[[], None]:
-        def queue() -> None:
-            for name, shape in shapes.items():
-                self._context.set_input_shape(name, shape)
-            self._placed(device)
-            if not self._context.execute_async_v3(self._stream.address):
-                raise ModelError(
-                    f"{self._engine.candidate} did not run; its library's log says why."
-                )
 
-        return queue
+def cast_inputs(inputs: Tensors, specs: tuple[TensorSpec, ...]) -> Tensors:
+    """Inputs in the integer types that a plan takes; INT64 becomes INT32 where all values fit.
+
+    Raises:
+        DataError: a value does not fit.
+    """
+    wanted = {spec.name: np.dtype(spec.dtype) for spec in specs}
+    return {name: _cast(name, array, wanted.get(name)) for name, array in inputs.items()}
+
+
+def _cast(name: str, array: Array, wanted: np.dtype[Any] | None) -> Array:
+    if wanted is None or array.dtype == wanted or not {array.dtype.kind, wanted.kind} <= {"i", "u"}:
+        return array
+    limits = np.iinfo(wanted)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
+        raise DataError(
+            f"Input {name!r} holds {array.min()} to {array.max()}; this plan takes {wanted}, "
+            f"{limits.min} to {limits.max}. Use a TensorRT that takes {array.dtype} (10 and later)."
+        )
+    return array.astype(wanted)
 
 
 @contextmanager
-def plan_runner(library: Any, logger: Any, engine: Engine, path: Path) -> Iterator[_Runner]:
-    """Deserialise a plan, and run every bucket once; the caller made sure that a device can."""
-    runtime = library.Runtime(logger)
-    runtime.engine_host_code_allowed = engine.flags.get("version_compatible") == "true"
-    with cuda.stream() as stream:
-        loaded = runtime.deserialize_cuda_engine(path.read_bytes())
-        context = None if loaded is None else loaded.create_execution_context()
-        if context is None:
-            raise ModelError(
-                f"{engine.builder} refuses to load {path} on {cuda.gpu()}. Build it again here."
+def plan_runner(
+    library: TensorRtLibrary, engine: Engine, path: Path, *, gpu: str
+) -> Iterator[PlanRunner]:
+    """Load a plan in a process of its own; the caller made sure that a device can run it.
+
+    Args:
+        gpu: the device, for messages.
+
+    Raises:
+        ModelError: the library refuses the plan, or its process died.
+        TookTooLongError: it hung.
+    """
+    with tempfile.TemporaryDirectory(prefix="enginegate-run-") as name:
+        worker = _start(library, engine, path, Path(name))
+        worker.what = f"{engine.candidate} ({engine.builder}) on {gpu}"
+        try:
+            ready = worker.answer(_OPEN_S)
+            _check_signature(engine, ready["tensors"])
+            yield PlanRunner(worker, engine, gpu, int(ready["device_bytes"]))
+        finally:
+            worker.close()
+
+
+def _start(library: TensorRtLibrary, engine: Engine, path: Path, scratch: Path) -> _Worker:
+    ours, theirs = socket.socketpair()
+    memory = os.memfd_create("enginegate-plan")
+    job = {
+        "command": "run",
+        "module": library.module,
+        "plan": str(path.resolve()),
+        "host_code": engine.flags.get("version_compatible") == "true",
+        "graphs": engine.flags.get("cuda_graphs") != "off",
+        "socket": theirs.fileno(),
+        "memory": memory,
+    }
+    log = scratch / "run.log"
+    (scratch / "job.json").write_text(json.dumps(job))
+    try:
+        with theirs, log.open("wb") as output:
+            process = subprocess.Popen(  # noqa: S603 - our own program, the user's own interpreter
+                worker_command(library.python, scratch / "job.json"),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), memory),
+                env=worker_environment(library.python),
             )
-        yield _Runner(engine, context, stream)
-        del context, loaded
+    except OSError as error:
+        ours.close()
+        os.close(memory)
+        raise ModelError(f"{library.python} cannot be run: {error}.") from error
+    return _Worker(process, ours, memory, log)
+
+
+def _check_signature(engine: Engine, tensors: list[dict[str, Any]]) -> None:
+    found = {each["name"]: each["dtype"] for each in tensors}
+    wanted = {spec.name: spec.dtype for spec in (*engine.inputs, *engine.outputs)}
+    if found != wanted:
+        raise ModelError(
+            f"The plan of {engine.candidate} has {found}; its manifest says {wanted}. Build it "
+            "again."
+        )

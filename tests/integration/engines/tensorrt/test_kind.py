@@ -152,7 +152,7 @@ def test_crash_of_the_builder_is_an_error(plan, tmp_path, monkeypatch):
     """A builder that is killed is reported with the signal; the flow lives on."""
     program = "import os, signal; print('last words'); os.kill(os.getpid(), signal.SIGSEGV)"
     monkeypatch.setattr(
-        process, "builder_command", lambda _job, _report: [sys.executable, "-c", program]
+        process, "worker_command", lambda _python, _job: [sys.executable, "-c", program]
     )
 
     with pytest.raises(BuildError, match="killed by SIGSEGV"):

@@ -1,16 +1,21 @@
 """A builder that runs out of disk, memory or time ends as an error; progress is told on the way."""
 
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from enginegate.engines import build_engine, cuda
 from enginegate.engines.tensorrt import process
-from enginegate.engines.tensorrt.process import BuildJob, BuildReport, BuildStep
+from enginegate.engines.tensorrt.library import find_library, worker_command
+from enginegate.engines.tensorrt.process import BuildStep
+from enginegate.engines.tensorrt.table import TensorRtTable, builder_settings
 from enginegate.errors import BuildError, EnginegateError
 
 pytestmark = [pytest.mark.rtx, pytest.mark.xdist_group("engines")]
@@ -76,7 +81,7 @@ def test_the_kernels_kill_is_explained(plan, tmp_path, monkeypatch):
     """SIGKILL from outside is what the kernel does when memory is used up."""
     program = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     monkeypatch.setattr(
-        process, "builder_command", lambda _job, _report: [sys.executable, "-c", program]
+        process, "worker_command", lambda _python, _job: [sys.executable, "-c", program]
     )
 
     with pytest.raises(BuildError, match=r"killed by SIGKILL(.|\n)*lower memory_mib = 16384"):
@@ -111,28 +116,77 @@ def test_progress_is_logged_in_moderation(plan, monkeypatch, caplog):
     assert caplog.messages == ["tensorrt-fp16: Timing, step 2 of 9"]
 
 
-def test_the_monitor_cancels(plan, cnn, tmp_path):
-    """When asked to stop, the builder ends in order at its next step, without a plan."""
-    job = BuildJob(
-        library="tensorrt_rtx",
-        onnx=cnn.folder / "model.onnx",
-        plan=tmp_path / "model.plan",
-        profiles=plan("tensorrt-fp32").profiles,
-        tf32=False,
-        targets=("sm89",),
-        workspace_mib=64,
-        memory_mib=16384,
+@pytest.fixture
+def job(plan, cnn, tmp_path):
+    """A job for the stand-alone program, with the CNN's ONNX in a scratch folder."""
+    planned, library = plan("tensorrt-fp32"), find_library("tensorrt_rtx")
+    model = tmp_path / "model.onnx"
+    model.write_bytes((cnn.folder / "model.onnx").read_bytes())
+    settings = builder_settings(library, planned.candidate.precision, TensorRtTable())
+    made = process.build_job(
+        planned, library, settings, model, tmp_path / "model.plan", targets=("sm89",)
     )
-    job = job.model_copy(update={"onnx": tmp_path / "model.onnx"})
-    job.onnx.write_bytes((cnn.folder / "model.onnx").read_bytes())
-    job.cancel.touch()
-    (tmp_path / "job.json").write_bytes(job.canonical_json())
+    return made | {"report": str(tmp_path / "report.json")}
 
-    command = process.builder_command(tmp_path / "job.json", tmp_path / "report.json")
-    ended = subprocess.run(command, capture_output=True, check=False)
 
-    report = BuildReport.read(tmp_path / "report.json")
+def written(job, folder):
+    path = folder / "job.json"
+    path.write_text(json.dumps(job))
+    return worker_command(sys.executable, path)
+
+
+def test_the_program_stands_alone(job, tmp_path):
+    """It builds a plan in an interpreter that cannot import Enginegate."""
+    command = written(job, tmp_path)
+    blocked = "import sys, runpy; sys.modules['enginegate'] = None; sys.argv = sys.argv[1:]; "
+    blocked += "sys.path.insert(0, ''); runpy.run_path(sys.argv[0], run_name='__main__')"
+
+    subprocess.run([sys.executable, "-c", blocked, *command[1:]], check=True, capture_output=True)
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["error"] == ""
+    assert report["weighted"] == {"fp32": 3}
+    assert (tmp_path / "model.plan").read_bytes()[:4] == b"vtrt"
+
+
+def test_the_monitor_cancels(job, tmp_path):
+    """When asked to stop, the builder ends in order at its next step, without a plan."""
+    (tmp_path / "cancel").touch()
+
+    ended = subprocess.run(written(job, tmp_path), capture_output=True, check=False)
+
+    report = json.loads((tmp_path / "report.json").read_text())
     assert ended.returncode == 0
-    assert report.cancelled
-    assert not job.plan.exists()
-    assert len([json.loads(line) for line in job.progress.read_bytes().splitlines()]) < 20
+    assert report["cancelled"]
+    assert not (tmp_path / "model.plan").exists()
+    assert len((tmp_path / "progress.jsonl").read_text().splitlines()) < 20
+
+
+def test_killed_builder_leaves_nothing(plan, tmp_path, monkeypatch):
+    """A builder that is killed at its first step leaves neither a plan nor half of one."""
+    killed = []
+
+    def kill(_plan):
+        def tell(_step):
+            if not killed:
+                killed.append(children_of(os.getpid())[0])
+                os.kill(killed[0], signal.SIGKILL)
+
+        return tell
+
+    monkeypatch.setattr(process, "log_progress", kill)
+
+    with pytest.raises(BuildError, match="killed by SIGKILL"):
+        build_engine(plan("tensorrt-fp32", tensorrt={"targets": ["sm80"]}), tmp_path)
+
+    assert killed
+    assert left_in(tmp_path) == []
+
+
+def children_of(pid):
+    """Processes that this one started."""
+    return [
+        int(child)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
+    ]
