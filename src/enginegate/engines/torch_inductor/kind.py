@@ -19,6 +19,7 @@ from enginegate.engine_kinds import NativeBackend
 from enginegate.engines import cuda
 from enginegate.engines.batching import check_batch, run_rows
 from enginegate.engines.cuda import Device
+from enginegate.engines.onnxruntime.gpu import buckets_up_to
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import (
     Availability,
@@ -29,7 +30,6 @@ from enginegate.engines.protocol import (
     missing,
 )
 from enginegate.engines.python_backend import runner_files
-from enginegate.engines.onnxruntime.gpu import buckets_up_to
 from enginegate.engines.torch_inductor.library import (
     REMEDY,
     builder_name,
@@ -122,7 +122,7 @@ class TorchInductorKind(EngineKind):
             gpu=cuda.gpu(),
         )
 
-    def undecidable(
+    def undecidable(  # noqa: PLR0911 - one return for each thing that may be missing
         self, precision: Precision, table: TorchInductorTable, here: TorchInductorHere, /
     ) -> DecisionObstacle | None:
         del table
@@ -133,12 +133,12 @@ class TorchInductorKind(EngineKind):
                 "AOTInductor compiles C++, and there is no g++ on the path", "apt-get install g++"
             )
         drop = f"drop {precision} from torch_inductor under [candidates]."
+        if here.device == "cpu" and precision is Precision.TF32:
+            return DecisionObstacle(
+                "tf32 is arithmetic of GPUs, and packages are for the processor here",
+                f"Qualify on a machine with a GPU, or {drop}",
+            )
         if here.device == "cpu":
-            if precision is Precision.TF32:
-                return DecisionObstacle(
-                    "tf32 is arithmetic of GPUs, and packages are for the processor here",
-                    f"Qualify on a machine with a GPU, or {drop}",
-                )
             return None
         if here.gpu is None or here.cuda is None:
             lacks = "no NVIDIA GPU with a driver" if here.gpu is None else "a PyTorch without CUDA"
@@ -147,13 +147,13 @@ class TorchInductorKind(EngineKind):
                 'Qualify where both are, or set device = "auto" under [torch_inductor].',
             )
         needed = _NEEDED.get(precision, 0)
-        if here.gpu.capability_number < needed:
-            return DecisionObstacle(
-                f"{precision} needs compute capability {needed / 10:.1f}, and the GPU here is "
-                f"{here.gpu}",
-                f"Qualify on a newer GPU, or {drop}",
-            )
-        return None
+        if here.gpu.capability_number >= needed:
+            return None
+        return DecisionObstacle(
+            f"{precision} needs compute capability {needed / 10:.1f}, and the GPU here is "
+            f"{here.gpu}",
+            f"Qualify on a newer GPU, or {drop}",
+        )
 
     def toolchain(self, table: TorchInductorTable, /) -> str:
         """PyTorch, its CUDA libraries, and the GPU or the processor's instructions."""
@@ -378,7 +378,9 @@ def _proof(plan: BuildPlan, evidence: PackageEvidence, device: Device) -> Precis
     """What the generated source multiplies in."""
     precision = plan.candidate.precision
     tf32 = precision is Precision.TF32
-    counts = {("tf32" if tf32 and w == "fp32" else w): n for w, n in evidence.multiplications.items()}
+    counts = {
+        ("tf32" if tf32 and w == "fp32" else w): n for w, n in evidence.multiplications.items()
+    }
     word, total = precision.value, sum(counts.values())
     listed = ", ".join(f"{n} {w}" for w, n in sorted(counts.items())) or "none"
     share = counts.get(word, 0) / total if total else 0.0
@@ -388,8 +390,8 @@ def _proof(plan: BuildPlan, evidence: PackageEvidence, device: Device) -> Precis
     if precision.is_as_exported:
         proven = set(counts) <= {word} and set(evidence.weights) <= {"fp32"}
     detail = (
-        f"Generated source: kernels that multiply: {listed}; {by_weights:.0%} of the stored numbers "
-        f"are {'fp32' if tf32 else word}; {evidence.frozen} constants frozen."
+        f"Generated source: kernels that multiply: {listed}; {by_weights:.0%} of the stored "
+        f"numbers are {'fp32' if tf32 else word}; {evidence.frozen} constants frozen."
     )
     if tf32 or (precision is Precision.FP32 and device == "cuda"):
         detail += (
