@@ -115,8 +115,9 @@ def _shapes(program: "torch.export.ExportedProgram", job: PackageJob) -> _Shapes
     axes: list[dict[int, AxisSizes]] = []
     best: list[dict[int, int]] = []
     for name, spec in specs.items():
-        ranges, sizes = job.profiles.get(name), {}
+        ranges = job.profiles.get(name)
         of: dict[int, AxisSizes] = {}
+        sizes: dict[int, int] = {}
         for at, size in enumerate(spec.shape):
             if isinstance(size, int) or ranges is None:
                 continue
@@ -147,7 +148,9 @@ def _compile_dynamic(module: Any, job: PackageJob, shapes: _Shapes) -> None:
 def _compile_buckets(module: Any, job: PackageJob, shapes: _Shapes) -> None:
     """One package for each bucket, of fixed batch, in one archive."""
     import torch  # noqa: PLC0415
-    from torch._inductor.package import package_aoti  # noqa: PLC0415
+    import torch._inductor.package as packages  # noqa: PLC0415
+
+    archive: Any = packages
 
     files: dict[str, Any] = {}
     within = [{at: sizes for at, sizes in of.items() if at} for of in shapes.axes]
@@ -159,7 +162,7 @@ def _compile_buckets(module: Any, job: PackageJob, shapes: _Shapes) -> None:
             files[f"batch{bucket}"] = torch._inductor.aot_compile(  # noqa: SLF001
                 program.module(check_guards=False), arguments, keywords, options=options
             )
-    package_aoti(str(job.package), files)
+    archive.package_aoti(str(job.package), files)
 
 
 def _configs(job: PackageJob) -> dict[str, Any]:
@@ -177,11 +180,12 @@ def _configs(job: PackageJob) -> dict[str, Any]:
 
 def _try(module: Any, job: PackageJob, shapes: _Shapes) -> dict[str, float]:
     """Differences from eager at each batch; refuses those that rounding does not explain."""
-    import torch  # noqa: PLC0415
+    import torch._inductor.package as packages  # noqa: PLC0415
 
+    archive: Any = packages
     tried = {}
     for bucket in job.buckets or (0,):
-        runner = torch._inductor.package.load_package(  # noqa: SLF001
+        runner = archive.load_package(
             str(job.package), f"batch{bucket}" if bucket else "model", run_single_threaded=True
         )
         most = bucket or job.max_batch_size

@@ -18,7 +18,7 @@ from enginegate.data import Tensors
 from enginegate.engine_kinds import NativeBackend
 from enginegate.engines import cuda
 from enginegate.engines.batching import check_batch, run_rows
-from enginegate.engines.cuda import Device
+from enginegate.engines.cuda import Device, Gpu
 from enginegate.engines.onnxruntime.gpu import buckets_up_to
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import (
@@ -79,7 +79,7 @@ class TorchInductorHere:
     compiler: bool
     device: Device
     cuda: str | None
-    gpu: cuda.Gpu | None
+    gpu: Gpu | None
 
 
 class TorchInductorKind(EngineKind):

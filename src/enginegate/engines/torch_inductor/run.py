@@ -39,14 +39,18 @@ def open_calls(path: Path, buckets: Sequence[int], *, own: bool, device_id: int)
     Raises:
         RuntimeError: this PyTorch cannot load it.
     """
-    from torch._inductor.package import load_package  # noqa: PLC0415
+    import torch._inductor.package as packages  # noqa: PLC0415
 
+    archive: Any = packages
     # Read once by the package's code, at its first run: a batch that is too large is then refused.
     os.environ.setdefault("AOTI_RUNTIME_CHECK_INPUTS", "1")
 
     def opened(name: str) -> Callable[..., Any]:
         # With one runner at a time there are no events between runs, which a graph cannot hold.
-        return load_package(str(path), name, run_single_threaded=True, device_index=device_id)
+        loaded: Callable[..., Any] = archive.load_package(
+            str(path), name, run_single_threaded=True, device_index=device_id
+        )
+        return loaded
 
     if own:
         return {bucket: opened(f"batch{bucket}") for bucket in buckets}
@@ -103,12 +107,13 @@ class BucketedPackage:
         """
         import torch  # noqa: PLC0415
 
+        gpu: Any = torch.cuda
         self.buckets = tuple(calls)
         self.graph_refusal = ""
         self._calls, self._inputs, self._outputs = calls, tuple(inputs), tuple(outputs)
         self._graphs, self._tf32 = graphs and device_id >= 0, tf32
         self._device = torch.device("cpu" if device_id < 0 else f"cuda:{device_id}")
-        self._stream = None if device_id < 0 else torch.cuda.Stream(self._device)
+        self._stream = None if device_id < 0 else gpu.Stream(self._device)
         self._slots: OrderedDict[tuple[tuple[int, ...], ...], _Slot] = OrderedDict()
 
     def run(self, arrays: Arrays) -> dict[str, NDArray[Any]]:
@@ -208,7 +213,7 @@ class BucketedPackage:
         """On this package's stream, without gradients, with the switches of its precision."""
         import torch  # noqa: PLC0415
 
-        switches = torch.backends.cuda.matmul, torch.backends.cudnn
+        switches: tuple[Any, ...] = torch.backends.cuda.matmul, torch.backends.cudnn
         before = [switch.allow_tf32 for switch in switches]
         threads = torch.get_num_threads()
         try:

@@ -103,7 +103,8 @@ class _Lane:
     def __init__(self, engine: _OnGpu, stream: Any) -> None:
         self._engine = engine
         torch.cuda.set_device(engine.device_id)
-        self._stream = torch.cuda.ExternalStream(stream.address, device=engine.device_id)
+        outer: Any = torch.cuda
+        self._stream = outer.ExternalStream(stream.address, device=engine.device_id)
         torch.cuda.set_stream(self._stream)  # of this thread
         torch.set_grad_enabled(False)
 
