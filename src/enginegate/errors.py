@@ -15,6 +15,8 @@
     ├── RepositoryError           the live repository cannot be changed, or is not what it should be
     │   ├── RepositoryBusyError   another promotion holds the lock
     │   ├── NotWritableError      it may be read here, and not changed
+    │   ├── NoReleaseError        there is no release with that number
+    │   ├── RollbackTargetError   exit code 6: a release that somebody named for a rollback is unfit
     │   ├── NotEverywhereError    a release is live, but not on every server of the fleet
     │   ├── TamperedError         bytes on disk differ from the digest that was approved
     │   └── PublishError          a release was published, did not prove itself, and was undone
@@ -106,6 +108,16 @@ class RepositoryBusyError(RepositoryError):
 
 class NotWritableError(RepositoryError):
     """The live repository may be read from here, and not written to."""
+
+
+class NoReleaseError(RepositoryError):
+    """No release of that model has that number."""
+
+
+class RollbackTargetError(RepositoryError):
+    """The release that somebody named for a rollback is live already, or cannot be live again."""
+
+    exit_code = ExitCode.BAD_INPUT
 
 
 class NotEverywhereError(RepositoryError):

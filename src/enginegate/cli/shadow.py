@@ -28,7 +28,7 @@ def record_command(
     endpoint: Annotated[
         str | None, typer.Option(help="gRPC HOST:PORT; default: the policy's live server")
     ] = None,
-    seconds: Annotated[float, typer.Option(help="listen at most this long")] = 60.0,
+    seconds: Annotated[float, typer.Option(min=0.1, help="listen at most this long")] = 60.0,
 ) -> None:
     """Record live requests through Triton's trace extension; its settings are restored."""
     rules = _read(policy)
@@ -92,9 +92,9 @@ def _live_endpoint(rules: Policy) -> str:
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
     name, _, axes = text.partition("=")
-    try:
-        return name, tuple(int(axis) for axis in axes.split(","))
-    except ValueError as error:
+    shape = [int(axis) if axis.strip().isdecimal() else 0 for axis in axes.split(",")]
+    if not name or 0 in shape:
         raise InputError(
             f"{text!r} is not a shape. Write COLUMN=AXIS,AXIS, for example input.image=1,8,8."
-        ) from error
+        )
+    return name, tuple(shape)

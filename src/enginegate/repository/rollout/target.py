@@ -136,7 +136,7 @@ class FleetServer:
         live = self.repository.deployment(layout)
         with hold_lock(layout.root, timeout_s=_LOCK_TIMEOUT_S):
             if before is not None:
-                live.restore(before)
+                self.repository.restore(live, before)
             else:
                 live.unload()
 
@@ -202,8 +202,8 @@ class Target(Protocol):
         """Make an earlier release live again: by default the one that the live one replaced.
 
         Raises:
-            RepositoryError: there is no such release, its bytes are gone, or another release is
-                live than expected.
+            RollbackTargetError: there is no such release, it is live, or its bytes are gone.
+            RepositoryError: there is none to go back to, or another one is live than expected.
             NotEverywhereError: it is live, but a server does not serve it.
             PublishError: it did not prove itself; the release that was live is live again.
         """

@@ -35,7 +35,7 @@ from pydantic import Field, PositiveInt
 from enginegate.atomic_io import read_file
 from enginegate.candidate import Sha256
 from enginegate.decision import ComposingModel, Release, RenewedPromise
-from enginegate.errors import InputError, RepositoryError, TamperedError
+from enginegate.errors import InputError, NoReleaseError, RepositoryError, TamperedError
 from enginegate.records import Record
 from enginegate.triton.config import Config, model_config, read_config
 from enginegate.triton.release_labels import RECORDS
@@ -161,12 +161,13 @@ class Layout:
         """A release's manifest.
 
         Raises:
-            RepositoryError: there is no such release, or an earlier enginegate wrote it.
+            NoReleaseError: there is no such release.
+            RepositoryError: an earlier enginegate wrote it.
         """
         path = self.release_file(version)
         if not path.is_file():
             known = ", ".join(str(release.version) for release in self.releases()) or "none"
-            raise RepositoryError(
+            raise NoReleaseError(
                 f"{self.model} has no release {version} in {self.root} (releases: {known})."
             )
         return _read(Release, path)

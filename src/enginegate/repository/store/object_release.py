@@ -24,7 +24,7 @@ from pydantic import Field, PositiveInt, ValidationError
 from enginegate.atomic_io import write_file
 from enginegate.candidate import FileDigest, Sha256
 from enginegate.decision import Release, RenewedPromise
-from enginegate.errors import RepositoryError, TamperedError
+from enginegate.errors import NoReleaseError, RepositoryError, TamperedError
 from enginegate.records import Record
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.repository.store.object_client import ObjectStore
@@ -256,14 +256,14 @@ class ObjectReleases:
         """A release's manifest.
 
         Raises:
-            RepositoryError: there is no such release.
+            NoReleaseError: there is no such release.
             TamperedError: it is no manifest.
         """
         key = f"{self.model}/releases/{version}.json"
         stored = self.store.read(key)
         if stored is None:
             known = ", ".join(map(str, self.versions())) or "none"
-            raise RepositoryError(
+            raise NoReleaseError(
                 f"{self.store.url} has no release {version} of {self.model} (releases: {known})."
             )
         try:

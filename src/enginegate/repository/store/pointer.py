@@ -7,7 +7,7 @@ from typing import Protocol
 
 from enginegate.atomic_io import sync_folder, write_file
 from enginegate.decision import Release, RenewedPromise
-from enginegate.errors import RepositoryError
+from enginegate.errors import NoReleaseError, RepositoryError, RollbackTargetError
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.workspace import now
 
@@ -132,8 +132,9 @@ def rollback_target(
         lost: the live pointer is lost, so the release that was live may be asked for.
 
     Raises:
-        RepositoryError: nothing is live, there is no such release, it is live already, or its bytes
-            were removed.
+        RepositoryError: nothing is live, or nothing was before the live release, or its bytes were
+            removed.
+        RollbackTargetError: that of ``to``: there is none, it is live, or its bytes were removed.
     """
     version = live.version if live else None
     if version is None:
@@ -145,10 +146,14 @@ def rollback_target(
             "To leave nothing live: enginegate withdraw POLICY --reason WHY"
         )
     if target == version and not lost:
-        raise RepositoryError(f"Release {target} of {store.model} is live already.")
-    store.release(target)
+        raise RollbackTargetError(f"Release {target} of {store.model} is live already.")
+    unfit = RepositoryError if to is None else RollbackTargetError
+    try:
+        store.release(target)
+    except NoReleaseError as error:
+        raise unfit(str(error)) from error
     if not store.has_bytes(target):
-        raise RepositoryError(
+        raise unfit(
             f"The bytes of release {target} of {store.model} were removed by retention. "
             "Promote its scorecard again to publish them under a new number."
         )
