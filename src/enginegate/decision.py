@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt, field_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
 from enginegate.errors import RepositoryError
@@ -179,6 +179,14 @@ class ReleasedEngine(Record):
     )
     parts: tuple[ComposingModel, ...] = Field(
         default=(), description="the models of an ensemble, in the order they run; else empty"
+    )
+    gpu_bytes: NonNegativeInt | None = Field(
+        default=None,
+        description="memory that it took of the fullest GPU when it was benchmarked; None: not "
+        "measured",
+    )
+    cold_start_s: NonNegativeFloat | None = Field(
+        default=None, description="from the load call to the first answer, in its benchmark"
     )
 
     @property

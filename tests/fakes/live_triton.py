@@ -14,6 +14,7 @@ from enginegate.decision import Promise
 from enginegate.errors import ServerError
 from enginegate.repository import Golden, Package
 from enginegate.triton.config import Config
+from enginegate.triton.gpu_memory import GpuMemory
 from enginegate.triton.types import IndexRow, Reply, Statistics
 from tests.fakes.evidence import INT8, SERVING, decision, scorecard
 
@@ -27,6 +28,9 @@ class FakeTriton:
 
     A version whose folder lacks the file of the backend keeps the model's loads for ever, as
     Triton 2.51 does with a Python model; ``stuck`` are these versions by model.
+
+    With ``gpu_bytes`` every version takes ``version_bytes`` of a GPU's memory; as Triton does, it
+    loads new versions before it unloads those that go.
     """
 
     root: Path
@@ -34,6 +38,9 @@ class FakeTriton:
     foreign: set[str] = field(default_factory=set)
     refuses: set[int] = field(default_factory=set)
     stuck: dict[str, set[int]] = field(default_factory=dict)
+    gpu_bytes: int = 0
+    version_bytes: int = 0
+    unloads: list[str] = field(default_factory=list)
     dead: bool = False
     address: str = "fake:1"
 
@@ -49,10 +56,22 @@ class FakeTriton:
         if lacking or model in self.stuck:
             self.stuck.setdefault(model, set()).update(lacking)
             raise ServerError(f"the load of {model} did not end in {timeout_s:g} s")
+        together = {*self._versions(model), *(config.versions or ())}
+        if self.gpu_bytes and len(together) * self.version_bytes > self.gpu_bytes:
+            raise ServerError(f"CUDA out of memory with versions {sorted(together)}")
         self.loaded[model] = config
+
+    def memory(self) -> tuple[GpuMemory, ...]:
+        """Its GPU's, as the driver would tell of it; none where it has no GPU."""
+        used = self.version_bytes * sum(len(self._versions(model)) for model in self.loaded)
+        return (GpuMemory(0, self.gpu_bytes, used),) if self.gpu_bytes else ()
+
+    def _versions(self, model: str) -> tuple[int, ...]:
+        return (self.loaded[model].versions or ()) if model in self.loaded else ()
 
     def unload(self, model: str) -> None:
         self._check(model)
+        self.unloads.append(model)
         self.loaded.pop(model, None)
         self.foreign.discard(model)
 

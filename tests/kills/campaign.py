@@ -25,6 +25,8 @@ from tests.kills.kill_points import Death
 from tests.kills.tagged import Order, made, samples, tag_in
 
 _TAGS_A_NUMBER = 1000
+# Whether these need a release that stands by: it goes first, or there is none that could.
+WITH_STANDBY: dict[What, bool] = {"publish-tight": True, "publish-alone": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,11 @@ class Campaign:
         return partial(Job, canary_s=self.canary_s, **given)
 
     def _publishing(self, what: What, model: str, expected: int | None, death: Death) -> Job:
+        current = Layout(self.root, model).current()
+        stands_by = current is not None and current.standby is not None
+        if what in WITH_STANDBY and stands_by is not WITH_STANDBY[what]:
+            self._run(self._job("rollback" if stands_by else "publish", model, Death()))
+            expected = self._live(model)
         number = LiveRecord.of(Layout(self.root, model)).last_number + 1
         self.attempts += 1
         tag = number * _TAGS_A_NUMBER + self.attempts % _TAGS_A_NUMBER

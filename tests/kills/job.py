@@ -10,15 +10,29 @@ from typing import Literal
 from enginegate.errors import PublishError
 from enginegate.policy.operating import Watch
 from enginegate.repository import Fleet, Layout, LiveRepository, Package, verify
+from enginegate.repository.deploy.memory import GpuRoom
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.target import FleetServer
 from enginegate.triton.client import TritonClient
+from enginegate.triton.gpu_memory import GpuMemory
 from tests.kills.kill_points import Death, arm, sleep_or_die
+from tests.kills.tagged import TAKES
 
-What = Literal["publish", "publish-wrong", "publish-unfit", "rollback", "recover"]
+What = Literal[
+    "publish",
+    "publish-tight",
+    "publish-alone",
+    "publish-wrong",
+    "publish-unfit",
+    "rollback",
+    "recover",
+]
 REFUSED: tuple[What, ...] = ("publish-wrong", "publish-unfit")
 _LOAD_TIMEOUT_S = 30.0
+# Of a GPU that is made up: so much is free while a release takes `TAKES` of it. Then the one that
+# stands by has to go first, or all that serves.
+_FREE: dict[What, int] = {"publish-tight": 60, "publish-alone": 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +111,10 @@ def _opened(job: Job) -> Iterator[LiveRepository | Fleet]:
     """What a policy's target would be, with the canary that a library caller gets."""
     with ExitStack() as stack:
         client = stack.enter_context(TritonClient(job.address))
-        primary = LiveRepository(job.root, client, load_timeout_s=_LOAD_TIMEOUT_S)
+        free = _FREE.get(job.what)
+        gpus = () if free is None else (GpuMemory(0, 10 * TAKES, 10 * TAKES - free),)
+        room = GpuRoom("replace", lambda: gpus)
+        primary = LiveRepository(job.root, client, load_timeout_s=_LOAD_TIMEOUT_S, gpu_room=room)
         if not job.others:
             yield primary
             return

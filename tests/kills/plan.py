@@ -40,9 +40,20 @@ def every_step() -> Iterator[Kill]:
         also = ("prepared",) if model == CHAIN else ()
         for step in (*PUBLISH, *also):
             yield Kill("publish", model, Death("step", step=step))
+        if model == ENGINE:
+            yield Kill("publish-tight", model, Death("step", step="unloading"))
         for step in (*ROLLBACK, *also):
             yield Kill("rollback", model, Death("step", step=step))
         yield Kill("publish-wrong", model, Death("step", step="undone"))
+
+
+def replaced() -> Iterator[Kill]:
+    """Each step of a publication that unloads what is live first; meanwhile nobody is answered."""
+    for step in ("unloading", *PUBLISH[2:]):
+        yield Kill("publish-alone", ENGINE, Death("step", step=step))
+    yield Kill("publish-alone", CHAIN, Death("step", step="unloading"))
+    for number in (3, 8):
+        yield Kill("publish-alone", ENGINE, Death("step", step="loaded"), twice=number)
 
 
 def every_act(acts: Acts) -> Iterator[Kill]:

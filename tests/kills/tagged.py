@@ -22,6 +22,8 @@ from enginegate.triton.types import Reply
 QUICK = ("--disable-auto-complete-config",)
 ENGINE, CHAIN = "lab", "lab-chain"
 _WHEN = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+# GPU memory that a release says it took.
+TAKES = 100
 _SHA = "5c" * 32
 _WIDTH, _GOLDEN = 2, 3
 _FACTOR = 2.0
@@ -152,6 +154,8 @@ def _engine(order: Order) -> Package:
             decided_at=_WHEN,
         ),
         promise=Promise(p99_ms=9.0, throughput_per_s=400.0, slo_p99_ms=25.0),
+        gpu_bytes=TAKES,
+        cold_start_s=0.2,
     )
 
 

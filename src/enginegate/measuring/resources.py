@@ -7,16 +7,17 @@ zero.
 """
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 from enginegate.errors import ServerError
 from enginegate.measurement import Resources
+from enginegate.triton.gpu_memory import USED, GpuDriver
 from enginegate.triton.metrics import Metrics, read_metrics
 from enginegate.triton.server import Server
 from enginegate.triton.supervised_process import cores, processor_s
@@ -113,7 +114,7 @@ def monitor_resources(server: Server, *, gpu: bool, gpus: Sequence[int] = ()) ->
 
 def gpus_of(metrics: Metrics) -> GpuReading | None:
     """What Triton says of its GPUs, in one reading of its endpoint; None when of none."""
-    memory = _values(metrics, "nv_gpu_memory_used_bytes")
+    memory = _values(metrics, USED)
     if not memory:
         return None
     return GpuReading(
@@ -168,9 +169,9 @@ def _repeating(note: Callable[[], None]) -> Iterator[None]:
 
 def _gpu_reader(server: Server, gpus: Sequence[int]) -> ReadGpus | None:
     """Whatever answers; None when nothing knows of the GPUs that are meant."""
-    driver = None if server.pid is None else _Nvml.open(gpus)
+    driver = None if server.pid is None else GpuDriver.open(tuple(gpus))
     if driver is not None:
-        return driver.read
+        return partial(_of_driver, driver)
     if server.metrics is None:
         return None
     address = server.metrics
@@ -182,48 +183,13 @@ def _gpu_reader(server: Server, gpus: Sequence[int]) -> ReadGpus | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Nvml:
-    """The driver's own figures."""
-
-    library: Any
-    handles: tuple[Any, ...]
-
-    @classmethod
-    def open(cls, gpus: Sequence[int]) -> "_Nvml | None":
-        """The GPUs with these numbers, or all; None without a driver or the package."""
-        try:
-            import pynvml  # noqa: PLC0415
-        except ImportError:
-            return None
-        try:
-            pynvml.nvmlInit()
-            numbers = [_physical(gpu) for gpu in gpus] or range(pynvml.nvmlDeviceGetCount())
-            handles = tuple(pynvml.nvmlDeviceGetHandleByIndex(number) for number in numbers)
-        except pynvml.NVMLError:
-            return None
-        return cls(pynvml, handles) if handles else None
-
-    def read(self) -> GpuReading:
-        """Now, over the GPUs together."""
-        rates = self._each("nvmlDeviceGetUtilizationRates")
-        return GpuReading(
-            gpus=len(self.handles),
-            utilisation=_mean([rate.gpu / 100.0 for rate in rates]),
-            memory_bytes=_sum([float(info.used) for info in self._each("nvmlDeviceGetMemoryInfo")]),
-            power_w=_sum([milli / 1e3 for milli in self._each("nvmlDeviceGetPowerUsage")]),
-            energy_j=_sum([m / 1e3 for m in self._each("nvmlDeviceGetTotalEnergyConsumption")]),
-        )
-
-    def _each(self, question: str) -> list[Any]:
-        """Every GPU's answer; none at all when one of them cannot say."""
-        try:
-            return [getattr(self.library, question)(handle) for handle in self.handles]
-        except self.library.NVMLError:
-            return []
-
-
-def _physical(gpu: int) -> int:
-    """The driver's number of a GPU: CUDA counts only those that it is shown."""
-    shown = [part.strip() for part in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    return int(shown[gpu]) if gpu < len(shown) and shown[gpu].isdigit() else gpu
+def _of_driver(driver: GpuDriver) -> GpuReading:
+    """Now, over the GPUs together."""
+    rates = driver.each("nvmlDeviceGetUtilizationRates")
+    return GpuReading(
+        gpus=len(driver.handles),
+        utilisation=_mean([rate.gpu / 100.0 for rate in rates]),
+        memory_bytes=_sum([float(info.used) for info in driver.each("nvmlDeviceGetMemoryInfo")]),
+        power_w=_sum([milli / 1e3 for milli in driver.each("nvmlDeviceGetPowerUsage")]),
+        energy_j=_sum([m / 1e3 for m in driver.each("nvmlDeviceGetTotalEnergyConsumption")]),
+    )

@@ -127,6 +127,11 @@ class PromotionTarget(Record):
         description="how long the first server is watched before the rest of the fleet follows",
     )
     load_timeout_s: PositiveFloat = Field(default=120.0, description="limit on one model load")
+    when_memory_is_short: Literal["refuse", "replace"] = Field(
+        default="refuse",
+        description="where a server's GPUs cannot hold a new release beside the live one: refuse "
+        "the promotion, or unload the live one first, so that nobody is answered meanwhile",
+    )
 
     @model_validator(mode="after")
     def _named_once(self) -> Self:

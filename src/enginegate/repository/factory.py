@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from enginegate.policy.operating import LiveTables, ServerEntry
+from enginegate.repository.deploy.memory import GpuRoom
 from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge
@@ -13,7 +14,8 @@ from enginegate.repository.rollout.object_repository import LEASE_S, ObjectRepos
 from enginegate.repository.rollout.target import FleetServer, LocalTarget, Target
 from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
-from enginegate.triton.endpoint import live_addresses, live_client
+from enginegate.triton.endpoint import LiveAddresses, live_addresses, live_client
+from enginegate.triton.gpu_memory import server_memory
 from enginegate.workspace import Workspace
 
 # A port that is closed says so at once; a server that is busy takes its time.
@@ -65,6 +67,10 @@ def open_primary(
         signing=ReleaseSigning.of(tables.signing, workspace),
         channel=channel,
         pinned=pinned,
+        gpu_room=GpuRoom(
+            tables.target.when_memory_is_short,
+            lambda: server_memory(live_addresses(tables.target)),
+        ),
     )
 
 
@@ -79,5 +85,11 @@ def open_storage(tables: LiveTables, local: LocalTarget) -> ObjectRepository | N
 def _server(entry: ServerEntry, primary: LiveRepository) -> FleetServer:
     with TritonClient(entry.endpoint, timeout_s=_ANSWER_S) as probe:
         client = TritonClient(entry.endpoint) if probe.live() else None
-    own = replace(primary, root=entry.repository or primary.root, client=client)
+    addresses = LiveAddresses(grpc=entry.endpoint, metrics=entry.metrics)
+    own = replace(
+        primary,
+        root=entry.repository or primary.root,
+        client=client,
+        gpu_room=replace(primary.gpu_room, read=partial(server_memory, addresses)),
+    )
     return FleetServer(entry.name, own, primary)

@@ -13,8 +13,8 @@ step                what a kill leaves in or after it      what the next start d
                     and models that nothing serves
 4  sign             also a signature, whole or not there   removes it with them
 5  journal          also the digest in the journal         removes them
-6  load beside      composing models serve old and new     they serve the old release, proved;
-                                                           then the new one is removed
+6  load beside      what was in the way is unloaded;       they serve the old release, proved;
+                    composing models serve old and new     then the new one is removed
 7  switch           the new config.pbtxt, loaded or not    writes the old one, loads and proves it
 8  prove            the new release serves, unproved       the same
 9  commit           the pointer: the new release is live   composing models unload old versions;
@@ -23,11 +23,17 @@ step                what a kill leaves in or after it      what the next start d
                     bytes to be removed                    old bytes
 ==================  =====================================  =======================================
 
+Step 6 unloads nothing where GPU memory has room for both releases. Where it has not, the older one
+that stands by goes first, and then, if `when_memory_is_short` says so, the live one too: nobody is
+answered from there to step 7. On the way back there is no more room, so what had to be unloaded for
+the new release is unloaded again before the old one is loaded.
+
 A rollback is steps 1, 2 and 6 to 10. A new promise for the live release is 1, 2, 4, 9 and 10, and
 no server is notified. A withdrawal is 1 and 2: what is cut short after its intent is finished.
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -39,11 +45,17 @@ from enginegate.errors import (
     EnginegateError,
     PublishError,
     RepositoryError,
-    ServerError,
     TamperedError,
 )
 from enginegate.repository.deploy.deployment import Deployment
 from enginegate.repository.deploy.desired_config import right_config, wrong_files
+from enginegate.repository.deploy.memory import (
+    GpuRoom,
+    MemoryDemand,
+    Room,
+    RoomDecision,
+    demand_of,
+)
 from enginegate.repository.history.audit import AuditLog
 from enginegate.repository.history.journal import Entry, Journal, Kind, Step
 from enginegate.repository.history.signing import ReleaseSigning, SignedFiles
@@ -82,6 +94,7 @@ class LiveRepository:
         client: the live server; None when it is down, which only recovery of the folder can bear.
         load_timeout_s: limit on one load.
         keep: releases whose bytes are kept.
+        gpu_room: the memory of the server's GPUs, and what is done where it is short.
         pinned: older releases that something still points to; None: that could not be found out,
             so nothing is deleted.
         signing: how releases are signed and checked; None: they are not.
@@ -95,6 +108,7 @@ class LiveRepository:
     signing: ReleaseSigning | None = None
     channel: str = "Python"
     pinned: frozenset[int] | None = frozenset()
+    gpu_room: GpuRoom = field(default_factory=GpuRoom)
 
     @property
     def primary(self) -> "LiveRepository":
@@ -147,6 +161,7 @@ class LiveRepository:
         new = isinstance(package, Package)
         with self._change(package.model) as change:
             before = change.check(expected)
+            room = self.check_memory(package)
             number = change.number(package, version)
             with change.ended_on_failure():
                 release = change.stage(package, number, before)
@@ -154,7 +169,9 @@ class LiveRepository:
                 change.note("placed", **facts_of_placement(change.layout, release, package))
                 if placed is not None:
                     placed(release)
-                after = after_publish(before, number, stays=change.stays(before, release))
+                stays = room.room is not Room.ALONE and change.stays(before, release)
+                after = after_publish(before, number, stays=stays)
+                change.make_room(before, release, room)
                 change.load_beside(after)
                 change.switch(after)
                 change.prove(after)
@@ -182,8 +199,13 @@ class LiveRepository:
         """
         with self._change(model) as change:
             after = change.check_rollback(to, expected)
+            before, target = change.layout.current(), change.layout.release(after.version)
+            room = self.gpu_room.decide(
+                change.layout, MemoryDemand.of(target.engine), version=target.version
+            )
             change.begin("rollback", after.version)
             with change.ended_on_failure():
+                change.make_room(before, target, room)
                 change.load_beside(after)
                 change.switch(after)
                 change.prove(after)
@@ -341,13 +363,9 @@ class LiveRepository:
         """Whether the server proves now that it serves the live release."""
         layout = Layout(self.root, model)
         current = layout.current()
-        if current is None:
+        if current is None or self.client is None:
             return False
-        try:
-            self.deployment(layout).prove_all(current)
-        except (ServerError, RepositoryError):
-            return False
-        return True
+        return self.deployment(layout).serves(current)
 
     def bring_up(self, model: str) -> Release:
         """Load the live release on a server that has just started, and prove it.
@@ -359,6 +377,21 @@ class LiveRepository:
         """
         with hold_lock(self.root):
             return self._bring_up(LiveRecord.of(Layout(self.root, model)))
+
+    def restore(self, live: Deployment, current: Current) -> None:
+        """Go over to ``current`` from wherever the server is, with the room that this takes."""
+        live.restore(current, self.gpu_room.decide_restore(live.layout, live.loaded(), current))
+
+    def check_memory(self, package: Package | ImportedRelease) -> RoomDecision:
+        """How the server's GPUs can take a package, beside what serves there.
+
+        Raises:
+            RepositoryError: they cannot, or only if the live release is unloaded first, which the
+                policy does not allow; nothing was changed.
+        """
+        layout = Layout(self.root, package.model)
+        where = self.client.address if self.client is not None else str(self.root)
+        return self.gpu_room.check(layout, demand_of(package), where)
 
     def deployment(self, layout: Layout) -> Deployment:
         """The model on the live server.
@@ -380,7 +413,7 @@ class LiveRepository:
         record.check_commit_point(current)
         release = record.layout.release(current.version)
         record.admit(release, self.signing)
-        self.deployment(record.layout).restore(current)
+        self.restore(self.deployment(record.layout), current)
         return release
 
     @contextmanager
@@ -413,6 +446,8 @@ class Change:
     layout: Layout
     recovery: OperationRecovery
     _entry: Entry | None = field(default=None, init=False)
+    _unanswered_since_s: float | None = field(default=None, init=False)
+    _unanswered_s: float | None = field(default=None, init=False)
 
     @property
     def live_record(self) -> LiveRecord:
@@ -495,6 +530,32 @@ class Change:
         """5. The journal has a step: of a release in place also its digest, and if it is signed."""
         self.recovery.journal.add(self.entry, step, **detail)
 
+    def make_room(self, before: Current | None, release: Release, decision: RoomDecision) -> None:
+        """6. What the GPUs cannot hold beside the new release is unloaded, after it is noted.
+
+        A rollback is never kept back for memory: where the live release may not be unloaded, it is
+        tried beside it, and undone if the load fails.
+        """
+        room, may = decision.room, self.repository.gpu_room.when_short == "replace"
+        if before is None or room is Room.BESIDE:
+            return
+        if room is Room.NONE or (room is Room.ALONE and not may):
+            _log.warning("release %d of %s: %s", release.version, release.model, decision.words)
+            return
+        self.note("unloading", what=room.value, why=decision.words)
+        if room is Room.ALONE:
+            _log.warning(
+                "release %d of %s is unloaded before release %d is loaded, because %s. Nobody is "
+                "answered %s.",
+                before.version,
+                release.model,
+                release.version,
+                decision.words,
+                MemoryDemand.of(release.engine).downtime,
+            )
+            self._unanswered_since_s = time.monotonic()
+        self.repository.deployment(self.layout).make_room(before, room)
+
     def load_beside(self, after: Current) -> None:
         """6. The composing models of an ensemble serve the new version beside the old."""
         if self.repository.deployment(self.layout).ready_parts(after):
@@ -510,6 +571,8 @@ class Change:
     def prove(self, after: Current) -> None:
         """8. The server serves exactly that, with the validated answers."""
         self.repository.deployment(self.layout).prove(after)
+        if self._unanswered_since_s is not None:
+            self._unanswered_s = time.monotonic() - self._unanswered_since_s
 
     def commit(self, after: Current) -> None:
         """9. One rename makes it live; composing models unload what nothing needs any more."""
@@ -519,6 +582,11 @@ class Change:
     def record(self, why: str) -> None:
         """10. The audit log has it, then the journal closes it."""
         release = self.layout.release(self.entry.version)
+        if self._unanswered_s is not None:
+            why = (
+                f"{why} (GPU memory was short, so what was live was unloaded first; nobody was "
+                f"answered for {self._unanswered_s:.1f} s)"
+            ).lstrip()
         self.recovery.audit.close(self.recovery.journal, self.entry, release, done=True, why=why)
 
     def retain(self, keep: int, pinned: frozenset[int] | None) -> None:

@@ -14,6 +14,7 @@ from enginegate.decision import Release
 from enginegate.errors import RepositoryError, ServerError
 from enginegate.repository.deploy.deployment import Deployment
 from enginegate.repository.deploy.desired_config import right_config, right_files
+from enginegate.repository.deploy.memory import Room
 from enginegate.repository.history.audit import AuditLog
 from enginegate.repository.history.journal import (
     Entry,
@@ -21,6 +22,7 @@ from enginegate.repository.history.journal import (
     intent_detail,
     last_change,
     unfinished,
+    unloaded_first,
     was_published,
 )
 from enginegate.repository.store.layout import Current, Layout, models
@@ -30,7 +32,7 @@ from enginegate.repository.store.removal import remove, remove_all, sweep
 from enginegate.triton.client import TritonClient
 
 # After these steps a server may have loaded something of the operation.
-_TOLD = frozenset({"prepared", "configured", "loaded"})
+_TOLD = frozenset({"unloading", "prepared", "configured", "loaded"})
 _UNKNOWN = (
     "what a server serves is not known, because none answers: what was cut short stays noted, and "
     "whoever starts next with one ends it"
@@ -64,6 +66,8 @@ class ServePointer:
     pointer: Current | None
     loaded: bool
     """A server may have loaded something else, so without one this cannot be proved."""
+    room: Room = Room.BESIDE
+    """What was unloaded to make room: the way back has no more room, so it is unloaded again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,7 @@ def may_stand(pointer: Current | None, rollout: Rollout) -> bool:
 def _ending(
     entry: Entry, journal: Sequence[Entry], pointer: Current | None, reason: str
 ) -> tuple[Action, ...]:
-    loaded = entry.step in _TOLD
+    loaded, room = entry.step in _TOLD, Room(unloaded_first(journal, entry) or Room.BESIDE)
     committed = f"committed before it was interrupted: {reason}"
     if entry.kind == "promise":
         return _ending_promise(
@@ -206,9 +210,9 @@ def _ending(
         return ReleaseOldParts(pointer), Close(done=True, why=committed, words=words)
     undone = Close(done=False, why=reason, words=f"{live_words(pointer)}, as before.")
     if entry.kind == "rollback":  # without a pointer there is nothing to go by
-        return (ServePointer(pointer, loaded), undone) if pointer is not None else (undone,)
+        return (ServePointer(pointer, loaded, room), undone) if pointer is not None else (undone,)
     return (
-        ServePointer(pointer, loaded),
+        ServePointer(pointer, loaded, room),
         RemoveRelease(keep_history=was_published(journal, entry)),
         *((RemoveModel(with_history=False),) if pointer is None else ()),
         undone,
@@ -289,9 +293,9 @@ class OperationRecovery:
             match action:
                 case RemovePointer():
                     commit(layout, None)
-                case ServePointer(pointer, loaded):
+                case ServePointer(pointer, loaded, room):
                     loaded = loaded or _has_parts(layout, ending.entry)
-                    doubt = self._serve(layout, pointer, loaded=loaded)
+                    doubt = self._serve(layout, pointer, room, loaded=loaded)
                     if doubt:
                         return f"{live_words(pointer)} on disk; {doubt}"
                 case ReleaseOldParts(pointer):
@@ -309,8 +313,11 @@ class OperationRecovery:
                     self.audit.close(self.journal, ending.entry, release, done=done, why=why)
         return words
 
-    def _serve(self, layout: Layout, pointer: Current | None, *, loaded: bool) -> str:
-        """Folder and server as the pointer says; why that is in doubt, if it is."""
+    def _serve(self, layout: Layout, pointer: Current | None, room: Room, *, loaded: bool) -> str:
+        """Folder and server as the pointer says; why that is in doubt, if it is.
+
+        What serves as it should is not unloaded to make room for itself.
+        """
         try:
             if pointer is not None:
                 write_file(layout.config, right_config(layout, pointer))
@@ -319,7 +326,9 @@ class OperationRecovery:
                 return _UNKNOWN if loaded else ""
             live = Deployment(self.client, layout, self.load_timeout_s)
             if pointer is not None:
-                live.restore(pointer)
+                if room is not Room.BESIDE and live.serves(pointer):
+                    room = Room.BESIDE
+                live.restore(pointer, room)
             else:
                 live.unload()
         except (ServerError, RepositoryError) as error:

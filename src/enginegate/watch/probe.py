@@ -7,7 +7,7 @@ judging the numbers (validation/live.py).
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,13 +20,12 @@ from enginegate.measurement import Load
 from enginegate.records import Record
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
+from enginegate.triton.gpu_memory import memory_in
 from enginegate.triton.metrics import Metrics, Series, read_metrics
 
 _FAILURES = "nv_inference_request_failure"
 _CANCELED = "CANCELED"
 _PENDING = "nv_inference_pending_request_count"
-_GPU_USED = "nv_gpu_memory_used_bytes"
-_GPU_TOTAL = "nv_gpu_memory_total_bytes"
 # Enough for a median and to notice an outage; more would be load of its own on a quiet server.
 _PROBES = 20
 _WAIT_S = 0.2
@@ -199,7 +198,10 @@ class _Gauges:
                 failed=max(0, _failures(late.metrics, which) - _failures(early.metrics, which)),
                 pending_before=_pending(early.metrics, which),
                 pending=_pending(late.metrics, which),
-                gpu_memory_share=max(_gpu_shares(late.metrics), default=None),
+                gpu_memory_share=max(
+                    (gpu.used_bytes / gpu.total_bytes for gpu in memory_in(late.metrics)),
+                    default=None,
+                ),
             )
         except ServerError as error:
             return cls(0, None, None, None, str(error))
@@ -223,11 +225,3 @@ def _count(series: Series) -> int:
             "count. See what answers at the metrics address, and restart Triton if it does."
         )
     return round(series.value)
-
-
-def _gpu_shares(metrics: Metrics) -> Iterator[float]:
-    """Used of total memory, by GPU; Triton writes NaN for a figure that a GPU does not give."""
-    for total in metrics.matching(_GPU_TOTAL):
-        used = metrics.value(_GPU_USED, **total.labels)
-        if used is not None and 0.0 <= used < math.inf and 0.0 < total.value < math.inf:
-            yield used / total.value

@@ -13,7 +13,7 @@ from enginegate.triton.server import ServerOptions, start
 from tests.kills.campaign import Campaign
 from tests.kills.fork_server import ForkServer
 from tests.kills.kill_points import Death
-from tests.kills.plan import short
+from tests.kills.plan import replaced, short
 from tests.kills.tagged import CHAIN, ENGINE, QUICK
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("kills")]
@@ -52,6 +52,15 @@ def test_thirty_kills_under_load(campaign):
         report = client.report()
         assert (report.failed, report.errors, client.wrong) == (0, {}, [])
         assert report.sent > 100
+
+
+def test_kills_of_a_release_that_replaces_the_live_one(campaign):
+    """Whatever had been unloaded, one release is current, verifies and serves after each kill."""
+    found = [campaign.kill(k.what, k.model, k.death, twice=k.twice) for k in replaced()]
+
+    assert [kill for kill in found if kill.problems] == []
+    assert all(kill.cut for kill in found)
+    assert {kill.after == kill.target for kill in found} == {True, False}
 
 
 def test_kill_judge_sees_wrong_answers_and_torn_versions(campaign):

@@ -20,6 +20,7 @@ from enginegate.repository.deploy.desired_config import (
     served_config,
     served_versions,
 )
+from enginegate.repository.deploy.memory import Room
 from enginegate.repository.store.golden import Golden
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.triton.client import TritonClient
@@ -65,6 +66,24 @@ class LiveModel:
         except ServerError as error:
             if _POLLING not in str(error):
                 raise
+
+    def unload_now(self) -> None:
+        """Take the model away; a server that polls its repository cannot be told to.
+
+        Raises:
+            RepositoryError: it polls.
+            ServerError: the server does not answer.
+        """
+        try:
+            self.client.unload(self.layout.model)
+        except ServerError as error:
+            if _POLLING not in str(error):
+                raise
+            raise RepositoryError(
+                f"Triton at {self.client.address} polls its repository, so {self.layout.model} "
+                "cannot be unloaded before its successor comes. Free GPU memory there, or start "
+                "it with --model-control-mode=explicit."
+            ) from error
 
     def prove(self, current: Current, release: Release, *, wait: bool) -> None:
         """Index, digest, version and golden answers. A status code proves nothing."""
@@ -211,6 +230,14 @@ class Deployment:
             self._part(name).prove_ready(config.versions or (), wait=False)
         self._prove_parts(current)
 
+    def serves(self, current: Current) -> bool:
+        """Whether it proves now that it serves what ``current`` says, and nothing else."""
+        try:
+            self.prove_all(current)
+        except (ServerError, RepositoryError):
+            return False
+        return True
+
     def check_settled(self, *, patience_s: float) -> None:
         """Refuse versions of this or a composing model that keep loading, serving or not.
 
@@ -222,7 +249,7 @@ class Deployment:
             ServerError: the server does not answer.
         """
         deadline_s = time.monotonic() + patience_s
-        for live in (self._own, *(self._part(part.model) for part in self.layout.owned_parts())):
+        for live in self._all:
             live.check_settled(deadline_s, patience_s=patience_s)
 
     def trim(self, current: Current) -> None:
@@ -248,8 +275,41 @@ class Deployment:
         except (ServerError, RepositoryError) as error:
             _log.warning("old composing models of %s stay loaded: %s", self.layout.model, error)
 
-    def restore(self, current: Current) -> None:
-        """Go over to ``current`` from wherever the server is, and prove it."""
+    def loaded(self) -> set[int]:
+        """Versions of the model itself that answer now."""
+        return self._own.ready()
+
+    def make_room(self, live: Current, room: Room) -> None:
+        """Unload what a release cannot be loaded beside, and wait until it is gone.
+
+        Args:
+            live: what is live.
+            room: without the standby, the live release goes on serving; alone, nothing does.
+
+        Raises:
+            RepositoryError: it does not end, or the server polls and takes no such call.
+            ServerError: the server does not answer.
+        """
+        if room is Room.WITHOUT_STANDBY:
+            only = live.model_copy(update={"standby": None})
+            put(self.layout.config, right_config(self.layout, only))
+            self.flip(only)
+            self.trim(only)
+        elif room is Room.ALONE:
+            for each in self._all:
+                if each.ready():
+                    each.unload_now()
+        self.check_settled(patience_s=self.load_timeout_s)
+
+    def restore(self, current: Current, room: Room = Room.BESIDE) -> None:
+        """Go over to ``current`` from wherever the server is, and prove it.
+
+        Args:
+            current: what is live.
+            room: what has to be unloaded first.
+        """
+        if room is not Room.BESIDE:
+            self.make_room(current, room)
         self.ready_parts(current)
         put(self.layout.config, right_config(self.layout, current))
         self.flip(current)
@@ -271,6 +331,12 @@ class Deployment:
             ServerError: the server does not answer.
         """
         self._own.prove_gone(wait=wait)
+
+    @property
+    def _all(self) -> tuple[LiveModel, ...]:
+        """The model, then its composing models: an ensemble goes before what it is made of."""
+        parts = (self._part(part.model) for part in self.layout.owned_parts())
+        return (self._own, *parts)
 
     @property
     def _own(self) -> LiveModel:

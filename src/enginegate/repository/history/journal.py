@@ -157,7 +157,10 @@ class HashChain(Generic[L]):
 
 
 JOURNAL = ".enginegate-journal.jsonl"
-Step = Literal["intent", "placed", "prepared", "configured", "loaded", "done", "undone"]
+# "unloading": what serves, or what stands by, is about to be unloaded to make room.
+Step = Literal[
+    "intent", "placed", "unloading", "prepared", "configured", "loaded", "done", "undone"
+]
 Kind = Literal["publish", "rollback", "withdraw", "promise"]
 
 CLOSING: tuple[Step, ...] = ("done", "undone")
@@ -189,6 +192,12 @@ def unfinished(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 def intent_detail(entries: Iterable[Entry], entry: Entry) -> Mapping[str, str]:
     """What was noted when an operation began, such as by which channel, by whom and why."""
     return next(each.detail for each in entries if each.operation == entry.operation)
+
+
+def unloaded_first(entries: Iterable[Entry], entry: Entry) -> str:
+    """What an operation unloaded to make room, as it was noted; empty: nothing."""
+    own = (e for e in entries if (e.operation, e.step) == (entry.operation, "unloading"))
+    return next((e.detail["what"] for e in own), "")
 
 
 def was_published(entries: Iterable[Entry], entry: Entry) -> bool:

@@ -119,6 +119,7 @@ class Fleet:
             for server in self.servers:
                 if not server.shares:
                     server.check_expected(package.model, expected)
+                server.repository.check_memory(package)
             release = self.primary.publish(
                 package, expected=expected, version=version, placed=note_canary
             )

@@ -136,7 +136,7 @@ class FleetServer:
         live = self.repository.deployment(layout)
         with hold_lock(layout.root, timeout_s=_LOCK_TIMEOUT_S):
             if before is not None:
-                live.restore(before)
+                self.repository.restore(live, before)
             else:
                 live.unload()
 

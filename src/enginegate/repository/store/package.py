@@ -42,6 +42,8 @@ class Package:
         golden_max_abs_error: how far a live answer may be from them.
         options: Triton settings besides batching and instances.
         settings: backend settings with which it runs the engine as it was validated.
+        gpu_bytes: memory that it took of the fullest GPU when it was benchmarked; None: not known.
+        cold_start_s: from the load call to the first answer, in its benchmark; None: not known.
         ensemble: the model's configuration when it is made of several: then the engine is one of
             the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
     """
@@ -65,6 +67,8 @@ class Package:
     further_decisions: tuple[Decision, ...] = ()
     options: ServingOptions = field(default_factory=ServingOptions)
     settings: BackendSettings = field(default_factory=BackendSettings)
+    gpu_bytes: int | None = None
+    cold_start_s: float | None = None
     ensemble: Config | None = None
     parts: tuple[PartPackage, ...] = ()
 

@@ -159,6 +159,8 @@ def _stage_package(
         options=package.options,
         settings=package.settings,
         parts=tuple(_stage_part(part, version, staged) for part in package.parts),
+        gpu_bytes=package.gpu_bytes,
+        cold_start_s=package.cold_start_s,
     )
     release = Release(
         model=package.model,

@@ -9,6 +9,7 @@ import pytest
 from enginegate import atomic_io
 from enginegate.errors import NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository import Layout, LiveRepository
+from enginegate.repository.deploy.memory import GpuRoom
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState
@@ -322,3 +323,47 @@ def test_server_that_does_not_answer_is_unknown(repository, own, package):
     own.repository.rollback("digits", 1)
     found = verify(Fleet(repository, (gone,)))
     assert any("server 'own' does not answer" in check.problem for check in found)
+
+
+def tight(repository, when_short):
+    """The same with a GPU that holds one release and a half."""
+    repository.client.gpu_bytes, repository.client.version_bytes = 150, 100
+    return replace(repository, gpu_room=GpuRoom(when_short, repository.client.memory))
+
+
+def test_memory_of_every_server_is_checked_before_any_is_changed(repository, own, package):
+    """The primary has room for two, another one has not: nothing is begun anywhere."""
+    small = replace(own, repository=tight(own.repository, "refuse"))
+    fleet = Fleet(repository, (small,))
+    fleet.publish(package(1.0, gpu_bytes=100), expected=None)
+    begun = len(Journal(repository.root).read())
+
+    with pytest.raises(RepositoryError, match="does not fit on the server"):
+        fleet.publish(package(2.0, gpu_bytes=100), expected=1)
+
+    assert len(Journal(repository.root).read()) == begun
+    assert live(repository, own.repository) == [1, 1]
+
+
+@pytest.mark.parametrize("shares", [False, True], ids=["own-folder", "shared-folder"])
+@pytest.mark.parametrize("passes", [True, False], ids=["passes", "canary-fails"])
+def test_every_server_replaces_within_its_own_memory(repository, tmp_path, package, shares, passes):
+    """There and back: each server unloads what it serves before it loads the other one."""
+    root = repository.root if shares else tmp_path / "own" / "live"
+    root.mkdir(parents=True, exist_ok=True)
+    primary = tight(repository, "replace")
+    other = tight(replace(repository, root=root, client=FakeTriton(root)), "replace")
+    fleet = Fleet(primary, (FleetServer("other", other, primary),))
+    fleet.publish(package(1.0, gpu_bytes=100), expected=None)
+
+    if passes:
+        fleet.publish(package(2.0, gpu_bytes=100), expected=1)
+    else:
+        with pytest.raises(PublishError, match="Release 1 is live again"):
+            replace(fleet, analyse_canary=fail).publish(package(2.0, gpu_bytes=100), expected=1)
+    if passes:
+        assert live(primary, other) == [2, 2]
+        fleet.rollback("digits", 1)
+
+    assert live(primary, other) == [1, 1]
+    assert fleet.serves("digits")

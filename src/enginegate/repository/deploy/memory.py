@@ -1,0 +1,250 @@
+"""Room for two: whether a server's GPUs can hold a release beside what serves there now.
+
+A load that runs out of memory fails at best; at worst neighbours on the GPU fail with it. So free
+memory, which neighbouring models have reduced already, is compared with what the release took when
+it was benchmarked as it is served.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+from enginegate.decision import ReleasedEngine
+from enginegate.errors import RepositoryError
+from enginegate.repository.store.layout import Current, Layout
+from enginegate.repository.store.package import ImportedRelease, Package
+from enginegate.triton.gpu_memory import GpuMemory
+
+_log = logging.getLogger("enginegate.repository")
+WhenShort = Literal["refuse", "replace"]
+# Loading takes more than serving does afterwards (weights are held twice for a moment), and a GPU's
+# memory is never handed out to the last byte. More refuses promotions that would have fitted.
+_SPARE = 1.1
+_MIB = 1 << 20
+
+
+class Room(Enum):
+    """How a release can be loaded: each needs less memory than the one before."""
+
+    BESIDE = "beside"
+    """Beside all that is loaded."""
+    WITHOUT_STANDBY = "standby"
+    """Once the older release that stands by is unloaded; the live one goes on serving."""
+    ALONE = "all"
+    """Once the live one is unloaded too: until the new one has loaded nobody is answered."""
+    NONE = "none"
+    """Not even then."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryDemand:
+    """What a release takes of each GPU that it is placed on.
+
+    Attributes:
+        gpu_bytes: None: not measured; 0 of one that runs on the processor.
+        gpus: numbers of the GPUs, as CUDA counts them; empty: every one there is.
+        cold_start_s: from the load call to the first answer; None: not measured.
+    """
+
+    gpu_bytes: int | None
+    gpus: tuple[int, ...] = ()
+    cold_start_s: float | None = None
+
+    @classmethod
+    def of(cls, engine: ReleasedEngine) -> "MemoryDemand":
+        """What a published engine takes."""
+        known = engine.gpu_bytes if engine.gpu_bytes is not None or engine.gpu else 0
+        return cls(known, engine.serving.gpus, engine.cold_start_s)
+
+    @property
+    def downtime(self) -> str:
+        """How long nobody is answered if it is loaded alone, for people."""
+        if self.cold_start_s is None:
+            return "for as long as it takes to load, which was not measured"
+        return f"for about {max(self.cold_start_s, 0.1):.2g} s, the cold start of its benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class RoomDecision:
+    """Whether there is room, and the figures.
+
+    Attributes:
+        words: one sentence; says also where something is not known.
+    """
+
+    room: Room
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRoom:
+    """The memory of one server's GPUs, and what a policy does where it is short.
+
+    Attributes:
+        when_short: refuse a promotion, or unload the live release before the new one is loaded.
+        read: the memory of the server's GPUs now; empty: not known.
+    """
+
+    when_short: WhenShort = "refuse"
+    read: Callable[[], tuple[GpuMemory, ...]] = tuple
+
+    def check(self, layout: Layout, demand: MemoryDemand, where: str) -> RoomDecision:
+        """How a new release can be loaded beside what serves.
+
+        Args:
+            layout: of its model.
+            demand: what it takes.
+            where: the server, for the message.
+
+        Raises:
+            RepositoryError: there is no room, or only if the live release is unloaded first, which
+                the policy does not allow.
+        """
+        decision = self.decide(layout, demand)
+        alone = decision.room is Room.ALONE
+        if decision.room is not Room.NONE and not (alone and self.when_short == "refuse"):
+            return decision
+        instead = (
+            'Or let it be unloaded first: when_memory_is_short = "replace" under [target] in the '
+            f"policy. Nobody is answered then {demand.downtime}."
+            if alone
+            else "It would not fit in place of the live release either."
+        )
+        raise RepositoryError(
+            f"The next release of {layout.model} does not fit on the server at {where} beside what "
+            f"is loaded there: {decision.words}. Nothing was changed. Free memory there (unload a "
+            f"neighbour), or qualify with fewer instances on a GPU or a smaller engine. {instead}"
+        )
+
+    def decide(
+        self, layout: Layout, demand: MemoryDemand, *, version: int | None = None
+    ) -> RoomDecision:
+        """How a release can be loaded, by what the server's GPUs have free now.
+
+        Args:
+            layout: of its model.
+            demand: what it takes.
+            version: its number, where it may be loaded already.
+        """
+        current = layout.current()
+        if current is not None and version in current.served:
+            return RoomDecision(Room.BESIDE, "it is loaded already")
+        live, standby = (
+            MemoryDemand.of(layout.release(number).engine) if number else None
+            for number in ((current.version, current.standby) if current else (None, None))
+        )
+        decision = decide_room(demand, self._gpus(demand), live=live, standby=standby)
+        _log.info("room for a release of %s: %s", layout.model, decision.words)
+        return decision
+
+    def decide_restore(self, layout: Layout, loaded: Collection[int], current: Current) -> Room:
+        """What a server that serves something else has to unload before it serves ``current``.
+
+        A server is never kept from what is live: where the policy does not let anything be
+        unloaded, or even that is too little, it is loaded beside, and a load that fails says so.
+
+        Args:
+            layout: of its model.
+            loaded: versions that answer there.
+            current: what is to serve.
+        """
+        others = sorted(set(loaded) - {current.version}, reverse=True)
+        known = [number for number in others if layout.release_file(number).exists()]
+        if not known or current.version in loaded:
+            return Room.BESIDE
+        demand = MemoryDemand.of(layout.release(current.version).engine)
+        live = MemoryDemand.of(layout.release(known[0]).engine)
+        decision = decide_room(demand, self._gpus(demand), live=live, standby=None)
+        if decision.room is not Room.BESIDE:
+            _log.warning("release %d of %s: %s", current.version, layout.model, decision.words)
+        alone = decision.room is Room.ALONE and self.when_short == "replace"
+        return Room.ALONE if alone else Room.BESIDE
+
+    def _gpus(self, demand: MemoryDemand) -> tuple[GpuMemory, ...]:
+        return self.read() if demand.gpu_bytes else ()
+
+
+def demand_of(package: Package | ImportedRelease) -> MemoryDemand:
+    """The GPU memory that a release will take, as it was benchmarked."""
+    if isinstance(package, ImportedRelease):
+        return MemoryDemand.of(package.release.engine)
+    known = package.gpu_bytes if package.gpu_bytes is not None or package.gpu else 0
+    return MemoryDemand(known, package.serving.gpus, package.cold_start_s)
+
+
+def decide_room(
+    new: MemoryDemand,
+    gpus: Sequence[GpuMemory],
+    *,
+    live: MemoryDemand | None,
+    standby: MemoryDemand | None,
+) -> RoomDecision:
+    """Decide by free memory how a release can be loaded; what is not known refuses nothing.
+
+    Args:
+        new: what is to be loaded.
+        gpus: the server's; none: not known.
+        live: what serves and could be unloaded; None: nothing does.
+        standby: what stands by, likewise.
+    """
+    if new.gpu_bytes == 0:
+        return RoomDecision(Room.BESIDE, "it runs on the processor")
+    if new.gpu_bytes is None:
+        return RoomDecision(
+            Room.BESIDE, "how much GPU memory it takes was not measured, so none was compared"
+        )
+    meant = _placed_on(new.gpus, gpus)
+    if not meant:
+        return RoomDecision(
+            Room.BESIDE,
+            f"it takes {_mib(new.gpu_bytes)} of each GPU, and what the server's GPUs have free is "
+            "not known (target.metrics in the policy names its metrics)",
+        )
+    fullest = min(meant, key=lambda gpu: gpu.free_bytes)
+    needed = round(new.gpu_bytes * _SPARE)
+    words = (
+        f"it takes {_mib(new.gpu_bytes)} of each GPU by its benchmark, {_mib(needed)} with the "
+        f"tenth to spare for loading, and {_named(fullest)} has {_mib(fullest.free_bytes)} of "
+        f"{_mib(fullest.total_bytes)} free"
+    )
+    return RoomDecision(_smallest_step(needed, fullest.free_bytes, live, standby), words)
+
+
+def _smallest_step(
+    needed: int, free: int, live: MemoryDemand | None, standby: MemoryDemand | None
+) -> Room:
+    """The first way that frees enough; one whose gain was never measured is tried."""
+    if needed <= free:
+        return Room.BESIDE
+    if standby is not None:
+        if standby.gpu_bytes is not None:
+            free += standby.gpu_bytes
+        if needed <= free:
+            return Room.WITHOUT_STANDBY
+    if live is None:
+        return Room.NONE
+    unknown = live.gpu_bytes is None or (standby is not None and standby.gpu_bytes is None)
+    return Room.ALONE if unknown or needed <= free + (live.gpu_bytes or 0) else Room.NONE
+
+
+def _placed_on(wanted: tuple[int, ...], gpus: Sequence[GpuMemory]) -> list[GpuMemory]:
+    """The GPUs that instances go to; none where they cannot be told from the others.
+
+    Triton's metrics do not number GPUs, so some of several are known from the driver only.
+    """
+    if not wanted:
+        return list(gpus)
+    numbered = [gpu for gpu in gpus if gpu.number in wanted]
+    if len(numbered) == len(wanted):
+        return numbered
+    return list(gpus) if len(wanted) == len(gpus) else []
+
+
+def _named(gpu: GpuMemory) -> str:
+    return "the fullest GPU" if gpu.number is None else f"GPU {gpu.number}"
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / _MIB:,.0f} MiB"
