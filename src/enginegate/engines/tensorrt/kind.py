@@ -235,7 +235,7 @@ class TensorRtKind(EngineKind):
             proof=plan.proof(
                 converted,
                 device="none here" if no_device(builder, wanted, report.flags) else str(cuda.gpu()),
-                doubts=(*_doubts(plan.candidate.precision, report), *doubts),
+                doubts=(*_doubts(plan.candidate.precision, report, typed=types is None), *doubts),
                 executed=_shown(layers) if library.is_weakly_typed else report.weighted,
                 types=types,
             ),
@@ -456,10 +456,10 @@ def _told_by_plan(
     return {name: text for name, text in told.items() if text}
 
 
-def _doubts(precision: Precision, report: BuildReport) -> tuple[str, ...]:
-    """Where the parser's types contradict the name."""
+def _doubts(precision: Precision, report: BuildReport, *, typed: bool) -> tuple[str, ...]:
+    """Where the parser's types contradict the name, where they decide what layers compute in."""
     found = []
-    if precision.needs_calibration and not report.quantise.get(precision.value):
+    if typed and precision.needs_calibration and not report.quantise.get(precision.value):
         found.append(f"TensorRT's parser saw no {precision} quantisation.")
     if (precision is Precision.TF32) != report.tf32:
         found.append(f"The builder's TF32 flag was {'on' if report.tf32 else 'off'}.")
