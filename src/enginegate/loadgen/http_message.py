@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from enginegate.data import Tensors
-from enginegate.loadgen.grpc_sender import parse_request
+from enginegate.loadgen.grpc_message import parse_request
 from enginegate.triton.codec import numpy_type
 from enginegate.triton.types import Reply
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from enginegate.errors import InputError, ServerError
-from enginegate.loadgen.grpc_sender import parse_request
+from enginegate.loadgen.grpc_message import parse_request
 from enginegate.measurement import SharedMemory
 from enginegate.triton.client import SharedRegion, TritonClient
 

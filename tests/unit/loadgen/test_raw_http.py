@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from enginegate.loadgen.grpc_sender import encode_request
+from enginegate.loadgen.grpc_message import encode_request
 from enginegate.loadgen.http_message import http_request
 from enginegate.loadgen.raw_http import RawHttp
 from enginegate.loadgen.raw_loop import Destination, RawLoop

@@ -9,7 +9,7 @@ import pytest
 
 from enginegate.errors import ServerError
 from enginegate.loadgen import shared_memory
-from enginegate.loadgen.grpc_sender import encode_request, parse_request
+from enginegate.loadgen.grpc_message import encode_request, parse_request
 
 REQUESTS = tuple(
     encode_request("m", {"x": np.full((1, 5), number, np.uint8), "z": np.float32([[number]])})
