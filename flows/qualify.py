@@ -91,6 +91,7 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
                 policy.live_tables,
                 policy.traffic_tables,
                 workspace,
+                speeds[place],
             )
     found = Qualification(
         policy_sha256=policy.digest,

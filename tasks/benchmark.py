@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from prefect import task
@@ -29,7 +30,7 @@ from enginegate.candidate import (
 from enginegate.content_store import ContentFolder
 from enginegate.engines import engine_kind, runnable_here, serving
 from enginegate.errors import EnginegateError, ServerError
-from enginegate.evidence import Benchmark, Finding, Outcome, Roofline, Verdict
+from enginegate.evidence import Benchmark, EngineSpeed, Finding, Outcome, Roofline, Verdict
 from enginegate.machine import gpus, measuring_lock
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
@@ -64,6 +65,7 @@ def benchmark_engine(
     live_tables: LiveTables,
     traffic: TrafficTables,
     workspace: Workspace,
+    alone: EngineSpeed | None = None,
 ) -> Benchmark | None:
     """What Triton delivers for one engine; None when no device here can run it.
 
@@ -76,6 +78,7 @@ def benchmark_engine(
         live_tables: where a release of it would go, and what is live there.
         traffic: requests to send.
         workspace: keeps measurements.
+        alone: the engine's speed without a server; the search then starts near the answer.
     """
     if isinstance(attempt, Unbuilt) or runnable_here(attempt.value) is not None:
         return None
@@ -91,7 +94,7 @@ def benchmark_engine(
     found = remembered(
         workspace.results / "benchmarks" / f"{key}.json",
         Benchmark,
-        lambda: _measure(session, attempt, model, live, workspace),
+        lambda: _measure(replace(session, alone=alone), attempt, model, live, workspace),
         worth_keeping=lambda made: made.outcome in {Outcome.PASSED, Outcome.FAILED},
     )
     _log.info("%s: %s", found.candidate, _described(found))

@@ -148,10 +148,10 @@ def _agreeing(
             f"{sample.info.origin} was recorded without {', '.join(missing)}, so FP32 cannot "
             "answer it. Let [shadow] keep the model's inputs to watch agreement."
         )
-    sample.data.check_fits(reference.inputs)
+    sample.data.in_types(reference.inputs).check_fits(reference.inputs)
     rows, answers = _answers(release, tables, sample)
     with open_reference(reference, folder) as runner:
-        expected = runner.run(dict(rows.inputs))
+        expected = runner.run(dict(rows.in_types(reference.inputs).inputs))
     limits = gates_for(gates, release.engine.candidate.precision)
     agrees = np.ones(len(rows), np.bool_)
     for spec in asked:

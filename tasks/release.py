@@ -344,7 +344,7 @@ def _package(publication: Publication) -> Package:
     served = serving(engine, folder, backend=measured.backend)
     samples = read_data(publication.samples).head(_GOLDEN_SAMPLES)
     with open_engine(engine, folder) as runner:
-        inputs: Tensors = dict(samples.inputs)
+        inputs: Tensors = dict(samples.in_types(engine.inputs).inputs)
         golden = Golden(inputs, runner.run(inputs))
     package = Package(
         model=publication.tables.model,

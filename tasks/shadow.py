@@ -94,14 +94,16 @@ def record_shadow(
     if missing & set(sample.info.withheld):
         note = not_replayable(sample.info.origin, sample.info.withheld, len(sample.data))
         return ShadowTraffic(None, (note,))
-    sample.data.check_fits(source.value.inputs)
+    # Recorded in front of an engine that may take fewer bits than the model.
+    data = sample.data.in_types(source.value.inputs)
+    data.check_fits(source.value.inputs)
     notes = remembered(
         workspace.results / "shadow" / f"{_key(traffic, source.value, recorded)}.json",
         _Notes,
         partial(_notes, traffic, source, recorded),
         worth_keeping=lambda _: True,
     )
-    return ShadowTraffic(sample.data, notes.findings)
+    return ShadowTraffic(data, notes.findings)
 
 
 def _find(
@@ -209,7 +211,7 @@ def _integrity(source: ContentFolder[OnnxModel], recorded: _Recorded) -> tuple[F
     sample = recorded.sample
     if not sample.outputs:
         return ()
-    data = sample.data.head(_INTEGRITY_ROWS)
+    data = sample.data.head(_INTEGRITY_ROWS).in_types(source.value.inputs)
     outputs = {name: array[:_INTEGRITY_ROWS] for name, array in sample.outputs.items()}
     with open_reference(source.value, source.folder) as reference:
         replayed = reference.run(dict(data.inputs))

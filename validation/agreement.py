@@ -46,6 +46,8 @@ class OutputComparison:
         rel_error: largest difference of the output, relative to its largest value.
         power: sum of squares of FP32's output, and of the difference, as one complex number.
         cosine: between both outputs; -1 where nonfinite.
+        projection: FP32's output along one fixed direction, and the candidate's, as one complex
+            number; the candidate's is alike on all samples only where its answers are.
         scores: by metric; see ``validation.score`` for what a column holds.
         own: by right-or-wrong metric, whether FP32 itself is right; the other columns of
             ``scores`` hold FP32's score themselves.
@@ -68,6 +70,7 @@ class OutputComparison:
     rel_error: NDArray[np.float64] | None = None
     power: NDArray[np.complex128] | None = None
     cosine: NDArray[np.float64] | None = None
+    projection: NDArray[np.complex128] | None = None
     scores: Mapping[str, Array] = field(default_factory=dict)
     own: Mapping[str, Array] = field(default_factory=dict)
     traits: Mapping[str, Array] = field(default_factory=dict)
@@ -259,9 +262,14 @@ def _distances(pair: Pair) -> dict[str, Any]:
     np.divide(largest, scale, out=relative, where=scale > 0.0)
     power = signal.astype(np.complex128)
     power.imag = np.where(pair.nonfinite, np.inf, noise)
+    # No two outputs of a model are likely to be equal along this one.
+    direction_V = np.cos(np.arange(1.0, expected_NV.shape[1] + 1.0))
+    projection = (expected_NV @ direction_V).astype(np.complex128)
+    projection.imag = found_NV @ direction_V
     return {
         "rel_error": np.where(pair.nonfinite, np.inf, relative),
         "power": power,
+        "projection": projection,
         "cosine": np.where(pair.nonfinite, -1.0, np.minimum(cosine, 1.0)),
     }
 

@@ -47,6 +47,9 @@ from validation.statistics import (
 
 _NAMED_SLICES = 8
 _OPEN_LIMIT = {"<=": float("inf"), ">=": float("-inf")}
+# FP32 varies where its answers differ by more than a coarse quantisation may round away; equal
+# answers may differ by the rounding of a sum.
+_VARIES, _ROUNDING = 1e-2, 1e-12
 TAIL = 0.99  # of the samples are within a percentile's limit
 
 
@@ -297,7 +300,11 @@ def finding_of(
 def notes_on(comparison: OutputComparison, gates: Gates, asked: OutputSpec) -> tuple[Finding, ...]:
     """Every note on one comparison."""
     scope, sizes = comparison.scope, slice_sizes(comparison, asked.max_values)
-    found = [judge_slice_sizes(scope, sizes, gates), _constant_reference(comparison, gates)]
+    found = [
+        judge_slice_sizes(scope, sizes, gates),
+        _constant_reference(comparison, gates),
+        _constant_answers(comparison, gates),
+    ]
     found += [
         _too_many_values(comparison, column, gates, most=asked.max_values)
         for column in comparison.slices
@@ -405,6 +412,31 @@ def _constant_reference(comparison: OutputComparison, gates: Gates) -> Finding |
         samples=len(power),
         advisory="constant_reference" in gates.advisory,
         remedy="Look at the inputs: preprocessing, or one sample repeated. Give data that varies.",
+    )
+
+
+def _constant_answers(comparison: OutputComparison, gates: Gates) -> Finding | None:
+    """A candidate that answers the same to everything computes nothing, whatever it agrees with.
+
+    Where most samples are of one class, such an answer may lose little accuracy.
+    """
+    projection = comparison.projection
+    if projection is None or not len(projection) or comparison.nonfinite.any():
+        return None
+    own, found = projection.real, projection.imag
+    varies = np.ptp(own) > _VARIES * np.abs(own).max()
+    if not varies or np.ptp(found) > _ROUNDING * np.abs(found).max():
+        return None
+    return Finding(
+        gate="constant_answers",
+        scope=comparison.scope,
+        outcome=Outcome.FAILED,
+        reason=f"the candidate gives one and the same answer to all {len(found)} samples, and "
+        "FP32 does not",
+        samples=len(found),
+        advisory="constant_answers" in gates.advisory,
+        remedy="The engine does not compute the model. Build it again; if it is the same again, "
+        "report it with the engine to whoever makes its builder.",
     )
 
 

@@ -16,7 +16,7 @@ import math
 import os
 import zlib
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile, ZipInfo, is_zipfile
@@ -108,6 +108,16 @@ class DataSet:
             )
         for name, spec in wanted.items():
             self._check_input(self.inputs[name], spec)
+
+    def in_types(self, specs: tuple[TensorSpec, ...]) -> "DataSet":
+        """These samples with integers in the types that a model takes; see `cast_integers`.
+
+        Raises:
+            DataError: a number does not fit its type.
+        """
+        inputs = cast_integers(self.inputs, specs, origin=self.origin)
+        same = all(inputs[name] is array for name, array in self.inputs.items())
+        return self if same else replace(self, inputs=inputs)
 
     def _check_input(self, array: Array, spec: TensorSpec) -> None:
         if array.dtype.name != spec.dtype:
@@ -407,3 +417,30 @@ def _limit() -> float | None:
     if not limit > 0.0:
         raise InputError(f"{LIMIT_VARIABLE} is {text!r}; it must be a number of GiB above 0.")
     return limit * _GIB
+
+
+def cast_integers(
+    inputs: Mapping[str, Array], specs: tuple[TensorSpec, ...], *, origin: str
+) -> Tensors:
+    """Inputs in the integer types that a model takes; other types are left as they are.
+
+    An engine may take fewer bits than the model it was built from: TensorRT 8 has no INT64.
+
+    Raises:
+        DataError: a number does not fit its type; names the input and the range.
+    """
+    wanted = {spec.name: np.dtype(spec.dtype) for spec in specs}
+    return {name: _cast(name, array, wanted.get(name), origin) for name, array in inputs.items()}
+
+
+def _cast(name: str, array: Array, wanted: np.dtype[Any] | None, origin: str) -> Array:
+    if wanted is None or array.dtype == wanted or not {array.dtype.kind, wanted.kind} <= {"i", "u"}:
+        return array
+    limits = np.iinfo(wanted)
+    if array.size and (array.min() < limits.min or array.max() > limits.max):
+        raise DataError(
+            f"{origin}: input.{name} holds {array.min()} to {array.max()}; the engine takes "
+            f"{wanted}, {limits.min} to {limits.max}. Send smaller numbers, or use an engine that "
+            f"takes {array.dtype}."
+        )
+    return array.astype(wanted)

@@ -15,7 +15,7 @@ import numpy as np
 LATE_S = 0.0
 
 
-class CudaDevice:
+class GpuDevice:
     def __init__(self, number=0):
         self.number, self.memory, self.freed, self.streams = number, {}, [], []
 
@@ -39,15 +39,15 @@ class CudaDevice:
         pass
 
     def stream(self):
-        made = CudaStream()
+        made = GpuStream()
         self.streams.append(made)
         return made
 
     def event(self):
-        return CudaEvent()
+        return GpuEvent()
 
 
-class CudaEvent:
+class GpuEvent:
     """Marked by numbers: a wait is for the last mark that was asked for before it."""
 
     def __init__(self):
@@ -64,7 +64,7 @@ class CudaEvent:
             self.changed.notify_all()
 
 
-class CudaStream:
+class GpuStream:
     def __init__(self):
         self._queue = SimpleQueue()
         self.address = id(self)

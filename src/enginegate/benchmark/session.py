@@ -20,12 +20,13 @@ from enginegate.benchmark.stress_mixes import LARGE, RECORDED, largest_requests,
 from enginegate.candidate import Engine, Sha256
 from enginegate.data import DataSet
 from enginegate.errors import EnginegateError
-from enginegate.evidence import Benchmark, Pattern, Roofline
+from enginegate.evidence import Benchmark, EngineSpeed, Pattern, Roofline
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.machine import gpus, processor
 from enginegate.measurement import Generator, Load
 from enginegate.policy.benchmarking import BenchmarkTables
 from enginegate.records import sha256_file
+from enginegate.search.queueing import EngineTimes
 from enginegate.search.search import SearchResult, confirm_upper_bound, search
 from enginegate.search.trial_runner import Champion, Measure, SearchProgress
 from enginegate.serving import ServingConfig, ServingOptions
@@ -99,6 +100,7 @@ class BenchmarkSession:
         traffic: requests to draw from, with ``batch_sizes`` and ``arrivals_s`` as recorded.
         traffic_sha256: digest of everything that decides what is sent.
         warn: called with what a person should know while it runs.
+        alone: the speed of the engine that is benchmarked, without a server.
     """
 
     tables: BenchmarkTables
@@ -109,6 +111,7 @@ class BenchmarkSession:
     batch_sizes: tuple[int, ...] = (1,)
     arrivals_s: tuple[float, ...] | None = None
     warn: Callable[[str], None] = lambda _: None
+    alone: EngineSpeed | None = None
 
     @property
     def server_name(self) -> str:
@@ -153,6 +156,7 @@ class BenchmarkSession:
                 champion=champion,
                 price_per_hour=tables.cost.price_per_hour,
                 arrivals=tables.load.arrivals,
+                alone=self._engine_times(),
                 progress=progress,
             )
             if tables.slo.min_speedup is not None and not found.cut_short:
@@ -165,6 +169,16 @@ class BenchmarkSession:
                 "patterns": patterns or (),
                 "roofline": self._advisory(lambda: roofline(benchmark)),
             }
+        )
+
+    def _engine_times(self) -> EngineTimes | None:
+        """What the search expects of service times before it measured any."""
+        speed, sizes = self.alone, self.batch_sizes
+        if speed is None:
+            return None
+        batch_ms = {b.batch_size: b.batch_ms for b in speed.batches if b.samples_per_s}
+        return EngineTimes.fit(
+            batch_ms, items=sum(sizes) / len(sizes), shared=speed.inputs_on == "device"
         )
 
     def _bounded(self, found: SearchResult, measure: Measure) -> SearchResult:

@@ -171,6 +171,14 @@ class EngineKind(KindDeclaration, ABC):
     def serving(self, engine: Engine, path: Path, /) -> ServedFiles:
         """What Triton needs to serve it in the backend that is usual for this kind."""
 
+    def runner_files(self, engine: Engine, path: Path, /) -> ServedFiles | None:
+        """What Triton's Python backend needs to serve it, where that is not the usual one.
+
+        None where this program's runner has no part for the kind.
+        """
+        del engine, path
+        return None
+
     def native_settings(self, engine: Engine, /) -> BackendSettings:
         """Settings for the kind's own backend in Triton, where that is not the usual one.
 

@@ -61,6 +61,10 @@ def serving(engine: Engine, folder: Path, *, backend: str = "") -> ServedFiles:
     engine.check(folder)
     path = folder / engine.filename
     kind = engine_kind(engine.candidate.kind)
+    if backend == "python":
+        runner = kind.runner_files(engine, path)
+        if runner is not None:
+            return runner
     usual, native = kind.serving(engine, path), kind.native
     if backend in {"", usual.backend}:
         return usual

@@ -52,6 +52,7 @@ GATES = frozenset(
             "sqnr",
             "cosine_p1",
             "constant_reference",
+            "constant_answers",
         ),
         *("accuracy_fp32", "slice_accuracy_fp32"),
         *("noise_floor", "shadow_integrity", "shadow_version", "input_drift"),

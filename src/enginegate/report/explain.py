@@ -46,6 +46,7 @@ _QUESTIONS: Mapping[str, str] = MappingProxyType(
         "slice_samples": "Whether each part of the data is large enough to be judged",
         "slice_values": "Whether a slice column is usable",
         "constant_reference": "Whether the data shows anything",
+        "constant_answers": "Whether its answers depend on the input",
         "shadow_integrity": "Whether the recorded traffic belongs to this model",
         "shadow_version": "Whether the recorded traffic belongs to this version",
         "input_drift": "Whether today's inputs are like those it was calibrated on",

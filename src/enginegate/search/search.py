@@ -22,6 +22,7 @@ from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.confirmation import Confirmation, ConfirmedPoint
 from enginegate.search.explain import pareto_points, reasons
 from enginegate.search.findings import champion_finding, overload_finding, slo_findings
+from enginegate.search.queueing import EngineTimes
 from enginegate.search.space import seed_of
 from enginegate.search.strategy import SearchState, SearchStrategy
 from enginegate.search.trial_history import TrialHistory
@@ -91,6 +92,7 @@ def search(  # noqa: PLR0913 - the room's one entrance, and all but three are op
     floor_per_s: float = 0.0,
     price_per_hour: float | None = None,
     arrivals: Arrivals = "poisson",
+    alone: EngineTimes | None = None,
     clock: Callable[[], float] = time.monotonic,
     progress: Callable[[SearchProgress], None] = lambda _: None,
 ) -> SearchResult:
@@ -105,13 +107,14 @@ def search(  # noqa: PLR0913 - the room's one entrance, and all but three are op
         floor_per_s: a candidate that cannot reach this is not searched to its capacity.
         price_per_hour: of the machine, or of each GPU.
         arrivals: how requests are spaced.
+        alone: the engine's own times: the first trial is then near the answer.
         clock: seconds, monotonic.
         progress: called after each measurement.
 
     Raises:
         ServerError: from ``measure``: the server died; or no configuration loads.
     """
-    settings = SearchSettings(bounds, slo, arrivals, clock, progress)
+    settings = SearchSettings(bounds, slo, arrivals, clock, progress, alone)
     runner = TrialRunner(measure, settings, Budget(settings), TrialHistory(slo))
     state = SearchState(runner)
     confirmation = Confirmation(state, champion)

@@ -109,7 +109,8 @@ class SearchState:
         around = instances_of(leader.config) if leader else None
         key = (len(estimates), around)
         if self._fitted is None or self._fitted[0] != key:
-            self._fitted = key, QueueingModel.fit(estimates, around=around)
+            alone = self.runner.settings.alone
+            self._fitted = key, QueueingModel.fit(estimates, around=around, alone=alone)
         return self._fitted[1]
 
     def capacities(self) -> CapacityInterval | None:
@@ -128,6 +129,10 @@ class SearchState:
     def estimate(self, config: ServingConfig) -> CapacityEstimate:
         """The model's, or everything between the lowest and the highest rate."""
         grid, sustained = self.runner.grid, self.history.sustained(config)
+        alone = self.runner.settings.alone
+        if not self.runner.service_times and alone is not None and not self.history.of(config):
+            expected_per_s = alone.expected_per_s(config, self.slo.p99_ms)
+            return CapacityEstimate(expected_per_s, expected_per_s, expected_per_s)
         if not self.runner.service_times:
             # Not one answer at a rate that was rejected: only the lowest can tell more.
             failed = self.history.unsustained(config) is not None

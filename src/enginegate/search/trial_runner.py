@@ -10,7 +10,7 @@ from enginegate.errors import NotLoadedError
 from enginegate.measurement import Arrivals, LatencySample, Load, Measurement
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.search.queueing import ServiceTimeEstimate
+from enginegate.search.queueing import EngineTimes, ServiceTimeEstimate
 from enginegate.search.space import Grid, seed_of
 from enginegate.search.trial_history import OperatingPoint, PointStatus, TrialHistory
 from enginegate.serving import ServingConfig
@@ -86,6 +86,7 @@ class SearchSettings:
     Attributes:
         clock: seconds, monotonic.
         progress: called after each measurement.
+        alone: the engine's own times, measured without a server; None where they are not known.
     """
 
     bounds: Search
@@ -93,6 +94,7 @@ class SearchSettings:
     arrivals: Arrivals = "poisson"
     clock: Callable[[], float] = time.monotonic
     progress: Callable[[SearchProgress], None] = lambda _: None
+    alone: EngineTimes | None = None
 
 
 @dataclass(slots=True)

@@ -1,6 +1,6 @@
 """The requests of a benchmark: recorded ones with sizes and times, else the evaluation data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +59,7 @@ def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Pat
     mix = _recorded(tables, home)
     if mix is None or {spec.name for spec in inputs} - set(mix.data.inputs):
         mix = RequestMix(read_data(tables.data.evaluation))
+    mix = replace(mix, data=mix.data.in_types(inputs))
     mix.data.check_fits(inputs)
     return mix
 

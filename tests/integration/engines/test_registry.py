@@ -11,7 +11,7 @@ import pytest
 
 from enginegate import engine_kinds
 from enginegate.candidate import Candidate, Unbuilt
-from enginegate.data import write_data
+from enginegate.data import DataSet, write_data
 from enginegate.engines import (
     availability,
     engine_kind,
@@ -29,9 +29,11 @@ from enginegate.triton.backends import backend_for
 from enginegate.triton.config import opened_file
 from enginegate.workspace import Workspace
 from tasks.build import build
+from tasks.engine_speed import measure_alone
 from tasks.validate import EvaluationSamples, observe, validate
-from tests.fakes import toy_kind
+from tests.fakes import evidence, toy_kind
 from tests.integration.engines.conftest import POLICY
+from validation.choice import choose, not_benchmarked
 from validation.outputs import CLASSIFY
 
 pytestmark = pytest.mark.xdist_group("engines")
@@ -89,6 +91,96 @@ def test_it_is_planned_built_proven_and_judged_like_any_other(rules, cnn):
         assert built.value.proof.weighted_layers == {candidate.precision.value: 3}
         assert built.value.flags == {"rows": "4"}
         assert verdict.finding("top1_agreement", "evaluation").outcome is Outcome.PASSED
+
+
+@pytest.fixture
+def one_class(installed, network, samples, tmp_path, monkeypatch):  # noqa: ARG001
+    """A policy that only asks for accuracy and top-1 agreement, with data of mostly one class.
+
+    The class is the one that FP32 answers with, and the first sample is of it.
+    """
+    import torch
+
+    monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / "home"))
+    with torch.no_grad():
+        logits = network(torch.from_numpy(samples.inputs["image"])).numpy()
+    classes = logits.argmax(axis=1)
+    usual = np.bincount(classes).argmax()
+    of_it, others = np.flatnonzero(classes == usual), np.flatnonzero(classes != usual)
+    places = np.concatenate([np.resize(of_it, 950), np.resize(others, 50)])
+    data = DataSet(
+        "eval.npz",
+        {"image": samples.inputs["image"][places]},
+        classes[places],
+        np.array([f"image-{place}" for place in range(len(places))]),
+        {},
+    )
+    write_data(data, tmp_path / "eval.npz")
+    limits = {"max_kl_p99_nats": 1e9, "max_abs_error": 1e9, "min_top1_agreement": 0.9}
+
+    def read(**toy):
+        tables = {
+            "data": {"evaluation": str(tmp_path / "eval.npz")},
+            "candidates": {"toy": ["fp32"]},
+            "gates": {"default": POLICY["gates"]["default"] | limits},
+            "toy": toy,
+        }
+        return parse_policy({**POLICY, **tables}, "test policy")
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("answers", "gates"),
+    [
+        pytest.param("right", set(), id="right"),
+        pytest.param("zeros", {"constant_answers"}, id="zeros"),
+        pytest.param("nan", {"nonfinite"}, id="nan"),
+        pytest.param("constant", {"constant_answers"}, id="the-usual-class"),
+    ],
+)
+def test_a_wrong_engine_is_refused_however_fast_it_is(one_class, cnn, answers, gates):
+    """Its verdict failed, so it is never benchmarked nor chosen, and the reason says so.
+
+    A constant answer of the usual class loses five percent of accuracy here, which the policy
+    allows.
+    """
+    policy = one_class(answers=answers)
+    workspace, tables = Workspace.of(policy), policy.engine_tables
+    reference = observe.fn(
+        cnn, EvaluationSamples(policy.data.evaluation), (CLASSIFY,), policy.evaluation, workspace
+    )
+    built = build.fn(Candidate.parse("toy-fp32"), tables, cnn, workspace)
+    verdict = validate.fn(built, reference, policy.gates, tables, workspace).verdict
+    speed = measure_alone.fn(
+        built, policy.benchmark, policy.search, policy.traffic_tables, workspace
+    )
+
+    failed = {finding.gate for finding in verdict.blocking}
+    assert gates <= failed
+    assert (verdict.outcome is Outcome.FAILED) is (answers != "right"), verdict.blocking
+    assert speed.best.samples_per_s > 0
+    if answers == "constant":
+        assert {f.gate for f in verdict.blocking if f.outcome is Outcome.FAILED} == gates
+    if answers != "right":
+        served = evidence.benchmark(1e6, candidate=verdict.candidate)
+        skipped = not_benchmarked([verdict], also_inconclusive=True, baselines=False)
+        assert list(skipped) == [verdict.candidate]
+        assert choose([verdict], [served], policy.search).winner is None
+
+
+def test_a_wrong_engine_is_faster_alone(one_class, cnn):
+    """So speed alone would have chosen it."""
+    speeds = {}
+    for answers in ("right", "zeros"):
+        policy = one_class(answers=answers)
+        workspace = Workspace.of(policy)
+        built = build.fn(Candidate.parse("toy-fp32"), policy.engine_tables, cnn, workspace)
+        speeds[answers] = measure_alone.fn(
+            built, policy.benchmark, policy.search, policy.traffic_tables, workspace
+        )
+
+    assert speeds["zeros"].best.samples_per_s > speeds["right"].best.samples_per_s
 
 
 def test_its_engine_runs_as_fp32_does(rules, cnn, samples):

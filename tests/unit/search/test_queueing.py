@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from enginegate.measurement import Load
-from enginegate.search.queueing import QueueingModel, ServiceTimeEstimate
+from enginegate.search.queueing import EngineTimes, QueueingModel, ServiceTimeEstimate
 from enginegate.serving import ServingConfig
 from tests.fakes.simulated_triton import PROFILES, SimulatedServer
 
@@ -99,3 +99,54 @@ def test_no_counters_no_estimate(make_sampled):
     load = Load(rate_per_s=100, duration_s=1, seed=0)
 
     assert ServiceTimeEstimate.of(make_sampled(LARGE, load, np.full(50, 5.0))) is None
+
+
+class TestEngineTimes:
+    """What an engine computes alone, as the start of what serving may do."""
+
+    def test_fits_a_fixed_part_and_a_part_for_each_sample(self):
+        """As service times are; both never negative."""
+        found = EngineTimes.fit({1: 4.25, 8: 6.0, 32: 12.0})
+
+        assert (found.fixed_ms, found.item_ms) == pytest.approx((4.0, 0.25))
+        assert EngineTimes.fit({1: 3.0, 8: 2.0}).item_ms == 0.0
+        assert EngineTimes.fit({1: 1.0, 8: 9.0}).fixed_ms == 0.0
+
+    def test_one_batch_size_is_no_line(self):
+        """Nothing is guessed from it."""
+        assert EngineTimes.fit({8: 6.0}) is None
+        assert EngineTimes.fit({}) is None
+
+    def test_instances_of_one_device_are_together_as_fast_as_one(self):
+        """On a GPU; on a processor they are expected to be faster, but not so many times."""
+        one, four = (
+            ServingConfig(max_batch_size=32, max_queue_delay_us=0, instances=count)
+            for count in (1, 4)
+        )
+        times = {1: 4.25, 32: 12.0}
+        shared, own = EngineTimes.fit(times, shared=True), EngineTimes.fit(times)
+
+        assert own.expected_per_s(one, 500.0) == shared.expected_per_s(one, 500.0)
+        assert shared.expected_per_s(four, 500.0) == pytest.approx(
+            shared.expected_per_s(one, 500.0), rel=0.1
+        )
+        assert 1.5 < own.expected_per_s(four, 500.0) / own.expected_per_s(one, 500.0) < 4.0
+
+    def test_requests_of_several_samples_are_fewer(self):
+        """Rates are requests a second."""
+        config = ServingConfig(max_batch_size=32, max_queue_delay_us=0, instances=1)
+        one = EngineTimes.fit({1: 4.25, 32: 12.0}).expected_per_s(config, 500.0)
+        four = EngineTimes.fit({1: 4.25, 32: 12.0}, items=4.0).expected_per_s(config, 500.0)
+
+        assert four == pytest.approx(one / 4.0)
+
+    @pytest.mark.parametrize("service_ms", [8.0, 4.0])
+    def test_splits_explain_what_was_measured(self, service_ms):
+        """Whatever serving adds, and wherever, a batch of that size took that long."""
+        splits = EngineTimes(4.0, 0.25).splits(8.0, service_ms)
+
+        assert len(splits) == (3 if service_ms > 6.0 else 1)
+        for fixed, item in splits:
+            assert fixed >= 0.0
+            assert item >= 0.0
+            assert fixed + 8.0 * item == pytest.approx(service_ms)

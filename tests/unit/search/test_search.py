@@ -6,6 +6,7 @@ import pytest
 
 from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome, PointDecision
+from enginegate.search.queueing import EngineTimes
 from enginegate.search.search import SearchResult, confirm_upper_bound, search
 from enginegate.serving import ServingConfig
 from tests.fakes.searches import finding_of, search_on
@@ -269,3 +270,24 @@ def test_no_upper_bound_without_an_answer(simulated, bounds, slo, slow_config):
     found = replace(SearchResult((), slow_config, 0.0, None, ()), chosen=None)
 
     assert confirm_upper_bound(found, simulated.measure, bounds, slo, arrivals="poisson") is found
+
+
+@pytest.mark.parametrize("slower", [1.0, 2.0])
+def test_engines_own_speed_saves_trials(slower):
+    """The first trial is near the answer, also where serving takes twice as long as the engine."""
+    counts = {}
+    for known in (False, True):
+        counts[known] = 0
+        for name in ("slow", "two cores"):
+            for seed in range(4):
+                profile = PROFILES[name]
+                server = profile.server()
+                batch_ms = {
+                    size: (profile.base_ms + profile.item_ms * size) / slower for size in (1, 8, 32)
+                }
+                alone = EngineTimes.fit(batch_ms) if known else None
+                result = search_on(server, profile.bounds(seed), profile.slo(), alone=alone)
+                counts[known] += len(result.measurements)
+                assert result.throughput_at_slo_per_s >= 0.9 * profile.best_per_s
+
+    assert counts[True] < counts[False]

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
+from enginegate.data import DataSet
 from enginegate.evidence import Outcome, worst
+from validation.agreement import compare
 from validation.checks import GateCheck
 from validation.gate import (
     Tail,
@@ -14,8 +16,10 @@ from validation.gate import (
     judge_family,
     judge_number,
     judge_slice_sizes,
+    notes_on,
     unlabelled,
 )
+from validation.outputs import CLASSIFY
 from validation.statistics import Pairs, Share
 
 TRIALS = 2000
@@ -331,3 +335,52 @@ def test_advisory_gate_cannot_decide(gates):
 
 def _slice(gates, digit):
     return GateCheck.of("slice_accuracy_loss", "evaluation", gates, part=("digit", str(digit)))
+
+
+class TestConstantAnswers:
+    """An engine that does not compute is refused; one that rounds coarsely is not."""
+
+    @staticmethod
+    def found(gates, reference, candidate):
+        samples = len(reference)
+        data = DataSet(
+            "d.npz",
+            {"x": np.zeros((samples, 1), np.float32)},
+            None,
+            np.arange(samples).astype(str),
+            {},
+        )
+        compared = compare({"y": reference}, {"y": candidate}, data, "evaluation")
+        notes = notes_on(compared, gates, CLASSIFY)
+        return next((note for note in notes if note.gate == "constant_answers"), None)
+
+    @pytest.fixture
+    def logits(self):
+        return np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+
+    @pytest.mark.parametrize("make", [np.zeros_like, lambda x: np.repeat(x[:1], len(x), axis=0)])
+    def test_one_answer_to_everything_failed(self, gates, logits, make):
+        """Zeros, or any other answer, whatever the limits are."""
+        finding = self.found(gates, logits, make(logits))
+
+        assert (finding.outcome, finding.samples, finding.advisory) == (FAILED, 50, False)
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            pytest.param(np.round, id="coarse"),
+            pytest.param(
+                lambda x: np.where(np.arange(len(x))[:, None] > 0, x[:1], x[1:2]), id="two"
+            ),
+            pytest.param(lambda x: np.full_like(x, np.nan), id="nan-fails-elsewhere"),
+        ],
+    )
+    def test_answers_that_vary_do_not_fail(self, gates, logits, make):
+        """Other gates say how far they are off."""
+        assert self.found(gates, logits, make(logits)) is None
+
+    def test_fp32_that_hardly_varies_fails_nobody(self, gates, logits):
+        """A quantised output may round such differences away."""
+        nearly = 1.0 + 1e-4 * logits
+
+        assert self.found(gates, nearly, np.ones_like(nearly)) is None

@@ -17,7 +17,7 @@ names, of all rows.
 
 An engine for a **GPU** has ``buckets``, the batch sizes it runs, ascending, and ``lane(stream)``,
 called once a stream, in the thread that will use it, with the GPU's context set. ``stream``
-(`device.CudaStream`) has the handle (``address``), ``wait()``, and ``capture(queue)``, which makes
+(`device.GpuStream`) has the handle (``address``), ``wait()``, and ``capture(queue)``, which makes
 a graph of what ``queue`` puts on it. A lane has::
 
     def bind(self, inputs, memory, *, warm) -> tuple[dict[str, Memory], Callable[[], None]]

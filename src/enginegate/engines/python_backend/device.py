@@ -18,7 +18,7 @@ _CAPTURE_THREAD_LOCAL = 1
 _PORTABLE = 1
 
 
-class CudaDevice:
+class GpuDevice:
     """One GPU, in the context that every library of the process shares.
 
     Raises:
@@ -74,23 +74,23 @@ class CudaDevice:
         """Give pinned memory back."""
         self.call("cuMemFreeHost", ctypes.c_void_p(memory.ctypes.data))
 
-    def stream(self) -> "CudaStream":
+    def stream(self) -> "GpuStream":
         """A queue of work on this GPU."""
         handle = ctypes.c_void_p()
         self.call("cuStreamCreate", ctypes.byref(handle), _NON_BLOCKING)
-        return CudaStream(self, handle)
+        return GpuStream(self, handle)
 
-    def event(self) -> "CudaEvent":
+    def event(self) -> "GpuEvent":
         """A mark in a stream."""
         handle = ctypes.c_void_p()
         self.call("cuEventCreate", ctypes.byref(handle), _SLEEPING_WITHOUT_TIMING)
-        return CudaEvent(self, handle)
+        return GpuEvent(self, handle)
 
 
-class CudaEvent:
+class GpuEvent:
     """A mark in a stream, to wait for."""
 
-    def __init__(self, device: CudaDevice, handle: ctypes.c_void_p) -> None:
+    def __init__(self, device: GpuDevice, handle: ctypes.c_void_p) -> None:
         self._device, self.handle = device, handle
 
     def wait(self) -> None:
@@ -98,10 +98,10 @@ class CudaEvent:
         self._device.call("cuEventSynchronize", self.handle)
 
 
-class CudaStream:
+class GpuStream:
     """Work that one GPU does in the order of the calls, while the host goes on."""
 
-    def __init__(self, device: CudaDevice, handle: ctypes.c_void_p) -> None:
+    def __init__(self, device: GpuDevice, handle: ctypes.c_void_p) -> None:
         self._device, self._handle = device, handle
         self.address = int(handle.value or 0)
 
@@ -127,11 +127,11 @@ class CudaStream:
             self._handle,
         )
 
-    def record(self, event: CudaEvent) -> None:
+    def record(self, event: GpuEvent) -> None:
         """Mark the event when everything queued so far is done."""
         self._device.call("cuEventRecord", event.handle, self._handle)
 
-    def wait_for(self, event: CudaEvent) -> None:
+    def wait_for(self, event: GpuEvent) -> None:
         """Hold what is queued from now on until the event's last mark is reached."""
         self._device.call("cuStreamWaitEvent", self._handle, event.handle, 0)
 

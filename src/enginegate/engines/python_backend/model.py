@@ -65,7 +65,7 @@ class TritonPythonModel:
         if hasattr(self._engine, "lane"):
             sys.setswitchinterval(_SWITCH_S)
             self._parts = _module(folder, "pipeline")
-            device = _module(folder, "device").CudaDevice(device_id)
+            device = _module(folder, "device").GpuDevice(device_id)
             shapes = manifest.get("profiles", {})
             self._pipeline = self._parts.Pipeline(
                 self._engine,

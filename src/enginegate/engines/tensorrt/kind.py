@@ -29,6 +29,7 @@ from enginegate.engines.protocol import (
     ServedFiles,
     missing,
 )
+from enginegate.engines.python_backend import runner_files as files_of_runner
 from enginegate.engines.tensorrt.layers import (
     PlanLayer,
     executed_types,
@@ -234,7 +235,7 @@ class TensorRtKind(EngineKind):
             proof=plan.proof(
                 converted,
                 device="none here" if no_device(builder, wanted, report.flags) else str(cuda.gpu()),
-                doubts=(*_doubts(plan.candidate.precision, report), *doubts),
+                doubts=(*_doubts(plan.candidate.precision, report, typed=types is None), *doubts),
                 executed=_shown(layers) if library.is_weakly_typed else report.weighted,
                 types=types,
             ),
@@ -277,6 +278,16 @@ class TensorRtKind(EngineKind):
                 "the GPU that serves."
             )
         return ServedFiles(backend="tensorrt", files={ENGINE_FILE: path}, gpu=True)
+
+    def runner_files(self, engine: Engine, path: Path, /) -> ServedFiles | None:
+        """Triton's Python backend, whose Python needs the bindings that built the plan."""
+        module = Path(__file__).with_name("serve.py")
+        files = {
+            **files_of_runner(self.name, module, gpu=True),
+            "engine.json": path.with_name("manifest.json"),
+            engine.filename: path,
+        }
+        return ServedFiles(backend="python", files=files, gpu=True)
 
     def is_emulable(self, precision: Precision, /) -> bool:
         return not precision.is_as_exported
@@ -445,10 +456,10 @@ def _told_by_plan(
     return {name: text for name, text in told.items() if text}
 
 
-def _doubts(precision: Precision, report: BuildReport) -> tuple[str, ...]:
-    """Where the parser's types contradict the name."""
+def _doubts(precision: Precision, report: BuildReport, *, typed: bool) -> tuple[str, ...]:
+    """Where the parser's types contradict the name, where they decide what layers compute in."""
     found = []
-    if precision.needs_calibration and not report.quantise.get(precision.value):
+    if typed and precision.needs_calibration and not report.quantise.get(precision.value):
         found.append(f"TensorRT's parser saw no {precision} quantisation.")
     if (precision is Precision.TF32) != report.tf32:
         found.append(f"The builder's TF32 flag was {'on' if report.tf32 else 'off'}.")

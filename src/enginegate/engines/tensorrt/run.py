@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from enginegate.candidate import Engine, TensorSpec
-from enginegate.data import Array, Tensors
+from enginegate.data import Array, Tensors, cast_integers
 from enginegate.engines.batching import check_batch, check_rows
 from enginegate.engines.onnxruntime.gpu import bucket_of, buckets_up_to, pad_rows
 from enginegate.engines.tensorrt.library import (
@@ -29,7 +29,7 @@ from enginegate.engines.tensorrt.library import (
     worker_command,
     worker_environment,
 )
-from enginegate.errors import DataError, ModelError, TookTooLongError
+from enginegate.errors import ModelError, TookTooLongError
 
 _OPEN_S = 300.0  # reading, loading and warming the largest plans from a cold disk
 _ANSWER_S = 120.0  # a run of a few batches takes milliseconds; a device that hangs never answers
@@ -164,7 +164,7 @@ class PlanRunner:
             ModelError: the process that runs the plan died or refused.
             TookTooLongError: it hung.
         """
-        fitting = cast_inputs(inputs, self._engine.inputs)
+        fitting = self._in_types(inputs)
         rows, most = check_rows(fitting, self._engine.inputs), self._engine.max_batch_size
         parts = []
         for start in range(0, rows, most * _PARTS):
@@ -177,7 +177,7 @@ class PlanRunner:
     @contextmanager
     def bound(self, inputs: Tensors) -> Iterator[Callable[[int], float]]:
         """Runs in the other process, between device buffers; one graph where it can be captured."""
-        fitting = cast_inputs(inputs, self._engine.inputs)
+        fitting = self._in_types(inputs)
         check_batch(fitting, self._engine.inputs, limit=self._engine.max_batch_size)
         batch, whole = self._laid_out([fitting])
         self._fill(batch, whole)
@@ -255,31 +255,12 @@ class PlanRunner:
             self._outputs[key] = {name: tuple(shape) for name, shape in found.items()}
         return self._outputs[key]
 
+    def _in_types(self, inputs: Tensors) -> Tensors:
+        return cast_integers(inputs, self._engine.inputs, origin=str(self._engine.candidate))
+
     def _note(self, answer: dict[str, Any]) -> None:
         if answer.get("why_no_graph") and self._engine.flags.get("cuda_graphs") != "off":
             self.device = f"{self._gpu}, without CUDA graphs ({answer['why_no_graph']})"
-
-
-def cast_inputs(inputs: Tensors, specs: tuple[TensorSpec, ...]) -> Tensors:
-    """Inputs in the integer types that a plan takes; INT64 becomes INT32 where all values fit.
-
-    Raises:
-        DataError: a value does not fit.
-    """
-    wanted = {spec.name: np.dtype(spec.dtype) for spec in specs}
-    return {name: _cast(name, array, wanted.get(name)) for name, array in inputs.items()}
-
-
-def _cast(name: str, array: Array, wanted: np.dtype[Any] | None) -> Array:
-    if wanted is None or array.dtype == wanted or not {array.dtype.kind, wanted.kind} <= {"i", "u"}:
-        return array
-    limits = np.iinfo(wanted)
-    if array.size and (array.min() < limits.min or array.max() > limits.max):
-        raise DataError(
-            f"Input {name!r} holds {array.min()} to {array.max()}; this plan takes {wanted}, "
-            f"{limits.min} to {limits.max}. Use a TensorRT that takes {array.dtype} (10 and later)."
-        )
-    return array.astype(wanted)
 
 
 @contextmanager

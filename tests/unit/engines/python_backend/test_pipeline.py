@@ -8,7 +8,7 @@ import pytest
 
 from enginegate.engines.python_backend.pipeline import Memory, Pipeline
 from tests.fakes import host_device
-from tests.fakes.host_device import CudaDevice, host_array
+from tests.fakes.host_device import GpuDevice, host_array
 
 
 class Doubling:
@@ -55,7 +55,7 @@ def open_pipeline(engine):
     opened = []
 
     def run(lanes=1):
-        device = CudaDevice()
+        device = GpuDevice()
         opened.append(Pipeline(engine, device, {"x": np.ones((1, 2), np.float32)}, lanes=lanes))
         engine.ran.clear()
         while not engine.entered.empty():
@@ -231,13 +231,13 @@ def test_lane_that_does_not_open_says_why():
             raise RuntimeError("no such plan")
 
     with pytest.raises(RuntimeError, match="no such plan"):
-        Pipeline(Refusing(), CudaDevice(), {"x": np.ones((1, 2), np.float32)})
+        Pipeline(Refusing(), GpuDevice(), {"x": np.ones((1, 2), np.float32)})
 
 
 def test_closing_waits_for_what_is_under_way(engine):
     """Batches that were taken are answered before the threads end."""
     pipeline, answers = (
-        Pipeline(engine, CudaDevice(), {"x": np.ones((1, 2), np.float32)}),
+        Pipeline(engine, GpuDevice(), {"x": np.ones((1, 2), np.float32)}),
         Answers(),
     )
     engine.gate.clear()

@@ -54,6 +54,7 @@ class CudaDevice:
         pointer = ctypes.c_uint64()
         self.call("cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(max(size, 1)))
         self.call("cuMemsetD8_v2", pointer, ctypes.c_ubyte(0), ctypes.c_size_t(max(size, 1)))
+        self.call("cuCtxSynchronize")  # streams here do not wait for the default one
         return pointer.value
 
     def free(self, address: int) -> None:

@@ -147,7 +147,8 @@ class OpenPlan:
         sizes = {t.name: t.size(wanted[t.name]) for t in self.tensors}
         if all(self._room.get(name, 0) >= size for name, size in sizes.items()):
             return
-        self.stream.wait()
+        for stream in (self._into, self.stream, self._out):
+            stream.wait()
         for graph in self._graphs.values():
             graph.destroy()  # it holds the addresses of the buffers that go
         self._graphs.clear()
