@@ -368,6 +368,8 @@ def _package(publication: Publication) -> Package:
         settings=served.settings,
         gpu_bytes=_gpu_bytes(evidence, measured),
         cold_start_s=measured.cold_start_s,
+        builder=engine.builder,
+        version_compatible=engine.flags.get("version_compatible") == "true",
     )
     steps = publication.ensemble
     return package if steps is None else as_ensemble(package, steps, _rehearsal(publication, steps))
