@@ -82,7 +82,7 @@ def build(
     A candidate that cannot be built, or whose tools break, is a result like any other; the rest go
     on. One that cannot be decided here is not built, unless its engine shows something by itself.
     """
-    obstacle = obstacle_to(candidate, tables, this_machine(tables))
+    obstacle = obstacle_to(candidate, tables, this_machine(tables), source.value)
     if obstacle is not None and not obstacle.builds:
         _log.info("%s: not built, it cannot be decided here: %s", candidate, obstacle.why)
         return Unbuilt(

@@ -20,6 +20,7 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 EngineKindName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 ONNX_FILE = "model.onnx"
+PROGRAM_FILE = "program.pt2"
 
 
 class Precision(StrEnum):
@@ -129,6 +130,17 @@ class FileDigest(Record):
             )
 
 
+class TorchProgram(Record):
+    """A torch.export program beside an ONNX model: ``program.pt2``, FP32, for the CPU."""
+
+    file: FileDigest
+    inputs: tuple[str, ...] = Field(description="the ONNX model's names, in the program's order")
+    outputs: tuple[str, ...] = Field(description="likewise")
+    parity_max_abs_error: NonNegativeFloat = Field(
+        description="largest difference between the framework and the program, read back"
+    )
+
+
 class OnnxModel(Record):
     """An FP32 ONNX model in the store: ``model.onnx`` beside this record, ``manifest.json``.
 
@@ -160,6 +172,10 @@ class OnnxModel(Record):
     proven_lengths: dict[str, tuple[PositiveInt, ...]] = Field(
         default_factory=dict, description="sizes that were run, by dynamic axis besides the batch"
     )
+    program: TorchProgram | None = Field(
+        default=None, description="the same model for engine kinds that compile PyTorch programs"
+    )
+    no_program: str = Field(default="", description="why there is none")
 
     def check(self, folder: Path) -> None:
         """Refuse files that are not the ones that were recorded.
@@ -170,6 +186,8 @@ class OnnxModel(Record):
         self.file.check(folder / ONNX_FILE)
         for name, digest in self.external.items():
             digest.check(folder / name)
+        if self.program is not None:
+            self.program.file.check(folder / PROGRAM_FILE)
 
 
 class PrecisionProof(Record):

@@ -21,6 +21,7 @@ ENTRY_POINT_GROUP = "enginegate.engine_kinds"
 _BUILT_IN = {
     "onnxruntime": "enginegate.engines.onnxruntime:KIND",
     "tensorrt": "enginegate.engines.tensorrt:KIND",
+    "torch_inductor": "enginegate.engines.torch_inductor:KIND",
 }
 
 
@@ -80,6 +81,8 @@ class KindDeclaration:
         precisions: those that it has at all; which of them a machine can decide is asked later.
         quantised: the forms in which it takes int8 and fp8.
         takes_modelopt: whether ModelOpt's conversions suit it, too.
+        takes_program: whether it compiles the model's torch program, and changes the precision
+            itself, instead of taking converted ONNX.
         native: Triton's own backend for it, if there is one.
         packages: distributions whose versions belong into a scorecard.
     """
@@ -91,6 +94,7 @@ class KindDeclaration:
     precisions: ClassVar[frozenset[Precision]] = frozenset(Precision)
     quantised: ClassVar[Mapping[Precision, QuantisedForm]] = {}
     takes_modelopt: ClassVar[bool] = False
+    takes_program: ClassVar[bool] = False
     native: ClassVar[NativeBackend | None] = None
     packages: ClassVar[tuple[str, ...]] = ()
 

@@ -23,6 +23,7 @@ from enginegate.loadgen.traffic import EarlyEnd, LoadResult, Traffic, Transport,
 from enginegate.measurement import ClosedLoad, Driver, Generator, LatencySample, Load
 from enginegate.measuring.measure import RunConditions, measure, warmup_s
 from enginegate.measuring.p99 import SequentialTest
+from enginegate.measuring.pipeline_counts import PipelineCounts
 from enginegate.measuring.resources import monitor_resources
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.client import TritonClient
@@ -218,17 +219,20 @@ class DeployedBenchmark:
             else:
                 # The load began them anew; the answer that proved it may not be counted yet.
                 before = deployment.client.statistics_since(name, Statistics(), answers=1)
-            gpu = deployment.model.gpu
+            gpu, pipeline = deployment.model.gpu, None
+            if deployment.model.config(config).streams:
+                pipeline = PipelineCounts.begin(deployment.server.metrics, name)
             with monitor_resources(deployment.server, gpu=gpu, gpus=config.gpus) as usage:
                 result = self._send(load, ends, liveness)
             usage.model_bytes = deployment.taken_since(memory)
             if result.failed:
                 deployment.server.check_alive()
             answered = len(result.latency_s) - result.failed
+            counted = deployment.client.statistics_since(name, before, answers=answered)
             return measure(
                 result,
                 config,
-                counted=deployment.client.statistics_since(name, before, answers=answered),
+                counted=pipeline.complete(counted) if pipeline else counted,
                 folder=self.folder,
                 slo_p99_ms=self.slo_p99_ms,
                 conditions=RunConditions(usage, self.generator, self.price_per_hour, cold_start_s),

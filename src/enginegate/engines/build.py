@@ -50,6 +50,7 @@ def plan_engine(
         converter=converter_of(candidate, data=data, rules=calibrating),
         toolchain=kind.toolchain(table),
         keep=keep,
+        takes_program=kind.takes_program,
     )
 
 
@@ -104,7 +105,8 @@ def _build(plan: BuildPlan, folder: Path) -> Engine:
 
 def _check_convertible(plan: BuildPlan) -> None:
     weights = sum(file.size_bytes for file in plan.onnx.external.values())
-    if weights > ONE_FILE_BYTES and not plan.candidate.precision.is_as_exported:
+    converted = not (plan.candidate.precision.is_as_exported or plan.takes_program)
+    if weights > ONE_FILE_BYTES and converted:
         raise BuildError(
             f"{plan.candidate}: {plan.onnx.source} holds {weights / 2**30:.1f} GiB of weights, and "
             "the tools that change a precision take ONNX files of up to 2 GiB. Models of that size "

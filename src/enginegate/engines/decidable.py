@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from enginegate.candidate import Candidate, EngineKindName
+from enginegate.candidate import Candidate, EngineKindName, OnnxModel
 from enginegate.engines.onnxruntime.session import REMEDY, version
 from enginegate.engines.protocol import DecisionObstacle, engine_kind
 from enginegate.errors import BuildError
@@ -47,21 +47,35 @@ def undecidable(tables: EngineTables, machine: Machine) -> Mapping[Candidate, De
 
 
 def obstacle_to(
-    candidate: Candidate, tables: EngineTables, machine: Machine
+    candidate: Candidate,
+    tables: EngineTables,
+    machine: Machine,
+    onnx: OnnxModel | None = None,
 ) -> DecisionObstacle | None:
-    """Why one candidate cannot be decided on a machine under a policy, or None if it can."""
+    """Why one candidate cannot be decided on a machine under a policy, or None if it can.
+
+    Args:
+        onnx: the model, once it is exported; some kinds need more of it than ONNX.
+    """
     kind, precision = engine_kind(candidate.kind), candidate.precision
     if precision not in kind.precisions:
         return DecisionObstacle(
             f"{kind.title} has no {precision}",
             f"Drop {precision} from {kind.name} under [candidates].",
         )
+    if kind.takes_program and onnx is not None and onnx.program is None:
+        return DecisionObstacle(
+            f"{kind.title} compiles a PyTorch program, and {onnx.source} gave none: "
+            f"{onnx.no_program or 'it was exported before programs were kept'}".rstrip("."),
+            "Register the model with mlflow.pytorch (serialization_format='pt2'), name its Hugging "
+            f"Face folder, or drop {kind.name} from [candidates].",
+        )
     if precision.needs_calibration and tables.calibration_data is None:
         return DecisionObstacle(
             f"{precision} needs calibration data, and the policy names none",
             f"Set calibration under [data], or drop {precision} from [candidates].",
         )
-    if not precision.is_as_exported:
+    if not (precision.is_as_exported or kind.takes_program):
         if not machine.converts:
             return DecisionObstacle(
                 f"ONNX Runtime converts models to {precision}, and it is not installed here",

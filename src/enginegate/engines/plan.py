@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from enginegate.candidate import (
     ONNX_FILE,
+    PROGRAM_FILE,
     Candidate,
     Engine,
     FileDigest,
@@ -47,6 +48,7 @@ class BuildPlan:
         converter: tool, version and settings that change the precision, or ``none``.
         toolchain: the kind's library, version and device; ``absent`` if it is not installed.
         keep: nodes that stay FP32, as `precision.sensitivities` names them.
+        takes_program: whether the kind compiles the model's torch program.
     """
 
     onnx: OnnxModel
@@ -62,6 +64,7 @@ class BuildPlan:
     converter: str
     toolchain: str
     keep: tuple[str, ...] = ()
+    takes_program: bool = False
 
     def table_as(self, model: type[Table]) -> Table:
         """The kind's own table, as the kind's model."""
@@ -73,6 +76,11 @@ class BuildPlan:
     def onnx_path(self) -> Path:
         """The FP32 ONNX file."""
         return self.folder / ONNX_FILE
+
+    @property
+    def program(self) -> Path | None:
+        """The model's torch program: FP32, for the CPU; None if the model has none."""
+        return None if self.onnx.program is None else self.folder / PROGRAM_FILE
 
     def bring_weights(self, folder: Path) -> dict[str, FileDigest]:
         """Put the weight files of an fp32 or tf32 form beside it; other forms hold theirs."""
@@ -191,6 +199,8 @@ class BuildPlan:
         }
         deciding["shapes"] = {name: shape.model_dump() for name, shape in self.profiles.items()}
         deciding["settings"] = dict(self.deciding)
+        if self.takes_program and self.onnx.program is not None:
+            deciding["program"] = self.onnx.program.file.sha256
         return sha256_bytes(canonical_json(deciding))
 
     def check_profiles(self) -> None:

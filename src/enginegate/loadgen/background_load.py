@@ -14,7 +14,7 @@ import numpy as np
 from enginegate.errors import ServerError
 from enginegate.loadgen.traffic import LoadResult, Traffic, whole_load
 from enginegate.loadgen.transcript import Transcript
-from enginegate.loadgen.worker_load import RunClock, drive, own_loop
+from enginegate.loadgen.worker_load import RunClock, send_here
 from enginegate.measurement import Load
 from enginegate.triton.types import Reply
 
@@ -143,8 +143,7 @@ class BackgroundLoad:
     def _run(self) -> None:
         work = whole_load(self._address, self._traffic, self._load)
         try:
-            with own_loop() as runner:
-                runner.run(drive(work, work.due(), self._transcript, self._clock))
+            send_here(work, self._transcript, self._clock)
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
             self._error = error
         finally:

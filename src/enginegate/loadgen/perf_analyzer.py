@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.errors import InputError, ServerError
-from enginegate.loadgen.grpc_sender import parse_request
+from enginegate.loadgen.grpc_message import parse_request
 from enginegate.loadgen.schedule import due_times, shuffled
 from enginegate.loadgen.traffic import LoadResult, Traffic
 from enginegate.measurement import ClosedLoad, Generator, Load, WireProtocol

@@ -13,7 +13,7 @@ from functools import partial
 from http import HTTPStatus
 from typing import NamedTuple
 
-from enginegate.loadgen.grpc_sender import Response
+from enginegate.loadgen.grpc_message import Response
 from enginegate.loadgen.http_message import Body, grpc_status, http_reply
 from enginegate.loadgen.raw_loop import Answered, Destination, Watched, connected_socket
 
@@ -113,6 +113,9 @@ class RawHttp:
             self.answered(row, Response("UNAVAILABLE", "", None))
             return
         self._write(self._add(made), row, request)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
     def give_up(self, row: int) -> None:
         """Close the connection of a request that has timed out: half an answer may still come."""

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from enginegate.loadgen.grpc_sender import Response
+from enginegate.loadgen.grpc_message import Response
 from enginegate.loadgen.schedule import Times
 from enginegate.loadgen.transcript import Transcript
 
@@ -44,6 +44,8 @@ class Wire(Protocol):
 
     def send(self, row: int, request: bytes) -> None: ...
 
+    def flush(self) -> None: ...
+
     def give_up(self, row: int) -> None: ...
 
     def close(self) -> None: ...
@@ -67,15 +69,17 @@ class RawLoop:
         order: indices of requests, without end.
         timeout_s: a request without an answer by then has failed.
         transcript: where requests and answers go.
+        poll: where the wire's sockets are watched, and ``watched`` has what each calls.
+        wire: sends and reads; set before anything is sent.
     """
 
     requests: tuple[bytes, ...]
     order: Iterator[int]
     timeout_s: float
     transcript: Transcript
-    poll: select.epoll = field(default_factory=select.epoll)
+    poll: select.epoll
     watched: Watched = field(default_factory=dict)
-    wire: Wire | None = None
+    wire: Wire = field(init=False)
     start_s: float = 0.0
     _under_way: set[int] = field(default_factory=set)
     _deadlines: deque[tuple[float, int]] = field(default_factory=deque)
@@ -115,6 +119,7 @@ class RawLoop:
             if next_s is not None and now_s >= run.stop_s <= next_s:
                 next_s = None
             self._expire(now_s)
+            self.wire.flush()
             self._wait(min(tick_s, next_s) if next_s is not None else tick_s)
             now_s = self._now_s()
 
@@ -137,6 +142,7 @@ class RawLoop:
                 now_s = self._now_s()
                 self._send(now_s, now_s)
             self._expire(now_s)
+            self.wire.flush()
             more = self._free and now_s < ends_s
             self._wait(
                 0.0 if more else min(tick_s, *self._pauses, ends_s if now_s < ends_s else tick_s)
@@ -148,7 +154,6 @@ class RawLoop:
         row = self.transcript.add_request(due_s, sample, now_s)
         self._under_way.add(row)
         self._deadlines.append((now_s + self.timeout_s, row))
-        assert self.wire is not None  # noqa: S101 - set before anything is sent
         self.wire.send(row, self.requests[sample])
 
     def _expire(self, now_s: float) -> None:
@@ -156,7 +161,6 @@ class RawLoop:
         while deadlines and (deadlines[0][1] not in under_way or deadlines[0][0] <= now_s):
             _, row = deadlines.popleft()
             if row in under_way:
-                assert self.wire is not None  # noqa: S101 - set before anything is sent
                 self.wire.give_up(row)
                 self.answered(row, Response("DEADLINE_EXCEEDED", "", None))
 
@@ -203,7 +207,7 @@ class Destination:
             made.connect(self.address)  # type: ignore[arg-type]
         except BlockingIOError:
             pass
-        except OSError:
+        except BaseException:
             made.close()
             raise
         return made

@@ -6,16 +6,15 @@ requests that piled up behind the stall. Not in scope: judging the numbers (meas
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import InputError
-from enginegate.loadgen.grpc_sender import encode_request
+from enginegate.loadgen.grpc_message import encode_request
 from enginegate.loadgen.http_message import http_request
 from enginegate.loadgen.schedule import batches, load_pattern, shuffled
 from enginegate.loadgen.shared_memory import in_shared_memory, is_here
@@ -25,7 +24,7 @@ from enginegate.loadgen.workers import send_from_processes
 from enginegate.measurement import ClosedLoad, Generator, Load, SharedMemory, WireProtocol
 
 # What one process sends with a third of a core or less, so that it is on time on a busy machine.
-_RATE_A_PROCESS: Mapping[WireProtocol, float] = MappingProxyType({"grpc": 1500.0, "http": 6000.0})
+_RATE_A_PROCESS = 6000.0
 # More in one process make it the slowest part; each process takes a core from the server.
 _CLIENTS_A_PROCESS = 64
 # Of a run, for its first and last part: where its least late requests are looked for.
@@ -109,10 +108,11 @@ class Transport:
 
     Attributes:
         protocol: with ``http``, the address of a load is the server's HTTP address.
-        shared_memory: where input tensors are; the server must be on this machine. CUDA: GPU 0.
-        processes: that send; 0: one for 1,500 requests a second over gRPC, 6,000 over HTTP, or 64
-            clients; at most half of the cores, the others are the server's, or all but one where
-            the server is on another machine.
+        shared_memory: where input tensors are, and outputs of a known size unless answers are
+            checked; the server must be on this machine. CUDA: GPU 0.
+        processes: that send; 0: one for 6,000 requests a second, or 64 clients; at most half of
+            the cores, the others are the server's, or all but one where the server is on another
+            machine.
         control: gRPC ``HOST:PORT``; needed for shared memory when requests travel over HTTP.
     """
 
@@ -134,7 +134,7 @@ class Transport:
         wanted = (
             load.clients / _CLIENTS_A_PROCESS
             if isinstance(load, ClosedLoad)
-            else load.rate_per_s / _RATE_A_PROCESS[self.protocol]
+            else load.rate_per_s / _RATE_A_PROCESS
         )
         most = cores // 2 if beside_server else cores - 1
         return max(1, min(most, math.ceil(wanted)))
@@ -269,7 +269,10 @@ def run_load(
     work = whole_load(address, traffic, load, sending.protocol)
     work.due()  # A schedule that cannot be made is refused before anything starts.
     control = address if sending.protocol == "grpc" else sending.control
-    with in_shared_memory(control, work.requests, sending.shared_memory) as encoded:
+    shared = in_shared_memory(
+        control, work.requests, sending.shared_memory, outputs=on_reply is None
+    )
+    with shared as encoded:
         is_http = sending.protocol == "http"
         requests = tuple(http_request(address, each) for each in encoded) if is_http else encoded
         work = replace(work, requests=requests)

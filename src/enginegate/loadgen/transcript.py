@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from enginegate.loadgen.grpc_sender import Response
+from enginegate.loadgen.grpc_message import Response
 from enginegate.triton.types import Reply
 
 OnReply = Callable[[int, Reply], None]

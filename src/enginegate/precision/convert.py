@@ -117,7 +117,7 @@ def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibrati
     ``none`` if nothing changes, ``absent`` if the tool is not installed.
     """
     precision = candidate.precision
-    if precision.is_as_exported:
+    if precision.is_as_exported or kind_named(candidate.kind).takes_program:
         return "none"
     try:
         import onnxruntime  # type: ignore[import-untyped]  # noqa: PLC0415

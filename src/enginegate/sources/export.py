@@ -1,14 +1,23 @@
 """A source -> an `OnnxModel` in the store, or the one that is there already."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 from onnx import ModelProto
 
 from enginegate.atomic_io import write_file
-from enginegate.candidate import ONNX_FILE, FileDigest, OnnxModel
+from enginegate.candidate import (
+    ONNX_FILE,
+    PROGRAM_FILE,
+    FileDigest,
+    OnnxModel,
+    TorchProgram,
+)
 from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
+from enginegate.errors import InputError
+from enginegate.messages import first_line
 from enginegate.policy.model_source import ModelSource
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.sources import onnx_form, parity
@@ -17,8 +26,9 @@ from enginegate.sources.parity import ModelUnderTest, OpenOnnx
 from enginegate.sources.types import ExportedModel, OpenedSource
 
 MANIFEST = "manifest.json"
-_FORM = 2  # raise when the canonical form of the same export changes
+_FORM = 3  # raise when the canonical form of the same export changes
 _SCRATCH = "exporting"
+_PROGRAM_SAMPLES = 64  # the framework has answered them once already; each costs two runs more
 _WAIT_S = 1800.0  # for another process that exports this model; large encoders take minutes
 
 
@@ -69,6 +79,7 @@ def onnx_from_source(
                 proven = parity.measure_parity(tested)
                 axes = onnx_form.dynamic_axes(model).items()
                 lengths = {name: parity.prove_lengths(tested, name, at) for name, at in axes}
+            program, no_program = _proven_program(exported, tested, folder)
             onnx = OnnxModel(
                 source=opened.uri,
                 source_sha256=opened.sha256,
@@ -85,6 +96,8 @@ def onnx_from_source(
                 parity_samples=proven.samples if proven else 0,
                 proven_batch_sizes=batch_sizes,
                 proven_lengths=lengths,
+                program=program,
+                no_program=no_program,
             )
             write_file(folder / MANIFEST, onnx.pretty_json())
             return onnx
@@ -116,7 +129,35 @@ def _write_onnx(
     model = onnx_form.canonical(raw)
     weights = exported.path.parent
     external = onnx_form.write_model(model, folder, weights=weights, origin=origin, limit=limit)
+    if exported.program is not None:
+        exported.program.path.rename(folder / PROGRAM_FILE)
     shutil.rmtree(scratch)
     onnx_form.check_sound(model, origin=origin, path=folder / ONNX_FILE)
     data.check_fits(onnx_form.input_specs(model))
     return model, external, exported
+
+
+def _proven_program(
+    exported: ExportedModel, tested: ModelUnderTest, folder: Path
+) -> tuple[TorchProgram | None, str]:
+    """The model's torch program, if it answers as the framework does; else why there is none.
+
+    That another form of the model is missing is no reason to refuse this one.
+    """
+    saved, path = exported.program, folder / PROGRAM_FILE
+    if saved is None:
+        return None, exported.no_program
+    try:
+        proven = parity.measure_parity(
+            replace(tested, model=saved, data=tested.data.head(_PROGRAM_SAMPLES))
+        )
+    except InputError as error:
+        path.unlink()
+        return None, f"the program does not answer as the framework does: {first_line(error)}"
+    program = TorchProgram(
+        file=FileDigest.of(path),
+        inputs=saved.inputs,
+        outputs=saved.outputs,
+        parity_max_abs_error=proven.max_abs_error if proven else 0.0,
+    )
+    return program, ""

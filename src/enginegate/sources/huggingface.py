@@ -75,8 +75,13 @@ def open_folder(source: ModelSource) -> OpenedSource:
 
     def convert(data: DataSet, scratch: Path) -> ExportedModel:
         axis = Axis("sequence", largest=folder.largest_sequence)
-        module = _encoder(_load(folder, source), folder)
-        program = Program(module, source.uri, axes={name: {1: axis} for name in _INPUTS})
+        model = _load(folder, source)
+        program = Program(
+            _encoder(model, folder),
+            source.uri,
+            axes={name: {1: axis} for name in _INPUTS},
+            as_program=lambda: _fused_attention(model),
+        )
         return pytorch.onnx_from_program(program, data, scratch)
 
     return OpenedSource(
@@ -278,6 +283,20 @@ def _encoder(model: Any, folder: _Folder) -> "torch.nn.Module":
             return {"embedding": vector}
 
     return Encoder().eval()
+
+
+@contextmanager
+def _fused_attention(model: Any) -> Iterator[None]:
+    """Attention as PyTorch's one operator, which compilers have kernels for; ONNX has none."""
+    try:
+        model.set_attn_implementation("sdpa")
+    except (AttributeError, ValueError, ImportError):  # not every architecture has it
+        yield
+        return
+    try:
+        yield
+    finally:
+        model.set_attn_implementation("eager")
 
 
 @contextmanager

@@ -5,22 +5,31 @@ The names of the data's inputs are the names of ``forward``'s arguments.
 
 import hashlib
 import inspect
+import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from zipfile import ZipFile
 
 import numpy as np
 
-from enginegate.candidate import Sha256
+from enginegate.candidate import PROGRAM_FILE, Sha256
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import DataError, ModelError
+from enginegate.messages import first_line
 from enginegate.sources.onnx_form import ONE_FILE_BYTES
-from enginegate.sources.types import OPSET, ExportedModel, Framework, exporter_versions
+from enginegate.sources.types import (
+    OPSET,
+    ExportedModel,
+    Framework,
+    SavedProgram,
+    exporter_versions,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -53,6 +62,8 @@ class Program:
         outputs: names for outputs that have none of their own.
         axes: dynamic axes besides the batch, by input.
         examples: tensors to trace with, of two or more rows; the others are made like the data.
+        as_program: how it is set up while it is traced for compilers of PyTorch programs, e.g. with
+            attention in one operator.
     """
 
     module: "torch.nn.Module"
@@ -60,6 +71,7 @@ class Program:
     outputs: tuple[str, ...] = ()
     axes: Axes = field(default_factory=dict)
     examples: Mapping[str, "torch.Tensor"] = field(default_factory=dict)
+    as_program: Callable[[], AbstractContextManager[object]] = nullcontext
 
 
 def torch_exporter(*others: str) -> str:
@@ -104,7 +116,54 @@ def onnx_from_program(program: Program, data: DataSet, scratch: Path) -> Exporte
         size = sum(tensor.numel() * tensor.element_size() for tensor in weights)
         path = scratch / "exported.onnx"
         exported.save(path, external_data=size > ONE_FILE_BYTES)
-    return ExportedModel(path, framework)
+        try:
+            saved, why_not = _save_program(program, data, names, outputs, scratch), ""
+        except _FAULTS as error:
+            saved, why_not = None, first_line(error)
+    return ExportedModel(path, framework, program=saved, no_program=why_not)
+
+
+def _save_program(
+    program: Program, data: DataSet, names: list[str], outputs: list[str], scratch: Path
+) -> SavedProgram:
+    """The program in a file that holds no pickle of code, read back from there."""
+    import torch  # noqa: PLC0415
+
+    path = scratch / PROGRAM_FILE
+    with program.as_program():
+        traced = torch.export.export(
+            program.module,
+            _examples(program, data, names),
+            dynamic_shapes=_dynamic_shapes(program.axes, names),
+            strict=False,
+        )
+    torch.export.save(traced, path)
+    check_no_pickle(path)
+    module = torch.export.load(path).module(check_guards=False)
+
+    def run(inputs: Tensors) -> Tensors:
+        arguments = [torch.from_numpy(np.array(inputs[name])) for name in names]
+        with torch.no_grad():
+            answers = torch.utils._pytree.tree_leaves(module(*arguments))  # noqa: SLF001
+        return {name: value.numpy() for name, value in zip(outputs, answers, strict=True)}
+
+    return SavedProgram(path, tuple(names), tuple(outputs), run)
+
+
+def check_no_pickle(path: Path) -> None:
+    """Refuse a program whose file holds objects that torch.export would unpickle freely.
+
+    Raises:
+        ValueError: it holds such an object.
+    """
+    with ZipFile(path) as archive:
+        for name in archive.namelist():
+            if not name.endswith("_config.json"):
+                continue
+            payloads = json.loads(archive.read(name)).get("config", {})
+            loose = sorted(key for key, of in payloads.items() if of.get("use_pickle"))
+            if loose:
+                raise ValueError(f"{', '.join(loose[:3])} can be saved as a pickle only")
 
 
 def traced_digest(program: Program, data: DataSet) -> Sha256:

@@ -18,17 +18,37 @@ OPSET = 22
 
 
 @dataclass(frozen=True, slots=True)
+class SavedProgram:
+    """A torch.export program as it was saved.
+
+    Attributes:
+        inputs: names, in the order of its arguments.
+        outputs: names, in the order of its results.
+        run: answers by the saved file, read back.
+    """
+
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    run: Framework
+
+
+@dataclass(frozen=True, slots=True)
 class ExportedModel:
     """ONNX as it comes, its weights inside or in files beside it.
 
     Attributes:
         framework: the model's own answers, to compare with; None if the source is ONNX itself.
         logarithms: outputs that are logarithms of probabilities, and compared as such.
+        program: the model as a torch.export program, where it is one of PyTorch's.
+        no_program: why there is none.
     """
 
     path: Path
     framework: Framework | None = None
     logarithms: frozenset[str] = frozenset()
+    program: SavedProgram | None = None
+    no_program: str = "the source is no PyTorch model"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import pytest
 from enginegate.data import DataSet
 from enginegate.errors import InputError
 from enginegate.loadgen import schedule
-from enginegate.loadgen.grpc_sender import parse_request
+from enginegate.loadgen.grpc_message import parse_request
 from enginegate.loadgen.schedule import PATTERNS, LoadPattern, batches, due_times, load_pattern
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measurement import ArrivalPattern, Load

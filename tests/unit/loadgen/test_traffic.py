@@ -3,7 +3,7 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.errors import ModelError, ServerError
-from enginegate.loadgen.grpc_sender import encode_request
+from enginegate.loadgen.grpc_message import encode_request
 from enginegate.loadgen.traffic import LoadResult, Traffic, Transport
 from enginegate.measurement import ClosedLoad, Load
 from enginegate.triton.codec import reply_of
@@ -27,25 +27,23 @@ def test_order_has_its_own_seed_and_uses_every_sample():
 
 
 @pytest.mark.parametrize(
-    ("load", "protocol", "cores", "beside_server", "processes"),
+    ("load", "cores", "beside_server", "processes"),
     [
-        pytest.param(_load(rate_per_s=1500), "grpc", 8, True, 1, id="one-suffices"),
-        pytest.param(_load(rate_per_s=1501), "grpc", 8, True, 2, id="one-does-not"),
-        pytest.param(_load(rate_per_s=33_000), "http", 16, True, 6, id="http-takes-less"),
-        pytest.param(_load(rate_per_s=90_000), "grpc", 8, True, 4, id="half-is-the-servers"),
-        pytest.param(_load(rate_per_s=90_000), "grpc", 8, False, 7, id="server-elsewhere"),
-        pytest.param(_load(rate_per_s=90_000), "grpc", 1, True, 1, id="one-core"),
-        pytest.param(
-            ClosedLoad(clients=65, duration_s=1, seed=0), "grpc", 8, True, 2, id="many-clients"
-        ),
+        pytest.param(_load(rate_per_s=6000), 8, True, 1, id="one-suffices"),
+        pytest.param(_load(rate_per_s=6001), 8, True, 2, id="one-does-not"),
+        pytest.param(_load(rate_per_s=33_000), 16, True, 6, id="a-gpus-worth"),
+        pytest.param(_load(rate_per_s=90_000), 8, True, 4, id="half-is-the-servers"),
+        pytest.param(_load(rate_per_s=90_000), 8, False, 7, id="server-elsewhere"),
+        pytest.param(_load(rate_per_s=90_000), 1, True, 1, id="one-core"),
+        pytest.param(ClosedLoad(clients=65, duration_s=1, seed=0), 8, True, 2, id="many-clients"),
     ],
 )
-def test_as_many_processes_as_rate_and_cores_allow(load, protocol, cores, beside_server, processes):
+def test_as_many_processes_as_rate_and_cores_allow(load, cores, beside_server, processes):
     """Processes follow the load, and leave the server its cores, unless a number is named."""
     here = {"cores": cores, "beside_server": beside_server}
 
-    assert Transport(protocol).processes_for(load, **here) == processes
-    assert Transport(protocol, processes=5).processes_for(load, **here) == 5
+    assert Transport().processes_for(load, **here) == processes
+    assert Transport(processes=5).processes_for(load, **here) == 5
 
 
 def _result(due_s, sent_s):

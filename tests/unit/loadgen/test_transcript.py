@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from enginegate.loadgen.grpc_sender import Response
+from enginegate.loadgen.grpc_message import Response
 from enginegate.loadgen.transcript import MaturedCounts, Transcript
 
 OK = Response("", "1", None)
