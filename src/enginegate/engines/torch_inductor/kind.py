@@ -33,7 +33,7 @@ from enginegate.engines.python_backend import runner_files
 from enginegate.engines.torch_inductor.library import (
     REMEDY,
     builder_name,
-    device_for,
+    package_device,
     target_name,
     torch_cuda,
     torch_version,
@@ -95,7 +95,9 @@ class TorchInductorKind(EngineKind):
     }
     precisions = frozenset({Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16})
     takes_program = True
-    native = NativeBackend("pytorch", ENGINE_FILE, platform="torch_aoti", names_platform=True)
+    native = NativeBackend(
+        "pytorch", ENGINE_FILE, platform="torch_aoti", names_platform=True, since=(2, 71)
+    )
     packages = ("torch",)
 
     def availability(self) -> Availability:
@@ -117,7 +119,7 @@ class TorchInductorKind(EngineKind):
         return TorchInductorHere(
             torch=torch_version(),
             compiler=_has_compiler(),
-            device=device_for(table.device),
+            device=package_device(table.device),
             cuda=torch_cuda(),
             gpu=cuda.gpu(),
         )
@@ -159,7 +161,7 @@ class TorchInductorKind(EngineKind):
         """PyTorch, its CUDA libraries, and the GPU or the processor's instructions."""
         if torch_version() is None:
             return "absent"
-        device = device_for(table.device)
+        device = package_device(table.device)
         gpu = f" {cuda.gpu()}" if device == "cuda" else ""
         return f"{builder_name(device)} on {target_name(device)}{gpu}"
 
@@ -184,7 +186,7 @@ class TorchInductorKind(EngineKind):
                 f"none: {plan.onnx.no_program}. Drop torch_inductor from [candidates]."
             )
         started, table = time.monotonic(), plan.table_as(TorchInductorTable)
-        device = device_for(table.device)
+        device = package_device(table.device)
         plan.check_profiles()
         buckets = buckets_up_to(plan.max_batch_size, table.batch_buckets)
         best = max((shape.best[0] for shape in plan.profiles.values()), default=1)

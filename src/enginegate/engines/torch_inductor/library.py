@@ -37,7 +37,7 @@ def torch_cuda() -> str | None:
     return found[1] if found else None
 
 
-def device_for(wanted: str) -> Device:
+def package_device(wanted: str) -> Device:
     """What packages are compiled for under a policy."""
     if wanted == "auto":
         return "cuda" if torch_cuda() and cuda.gpu() is not None else "cpu"
