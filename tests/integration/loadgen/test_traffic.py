@@ -109,12 +109,16 @@ def test_stalling_server_is_charged_for_the_requests_that_piled_up(server, scale
         deployment.serve(PLAIN)
         traffic = Traffic.of("stalling", samples)
         result = run_load(server.grpc, traffic, Load(rate_per_s=200, duration_s=1.5, seed=3))
+    # A machine on which a request takes 20 ms stalls once as well.
+    with deploy(server, scale_model("halting", stall_every=40, stall_ms=500)) as deployment:
+        deployment.serve(PLAIN)
+        traffic = Traffic.of("halting", samples)
         closed = run_load(server.grpc, traffic, ClosedLoad(clients=1, duration_s=1.5, seed=3))
 
     assert 0.3 < np.quantile(result.latency_s, 0.99) < 0.9
     assert np.quantile(result.latency_s, 0.8) > 0.1
     assert closed.latency_s.max() > 0.4
-    assert np.quantile(closed.latency_s, 0.98) < 0.1
+    assert np.quantile(closed.latency_s, 0.95) < 0.1
 
 
 @pytest.mark.usefixtures("scale")
@@ -167,7 +171,7 @@ def test_decided_run_ends_early(server, traffic, processes):
 
     def decided(settled, over):
         seen.append((settled, over))
-        return settled >= 100
+        return settled >= 200
 
     result = run_load(
         server.grpc,
@@ -177,8 +181,8 @@ def test_decided_run_ends_early(server, traffic, processes):
         sending=Transport(processes=processes),
     )
 
-    assert 0.35 < result.lasted_s < 10.0
-    assert seen[-1][0] >= 100 > seen[0][0]
+    assert 0.6 < result.lasted_s < 20.0
+    assert seen[-1][0] >= 200 > seen[0][0]
     whole = run_load(server.grpc, traffic, result.load.model_copy(update={"duration_s": 0.3}))
     assert np.array_equal(whole.due_s, result.due_s[: len(whole.due_s)])
     assert result.due_s[-1] < result.lasted_s
