@@ -11,6 +11,7 @@ import sys
 import numpy as np
 import pytest
 
+from enginegate.benchmark.deployment import ServedModel, deploy
 from enginegate.candidate import Candidate, Precision, Unbuilt
 from enginegate.engines import (
     availability,
@@ -29,6 +30,7 @@ from enginegate.engines.torch_inductor.run import open_calls
 from enginegate.engines.torch_inductor.typed_program import typed_module
 from enginegate.errors import BuildError, DataError, EnginegateError, ModelError
 from enginegate.policy import parse_policy
+from enginegate.serving import ServingConfig
 from enginegate.workspace import Workspace
 from tasks.build import build
 from tests.integration.engines.conftest import POLICY
@@ -224,7 +226,7 @@ def test_compiler_that_takes_too_long_is_stopped_with_what_it_started(plan, tmp_
     assert not state.stdout.strip() or state.stdout.startswith("Z")
 
 
-def test_model_without_a_program_is_inconclusive(cnn, tmp_path):
+def test_model_without_a_program_is_inconclusive(cnn):
     """An ONNX source is no PyTorch model: nothing is wrong with the candidate."""
     policy = parse_policy({**POLICY, "candidates": {"torch_inductor": ["fp32"]}}, "test policy")
     without = cnn.value.model_copy(
@@ -259,3 +261,17 @@ def test_triton_of_its_own_backend_needs_numbered_names(built):
     numbered = built.value.model_copy(update={"flags": flags})
     natively = serving(numbered, built.folder, backend="pytorch")
     assert (natively.backend, set(natively.files)) == ("pytorch", {"model.pt2"})
+
+
+@pytest.mark.triton
+def test_triton_serves_it_by_our_runner(built, server, client, samples, cnn):
+    """PyTorch in the Python that Triton runs loads the very package."""
+    model = ServedModel.of("inductor", built.value, serving(built.value, built.folder))
+    rows = {"image": samples.inputs["image"][:3]}
+    with deploy(server, model) as deployment:
+        deployment.serve(ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1))
+
+        given = client.infer("inductor", rows)["output"]
+
+    with open_reference(cnn.value, cnn.folder) as reference:
+        np.testing.assert_allclose(given, reference.run(rows)["output"], atol=1e-5)
