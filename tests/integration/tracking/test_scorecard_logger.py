@@ -33,9 +33,7 @@ def exhibits(tmp_path):
         outputs=(),
         max_batch_size=8,
         build_s=1.5,
-        beside={
-            name: FileDigest.of(tmp_path / name) for name in ("layers.json", "optimised.onnx")
-        },
+        beside={name: FileDigest.of(tmp_path / name) for name in ("layers.json", "optimised.onnx")},
         proof=PrecisionProof(
             weighted_layers={"int8": 4},
             quantised_layers=4,
