@@ -114,7 +114,7 @@ def test_bound_batch_is_repeated(built, samples):
             pass
 
 
-def test_batch_larger_than_the_largest_is_refused_by_the_package(built, package):
+def test_batch_larger_than_the_largest_is_refused_by_the_package(package):
     """Its own checks are on wherever it is opened."""
     calls = open_calls(package, (8,), own=False, device_id=-1)
 
@@ -147,7 +147,7 @@ def test_package_that_takes_more_than_it_was_asked_to_is_refused(built, package,
         _try(module, job, shapes)
 
 
-def test_package_that_was_not_frozen_is_refused(built, package, cnn, tmp_path):
+def test_package_that_was_not_frozen_is_refused(package, cnn, tmp_path):
     """With gradients on PyTorch drops freezing without a word; 10 s, because it is really done."""
     slow = read_package(unfrozen(cnn.folder / "program.pt2", tmp_path / "unfrozen.pt2"))
 
@@ -271,7 +271,7 @@ def test_triton_serves_it_by_our_runner(built, server, client, samples, cnn):
     with deploy(server, model) as deployment:
         deployment.serve(ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1))
 
-        given = client.infer("inductor", rows)["output"]
+        given = client.infer("inductor", rows).outputs["output"]
 
     with open_reference(cnn.value, cnn.folder) as reference:
         np.testing.assert_allclose(given, reference.run(rows)["output"], atol=1e-5)
