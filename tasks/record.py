@@ -36,6 +36,7 @@ from enginegate.repository import Layout, ReleaseSigning
 from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered
 from validation.choice import choose
+from validation.engine_speed import judge_engine_speeds
 from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.record")
@@ -115,6 +116,7 @@ def make_scorecard(
         unmeasured={candidate.name: why for candidate, why in found.unmeasured.items()},
         engine_speeds=tuple(speed for speed in found.engine_speeds if speed is not None),
     )
+    card = card.model_copy(update={"speed_findings": judge_engine_speeds(card)})
     return first_made(card, workspace)
 
 

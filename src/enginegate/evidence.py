@@ -330,14 +330,9 @@ class Benchmark(Record):
         return self.throughput_at_slo_per_s if rate is None else rate
 
     @property
-    def samples_at_slo_per_s(self) -> float | None:
-        """Rows a second that were answered within the SLO; None where rows were not counted."""
-        measured = self.at_slo
-        stages = measured.stages if measured else None
-        if measured is None or stages is None or not stages.batches or not measured.sent:
-            return None
-        rows = sum(size * count for size, count in stages.batches.items())
-        return self.throughput_at_slo_per_s * rows / measured.sent
+    def samples_at_slo_per_s(self) -> float:
+        """Rows a second that were answered within the SLO."""
+        return self.throughput_at_slo_per_s * self.rows_per_request
 
     @property
     def at_ceiling(self) -> bool:
@@ -362,6 +357,12 @@ class Benchmark(Record):
             return ""
         rows_per_s = self.throughput_at_slo_per_s * self.rows_per_request
         return f" ({rows_per_s:,.0f} rows/s, {self.rows_per_request:g} a request)"
+
+    @property
+    def gpu_bytes(self) -> int | None:
+        """GPU memory that the chosen configuration takes of the fullest GPU; None: not measured."""
+        measured = self.at_slo
+        return measured.resources.gpu_model_bytes if measured else None
 
     @property
     def at_slo(self) -> Measurement | None:
@@ -434,8 +435,9 @@ class Scorecard(Record):
         """
         benchmark, speed = self.benchmark(candidate), self.engine_speed(candidate)
         best = speed.best if speed else None
-        served = benchmark.samples_at_slo_per_s if benchmark else None
-        return served / best.samples_per_s if served and best and best.samples_per_s else None
+        if benchmark is None or benchmark.chosen is None or best is None or not best.samples_per_s:
+            return None
+        return benchmark.samples_at_slo_per_s / best.samples_per_s
 
     @property
     def fp32_scores(self) -> tuple[Finding, ...]:

@@ -4,7 +4,16 @@ from datetime import UTC, datetime
 
 from enginegate.candidate import Candidate, FileDigest, Precision
 from enginegate.decision import Decision, Promise, Release, ReleasedEngine
-from enginegate.evidence import Benchmark, DataDigests, Finding, Outcome, Scorecard, Verdict
+from enginegate.evidence import (
+    BatchSpeed,
+    Benchmark,
+    DataDigests,
+    EngineSpeed,
+    Finding,
+    Outcome,
+    Scorecard,
+    Verdict,
+)
 from enginegate.measurement import Percentile
 from enginegate.serving import ServingConfig
 
@@ -109,3 +118,21 @@ def release(**changes) -> Release:
         "published_at": WHEN,
     }
     return Release(**(fields | changes))
+
+
+def engine_speed(
+    candidate: Candidate = INT8, *windows_per_s: float, batch_size: int = 8, **changes
+) -> EngineSpeed:
+    """One batch size on the host, 1,000 samples a second unless windows are given."""
+    fields = {
+        "candidate": candidate,
+        "engine_sha256": sha("e"),
+        "device": "CPUExecutionProvider",
+        "inputs_on": "host",
+        "batches": (
+            BatchSpeed(
+                batch_size=batch_size, windows_per_s=windows_per_s or (990, 1000, 1010), runs=20
+            ),
+        ),
+    }
+    return EngineSpeed(**(fields | changes))

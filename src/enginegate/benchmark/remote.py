@@ -9,6 +9,7 @@ from enginegate.loadgen import perf_analyzer
 from enginegate.loadgen.traffic import EarlyEnd, Traffic, run_load
 from enginegate.measurement import ClosedLoad, Driver, LatencySample, Load
 from enginegate.measuring.measure import measure
+from enginegate.measuring.pipeline_counts import PipelineCounts
 from enginegate.triton.config import Config
 from enginegate.triton.liveness import monitor_liveness
 from enginegate.triton.server import Server, connect
@@ -55,7 +56,9 @@ class RemoteModel:
             ServerError: the server is gone.
         """
         with monitor_liveness(self.server) as liveness, self.server.client() as client:
-            before = client.statistics(self.name)
+            before, pipeline = client.statistics(self.name), None
+            if self.config.streams:
+                pipeline = PipelineCounts.begin(self.server.metrics, self.name)
             if driver == "perf_analyzer":
                 result = perf_analyzer.run_perf_analyzer(self.server.grpc, traffic, load)
             else:
@@ -66,6 +69,8 @@ class RemoteModel:
                 self.server.check_alive()
             answered = len(result.latency_s) - result.failed
             counted = client.statistics_since(self.name, before, answers=answered)
+            if pipeline is not None:
+                counted = pipeline.complete(counted)
         return measure(
             result,
             self.config.serving,

@@ -42,6 +42,9 @@ def http_request(address: str, request: bytes) -> bytes:
     remaining = iter(contents)
     inputs = [_input(tensor, remaining) for tensor in message.inputs]
     head = {"id": message.id, "inputs": inputs, "parameters": {"binary_data_output": True}}
+    if message.outputs:
+        # What has a place goes there; the others are asked for as they are without a list.
+        head["outputs"] = [_output(tensor) for tensor in message.outputs]
     header = json.dumps(head, separators=(",", ":")).encode()
     version = f"/versions/{message.model_version}" if message.model_version else ""
     lines = (
@@ -55,10 +58,7 @@ def http_request(address: str, request: bytes) -> bytes:
 
 
 def _input(tensor: Any, contents: Any) -> dict[str, Any]:
-    parameters = {
-        name: getattr(value, value.WhichOneof("parameter_choice"))
-        for name, value in tensor.parameters.items()
-    }
+    parameters = _parameters(tensor)
     if "shared_memory_region" not in parameters:
         parameters["binary_data_size"] = len(next(contents))
     return {
@@ -66,6 +66,17 @@ def _input(tensor: Any, contents: Any) -> dict[str, Any]:
         "shape": list(tensor.shape),
         "datatype": tensor.datatype,
         "parameters": parameters,
+    }
+
+
+def _output(tensor: Any) -> dict[str, Any]:
+    return {"name": tensor.name, "parameters": _parameters(tensor) or {"binary_data": True}}
+
+
+def _parameters(tensor: Any) -> dict[str, Any]:
+    return {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in tensor.parameters.items()
     }
 
 

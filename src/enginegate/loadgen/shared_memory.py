@@ -1,23 +1,27 @@
-"""Requests whose input tensors lie in memory shared with the server, instead of travelling.
+"""Requests whose tensors lie in memory shared with the server, instead of travelling.
 
-The server only reads it, so any number of requests may use it at once. Outputs still travel.
+The server only reads inputs, so any number of requests may use them at once. Outputs of a known
+size are written there too where nobody reads them: each request has its own place, and the same
+request under way twice writes the same answer.
 """
 
-import base64
 import logging
 import shutil
 import socket
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
 from multiprocessing.shared_memory import SharedMemory as Region
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from enginegate.errors import InputError, ServerError
+from enginegate.candidate import TensorSpec
+from enginegate.engines.cuda import shared_gpu_memory
+from enginegate.errors import EnginegateError, InputError, ModelError, ServerError
 from enginegate.loadgen.grpc_message import parse_request
 from enginegate.measurement import SharedMemory
 from enginegate.triton.client import SharedRegion, TritonClient
@@ -33,14 +37,15 @@ _POLL_S = 0.01
 
 @contextmanager
 def in_shared_memory(
-    control: str, requests: tuple[bytes, ...], kind: SharedMemory
+    control: str, requests: tuple[bytes, ...], kind: SharedMemory, *, outputs: bool = False
 ) -> Iterator[tuple[bytes, ...]]:
     """Requests whose input tensors lie in shared memory for as long as the block runs.
 
     Args:
         control: the server's gRPC ``HOST:PORT``.
-        requests: ``ModelInferRequest`` in wire form.
+        requests: ``ModelInferRequest`` in wire form, all for one model.
         kind: ``none`` leaves them as they are.
+        outputs: whether outputs of a known size are written there too; nobody reads them.
 
     Raises:
         InputError: the server is on another machine.
@@ -51,9 +56,11 @@ def in_shared_memory(
         return
     _check_local(control)
     name = f"{_PREFIX}{uuid.uuid4().hex[:16]}"
-    moved, tensors = _move_tensors(requests, name)
-    memory = _system_memory(name, tensors) if kind == "system" else _cuda_memory(name, tensors)
-    with memory as region, TritonClient(control) as client:
+    layout, memory = _Layout(name), _system_memory if kind == "system" else _cuda_memory
+    with TritonClient(control) as client, ExitStack() as stack:
+        wanted = _outputs(client, requests[0]) if outputs and requests else ()
+        moved = tuple(layout.move(request, wanted) for request in requests)
+        region = stack.enter_context(memory(name, max(layout.size, 1), layout.tensors))
         _unregister_leftovers(client)
         try:
             client.share_memory(region)
@@ -90,38 +97,64 @@ def _unregister_leftovers(client: TritonClient) -> None:
                 client.forget_memory(SharedRegion(name, 0))
 
 
-def _move_tensors(
-    requests: Sequence[bytes], region: str
-) -> tuple[tuple[bytes, ...], list[tuple[int, bytes]]]:
-    """Requests that name offsets in the region, and the tensors to put there: (offset, bytes)."""
-    moved: list[bytes] = []
-    tensors: list[tuple[int, bytes]] = []
-    at = 0
-    for request in requests:
+@dataclass(slots=True)
+class _Layout:
+    """Where tensors lie in a region: inputs with their bytes, and places for outputs."""
+
+    region: str
+    tensors: list[tuple[int, bytes]] = field(default_factory=list)
+    size: int = 0
+
+    def move(self, request: bytes, outputs: Sequence[TensorSpec]) -> bytes:
+        """A request that names places in the region instead of carrying its inputs.
+
+        Args:
+            request: ``ModelInferRequest`` in wire form.
+            outputs: of the model; those of a known size get a place, the others travel.
+        """
         message = parse_request(request)
         for tensor, content in zip(message.inputs, message.raw_input_contents, strict=True):
-            tensors.append((at, content))
-            tensor.parameters["shared_memory_region"].string_param = region
-            tensor.parameters["shared_memory_offset"].int64_param = at
-            tensor.parameters["shared_memory_byte_size"].int64_param = len(content)
-            at += -(-len(content) // _ALIGNMENT) * _ALIGNMENT
+            self.tensors.append((self.size, content))
+            self._place(tensor, len(content))
+        for spec in outputs:
+            size = _output_bytes(spec, int(message.inputs[0].shape[0]))
+            tensor = message.outputs.add(name=spec.name)
+            if size:
+                self._place(tensor, size)
         del message.raw_input_contents[:]
-        moved.append(message.SerializeToString())
-    return tuple(moved), tensors
+        return bytes(message.SerializeToString())
+
+    def _place(self, tensor: Any, size: int) -> None:
+        tensor.parameters["shared_memory_region"].string_param = self.region
+        tensor.parameters["shared_memory_offset"].int64_param = self.size
+        tensor.parameters["shared_memory_byte_size"].int64_param = size
+        self.size += -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def _size(tensors: Sequence[tuple[int, bytes]]) -> int:
-    return max((at + len(content) for at, content in tensors), default=0) or 1
+def _output_bytes(spec: TensorSpec, rows: int) -> int:
+    """Bytes of an output; 0 where only the answer says how many."""
+    dimensions = (rows if spec.shape[0] == -1 else spec.shape[0], *spec.shape[1:])
+    known = all(size > 0 for size in dimensions)
+    return int(np.prod(dimensions)) * np.dtype(spec.dtype).itemsize if known else 0
+
+
+def _outputs(client: TritonClient, request: bytes) -> tuple[TensorSpec, ...]:
+    """The model's outputs; none where the server does not say."""
+    message = parse_request(request)
+    with suppress(ServerError, ModelError):
+        return client.config(message.model_name, message.model_version).outputs
+    return ()
 
 
 @contextmanager
-def _system_memory(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
-    size = _size(tensors)
+def _system_memory(
+    name: str, size: int, tensors: Sequence[tuple[int, bytes]]
+) -> Iterator[SharedRegion]:
     free = shutil.disk_usage(_SYSTEM).free
     if size > free:
         # Writing past the end of the file system would kill this process.
         raise ServerError(
-            f"The inputs need {size:,} bytes of shared memory, and {_SYSTEM} has {free:,} free. "
+            f"The tensors need {size:,} bytes of shared memory, and {_SYSTEM} has {free:,} free. "
             "Enlarge it (docker: --shm-size), send fewer samples, or do not share memory."
         )
     region = Region(name, create=True, size=size)
@@ -137,33 +170,21 @@ def _system_memory(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[
 
 
 @contextmanager
-def _cuda_memory(name: str, tensors: Sequence[tuple[int, bytes]]) -> Iterator[SharedRegion]:
-    size = _size(tensors)
-    content = np.zeros(size, np.uint8)
-    for at, part in tensors:
-        content[at : at + len(part)] = np.frombuffer(part, np.uint8)
-    try:
-        cuda: Any = _cuda_module()
-        handle = cuda.create_shared_memory_region(name, size, _DEVICE)
-    except Exception as error:
-        raise ServerError(
-            f"No memory on GPU {_DEVICE} can be shared: {type(error).__name__}: {error}.\nIt needs "
-            "an NVIDIA GPU and the package cuda-python (python -m pip install "
-            "'tritonclient[cuda]'). Share system memory instead, or none."
-        ) from error
-    try:
-        cuda.set_shared_memory_region(handle, [content])
-        # The library gives it encoded for JSON; gRPC takes it as it is.
-        raw = base64.b64decode(cuda.get_raw_handle(handle))
-        yield SharedRegion(name, size, raw, _DEVICE)
-    finally:
-        cuda.destroy_shared_memory_region(handle)
-
-
-def _cuda_module() -> Any:
-    import tritonclient.utils.cuda_shared_memory as cuda  # type: ignore[import-untyped] # noqa: PLC0415
-
-    return cuda
+def _cuda_memory(
+    name: str, size: int, tensors: Sequence[tuple[int, bytes]]
+) -> Iterator[SharedRegion]:
+    with ExitStack() as stack:
+        try:
+            memory = stack.enter_context(shared_gpu_memory(size))
+        except EnginegateError as error:
+            raise ServerError(
+                f"No memory on GPU {_DEVICE} can be shared: {error}\n"
+                "It needs an NVIDIA GPU with so much free memory. Share system memory instead, or "
+                "none."
+            ) from error
+        for at, content in tensors:
+            memory.write(at, content)
+        yield SharedRegion(name, size, memory.handle, _DEVICE)
 
 
 def _check_local(control: str) -> None:

@@ -108,7 +108,8 @@ class Transport:
 
     Attributes:
         protocol: with ``http``, the address of a load is the server's HTTP address.
-        shared_memory: where input tensors are; the server must be on this machine. CUDA: GPU 0.
+        shared_memory: where input tensors are, and outputs of a known size unless answers are
+            checked; the server must be on this machine. CUDA: GPU 0.
         processes: that send; 0: one for 6,000 requests a second, or 64 clients; at most half of
             the cores, the others are the server's, or all but one where the server is on another
             machine.
@@ -268,7 +269,10 @@ def run_load(
     work = whole_load(address, traffic, load, sending.protocol)
     work.due()  # A schedule that cannot be made is refused before anything starts.
     control = address if sending.protocol == "grpc" else sending.control
-    with in_shared_memory(control, work.requests, sending.shared_memory) as encoded:
+    shared = in_shared_memory(
+        control, work.requests, sending.shared_memory, outputs=on_reply is None
+    )
+    with shared as encoded:
         is_http = sending.protocol == "http"
         requests = tuple(http_request(address, each) for each in encoded) if is_http else encoded
         work = replace(work, requests=requests)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from enginegate.candidate import Candidate
-from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
+from enginegate.evidence import Benchmark, EngineSpeed, Finding, Outcome, Scorecard, Verdict
 from enginegate.measurement import Percentile
 from enginegate.messages import counted
 
@@ -82,10 +82,41 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes = NO_S
         outcome=scorecard.outcome(candidate).word,
         accuracy=accuracy_text(verdict),
         worst_slice=_worst_slice(verdict),
-        throughput=f"{benchmark.throughput_text}{benchmark.rows_text}" if benchmark else MISSING,
+        throughput=_throughput(scorecard, benchmark),
         p99=percentile_text(benchmark.p99_at_slo if benchmark else None),
         size=_size(sizes.get(candidate)),
     )
+
+
+def _throughput(scorecard: Scorecard, benchmark: Benchmark | None) -> str:
+    """Requests a second, with the share of the engine's own speed where that was measured."""
+    if benchmark is None:
+        return MISSING
+    share = scorecard.engine_share(benchmark.candidate)
+    of_engine = "" if share is None else f" ({share:.0%} of engine)"
+    return f"{benchmark.throughput_text}{benchmark.rows_text}{of_engine}"
+
+
+def alone_sentence(scorecard: Scorecard, candidate: Candidate) -> str:
+    """What the engine computes without a server, and how much of it is served; empty: unknown."""
+    speed = scorecard.engine_speed(candidate)
+    return speed_sentence(speed, scorecard.engine_share(candidate)) if speed else ""
+
+
+def speed_sentence(speed: EngineSpeed, share: float | None) -> str:
+    """An engine's own speed at its best batch size, with its spread; empty: not measured."""
+    best = speed.best
+    if best is None:
+        return ""
+    low, high = min(best.windows_per_s), max(best.windows_per_s)
+    said = (
+        f"Alone, without a server, its engine computes {best.samples_per_s:,.0f} samples/s at a "
+        f"batch of {best.batch_size} (median of {len(best.windows_per_s)} windows, {low:,.0f} to "
+        f"{high:,.0f}; inputs on the {speed.inputs_on})"
+    )
+    served = "" if share is None else f"; {share:.0%} of that is served within the SLO"
+    left_out = f" Not measured: {one_line(speed.unmeasured)}." if speed.unmeasured else ""
+    return f"{said}{served}.{left_out}"
 
 
 def _mark(scorecard: Scorecard, candidate: Candidate) -> str:
@@ -222,6 +253,12 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
             f"requests a second at a p99 of {percentile_text(benchmark.p99_at_slo)} ms over "
             f"{benchmark.p99_at_slo.samples:,} requests."
         )
+    alone = alone_sentence(scorecard, winner)
+    if alone:
+        yield alone
+    for finding in scorecard.speed_findings:
+        if finding.outcome is not Outcome.PASSED:
+            yield f"{one_line(finding.reason).rstrip('.')}."
     replaced = f"release {scorecard.replaces}" if scorecard.replaces else "nothing"
     yield f"It would replace {replaced}."
 

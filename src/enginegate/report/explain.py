@@ -5,7 +5,13 @@ from types import MappingProxyType
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
-from enginegate.report.content import fp32_sentences, fp32_slices, short_digest, without_line_breaks
+from enginegate.report.content import (
+    alone_sentence,
+    fp32_sentences,
+    fp32_slices,
+    short_digest,
+    without_line_breaks,
+)
 from enginegate.report.serving import pattern_sentences, roofline_sentence
 
 _MEANINGS = MappingProxyType(
@@ -54,6 +60,8 @@ _QUESTIONS: Mapping[str, str] = MappingProxyType(
         "throughput": "How many requests it can take",
         "speedup": "Whether it is faster by the policy's margin",
         "overload": "What becomes of throughput just past that",
+        "faster_alone": "Whether it is faster than the winner without a server",
+        "slower_than_eager": "Whether it is faster than PyTorch without compiling",
     }
 )
 _PER = 1000
@@ -100,7 +108,11 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
     if benchmark is not None:
         yield f"  {_speed(benchmark)}"
         yield from (f"  {sentence}" for sentence in _serving(benchmark))
+    alone = alone_sentence(scorecard, candidate)
+    if alone:
+        yield f"  {alone}"
     shown = [finding for finding in findings if finding.advisory and not finding.of_fp32]
+    shown += [each for each in scorecard.speed_findings if each.scope == candidate.name]
     if shown:
         yield "  Shown only, decides nothing:"
         yield from (f"    - {without_line_breaks(_plain(finding))}" for finding in shown)

@@ -106,7 +106,10 @@ def serving_page(report: ServingReport, figures: Mapping[str, bytes]) -> str:
         report=report,
         figures=[(figure, _inline(figures[figure.name])) for figure in FIGURES],
         colours=COLOURS,
-        sentences=lambda benchmark: serving_sentences(benchmark, report.slo),
+        sentences=lambda benchmark: (
+            *serving_sentences(benchmark, report.slo),
+            *report.alone_sentences(benchmark.candidate),
+        ),
         mark_of=mark_of,
         columns=_COLUMNS,
         cells=_cells,

@@ -7,14 +7,29 @@ its best is taken. n/a means that a number was not measured.
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
+from pydantic import Field
+
 from enginegate.candidate import Candidate
-from enginegate.evidence import Benchmark, Pattern, Roofline, Scorecard
+from enginegate.evidence import (
+    Benchmark,
+    EngineSpeed,
+    Finding,
+    Pattern,
+    Roofline,
+    Scorecard,
+)
 from enginegate.measurement import P99, Measurement, Percentile
 from enginegate.measuring.bottleneck import explain_p99, latency_breakdown
 from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Slo
 from enginegate.records import Record
-from enginegate.report.content import MISSING, accuracy_text, one_line, percentile_text
+from enginegate.report.content import (
+    MISSING,
+    accuracy_text,
+    one_line,
+    percentile_text,
+    speed_sentence,
+)
 from enginegate.serving import ServingConfig
 
 SERVING_COLUMNS = (
@@ -40,6 +55,19 @@ class ServingReport(Record):
     winner: Candidate | None
     reason: str
     tied: tuple[Candidate, ...] = ()
+    engine_speeds: tuple[EngineSpeed, ...] = ()
+    engine_shares: dict[str, float] = Field(
+        default_factory=dict, description="candidate -> served within the SLO over its engine alone"
+    )
+    speed_findings: tuple[Finding, ...] = ()
+
+    def alone_sentences(self, candidate: Candidate) -> tuple[str, ...]:
+        """A candidate's engine without a server, and what that says about how it is served."""
+        speed = next((s for s in self.engine_speeds if s.candidate == candidate), None)
+        said = speed_sentence(speed, self.engine_shares.get(candidate.name)) if speed else ""
+        found = (f for f in self.speed_findings if f.scope == candidate.name)
+        sentences = (said, *(f"{one_line(f.reason).rstrip('.')}." for f in found))
+        return tuple(sentence for sentence in sentences if sentence)
 
     @property
     def best(self) -> Benchmark | None:
@@ -69,6 +97,13 @@ def serving_report(card: Scorecard, slo: Slo) -> ServingReport:
         winner=card.winner,
         reason=card.reason,
         tied=card.tied,
+        engine_speeds=card.engine_speeds,
+        engine_shares={
+            speed.candidate.name: share
+            for speed in card.engine_speeds
+            if (share := card.engine_share(speed.candidate)) is not None
+        },
+        speed_findings=card.speed_findings,
     )
 
 
@@ -218,6 +253,13 @@ def _standing(benchmark: Benchmark) -> Iterator[str]:
         )
     if benchmark.cold_start_s is not None:
         yield f"From the load call to the first answer: {benchmark.cold_start_s:.2f} s."
+    if benchmark.gpu_bytes:
+        yield (
+            f"It takes {benchmark.gpu_bytes / (1 << 20):,.0f} MiB of each GPU that it is placed "
+            "on. Where a server has less than that to spare beside what is live, a promotion is "
+            "refused; or, if the target's when_memory_is_short says so, what is live is unloaded "
+            "first, and nobody is answered for as long as the new release takes to load."
+        )
     if benchmark.roofline is not None:
         yield roofline_sentence(benchmark.roofline)
     rival = benchmark.rival

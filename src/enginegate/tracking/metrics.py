@@ -57,11 +57,25 @@ def metrics_of(
         metrics |= _verdict_metrics(verdict)
     if benchmark:
         metrics |= _benchmark_metrics(benchmark)
+    metrics |= dict(_alone_metrics(scorecard, candidate))
     if engine:
         metrics["size/engine_kib"] = engine.file.size_bytes / _KIB
         metrics["size/build_s"] = engine.build_s
         metrics["proof/quantised_layers"] = float(engine.proof.quantised_layers)
     return {name: round(value, _DECIMALS) for name, value in metrics.items()}
+
+
+def _alone_metrics(scorecard: Scorecard, candidate: Candidate) -> Iterator[tuple[str, float]]:
+    """The engine without a server; a number that was not measured is absent."""
+    speed, share = scorecard.engine_speed(candidate), scorecard.engine_share(candidate)
+    for batch in speed.batches if speed else ():
+        yield f"perf/engine_alone_batch_{batch.batch_size}_samples_per_s", batch.samples_per_s
+    if speed and speed.best:
+        yield "perf/engine_alone_samples_per_s", speed.best.samples_per_s
+    if speed and speed.largest_batch_mib is not None:
+        yield "size/engine_device_memory_mib", speed.largest_batch_mib
+    if share is not None:
+        yield "perf/served_share_of_engine_pct", _PERCENT * share
 
 
 def _verdict_metrics(verdict: Verdict) -> dict[str, float]:

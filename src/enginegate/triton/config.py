@@ -104,14 +104,14 @@ class Config:
         return ServingConfig(
             max_batch_size=self.message.max_batch_size or 1,
             max_queue_delay_us=batching.max_queue_delay_microseconds,
-            instances=self._streams or sum(group.count for group in groups) or 1,
+            instances=self.streams or sum(group.count for group in groups) or 1,
             preferred_batch_sizes=() if preferred == (self.message.max_batch_size,) else preferred,
             gpus=tuple(sorted({gpu for group in groups for gpu in group.gpus})),
             dynamic_batching=self.message.HasField("dynamic_batching"),
         )
 
     @property
-    def _streams(self) -> int:
+    def streams(self) -> int:
         """Batches at once in each process of our runner on a GPU; 0 for every other model."""
         told = self.parameters.get(STREAMS_PARAMETER, "")
         return int(told) if self.message.backend == "python" and told.isdecimal() else 0

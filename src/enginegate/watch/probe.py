@@ -17,6 +17,7 @@ from enginegate.data import Tensors
 from enginegate.errors import ServerError
 from enginegate.loadgen.traffic import EarlyEnd, Traffic, run_load
 from enginegate.measurement import Load
+from enginegate.measuring.pipeline_counts import PipelineCounts
 from enginegate.records import Record
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
@@ -136,6 +137,7 @@ def take_reading(
     started = time.monotonic()
     with TritonClient(addresses.grpc) as client:
         before, early = client.statistics(model, str(version)), _Scrape.of(addresses)
+        pipeline = PipelineCounts.begin(addresses.metrics, model, str(version))
         probe = prober.send(addresses.grpc, model, duration_s)
         prober.wait(started + duration_s)
         change = client.statistics_since(
@@ -147,13 +149,18 @@ def take_reading(
             f"Version {version} of {model} at {addresses.grpc} was loaded anew during the check, "
             "so its counters began again. Check again."
         )
-    requests = change.requests
+    # Without counters of a pipeline there is none, or nobody can tell.
+    if pipeline.before is not None:
+        change = pipeline.complete(change)
+    requests, are_split = change.requests, pipeline.before is None or change.executions > 0
     compute_ns = change.compute_input_ns + change.compute_infer_ns + change.compute_output_ns
     return LiveReading(
         lasted_s=time.monotonic() - started,
         answered=requests,
         failed=max(change.failures, gauges.failed, probe.failed),
-        server_ms=(change.queue_ns + compute_ns) / requests / _NS_PER_MS if requests else None,
+        server_ms=(change.queue_ns + compute_ns) / requests / _NS_PER_MS
+        if requests and are_split
+        else None,
         queue_ms=change.queue_ns / requests / _NS_PER_MS if requests else None,
         pending_before=gauges.pending_before,
         pending=gauges.pending,

@@ -95,7 +95,7 @@ def terminals():
 
     def start(command, checkout, port):
         running.append(subprocess.Popen(command.split(), cwd=checkout, env=environment(checkout)))
-        deadline_s = time.monotonic() + 60
+        deadline_s = time.monotonic() + 180
         while time.monotonic() < deadline_s:
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", int(port))) == 0:
@@ -108,7 +108,7 @@ def terminals():
     finally:
         for process in running:
             process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
+            process.wait(timeout=120)
 
 
 def comparable(text):

@@ -166,7 +166,7 @@ def test_delivery_in_progress_is_not_waited_for(rules, log, caplog):
     with Cursor.of(Workspace.here(), address, rules.target.repository).exclusive():
         assert announce_releases.fn(rules.target.repository, Workspace.of(rules)) == ()
 
-    assert time.monotonic() - begun_s < 5.0
+    assert time.monotonic() - begun_s < 30.0
     assert "the next run sends it" in caplog.text
     assert len(announce_releases.fn(rules.target.repository, Workspace.of(rules))) == 3
 

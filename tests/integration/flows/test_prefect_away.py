@@ -22,7 +22,8 @@ from tasks.release_events import announce_releases
 from tests.fakes.evidence import decision, scorecard
 from tests.fakes.family import _POLICY as POLICY
 
-_QUICK_S = 6.0
+# Less than what it is told to wait before it tries again, and than it hangs.
+_QUICK_S = 12.0
 _HANGS_S = 20.0
 
 

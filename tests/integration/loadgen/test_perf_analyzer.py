@@ -34,22 +34,24 @@ def test_both_drivers_send_the_same_load(server, traffic, protocol):
 
 
 def summary(result):
-    """Mean rate of answers, and the two percentiles, after the first tenth."""
+    """Mean time between answers, and the two percentiles, after the first tenth."""
     later = result.latency_s[result.due_s > 0.1 * result.load.duration_s]
-    rate = len(result.due_s) / (result.due_s + result.latency_s).max()
-    return np.array([rate, np.quantile(later, 0.5), np.quantile(later, 0.99)])
+    gap_s = (result.due_s + result.latency_s).max() / len(result.due_s)
+    return np.array([gap_s, np.quantile(later, 0.5), np.quantile(later, 0.99)])
 
 
 @needs_program
 def test_both_drivers_measure_the_same(server, scale_model, samples):
-    """p50, p99 and throughput within 10 %; on a busy machine in one try of five."""
+    """p50, p99 and throughput within 10 %, by the least disturbed of up to five tries."""
     load = Load(rate_per_s=20, duration_s=2.5, seed=5)
     with deploy(server, scale_model("compared", sleep_ms=25)) as deployment:
         deployment.serve(ServingConfig(max_batch_size=1, max_queue_delay_us=0, instances=1))
         traffic = Traffic.of("compared", samples)
+        ours = theirs = np.full(3, np.inf)
         for _ in range(5):
-            ours = summary(run_load(server.grpc, traffic, load))
-            theirs = summary(perf_analyzer.run_perf_analyzer(server.grpc, traffic, load))
+            ours = np.minimum(ours, summary(run_load(server.grpc, traffic, load)))
+            found = perf_analyzer.run_perf_analyzer(server.grpc, traffic, load)
+            theirs = np.minimum(theirs, summary(found))
             if np.allclose(theirs, ours, rtol=0.1):
                 break
 

@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,9 @@ from enginegate.tracking import Tracker
 from tests.fakes.qualification import qualification
 
 
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """A server on a free port with one worker and no job runner."""
-    folder = tmp_path_factory.mktemp("server")
+@contextmanager
+def started(folder):
+    """A server with one worker and no job runner, and where it is to listen."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -31,20 +31,38 @@ def address(tmp_path_factory):
             command, cwd=folder, env=settings, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        yield _wait(f"http://127.0.0.1:{port}")
+        yield server, f"http://127.0.0.1:{port}"
     finally:
-        os.killpg(server.pid, signal.SIGTERM)
-        server.wait(30)
+        with suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
 
 
-def _wait(address):
-    for _ in range(120):
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Of a server that answers. Another program may take its port while it starts: then anew."""
+    folder = tmp_path_factory.mktemp("server")
+    with ExitStack() as stack:
+        for _ in range(3):
+            server, there = stack.enter_context(started(folder))
+            if answers(server, there):
+                break
+        else:
+            pytest.fail((folder / "log").read_text())
+        yield there
+
+
+def answers(server, address):
+    """Whether it does within three minutes, and has not ended."""
+    for _ in range(360):
+        if server.poll() is not None:
+            return False
         try:
             with urllib.request.urlopen(f"{address}/health", timeout=5):  # noqa: S310
-                return address
-        except (urllib.error.URLError, ConnectionError):
+                return True
+        except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise TimeoutError(address)
+    return False
 
 
 def test_record_and_register(address, tmp_path):

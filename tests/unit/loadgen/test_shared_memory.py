@@ -1,12 +1,15 @@
 """What cannot be caused on a machine without a GPU, and what the machine may refuse."""
 
-import base64
+import itertools
 from collections import namedtuple
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from enginegate.candidate import TensorSpec
+from enginegate.engines.cuda import SharedGpuMemory
 from enginegate.errors import ServerError
 from enginegate.loadgen import shared_memory
 from enginegate.loadgen.grpc_message import encode_request, parse_request
@@ -18,23 +21,22 @@ REQUESTS = tuple(
 
 
 class _Cuda:
-    """The vendor's library without a GPU: memory is an array, the handle eight bytes."""
+    """Memory of a GPU without one: it is an array, and its handle eight bytes."""
 
     def __init__(self):
-        self.said, self.content = [], None
+        self.said, self.content = [], bytearray()
 
-    def create_shared_memory_region(self, name, size, device):
-        self.said.append(("create", size, device))
-        return name
+    @contextmanager
+    def __call__(self, size):
+        self.said.append(("create", size))
+        self.content = bytearray(size)
+        try:
+            yield SharedGpuMemory(b"\x00\xffhandle", self._write, None)
+        finally:
+            self.said.append(("destroy",))
 
-    def set_shared_memory_region(self, _handle, values):
-        self.content = values[0].tobytes()
-
-    def get_raw_handle(self, _handle):
-        return base64.b64encode(b"\x00\xffhandle")
-
-    def destroy_shared_memory_region(self, _handle):
-        self.said.append(("destroy",))
+    def _write(self, offset, content):
+        self.content[offset : offset + len(content)] = content
 
 
 class _Server:
@@ -65,9 +67,9 @@ class _Server:
 
 @pytest.fixture
 def cuda(monkeypatch):
-    library = _Cuda()
-    monkeypatch.setattr(shared_memory, "_cuda_module", lambda: library)
-    return library
+    memory = _Cuda()
+    monkeypatch.setattr(shared_memory, "shared_gpu_memory", memory)
+    return memory
 
 
 def test_memory_of_a_gpu(cuda, monkeypatch):
@@ -91,7 +93,7 @@ def test_memory_of_a_gpu(cuda, monkeypatch):
     ]
     assert {p["shared_memory_region"].string_param for p in places} == {region.name}
     assert not parse_request(known[0]).raw_input_contents
-    assert cuda.said == [("create", region.size, 0), ("destroy",)]
+    assert cuda.said == [("create", region.size), ("destroy",)]
     assert server.regions == []
 
 
@@ -122,23 +124,66 @@ def test_server_that_refuses_memory(cuda, monkeypatch):
     assert cuda.said[-1] == ("destroy",)
 
 
-def test_without_cuda(monkeypatch):
-    """Without a GPU or its library the error says what to install, or to do instead."""
-
-    def absent():
-        raise ImportError("cuda")
-
-    monkeypatch.setattr(shared_memory, "_cuda_module", absent)
+def test_without_a_gpu(monkeypatch):
+    """The error says that there is none, and what to do instead."""
+    monkeypatch.setattr("enginegate.engines.cuda._driver", lambda: None)
+    monkeypatch.setattr(shared_memory, "TritonClient", _Server())
 
     with (
-        pytest.raises(ServerError, match=r"(?s)No memory on GPU 0.*Share system memory instead"),
+        pytest.raises(ServerError, match=r"(?s)GPU 0.*no NVIDIA driver.*Share system memory inst"),
         shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "cuda"),
     ):
         pass
 
 
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [
+        pytest.param((-1, 10), 4 * 10 * 4, id="batched"),
+        pytest.param((4, 3, 2), 4 * 3 * 2 * 4, id="fixed"),
+        pytest.param((-1,), 4 * 4, id="a-number-a-row"),
+        pytest.param((-1, -1), 0, id="only-the-answer-says"),
+    ],
+)
+def test_bytes_of_an_output(shape, size):
+    """Of four rows of float32; what is not known beforehand travels."""
+    spec = TensorSpec(name="y", dtype="float32", shape=shape)
+
+    assert shared_memory._output_bytes(spec, 4) == size
+
+
+def test_outputs_have_places_of_their_own(cuda, monkeypatch):
+    """Every request writes elsewhere; an output of unknown size is asked for, and travels."""
+    server = _Server()
+    specs = (
+        TensorSpec(name="y", dtype="float32", shape=(-1, 10)),
+        TensorSpec(name="z", dtype="uint8", shape=(-1, -1)),
+    )
+    server.config = lambda _model, _version: SimpleNamespace(outputs=specs)
+    monkeypatch.setattr(shared_memory, "TritonClient", server)
+
+    with shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "cuda", outputs=True) as known:
+        outputs = [list(parse_request(request).outputs) for request in known]
+        size = server.regions[0].size
+
+    taken = [
+        (p["shared_memory_offset"].int64_param, p["shared_memory_byte_size"].int64_param)
+        for request in known
+        for tensor in (*parse_request(request).inputs, *parse_request(request).outputs[:1])
+        for p in [dict(tensor.parameters)]
+    ]
+    taken.sort()
+    assert [[tensor.name for tensor in each] for each in outputs] == [["y", "z"]] * 2
+    assert not any(each[1].parameters for each in outputs)
+    assert all(at + count <= after for (at, count), (after, _) in itertools.pairwise(taken))
+    assert taken[-1][0] + taken[-1][1] <= size
+    assert outputs[0][0].parameters["shared_memory_byte_size"].int64_param == 40
+    assert len(cuda.content) == size
+
+
 def test_more_than_the_machine_has(monkeypatch):
     """Writing past the memory there is would kill the process, so that is refused before."""
+    monkeypatch.setattr(shared_memory, "TritonClient", _Server())
     usage = namedtuple("usage", "free")  # noqa: PYI024
     monkeypatch.setattr("shutil.disk_usage", lambda _path: usage(16))
 

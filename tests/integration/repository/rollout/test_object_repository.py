@@ -273,17 +273,17 @@ class TestRaces:
     def test_analysis_that_a_pull_began_is_cancelled_too(self, hosts, package, monkeypatch):
         """From its own host, at once; everywhere else is rolled back with it."""
         one, two = hosts
-        monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 10.0)
+        monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 60.0)
         one.publish(package(1.0), expected=None)
         two.pull()
         one.publish(package(2.0), expected=1)
 
         def watch(_seconds, check):
-            for _ in range(500):
+            for _ in range(3000):
                 check()
                 time.sleep(0.02)
 
-        watching = replace(two, local=Fleet(two.local, (), 10.0, watch))
+        watching = replace(two, local=Fleet(two.local, (), 60.0, watch))
         with ThreadPoolExecutor(1) as puller:
             pull = puller.submit(watching.pull)
             while live(two) != 2:

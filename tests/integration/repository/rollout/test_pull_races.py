@@ -119,7 +119,7 @@ def test_release_left_while_it_was_fetched_is_not_loaded(there, monkeypatch):
 @pytest.mark.parametrize("way", ["pull", "publish"])
 def test_canary_that_is_not_live_yet_is_cancelled_too(there, package, load, monkeypatch, way):
     """A rollback waits until it can be asked to end, and returns to what was live before."""
-    monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", 5.0)
+    monkeypatch.setattr(rollout_state, "_LOCK_TIMEOUT_S", WAIT_S)
     begin, before = there.pull, 1
     if way == "publish":
         replace(there, local=there.local.primary).pull()

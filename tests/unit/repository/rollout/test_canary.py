@@ -207,7 +207,7 @@ def test_long_check_is_cancelled_too(canary, sees):
     with pytest.raises(RepositoryError, match="a rollback was asked for"):
         canary.analyse(60.0, cancel)
 
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 30.0
     assert looks_of(canary) == ()
 
 
