@@ -250,7 +250,11 @@ class DeployedBenchmark:
             )
         if self.driver == "perf_analyzer":
             return perf_analyzer.run_perf_analyzer(
-                address, self.traffic, load, protocol=sending.protocol
+                address,
+                self.traffic,
+                load,
+                protocol=sending.protocol,
+                shared_memory=sending.shared_memory,
             )
         early = EarlyEnd(
             self.slo_p99_ms / 1e3, warmup_s(load), _decided_by(ends, lambda: liveness.gone)
