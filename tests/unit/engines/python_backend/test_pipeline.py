@@ -69,16 +69,15 @@ def open_pipeline(engine):
 
 
 class Answers:
-    """Collects answers, which come from other threads and are overwritten afterwards."""
+    """Collects answers, which come from other threads, a range of requests at a time."""
 
     def __init__(self):
         self._come = SimpleQueue()
 
     def of(self, name):
-        def answer(outcome):
-            if not isinstance(outcome, Exception):
-                outcome = {key: array.copy() for key, array in outcome.items()}
-            self._come.put((name, outcome))
+        def answer(outcome, numbers):
+            if numbers.start == 0:
+                self._come.put((name, outcome))
 
         return answer
 
