@@ -3,7 +3,8 @@
 First a killed promotion or rollback is recovered. The live release is watched against its promise:
 check after check while it is young, then one check a run. Recorded traffic is user data, so its age
 is limited by the policy and enforced here; a recording whose process was killed is ended on the
-server; and the live repository is verified. A broken promise is a failed run, and so is every later
+server; and the live repository is verified, also against an upgrade of a server's TensorRT or
+driver that what is live would not survive. A broken promise is a failed run, and so is every later
 run of that release until a person acknowledges it.
 """
 
@@ -29,6 +30,7 @@ from tasks.release_events import announce_releases
 from tasks.watch import (
     alert,
     check_release,
+    check_upgrades,
     deliver_to_mlflow,
     expire_shadow,
     follow_storage,
@@ -55,7 +57,8 @@ def watch(policy: Path, run_s: float = RUN_S) -> WatchResult:
         run_s: a young release is watched for at most this long in one run; 0 is one check.
 
     Raises:
-        RepositoryError: the live repository is not what was published; the message lists it all.
+        RepositoryError: the live repository is not what was published, or a server was upgraded so
+            that what is live does not load there any more; the message lists it all.
         ServerError: what is live could not be measured. Both alert.
         PromiseBrokenError: a check failed, now or earlier, and nobody has acknowledged it since.
     """
@@ -79,6 +82,9 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
     )
     try:
         problems = verify_live(tables, workspace)
+        upgrades = check_upgrades(tables, policy)
+        problems += tuple(each.words for each in upgrades if each.certain)
+        done += tuple(each.words for each in upgrades if not each.certain)
         checks = tuple(_checks(opened, workspace, run_s))
     finally:
         # Last: a Prefect server that does not answer delays no check and no rollback.

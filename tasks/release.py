@@ -366,9 +366,27 @@ def _package(publication: Publication) -> Package:
         promise=_promise(measured, publication.slo_p99_ms),
         options=publication.options,
         settings=served.settings,
+        gpu_bytes=_gpu_bytes(evidence, measured),
+        cold_start_s=measured.cold_start_s,
+        builder=engine.builder,
+        version_compatible=engine.flags.get("version_compatible") == "true",
     )
     steps = publication.ensemble
     return package if steps is None else as_ensemble(package, steps, _rehearsal(publication, steps))
+
+
+def _gpu_bytes(evidence: Scorecard, measured: Benchmark) -> int | None:
+    """GPU memory that the winner takes of one GPU, as it was served; else by the engine alone.
+
+    The server's own figure has what the serving stack adds. Where it was not read, each instance
+    is taken to need what the engine alone did at its largest batch.
+    """
+    speed = evidence.engine_speed(measured.candidate)
+    if measured.gpu_bytes is not None or measured.chosen is None or speed is None:
+        return measured.gpu_bytes
+    if speed.largest_batch_mib is None:
+        return None
+    return round(speed.largest_batch_mib * measured.chosen.instances * (1 << 20))
 
 
 def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed], Golden]:

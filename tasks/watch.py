@@ -9,6 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
+from enginegate.contract.server_versions import read_versions
 from enginegate.decision import Release
 from enginegate.errors import (
     EnginegateError,
@@ -28,6 +29,7 @@ from enginegate.repository import (
     open_target,
     verify,
 )
+from enginegate.repository.deploy.upgrades import UpgradeFinding, find_upgrades, live_engines
 from enginegate.repository.history.audit import Event
 from enginegate.repository.history.broken_promises import (
     BrokenPromise,
@@ -104,6 +106,28 @@ def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     for problem in problems:
         _log.error("%s", problem)
     return problems
+
+
+@task(task_run_name="check-upgrades", cache_policy=NO_CACHE)
+def check_upgrades(tables: LiveTables, policy: Path) -> tuple[UpgradeFinding, ...]:
+    """What an upgrade of a server does to the live release and the one before it; logged.
+
+    A server that does not answer is left to the checks of the release.
+    """
+    engines = live_engines(Layout(tables.target.repository, tables.model))
+    found: list[UpgradeFinding] = []
+    for addresses in _addresses(tables).values() if engines else ():
+        if addresses is None:
+            continue
+        try:
+            versions = read_versions(addresses)
+        except ServerError as error:
+            _log.info("versions were not compared: %s", error)
+            continue
+        found += find_upgrades(engines, versions, policy=str(policy))
+    for finding in found:
+        _log.log(logging.ERROR if finding.certain else logging.WARNING, "%s", finding.words)
+    return tuple(found)
 
 
 @task(task_run_name="live-release", cache_policy=NO_CACHE)
@@ -318,11 +342,7 @@ def _check_servers(
     tables: LiveTables, release: Release, number: int, past: tuple[WatchCheck, ...]
 ) -> tuple[_ServerCheck, ...]:
     """Every server at one time; the first has no name."""
-    servers = {"": live_addresses(tables.target)}
-    servers |= {
-        each.name: LiveAddresses(grpc=each.endpoint, metrics=each.metrics)
-        for each in tables.target.fleet
-    }
+    servers = _addresses(tables)
 
     def check(server: str) -> _ServerCheck:
         try:
@@ -335,6 +355,15 @@ def _check_servers(
 
     with ThreadPoolExecutor(max_workers=len(servers)) as threads:
         return tuple(threads.map(check, servers))
+
+
+def _addresses(tables: LiveTables) -> dict[str, LiveAddresses | None]:
+    """Where every server listens; the first has no name, and may not be known."""
+    others = {
+        each.name: LiveAddresses(grpc=each.endpoint, metrics=each.metrics)
+        for each in tables.target.fleet
+    }
+    return {"": live_addresses(tables.target), **others}
 
 
 def _read(

@@ -185,6 +185,12 @@ class ReleasedEngine(Record):
         description="memory that it took of the fullest GPU when it was benchmarked; None: not "
         "measured",
     )
+    builder: str = Field(
+        default="", description="library and version that built it; empty: not recorded"
+    )
+    version_compatible: bool = Field(
+        default=False, description="whether later versions of that library load it too"
+    )
     cold_start_s: NonNegativeFloat | None = Field(
         default=None, description="from the load call to the first answer, in its benchmark"
     )

@@ -359,6 +359,12 @@ class Benchmark(Record):
         return f" ({rows_per_s:,.0f} rows/s, {self.rows_per_request:g} a request)"
 
     @property
+    def gpu_bytes(self) -> int | None:
+        """GPU memory that the chosen configuration takes of the fullest GPU; None: not measured."""
+        measured = self.at_slo
+        return measured.resources.gpu_model_bytes if measured else None
+
+    @property
     def at_slo(self) -> Measurement | None:
         """The valid measurement of what was chosen nearest to the throughput it was given."""
         usable = [m for m in self.measurements if m.config == self.chosen and not m.invalid]

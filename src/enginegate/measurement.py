@@ -138,6 +138,11 @@ class Resources(Record):
 
     gpu_utilisation: float | None = Field(default=None, ge=0.0, le=1.0)
     gpu_memory_bytes: NonNegativeInt | None = None
+    gpu_model_bytes: NonNegativeInt | None = Field(
+        default=None,
+        description="what the model itself takes of the fullest of its GPUs, by what was in use "
+        "before it was loaded",
+    )
     gpu_power_w: NonNegativeFloat | None = None
     server_cores: NonNegativeFloat | None = Field(
         default=None, description="processor time of the server and its models over wall time"

@@ -8,6 +8,7 @@ row) to its input ``x`` (float32, three numbers a row). FAULT in the environment
 import ctypes
 import importlib
 import itertools
+import json
 import os
 import runpy
 import sys
@@ -161,10 +162,24 @@ def library():
     return made
 
 
+def build(job):
+    """A builder that never ends above level 1, or wants more memory than it may have."""
+    held = []
+    while FAULT == "hungry-build":
+        held.append(b"x" * 2**20)
+    if FAULT == "slow-build" and job["optimization_level"] != 1:
+        time.sleep(600)
+    Path(job["plan"]).write_bytes(b"ftrt" + bytes(20) + bytes([8, 6, 0, 12]))
+    Path(job["report"]).write_text('{"error": ""}')
+
+
 def main(worker, job):
-    if FAULT == "garbage" and '"run"' in Path(job).read_text():
-        descriptor = int(Path(job).read_text().split('"socket": ')[1].split(",")[0])
-        os.write(descriptor, b"Hello from another program\n")
+    described = json.loads(Path(job).read_text())
+    if described["command"] == "build":
+        build(described)
+        return
+    if FAULT == "garbage" and described["command"] == "run":
+        os.write(described["socket"], b"Hello from another program\n")
         return
     sys.path.append(str(Path(worker).parent))
     importlib.import_module("worker.driver").CudaDevice = FakeDevice

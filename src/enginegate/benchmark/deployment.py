@@ -28,6 +28,8 @@ from enginegate.measuring.resources import monitor_resources
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.client import TritonClient
 from enginegate.triton.config import Config, model_config
+from enginegate.triton.endpoint import LiveAddresses
+from enginegate.triton.gpu_memory import GpuMemory, server_memory
 from enginegate.triton.liveness import Liveness, monitor_liveness
 from enginegate.triton.repository_files import (
     check_model_files,
@@ -111,6 +113,32 @@ class DeployedModel:
     load_timeout_s: float
     serving: ServingConfig | None = None
     options: ServingOptions = _PLAIN
+    _taken: tuple[int, ...] = field(default=(), init=False)
+
+    def memory(self) -> tuple[GpuMemory, ...]:
+        """The memory of the server's GPUs now; empty for a model on the processor."""
+        server = self.server
+        if not self.model.gpu:
+            return ()
+        return server_memory(
+            LiveAddresses(grpc=server.grpc, metrics=server.metrics, pid=server.pid)
+        )
+
+    def taken_since(self, before: tuple[GpuMemory, ...]) -> int | None:
+        """What the model takes of the fullest GPU, in bytes; None where that is not known.
+
+        Every call adds what changed since ``before`` to what earlier ones found, so that other
+        models on the server count for nothing: they may change between, not during.
+        """
+        after = self.memory()
+        if not after or len(before) != len(after):
+            return None
+        changes = [
+            now.used_bytes - then.used_bytes for then, now in zip(before, after, strict=True)
+        ]
+        taken = self._taken or (0,) * len(changes)
+        self._taken = tuple(sum(pair) for pair in zip(taken, changes, strict=True))
+        return max(0, *self._taken)
 
     def serve(self, serving: ServingConfig, options: ServingOptions = _PLAIN) -> float | None:
         """Load the model in this configuration and prove that it is in force; warms it up.
@@ -184,6 +212,7 @@ class DeployedBenchmark:
         """
         deployment, name = self.deployment, self.deployment.model.name
         with monitor_liveness(deployment.server) as liveness:
+            memory = deployment.memory()
             cold_start_s = deployment.serve(config, self.options)
             if cold_start_s is None:
                 before = deployment.client.statistics(name)
@@ -195,6 +224,7 @@ class DeployedBenchmark:
                 pipeline = PipelineCounts.begin(deployment.server.metrics, name)
             with monitor_resources(deployment.server, gpu=gpu, gpus=config.gpus) as usage:
                 result = self._send(load, ends, liveness)
+            usage.model_bytes = deployment.taken_since(memory)
             if result.failed:
                 deployment.server.check_alive()
             answered = len(result.latency_s) - result.failed
@@ -220,7 +250,11 @@ class DeployedBenchmark:
             )
         if self.driver == "perf_analyzer":
             return perf_analyzer.run_perf_analyzer(
-                address, self.traffic, load, protocol=sending.protocol
+                address,
+                self.traffic,
+                load,
+                protocol=sending.protocol,
+                shared_memory=sending.shared_memory,
             )
         early = EarlyEnd(
             self.slo_p99_ms / 1e3, warmup_s(load), _decided_by(ends, lambda: liveness.gone)

@@ -11,12 +11,16 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from enginegate.contract.server_contract import ContractCheck, check_contract
+from enginegate.contract.server_versions import ServerVersions, read_versions
 from enginegate.engine_kinds import native_backends
 from enginegate.engines import availability
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.machine import gpus
+from enginegate.repository import Layout, models
+from enginegate.repository.deploy.upgrades import find_upgrades, live_engines
 from enginegate.triton.backends import server_backends
+from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server, connect
 
@@ -67,9 +71,12 @@ def print_contract(address: str, repository: Path | None, out: Console) -> Outco
     server = connect(address)
     out.print(f"Triton {server.version} at {address}; this takes about half a minute.")
     out.print(_backend_words(server), markup=False)
+    breaks = _print_upgrades(address, repository, out)
     checks = check_contract(address, repository=repository)
     out.print(contract_table(checks))
     worst = max(check.outcome for check in checks)
+    if breaks:
+        worst = max(worst, Outcome.FAILED)
     if worst is Outcome.PASSED:
         out.print("Releases can be promoted and rolled back on this server under load.")
     elif worst is Outcome.FAILED:
@@ -83,6 +90,43 @@ def print_contract(address: str, repository: Path | None, out: Console) -> Outco
             "reads, they are loaded as a promotion does it."
         )
     return worst
+
+
+def _print_upgrades(address: str, repository: Path | None, out: Console) -> bool:
+    """Say which TensorRT and driver are there, and what of a repository would not load with them.
+
+    Returns:
+        Whether something surely does not.
+    """
+    versions = read_versions(LiveAddresses(grpc=address))
+    out.print(_version_words(versions), markup=False)
+    if repository is None:
+        return False
+    engines = [
+        each for name in models(repository) for each in live_engines(Layout(repository, name))
+    ]
+    found = find_upgrades(engines, versions, policy="POLICY")
+    for finding in found:
+        out.print(finding.words, markup=False, style="bold red" if finding.certain else "yellow")
+    return any(finding.certain for finding in found)
+
+
+def _version_words(versions: ServerVersions) -> str:
+    said = []
+    if versions.tensorrt:
+        said.append(f"TensorRT {versions.tensorrt} is loaded there")
+    elif versions.usual_tensorrt:
+        usual = versions.usual_tensorrt
+        said.append(f"images of Triton {versions.triton} had TensorRT {usual}, as far as is known")
+    else:
+        said.append("which TensorRT it has is not known: none is loaded, or it is another machine")
+    if versions.installed_tensorrt and versions.installed_tensorrt != versions.tensorrt:
+        said.append(f"{versions.installed_tensorrt} is installed, and loads when it starts again")
+    if versions.driver:
+        said.append(f"NVIDIA driver {versions.driver}")
+    if versions.installed_driver and versions.installed_driver != versions.driver:
+        said.append(f"of which {versions.installed_driver} is installed")
+    return "; ".join(said)[:1].upper() + "; ".join(said)[1:] + "."
 
 
 def _backend_words(server: Server) -> str:

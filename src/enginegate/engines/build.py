@@ -1,11 +1,14 @@
 """Plans -> engines in the store: built once, whole or not at all."""
 
+from contextlib import suppress
 from pathlib import Path
 
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine, OnnxModel
 from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
+from enginegate.engines import cuda
+from enginegate.engines.onnxruntime.gpu import load_cuda_libraries
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import engine_kind
 from enginegate.errors import BuildError, ModelError, tool_errors
@@ -36,6 +39,9 @@ def plan_engine(
     calibrating = tables.calibration
     kind, table = engine_kind(candidate.kind), tables.kinds[candidate.kind]
     data = calibration if reads_data(candidate, calibrating) else None
+    if data is not None and calibrating.device != "cpu" and cuda.gpu() is not None:
+        with suppress(ImportError):
+            load_cuda_libraries()  # else ONNX Runtime calibrates on the CPU, without an error
     return BuildPlan(
         onnx=onnx.value,
         folder=onnx.folder,

@@ -8,7 +8,8 @@ PERF_ANALYZER or found on PATH; PERF_ANALYZER_LIBRARY_PATH names folders of libr
 - It notes when a request left, not when it was meant to. It follows this program's schedule, whose
   start is set so that its least late request is on time: a delay that all share stays hidden.
 - It reads the wall clock, which must not be set meanwhile.
-- It writes every tensor as text beside each request's times, so large inputs need short runs.
+- It writes every tensor as text beside each request's times, so large inputs need short runs or
+  shared memory.
 """
 
 import base64
@@ -32,11 +33,11 @@ from enginegate.errors import InputError, ServerError
 from enginegate.loadgen.grpc_message import parse_request
 from enginegate.loadgen.schedule import due_times, shuffled
 from enginegate.loadgen.traffic import LoadResult, Traffic
-from enginegate.measurement import ClosedLoad, Generator, Load, WireProtocol
+from enginegate.measurement import ClosedLoad, Generator, Load, SharedMemory, WireProtocol
 
 _PROGRAM = "PERF_ANALYZER"
 _LIBRARIES = "PERF_ANALYZER_LIBRARY_PATH"
-_THREADS = 4
+_FEWEST_THREADS, _MOST_THREADS = 4, 16
 _WINDOWS = 3
 _GRACE_S = 60.0
 _MAX_PROFILE_BYTES = 1_000_000_000
@@ -64,6 +65,7 @@ def run_perf_analyzer(
     load: Load | ClosedLoad,
     *,
     protocol: WireProtocol = "grpc",
+    shared_memory: SharedMemory = "none",
     binary: Path | None = None,
 ) -> LoadResult:
     """Have perf_analyzer send a load; its numbers have the limits above.
@@ -74,6 +76,7 @@ def run_perf_analyzer(
             repeated.
         load: open loop (the very schedule that `traffic.run_load` would follow) or closed loop.
         protocol: gRPC or HTTP.
+        shared_memory: where tensors are; the server must be on this machine.
         binary: the program; None: the one that `find_perf_analyzer` finds.
 
     Returns:
@@ -90,11 +93,12 @@ def run_perf_analyzer(
             "tritonclient 2.51.0 holds it), or use the driver python."
         )
     order = _round(traffic, load)
-    due_s = _schedule(traffic, load)
+    due_s = _schedule(traffic, load, shared_memory)
     cpu_s, started_s = _children_s(), time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="enginegate-perf-") as name:
         folder = Path(name)
         command = _command(program, _write(folder, traffic, order), load, due_s)
+        command += ["--shared-memory", shared_memory]
         command += ["-u", address, "-i", protocol, "--profile-export-file", f"{folder}/profile"]
         with _run(command, load.duration_s):
             stamps = _stamps(json.loads((folder / "profile").read_bytes()))
@@ -110,17 +114,19 @@ def _round(traffic: Traffic, load: Load | ClosedLoad) -> NDArray[np.int64]:
     return np.fromiter((next(order) for _ in range(count)), np.int64, count)
 
 
-def _schedule(traffic: Traffic, load: Load | ClosedLoad) -> NDArray[np.float64] | None:
+def _schedule(
+    traffic: Traffic, load: Load | ClosedLoad, shared_memory: SharedMemory
+) -> NDArray[np.float64] | None:
     if isinstance(load, ClosedLoad):
         return None
     due_s = np.fromiter(due_times(load, traffic.arrivals_s), np.float64)
     if not len(due_s):
         raise InputError(f"No request falls into {load.duration_s:g} s at {load}: send longer.")
-    largest = max(map(len, traffic.requests))
+    largest = max(map(len, traffic.requests)) if shared_memory == "none" else 0
     if largest * len(due_s) * _TEXT_BYTES > _MAX_PROFILE_BYTES:
         raise InputError(
             f"perf_analyzer would write {len(due_s)} requests of {largest:,} bytes as text. Send "
-            "for a shorter time, or use the driver python."
+            "for a shorter time, share memory, or use the driver python."
         )
     return due_s
 
@@ -174,7 +180,9 @@ def _command(
     path = Path(inputs[-1]).with_name("gaps")
     path.write_text("".join(f"{round(gap)}\n" for gap in gaps_us))
     command += ["--request-intervals", str(path), "--request-count", str(len(gaps_us))]
-    return [*command, "--max-threads", str(_THREADS)]
+    cores = len(os.sched_getaffinity(0))
+    threads = max(_FEWEST_THREADS, min(_MOST_THREADS, cores // 2))
+    return [*command, "--max-threads", str(threads)]
 
 
 @contextmanager

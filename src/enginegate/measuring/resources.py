@@ -52,11 +52,13 @@ class Usage:
     Attributes:
         lasted_s: of the block.
         cores: processor time over wall time; None when the server's processes are not known.
+        model_bytes: GPU memory that the model takes; None when not known.
     """
 
     readings: list[GpuReading] = field(default_factory=list)
     lasted_s: float = 0.0
     cores: float | None = None
+    model_bytes: int | None = None
 
     def resources(
         self, *, completed: int, throughput_per_s: float, price_per_hour: float | None
@@ -74,6 +76,7 @@ class Usage:
         return Resources(
             gpu_utilisation=None if utilisation is None else min(max(utilisation, 0.0), 1.0),
             gpu_memory_bytes=None if memory_bytes is None else round(memory_bytes),
+            gpu_model_bytes=self.model_bytes,
             gpu_power_w=_mean([reading.power_w for reading in self.readings]),
             server_cores=self.cores,
             joules_per_request=energy_j / completed if energy_j and completed else None,

@@ -42,6 +42,11 @@ class CalibrationTable(Record):
     max_samples: PositiveInt = Field(
         default=512, description="samples read, the same share of every slice"
     )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        default="auto",
+        description="what runs the model on the samples; auto is the GPU where ONNX Runtime gets "
+        "one, else the CPU. An engine says where, for scales may differ in their last digits",
+    )
     tool: Literal["auto", "onnxruntime", "modelopt"] = Field(
         default="auto",
         description="what converts for TensorRT; auto is modelopt where it is installed "

@@ -20,6 +20,7 @@ from enginegate.precision.graph_stats import GraphStats, count_convolutions, gra
 from enginegate.precision.modelopt import ModelOpt, ModelOptJob, by_modelopt, modelopt_for
 from enginegate.precision.onnx_checks import check_source, name_nodes, regions
 from enginegate.precision.quantise import prepare, with_pairs
+from enginegate.precision.session import calibration_provider
 from enginegate.sources.onnx_form import input_specs, onnx_bytes
 
 _FP16 = "float16 converter"
@@ -130,8 +131,10 @@ def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibrati
     read = f"{samples} samples in batches of {rules.batch_size}"
     if precision.is_16_bit:
         return f"modelopt {found.version}, autocast over {read}" if found else f"{tool}, {_FP16}"
-    name = f"modelopt {found.version}" if found else tool
-    return f"{name}, QDQ, {rules.method} over {read}"
+    if found:
+        return f"modelopt {found.version}, QDQ, {rules.method} over {read}"
+    where = calibration_provider(rules.device).identity if samples else ""
+    return f"{tool}, QDQ, {rules.method} over {read}{where}"
 
 
 def reads_data(candidate: Candidate, rules: CalibrationTable) -> bool:
@@ -182,7 +185,8 @@ def _quantised(
     scratch: Path,
 ) -> tuple[ModelProto, str]:
     """The model by ONNX Runtime's tools, and how ranges were found."""
-    prepared = prepare(source, scratch, quantised_form(candidate))
+    provider = calibration_provider(rules.device)
+    prepared = prepare(source, scratch, quantised_form(candidate), provider)
     _check_names(prepared.model, keep, candidate)
     ranges = ranges_for(prepared, with_pairs, sample, rules, scratch)
     how = f"{ranges.how}, {prepared.note}" if prepared.note else ranges.how

@@ -22,7 +22,7 @@ from enginegate.engine_kinds import QuantisedForm
 from enginegate.errors import BuildError, told_by, tool_errors
 from enginegate.precision.calibration import ActivationRange, Prepared
 from enginegate.precision.onnx_checks import LAYERS, clean_converted, name_nodes, with_opset
-from enginegate.precision.session import open_cpu_session
+from enginegate.precision.session import ON_CPU, CalibrationProvider, open_cpu_session
 from enginegate.sources.onnx_form import graphs
 
 if TYPE_CHECKING:
@@ -45,7 +45,12 @@ _TYPES = {
 }
 
 
-def prepare(source: Path, scratch: Path, form: QuantisedForm) -> Prepared:
+def prepare(
+    source: Path,
+    scratch: Path,
+    form: QuantisedForm,
+    provider: CalibrationProvider = ON_CPU,
+) -> Prepared:
     """Raise the opset, infer shapes and fold constants, as ONNX Runtime's quantiser expects.
 
     Raises:
@@ -64,7 +69,7 @@ def prepare(source: Path, scratch: Path, form: QuantisedForm) -> Prepared:
         quant_pre_process(inferred, path, skip_symbolic_shape=True)
         model = name_nodes(with_types(onnx.load(path), what=str(source)))
     operators = LAYERS if _has_attention(model) else (*LAYERS, *form.between)
-    return Prepared(model, form, operators, str(source), note)
+    return Prepared(model, form, operators, str(source), note, provider)
 
 
 def with_pairs(

@@ -253,6 +253,13 @@ def _standing(benchmark: Benchmark) -> Iterator[str]:
         )
     if benchmark.cold_start_s is not None:
         yield f"From the load call to the first answer: {benchmark.cold_start_s:.2f} s."
+    if benchmark.gpu_bytes:
+        yield (
+            f"It takes {benchmark.gpu_bytes / (1 << 20):,.0f} MiB of each GPU that it is placed "
+            "on. Where a server has less than that to spare beside what is live, a promotion is "
+            "refused; or, if the target's when_memory_is_short says so, what is live is unloaded "
+            "first, and nobody is answered for as long as the new release takes to load."
+        )
     if benchmark.roofline is not None:
         yield roofline_sentence(benchmark.roofline)
     rival = benchmark.rival

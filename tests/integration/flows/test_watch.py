@@ -34,6 +34,7 @@ from enginegate.repository import (
     Package,
     open_target,
 )
+from enginegate.repository.deploy.upgrades import UpgradeFinding
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.lock import hold_lock
 from enginegate.repository.rollout.rollout_state import LOCK, RolloutProgress, RolloutState
@@ -586,6 +587,22 @@ def test_modified_release_fails_the_watch(released, alerts):
         engine.chmod(mode)
 
     assert "model.onnx" in alerts()[-1]["why"]
+
+
+def test_upgrade_that_the_live_release_would_not_survive_fails_the_watch(
+    released, monkeypatch, alerts
+):
+    """What was read from the server's machine alerts; what is usual for its version is said."""
+    usual = UpgradeFinding(certain=False, words="its images had TensorRT 11.0")
+    surely = UpgradeFinding(certain=True, words="TensorRT 11.0.0 was installed beneath it")
+    monkeypatch.setattr("tasks.watch.find_upgrades", lambda *_, **__: (usual,))
+    assert usual.words in watch(released, 0.0).done
+
+    monkeypatch.setattr("tasks.watch.find_upgrades", lambda *_, **__: (surely, usual))
+    with pytest.raises(RepositoryError, match="installed beneath it"):
+        watch(released, 0.0)
+
+    assert surely.words in alerts()[-1]["why"]
 
 
 def test_interrupted_change_is_recovered_by_the_watch(policy, tmp_path, monkeypatch):

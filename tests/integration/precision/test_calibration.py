@@ -12,6 +12,8 @@ from enginegate.data import DataSet
 from enginegate.errors import BuildError, DataError, ModelError
 from enginegate.policy import CalibrationTable
 from enginegate.precision import convert, converter_of
+from enginegate.precision import session as calibrating
+from enginegate.precision.session import ON_CPU, CalibrationProvider
 from tests.integration.precision.conftest import cnn, images, kept_onnx
 
 pytestmark = pytest.mark.xdist_group("precision")
@@ -190,3 +192,56 @@ def test_no_data_no_scales(plain, candidate):
     """Without calibration data nothing is made up."""
     with pytest.raises(DataError, match="never made from random data"):
         convert(plain, candidate("tensorrt-fp8"), data=None, rules=CalibrationTable())
+
+
+@pytest.fixture
+def gpu_without_cuda(monkeypatch):
+    """A machine with a GPU whose ONNX Runtime is the one for processors."""
+    if "CUDAExecutionProvider" in ort.get_available_providers():
+        pytest.skip("this ONNX Runtime has the CUDA provider")
+    monkeypatch.setattr(calibrating, "gpus", lambda: "NVIDIA L4, 550.54, 23034 MiB")
+    calibrating.calibration_provider.cache_clear()
+    yield
+    calibrating.calibration_provider.cache_clear()
+
+
+def test_calibration_that_falls_back_to_the_cpu_says_so(plain, candidate, gpu_without_cuda):
+    """By name, in what identifies the engine; the scales are those of the CPU, byte for byte."""
+    del gpu_without_cuda
+    data = images(32, seed=3)
+
+    made = {
+        device: convert(
+            plain,
+            candidate("tensorrt-int8"),
+            data=data,
+            rules=CalibrationTable(method="max", device=device),
+        )
+        for device in ("auto", "cpu")
+    }
+
+    assert "on the CPU (ONNX Runtime" in made["auto"].converter
+    assert "has no CUDA provider here)" in made["auto"].converter
+    assert "on the CPU" not in made["cpu"].converter
+    assert made["auto"].onnx == made["cpu"].onnx
+
+
+def test_calibration_that_insists_on_a_gpu_is_refused_without_one(
+    plain, candidate, gpu_without_cuda
+):
+    """A fallback would be as slow as it is silent."""
+    del gpu_without_cuda
+
+    with pytest.raises(BuildError, match=r'device is "cuda", and ONNX Runtime .*onnxruntime-gpu'):
+        convert(
+            plain,
+            candidate("onnxruntime-int8"),
+            data=images(8, seed=3),
+            rules=CalibrationTable(method="max", device="cuda"),
+        )
+
+
+def test_calibration_provider_is_part_of_the_engines_identity():
+    """Where scales were found may change their last digits."""
+    assert CalibrationProvider("CUDAExecutionProvider").identity == " on CUDAExecutionProvider"
+    assert ON_CPU.identity == ""

@@ -9,7 +9,9 @@ from typer.testing import CliRunner
 
 from enginegate.cli import doctor
 from enginegate.cli.app import app
+from enginegate.contract.server_versions import ServerVersions
 from enginegate.errors import InputError
+from enginegate.repository.deploy.upgrades import UpgradeFinding
 from enginegate.triton import backends
 from tests.fakes.answering import ABSENT, DAMAGED, POLLING, AnsweringClient
 
@@ -90,3 +92,36 @@ def test_long_path_is_shown_whole(monkeypatch):
 
     said = "".join(c for c in console.file.getvalue() if c.isalnum() or c == "/")
     assert path in said.replace("Triton", "")
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({"triton": "2.69.0"}, "Images of Triton 2.69.0 had TensorRT 10.16.1.11, as far as"),
+        ({"triton": "2.51.0"}, "Which TensorRT it has is not known"),
+        (
+            {"tensorrt": "10.16.1", "installed_tensorrt": "11.0.0"},
+            "TensorRT 10.16.1 is loaded there; 11.0.0 is installed, and loads when it starts again",
+        ),
+        (
+            {"driver": "580.82.07", "installed_driver": "580.95.05"},
+            "NVIDIA driver 580.82.07; of which 580.95.05 is installed.",
+        ),
+    ],
+)
+def test_versions_of_a_running_server_are_said(versions, words):
+    """What is loaded, and what comes when it starts again."""
+    assert words in doctor._version_words(ServerVersions("127.0.0.1:8001", **versions))
+
+
+@pytest.mark.parametrize("breaks", [True, False])
+def test_upgrade_beneath_a_live_release_fails_the_doctor(monkeypatch, tmp_path, breaks):
+    """The releases are those of the folder that is named; each sentence is printed."""
+    finding = UpgradeFinding(certain=breaks, words="release 3 will not load")
+    monkeypatch.setattr(doctor, "read_versions", lambda _: ServerVersions("127.0.0.1:8001"))
+    monkeypatch.setattr(doctor, "models", lambda _: ("digits",))
+    monkeypatch.setattr(doctor, "find_upgrades", lambda *_, **__: (finding,))
+    console = Console(file=io.StringIO(), width=200)
+
+    assert doctor._print_upgrades("127.0.0.1:8001", tmp_path, console) is breaks
+    assert "release 3 will not load" in console.file.getvalue()

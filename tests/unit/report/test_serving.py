@@ -308,3 +308,18 @@ def test_accuracy_stands_beside_a_confirmed_point():
     assert known[INT8] == "accuracy -0.22 (-0.72 to +0.18)"
     assert Candidate.parse("tensorrt-fp16") not in known
     assert f">{known[INT8]}</text>" in text
+
+
+def test_gpu_memory_is_said_with_what_a_short_target_does():
+    """People who approve learn that a promotion may be refused, or cost downtime."""
+    plain = rich()
+    measured = plain.at_slo
+    taking = measured.resources.model_copy(update={"gpu_model_bytes": 2 << 30})
+    weighed = measured.model_copy(update={"resources": taking})
+    measurements = tuple(weighed if m == measured else m for m in plain.measurements)
+
+    said = " ".join(serving_sentences(rich(measurements=measurements), SLO))
+
+    assert "It takes 2,048 MiB of each GPU" in said
+    assert "when_memory_is_short" in said
+    assert "MiB of each GPU" not in " ".join(serving_sentences(plain, SLO))

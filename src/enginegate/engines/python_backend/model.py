@@ -146,23 +146,27 @@ class TritonPythonModel:
     def _submit_group(
         self, group: list[tuple[int, Any]], respond: Callable[[int, Any], None]
     ) -> None:
-        places = [at for at, _ in group]
         ends = np.cumsum([self._rows(parts) for _, parts in group]).tolist()
         starts = [0, *ends]
 
         def answer(outcome: Arrays | Exception, numbers: range) -> None:
             for number in numbers:
-                if isinstance(outcome, Exception):
-                    response = _refused(f"{type(outcome).__name__}: {outcome}")
-                else:
-                    rows = slice(starts[number], ends[number])
-                    response = self._response([outcome[name][rows] for name in self._outputs])
-                _respond(respond, places[number], response)
+                part = self._part(outcome, slice(starts[number], ends[number]))
+                _respond(respond, group[number][0], part)
 
         self._pipeline.submit([parts for _, parts in group], answer)
 
     def _rows(self, parts: dict[str, Any]) -> int:
         return int(parts[self._inputs[0].name].shape[0])
+
+    def _part(self, outcome: Arrays | Exception, rows: slice) -> Any:
+        """One request's response: its rows, or what went wrong, here too."""
+        if isinstance(outcome, Exception):
+            return _refused(f"{type(outcome).__name__}: {outcome}")
+        try:
+            return self._response([outcome[name][rows] for name in self._outputs])
+        except Exception as error:  # noqa: BLE001 - a request without an answer blocks its client
+            return _refused(f"{type(error).__name__}: {error}")
 
     def _read(self, request: Any) -> dict[str, Any] | str:
         """The request's tensors by input name, or what is wrong with it."""
@@ -301,11 +305,18 @@ def _output(name: str, array: NDArray[Any]) -> Any:
 
 
 def _respond(respond: Callable[[int, Any], None], at: int, response: Any) -> None:
-    """Respond to one request; a client that is gone does not cost its neighbours their answers."""
+    """Respond to one request; a client that is gone does not cost its neighbours their answers.
+
+    Where Triton takes no answer, for want of shared memory for one, it may take the reason: a
+    request that gets neither blocks its client.
+    """
     try:
         respond(at, response)
     except Exception as error:  # noqa: BLE001 - Triton's errors share no base class of their own
-        triton.Logger.log_warn(f"enginegate: an answer could not be sent: {error}")
+        reason = f"an answer could not be sent: {error}"
+        triton.Logger.log_warn(f"enginegate: {reason}")
+        with suppress(Exception):
+            respond(at, _refused(reason))
 
 
 def _checked(path: Path, recorded: str) -> bytes:

@@ -203,7 +203,8 @@ class Pipeline:
             send = self._answers.get()
             if send is None:
                 return
-            send()
+            with suppress(Exception):  # whoever answers says what is wrong; others want answers too
+                send()
             del send
 
     def _count(self, batch: _Batch) -> None:
@@ -413,7 +414,11 @@ class _Lane:
             dtypes = {name: tensor.dtype for name, tensor in batch.parts[0].items()}
             ones = {name: np.ones(shape, dtypes[name]) for name, shape in batch.shapes}
             buffers = DeviceBuffers(self._device)
-            self._kept[batch.shapes] = (self._bound(ones, buffers, warm=False), buffers)
+            try:
+                self._kept[batch.shapes] = (self._bound(ones, buffers, warm=False), buffers)
+            except Exception:
+                buffers.free()
+                raise
             if len(self._kept) > _KEPT_SHAPES:
                 self._stream.wait()
                 _, (_, oldest) = self._kept.popitem(last=False)
@@ -449,6 +454,7 @@ class DeviceBuffers:
         address, has = self._places.get(name, (0, -1))
         if size > has:
             if has >= 0:
+                del self._places[name]  # there may be no memory for a larger one
                 self._device.free(address)
             address = self._device.allocate(size)
             self._places[name] = (address, size)
@@ -480,8 +486,8 @@ class _HostBuffers:
     def array(self, name: str, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
         size = int(np.prod(shape)) * np.dtype(dtype).itemsize
         if name not in self._memory or len(self._memory[name]) < size:
-            if name in self._memory:
-                self._device.free_pinned(self._memory[name])
+            if name in self._memory:  # there may be no memory for a larger one
+                self._device.free_pinned(self._memory.pop(name))
             self._memory[name] = self._device.pinned(size)
         found: NDArray[Any] = self._memory[name][:size].view(dtype).reshape(shape)
         return found

@@ -12,7 +12,13 @@ from enginegate.policy import CalibrationTable
 from enginegate.precision.calibration.histograms import histograms
 from enginegate.precision.calibration.methods import METHODS, ActivationRange, Histogram, whole
 from enginegate.precision.calibration.sample import CalibrationSample
-from enginegate.precision.session import open_cpu_session, outputs_of, relative_error
+from enginegate.precision.session import (
+    ON_CPU,
+    CalibrationProvider,
+    open_measuring_session,
+    outputs_of,
+    relative_error,
+)
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession  # type: ignore[import-untyped]
@@ -32,6 +38,7 @@ class Prepared:
         operators: types of the nodes that get pairs.
         origin: the file, for messages.
         note: what could not be inferred of it; empty if all could.
+        provider: what runs it on the samples.
     """
 
     model: ModelProto
@@ -39,10 +46,17 @@ class Prepared:
     operators: tuple[str, ...]
     origin: str
     note: str = ""
+    provider: CalibrationProvider = ON_CPU
 
     def histograms(self, sample: CalibrationSample, scratch: Path) -> dict[str, Histogram]:
         """What its activations are on the sample."""
-        return histograms(self.model, scratch, operators=self.operators, sample=sample)
+        return histograms(
+            self.model,
+            scratch,
+            operators=self.operators,
+            sample=sample,
+            provider=self.provider.name,
+        )
 
     def ranges(self, seen: Mapping[str, Histogram], method: str) -> dict[str, ActivationRange]:
         """A range for each activation, by one of `METHODS`.
@@ -124,4 +138,8 @@ def _errors(
 
 
 def _session(model: ModelProto, prepared: Prepared) -> "InferenceSession":
-    return open_cpu_session(model.SerializeToString(), what=f"A form of {prepared.origin}")
+    return open_measuring_session(
+        model.SerializeToString(),
+        what=f"A form of {prepared.origin}",
+        provider=prepared.provider.name,
+    )

@@ -44,6 +44,8 @@ class Package:
         settings: backend settings with which it runs the engine as it was validated.
         gpu_bytes: memory that it took of the fullest GPU when it was benchmarked; None: not known.
         cold_start_s: from the load call to the first answer, in its benchmark; None: not known.
+        builder: library and version that built the engine; empty: not known.
+        version_compatible: whether later versions of that library load it too.
         ensemble: the model's configuration when it is made of several: then the engine is one of
             the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
     """
@@ -69,6 +71,8 @@ class Package:
     settings: BackendSettings = field(default_factory=BackendSettings)
     gpu_bytes: int | None = None
     cold_start_s: float | None = None
+    builder: str = ""
+    version_compatible: bool = False
     ensemble: Config | None = None
     parts: tuple[PartPackage, ...] = ()
 

@@ -161,6 +161,8 @@ def _stage_package(
         parts=tuple(_stage_part(part, version, staged) for part in package.parts),
         gpu_bytes=package.gpu_bytes,
         cold_start_s=package.cold_start_s,
+        builder=package.builder,
+        version_compatible=package.version_compatible,
     )
     release = Release(
         model=package.model,

@@ -187,6 +187,7 @@ def test_parser_errors_name_the_node(plan, cnn, tmp_path):
     changes = {
         "file": FileDigest.of(folder / "model.onnx"),
         "inputs": (TensorSpec(name="image", dtype="float32", shape=(-1, 8)),),
+        "program": None,
     }
     kept = ContentFolder(cnn.value.model_copy(update=changes), folder, reused=False)
 

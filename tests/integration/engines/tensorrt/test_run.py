@@ -1,7 +1,6 @@
 """A plan's process: fed through shared memory, and an error instead of a wait when it fails."""
 
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,20 +12,10 @@ from enginegate.engines.tensorrt import run
 from enginegate.engines.tensorrt.library import VARIABLE, TensorRtLibrary, find_library
 from enginegate.errors import BuildError, DataError, ModelError, TookTooLongError
 
-FAKE = Path(__file__).parents[3] / "fakes" / "foreign_tensorrt.py"
 SPECS = (
     TensorSpec(name="x", dtype="float32", shape=(-1, 3)),
     TensorSpec(name="k", dtype="int32", shape=(-1, 1)),
 )
-
-
-@pytest.fixture
-def foreign(tmp_path):
-    """An interpreter of its own, with a TensorRT that exists nowhere else."""
-    path = tmp_path / "python"
-    path.write_text(f'#!/bin/sh\nexec {sys.executable} {FAKE} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
 
 
 @pytest.fixture

@@ -220,6 +220,47 @@ def test_failure_is_the_answer_of_its_batch_alone(open_pipeline):
     np.testing.assert_array_equal(answers.get(1)["right"]["y"], [[8, 8]])
 
 
+def test_want_of_memory_costs_one_batch_and_leaks_nothing(open_pipeline, monkeypatch):
+    """What was freed to make room for a larger tensor is not used again, and the rest is freed."""
+    pipeline, answers = open_pipeline(), Answers()
+    device, allocate = pipeline._device, GpuDevice.allocate
+    for _ in range(3):  # each slot once
+        pipeline.submit([rows(1)], answers.of("before"))
+        answers.get(1)
+    held = set(device.memory)
+
+    def full(self, size_bytes):
+        if size_bytes > 64:
+            raise MemoryError("out of memory")
+        return allocate(self, size_bytes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GpuDevice, "allocate", full)
+        for number in range(6):
+            pipeline.submit([rows(number, width=100)], answers.of(number))
+        assert {type(found) for found in answers.get(6).values()} == {MemoryError}
+        for number in range(3):
+            pipeline.submit([rows(number)], answers.of(number))
+        found = answers.get(3)
+
+    assert [found[number]["y"][0, 0] for number in range(3)] == [0, 2, 4]
+    assert len(device.memory) <= len(held)
+
+
+def test_answer_that_fails_costs_no_slot(open_pipeline):
+    """More of them than there are slots, and the next batch is still carried."""
+    pipeline, answers = open_pipeline(), Answers()
+
+    def fail(_outcome, _numbers):
+        raise RuntimeError("the client is gone")
+
+    for _ in range(9):
+        pipeline.submit([rows(1)], fail)
+    pipeline.submit([rows(4)], answers.of("last"))
+
+    np.testing.assert_array_equal(answers.get(1)["last"]["y"], [[8, 8]])
+
+
 def test_lane_that_does_not_open_says_why():
     """What the engine raised when it was opened is raised where the pipeline is made."""
 

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from enginegate.precision.calibration.methods import METHODS, Histogram, entropy, percentile, whole
+from enginegate.precision.calibration.methods import (
+    BINS_A_SIDE,
+    METHODS,
+    Histogram,
+    entropy,
+    percentile,
+    whole,
+)
 
 
 def seen(*batches):
@@ -87,3 +94,21 @@ def test_nan_and_inf_are_counted_apart():
     assert found.nonfinite == 3
     assert whole(found) == (0.0, 1.0)
     assert found.counts.sum() == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("size", [1e-30, 1e-3, 1.0, 5e3, 1e30])
+def test_bins_are_those_of_double_precision(dtype, size):
+    """Counting in the values' own type is exact, for each size and for more values than a piece."""
+    with np.errstate(over="ignore"):
+        values = (np.random.default_rng(1).normal(size=40_000) * size).astype(dtype)
+    values = values[np.isfinite(values)]
+
+    found = Histogram.empty().add(values)
+
+    if found.limit:
+        place = np.floor(values.astype(np.float64) / found.limit * BINS_A_SIDE).astype(np.int64)
+        expected = np.bincount(place + BINS_A_SIDE, minlength=2 * BINS_A_SIDE)
+        np.testing.assert_array_equal(found.counts, expected)
+    assert found.counts.sum() == len(values)
+    assert (found.low, found.high) == (min(0.0, values.min(initial=0)), values.max(initial=0))

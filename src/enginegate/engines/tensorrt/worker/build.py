@@ -58,7 +58,7 @@ def _limit_memory(memory_mib: int) -> None:
 
 
 def _build(trt: Any, job: dict[str, Any], log: Any, recorder: "ProgressRecorder") -> dict[str, Any]:
-    builder = trt.Builder(log)
+    builder = _builder(trt, log)
     network = builder.create_network(_creation_flags(trt, strong=job["strong"]))
     parser = trt.OnnxParser(network, log)
     if not parser.parse_from_file(job["onnx"]):
@@ -88,6 +88,16 @@ def _build(trt: Any, job: dict[str, Any], log: Any, recorder: "ProgressRecorder"
         "builder_flags": on,
         "timings_read": known_bytes,
     }
+
+
+def _builder(trt: Any, log: Any) -> Any:
+    try:
+        return trt.Builder(log)
+    except TypeError as error:  # how the bindings say that the library made none
+        raise RefusedError(
+            f"{trt.__name__} {trt.__version__} makes no builder; its log says why. Check the GPU, "
+            "the driver, and that its libraries are whole."
+        ) from error
 
 
 def _creation_flags(trt: Any, *, strong: bool) -> int:

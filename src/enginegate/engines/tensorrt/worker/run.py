@@ -72,7 +72,10 @@ class OpenPlan:
         self._free_before = device.free_bytes()
         self.device, self.graphs = device, bool(job.get("graphs", True))
         self.no_graph_because = "" if self.graphs else "switched off"
-        runtime = trt.Runtime(log)
+        try:
+            runtime = trt.Runtime(log)
+        except TypeError as error:  # how the bindings say that the library made none
+            raise PlanError("The library makes no runtime; its log says why.") from error
         if job["host_code"]:
             runtime.engine_host_code_allowed = True
         self._runtime = runtime
@@ -92,7 +95,6 @@ class OpenPlan:
             [DeviceEvent(device) for _ in range(_SLOTS)] for _ in range(3)
         )
         self._graphs: OrderedDict[tuple[Key, int], CudaGraph] = OrderedDict()
-        self._settled: set[Key] = set()
         self._current: tuple[Key, int] | None = None
         self._output_shapes: dict[Key, Shapes] = {}
         largest = {t.name: t.largest or t.shape for t in self.inputs}
