@@ -10,7 +10,7 @@ from typing import Literal
 from enginegate.errors import PublishError
 from enginegate.policy.operating import Watch
 from enginegate.repository import Fleet, Layout, LiveRepository, Package, verify
-from enginegate.repository.deploy.memory import GpuRoom
+from enginegate.repository.deploy.gpu_room import GpuRoom
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.canary import Canary
 from enginegate.repository.rollout.target import FleetServer

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from enginegate.policy.operating import LiveTables, ServerEntry
-from enginegate.repository.deploy.memory import GpuRoom
+from enginegate.repository.deploy.gpu_room import GpuRoom
 from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge

@@ -49,13 +49,8 @@ from enginegate.errors import (
 )
 from enginegate.repository.deploy.deployment import Deployment
 from enginegate.repository.deploy.desired_config import right_config, wrong_files
-from enginegate.repository.deploy.memory import (
-    GpuRoom,
-    MemoryDemand,
-    Room,
-    RoomDecision,
-    demand_of,
-)
+from enginegate.repository.deploy.gpu_room import GpuRoom, demand_of
+from enginegate.repository.deploy.memory import MemoryDemand, Room, RoomDecision
 from enginegate.repository.history.audit import AuditLog
 from enginegate.repository.history.journal import Entry, Journal, Kind, Step
 from enginegate.repository.history.signing import ReleaseSigning, SignedFiles

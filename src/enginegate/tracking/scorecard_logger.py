@@ -6,7 +6,7 @@ work. Everything goes through one client and explicit run ids, so no thread's ac
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _NOTE_LENGTH = 7500
 _DATASET_DIGEST_LENGTH = 36
+_TEXTS = frozenset({".json", ".log"})  # what people read beside an engine; not its other forms
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -195,9 +196,25 @@ def _candidate_files(
         "serving/config.pbtxt": artifacts.config_pbtxt.encode(),
         "engine/manifest.json": _json(artifacts.engine),
     }
+    files |= {f"engine/{name}": content for name, content in _texts_beside(artifacts)}
     for name, text in artifacts.pages.items():
         files[f"evidence/data_docs/{name.replace(':', '_')}"] = text.encode()
     return files | {f"plots/{name}.svg": svg for name, svg in artifacts.plots.items()}
+
+
+def _texts_beside(artifacts: CandidateArtifacts) -> Iterator[tuple[str, bytes]]:
+    """How the engine was built and what it is made of: the builder's log, the inspector's layers.
+
+    Raises:
+        TamperedError: a file is not the one that was recorded.
+    """
+    if artifacts.built is None:
+        return
+    engine, folder = artifacts.built
+    for name, digest in engine.beside.items():
+        if Path(name).suffix in _TEXTS:
+            digest.check(folder / name)
+            yield name, (folder / name).read_bytes()
 
 
 def experiment_name(model: str) -> str:

@@ -236,7 +236,12 @@ def test_it_is_served_natively_where_the_server_has_its_backend(rules, cnn):
     assert (usually.backend, set(usually.files)) == ("python", {"model.py", "model.toy"})
     assert opened_file("toy") == "model.toy"
     assert engine_kind("toy").onnx_graph(built.value, built.folder).is_file()
-    assert [each.kind for each in availability()] == ["onnxruntime", "tensorrt", "toy"]
+    assert [each.kind for each in availability()] == [
+        "onnxruntime",
+        "tensorrt",
+        "torch_inductor",
+        "toy",
+    ]
 
 
 @pytest.mark.parametrize(

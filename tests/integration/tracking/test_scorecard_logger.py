@@ -17,6 +17,8 @@ from tests.fakes.qualification import qualification
 def exhibits(tmp_path):
     """Files of the INT8 candidate; the others have none."""
     (tmp_path / "model.onnx").write_bytes(b"engine bytes")
+    (tmp_path / "layers.json").write_text('{"Layers": []}')
+    (tmp_path / "optimised.onnx").write_bytes(b"the same model again")
     engine = Engine(
         candidate=INT8,
         filename="model.onnx",
@@ -31,6 +33,7 @@ def exhibits(tmp_path):
         outputs=(),
         max_batch_size=8,
         build_s=1.5,
+        beside={name: FileDigest.of(tmp_path / name) for name in ("layers.json", "optimised.onnx")},
         proof=PrecisionProof(
             weighted_layers={"int8": 4},
             quantised_layers=4,
@@ -103,6 +106,7 @@ def test_artifacts(tracker, exhibits):
         "serving/config.pbtxt",
         "plots/tradeoff.svg",
         "engine/manifest.json",
+        "engine/layers.json",
     }
     verdict = json.loads(artifact(tracker, child.info.run_id, "evidence/verdict.json"))
     assert verdict["candidate"]["precision"] == "int8"

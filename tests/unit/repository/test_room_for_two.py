@@ -7,7 +7,7 @@ import pytest
 
 from enginegate.errors import PublishError, RepositoryError
 from enginegate.repository import AuditLog, Layout, LiveRepository, verify
-from enginegate.repository.deploy.memory import GpuRoom
+from enginegate.repository.deploy.gpu_room import GpuRoom
 from enginegate.repository.history.journal import Journal
 
 VERSION = 100

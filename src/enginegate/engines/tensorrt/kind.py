@@ -451,6 +451,7 @@ def _told_by_plan(
         "layers": ", ".join(f"{count} {word}" for word, count in executed_types(layers).items()),
         "time_by_type": time_by_type(layers),
         "wider_layers": wider_layers(layers, _NARROW[precision]) if precision in _NARROW else "",
+        "cuda_driver": inspected.cuda_driver,
         "device_mib": str(-(-inspected.device_bytes // 2**20)),
     }
     return {name: text for name, text in told.items() if text}

@@ -47,6 +47,7 @@ class TensorRtLibrary:
             ``absent``; empty where it needs none.
         targets: compute capabilities that it builds for ahead of time, e.g. ``sm89``.
         tells_progress: whether a build reports steps and can be asked to stop.
+        cuda: major version of the CUDA that it was built for; empty if it does not say.
     """
 
     python: str
@@ -56,6 +57,7 @@ class TensorRtLibrary:
     kernels: Mapping[str, str] = field(default_factory=dict)
     targets: tuple[str, ...] = ()
     tells_progress: bool = True
+    cuda: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} {self.version}"
@@ -169,6 +171,7 @@ def library_of(found: Mapping[str, object], python: str) -> TensorRtLibrary:
         kernels={str(name): str(state) for name, state in kernels.items()},
         targets=tuple(each.lower() for each in capabilities if each.startswith("SM")),
         tells_progress=bool(found["monitor"]),
+        cuda=str(found.get("cuda", "")),
     )
 
 

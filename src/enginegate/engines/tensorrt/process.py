@@ -68,6 +68,7 @@ class PlanReport(Record):
     error: str = ""
     specs: dict[str, TensorSpec] = Field(default={}, description="inputs and outputs by name")
     device_bytes: NonNegativeInt = 0
+    cuda_driver: str = Field(default="", description="newest CUDA that the driver serves")
     layer_ms: dict[str, NonNegativeFloat] = Field(default={}, description="of one run, by layer")
 
 
@@ -119,6 +120,8 @@ def compile_plan(
         "timings": "reused" if report.timings_read else "measured",
         "cuda_graphs": "on" if table.cuda_graphs else "off",
     }
+    if library.cuda:
+        flags["cuda"] = library.cuda
     if settings.tactic_sources is not None:
         flags["tactic_sources"] = " ".join(settings.tactic_sources)
     if library.lacks_kernels:
@@ -214,7 +217,12 @@ def inspect_plan(
         each["name"]: TensorSpec(name=each["name"], dtype=each["dtype"], shape=each["shape"])
         for each in tensors
     }
-    return PlanReport(specs=specs, device_bytes=found["device_bytes"], layer_ms=times)
+    return PlanReport(
+        specs=specs,
+        device_bytes=found["device_bytes"],
+        layer_ms=times,
+        cuda_driver=found.get("cuda_driver", ""),
+    )
 
 
 def log_progress(plan: BuildPlan) -> Callable[[BuildStep], None]:

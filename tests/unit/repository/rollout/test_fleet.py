@@ -9,7 +9,7 @@ import pytest
 from enginegate import atomic_io
 from enginegate.errors import NotEverywhereError, PublishError, RepositoryError
 from enginegate.repository import Layout, LiveRepository
-from enginegate.repository.deploy.memory import GpuRoom
+from enginegate.repository.deploy.gpu_room import GpuRoom
 from enginegate.repository.history.journal import Journal
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.rollout_state import RolloutProgress, RolloutState

@@ -43,6 +43,12 @@ class CudaDevice:
             reason = (text.value or b"unknown").decode()
             raise CudaError(f"The CUDA driver refused {name}: {reason} (error {code}).")
 
+    def cuda_version(self) -> str:
+        """The newest CUDA that the driver serves, e.g. ``13.0``."""
+        found = ctypes.c_int()
+        self.call("cuDriverGetVersion", ctypes.byref(found))
+        return f"{found.value // 1000}.{found.value % 1000 // 10}"
+
     def free_bytes(self) -> int:
         """Memory of the device that nobody uses."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()

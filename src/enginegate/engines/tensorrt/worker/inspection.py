@@ -35,6 +35,7 @@ def inspect(job: dict[str, Any]) -> dict[str, Any]:
         "error": "",
         "tensors": opened.describe(),
         "device_bytes": opened.device_bytes(),
+        "cuda_driver": device.cuda_version(),
         "layer_ms": {},
     }
     if job["shapes"]:

@@ -3,8 +3,10 @@
 import ctypes
 import importlib
 import os
+import re
 import sys
 from contextlib import suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ _KERNELS = {
     "cublas": ("libcublas.so.12", "cublasCreate_v2"),
     "cublaslt": ("libcublasLt.so.12", "cublasLtCreate"),
 }
+_CUDA_OF_KERNELS = "12"
 _WITH_KERNEL_LIBRARIES = 8  # the last major version that takes kernels from them
 LISTED = ("BuilderFlag", "TacticSource", "HardwareCompatibilityLevel", "ComputeCapability")
 SEVERITIES = {"INTERNAL_ERROR": "F", "ERROR": "E", "WARNING": "W", "INFO": "I"}
@@ -84,10 +87,18 @@ def probe(job: dict[str, Any]) -> dict[str, Any]:
         "version": library_version(trt),
         "python": ".".join(str(part) for part in sys.version_info[:3]),
         "kernels": kernels if takes_kernels else {},
+        "cuda": _CUDA_OF_KERNELS if takes_kernels else _cuda_of_wheels(),
         "members": {kind: members(trt, kind) for kind in LISTED},
         "monitor": hasattr(trt, "IProgressMonitor"),
         "strong": "STRONGLY_TYPED" in members(trt, "NetworkDefinitionCreationFlag"),
     }
+
+
+def _cuda_of_wheels() -> str:
+    """The CUDA that TensorRT's wheels were built for, by their names; empty if they do not say."""
+    names = (each.metadata["Name"] or "" for each in distributions())
+    found = (re.fullmatch(r"tensorrt.*[-_]cu([0-9]+).*", name) for name in names)
+    return next((match[1] for match in found if match), "")
 
 
 def library_version(trt: Any) -> str:
