@@ -22,7 +22,7 @@ from enginegate.candidate import PROGRAM_FILE, OnnxModel, Precision
 from enginegate.data import Tensors
 from enginegate.engines.cuda import AMPERE, Device, gpu
 from enginegate.engines.engine_sweep import sweep_batches
-from enginegate.engines.torch_inductor.library import device_for, torch_version
+from enginegate.engines.torch_inductor.library import package_device, torch_version
 from enginegate.engines.torch_inductor.run import BucketedPackage
 from enginegate.engines.torch_inductor.typed_program import typed_module
 from enginegate.errors import EnginegateError, told_by
@@ -91,7 +91,7 @@ class EagerBaseline:
         if onnx.program is None or library is None:
             return ()
         onnx.program.file.check(folder / PROGRAM_FILE)
-        device = device_for("auto")
+        device = package_device("auto")
         with tempfile.TemporaryDirectory(prefix="enginegate-eager-") as scratch:
             samples = Path(scratch) / _SAMPLES
             arrays: dict[str, Any] = dict(self.rows(max(self.sizes)))
