@@ -13,6 +13,7 @@ from enginegate import __version__
 from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
+from enginegate.engine_kinds import kind_named
 from enginegate.engines import build_engine, open_engine, plan_engine, runnable_here
 from enginegate.errors import BuildError, DataError, tool_errors
 from enginegate.evidence import Finding, Outcome, Verdict
@@ -97,6 +98,7 @@ def _repairable(candidate: Candidate, verdict: Verdict) -> bool:
         and _NOT_ACCURACY.isdisjoint(failed)
         and not candidate.precision.is_as_exported
         and not candidate.variant
+        and not kind_named(candidate.kind).takes_program  # nodes that may be kept are ONNX's
     )
 
 

@@ -36,6 +36,7 @@ class NativeBackend:
         fixed_batch: whether an engine is loaded for one largest batch, which cannot be raised.
         names_platform: whether a configuration must state the platform too, because the backend
             alone stands for another format.
+        since: the first server version that batches for it; an older server counts as without it.
     """
 
     backend: str
@@ -43,6 +44,7 @@ class NativeBackend:
     platform: str = ""
     fixed_batch: bool = False
     names_platform: bool = False
+    since: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,12 @@ class AnsweringClient:
 
     address = "elsewhere:8001"
 
-    def __init__(self, says=None, name="a"):
-        self.says, self.name, self.loaded, self.unloaded = says, name, [], []
+    def __init__(self, says=None, name="a", version="2.51.0"):
+        self.says, self.name, self.version = says, name, version
+        self.loaded, self.unloaded = [], []
 
     def metadata(self):
-        return ServerMetadata(self.name, "2.51.0", ())
+        return ServerMetadata(self.name, self.version, ())
 
     def index(self):
         return ()

@@ -12,7 +12,11 @@ VENDORS = (
     *("tensorrt", "tensorrt_rtx", "torch", "tritonclient", "grpc", "cuda"),
 )
 # They run inside Triton, or in a builder's process, where their vendor is what they are for.
-_ELSEWHERE = {"enginegate.engines.torch_inductor.serve", "enginegate.engines.onnxruntime.serve"}
+_ELSEWHERE = {
+    "enginegate.engines.onnxruntime.serve",
+    "enginegate.engines.python_backend.model",
+    "enginegate.engines.torch_inductor.serve",
+}
 
 
 def test_every_module_imports_without_vendor_libraries():

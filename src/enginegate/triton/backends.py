@@ -47,9 +47,12 @@ def server_has_backend(client: TritonClient, backend: str) -> bool:
             f"{backend!r} is none of Triton's own backends that engines are served with: "
             f"{', '.join(native_backends())}."
         )
-    key = (f"{client.metadata().name} at {client.address}", backend)
+    server = client.metadata()
+    key = (f"{server.name} at {client.address}", backend)
     if key not in _known:
-        _known[key] = _serves(client, backend) or _probe(client, backend)
+        _known[key] = not _is_older(server.version, native_backends()[backend].since) and (
+            _serves(client, backend) or _probe(client, backend)
+        )
     return _known[key]
 
 
@@ -114,6 +117,12 @@ def backend_for(
         with suppress(ServerError):
             has = server_has_backend(live, backend)
     return choose_backend(wanted, backend, has=has)
+
+
+def _is_older(version: str, since: tuple[int, int]) -> bool:
+    """Whether a server's version, e.g. 2.51.0, is before one; a version without numbers is not."""
+    numbers = [int(part) for part in version.split(".")[:2] if part.isdecimal()]
+    return len(numbers) == len(since) and tuple(numbers) < since
 
 
 def _serves(client: TritonClient, backend: str) -> bool:

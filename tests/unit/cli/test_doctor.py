@@ -35,8 +35,8 @@ class RunningServer:
 @pytest.mark.parametrize(
     ("says", "words"),
     [
-        (DAMAGED, "Own backends for engines: onnxruntime, tensorrt."),
-        (ABSENT, "Own backends for engines: none; it lacks onnxruntime and tensorrt."),
+        (DAMAGED, "Own backends for engines: onnxruntime, tensorrt; it lacks pytorch."),
+        (ABSENT, "Own backends for engines: none; it lacks onnxruntime and pytorch and tensorrt."),
         (POLLING, "Which backends it has cannot be asked: explicit model load"),
     ],
 )

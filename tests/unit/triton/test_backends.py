@@ -41,6 +41,14 @@ def test_server_that_takes_no_load_calls_cannot_be_asked():
     assert backends.server_has_backend(AnsweringClient(DAMAGED), "onnxruntime")
 
 
+@pytest.mark.parametrize(("version", "has"), [("2.70.0", False), ("2.71.0", True), ("3.0", True)])
+def test_server_that_does_not_batch_packages_counts_as_without_their_backend(version, has):
+    """Triton's PyTorch backend batches AOTInductor packages from release 26.07 on."""
+    client = AnsweringClient(DAMAGED, version=version)
+
+    assert backends.server_has_backend(client, "pytorch") == has
+
+
 def test_only_backends_of_engines_are_asked_for():
     """A Python model without its file would hang the server's load for ever."""
     with pytest.raises(ModelError, match="none of Triton's own backends"):

@@ -13,7 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from enginegate.engines.torch_inductor.process import PackageJob, PackageReport
 from enginegate.engines.torch_inductor.run import BucketedPackage, open_calls
-from enginegate.engines.torch_inductor.typed_program import AxisSizes, traced_again, typed_module
+from enginegate.engines.torch_inductor.typed_program import (
+    AxisSizes,
+    torch_type,
+    traced_again,
+    typed_module,
+)
 from enginegate.errors import BuildError
 
 if TYPE_CHECKING:
@@ -56,8 +61,7 @@ def compile_job(job: PackageJob) -> PackageReport:
     program = torch.export.load(job.program)
     statistics, weights = _statistics(program), _weights(program)
     shapes = _shapes(program, job)
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(job.precision, torch.float32)
-    module = typed_module(program, dtype=dtype, device=job.device)
+    module = typed_module(program, dtype=torch_type(job.precision), device=job.device)
     try:
         if job.buckets:
             _compile_buckets(module, job, shapes)

@@ -13,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from enginegate.candidate import Engine, Precision, PrecisionProof, TensorSpec
+from enginegate.candidate import (
+    PROGRAM_FILE,
+    Engine,
+    OnnxModel,
+    Precision,
+    PrecisionProof,
+    TensorSpec,
+)
 from enginegate.data import Tensors
 from enginegate.engine_kinds import NativeBackend
 from enginegate.engines import cuda
@@ -33,7 +40,7 @@ from enginegate.engines.python_backend import runner_files
 from enginegate.engines.torch_inductor.library import (
     REMEDY,
     builder_name,
-    device_for,
+    package_device,
     target_name,
     torch_cuda,
     torch_version,
@@ -51,6 +58,7 @@ from enginegate.engines.torch_inductor.process import (
     compile_package,
 )
 from enginegate.engines.torch_inductor.run import BucketedPackage, open_calls
+from enginegate.engines.torch_inductor.typed_program import eager_call
 from enginegate.errors import BuildError, EnginegateError, ModelError
 from enginegate.precision import Conversion
 from enginegate.serving import BackendSettings
@@ -95,7 +103,9 @@ class TorchInductorKind(EngineKind):
     }
     precisions = frozenset({Precision.FP32, Precision.TF32, Precision.FP16, Precision.BF16})
     takes_program = True
-    native = NativeBackend("pytorch", ENGINE_FILE, platform="torch_aoti", names_platform=True)
+    native = NativeBackend(
+        "pytorch", ENGINE_FILE, platform="torch_aoti", names_platform=True, since=(2, 71)
+    )
     packages = ("torch",)
 
     def availability(self) -> Availability:
@@ -117,7 +127,7 @@ class TorchInductorKind(EngineKind):
         return TorchInductorHere(
             torch=torch_version(),
             compiler=_has_compiler(),
-            device=device_for(table.device),
+            device=package_device(table.device),
             cuda=torch_cuda(),
             gpu=cuda.gpu(),
         )
@@ -159,7 +169,7 @@ class TorchInductorKind(EngineKind):
         """PyTorch, its CUDA libraries, and the GPU or the processor's instructions."""
         if torch_version() is None:
             return "absent"
-        device = device_for(table.device)
+        device = package_device(table.device)
         gpu = f" {cuda.gpu()}" if device == "cuda" else ""
         return f"{builder_name(device)} on {target_name(device)}{gpu}"
 
@@ -184,7 +194,7 @@ class TorchInductorKind(EngineKind):
                 f"none: {plan.onnx.no_program}. Drop torch_inductor from [candidates]."
             )
         started, table = time.monotonic(), plan.table_as(TorchInductorTable)
-        device = device_for(table.device)
+        device = package_device(table.device)
         plan.check_profiles()
         buckets = buckets_up_to(plan.max_batch_size, table.batch_buckets)
         best = max((shape.best[0] for shape in plan.profiles.values()), default=1)
@@ -227,7 +237,7 @@ class TorchInductorKind(EngineKind):
         if engine.builder != builder_name(device):
             return (
                 f"it was compiled by {engine.builder}, and calls its libraries; "
-                f"{builder_name(device)} is here. Build it again here, or install that version."
+                f"{builder_name(device)} is here. Build it again here, or run it where that is."
             )
         if engine.target != target_name(device):
             return f"it is machine code for {engine.target}; {target_name(device)} is here."
@@ -297,6 +307,38 @@ class TorchInductorKind(EngineKind):
 
 
 KIND = TorchInductorKind()
+
+
+@contextmanager
+def open_eager(
+    onnx: OnnxModel, folder: Path, *, precision: Precision, largest: int, device: str = "auto"
+) -> Iterator[Runner]:
+    """The model's torch program, run by PyTorch as it is: what every engine must beat.
+
+    Args:
+        onnx: a model with a program.
+        folder: of the store, that holds both.
+        precision: fp32, tf32, fp16 or bf16; weights are cast as for a package.
+        largest: batch size that one run takes at most; nothing is padded.
+        device: ``cpu``, ``cuda`` or ``auto``.
+
+    Raises:
+        ModelError: the model has no torch program.
+        TamperedError: the program's file is not the one that was recorded.
+    """
+    if onnx.program is None:
+        raise ModelError(f"{onnx.source} has no PyTorch program: {onnx.no_program}.")
+    onnx.program.file.check(folder / PROGRAM_FILE)
+    chosen = package_device(device)
+    call = eager_call(folder / PROGRAM_FILE, precision.value, chosen)
+    bucketed = BucketedPackage(
+        dict.fromkeys(range(1, largest + 1), call),
+        inputs=onnx.program.inputs,
+        outputs=onnx.program.outputs,
+        device_id=0 if chosen == "cuda" else -1,
+        tf32=precision is Precision.TF32,
+    )
+    yield PackageRunner(bucketed, onnx.inputs, _device_name(chosen))
 
 
 class PackageRunner:

@@ -37,7 +37,7 @@ def torch_cuda() -> str | None:
     return found[1] if found else None
 
 
-def device_for(wanted: str) -> Device:
+def package_device(wanted: str) -> Device:
     """What packages are compiled for under a policy."""
     if wanted == "auto":
         return "cuda" if torch_cuda() and cuda.gpu() is not None else "cpu"
@@ -45,20 +45,22 @@ def device_for(wanted: str) -> Device:
 
 
 def builder_name(device: Device) -> str:
-    """PyTorch and the libraries that a package calls, with versions."""
+    """PyTorch and what a package depends on: CUDA libraries, or a processor's instructions."""
     words = [f"torch {torch_version()}"]
-    if device == "cuda":
+    if device == "cpu":
+        words.append(" ".join((platform.machine(), *_instructions())))
+    else:
         words.append(f"cuda {torch_cuda()}")
         words += [f"{name} {_library(distribution)}" for name, distribution in _LIBRARIES.items()]
     return ", ".join(words)
 
 
 def target_name(device: Device) -> str:
-    """The compute capability, or the instructions, that machine code is for."""
-    if device == "cuda":
-        found = cuda.gpu()
-        return f"cuda {found.capability if found else 'no GPU'}"
-    return f"cpu {platform.machine()} {' '.join(_instructions())}".rstrip()
+    """``cpu``, or the compute capability that machine code is for, e.g. ``cuda sm90``."""
+    if device == "cpu":
+        return "cpu"
+    found = cuda.gpu()
+    return f"cuda {found.capability if found else 'no GPU'}"
 
 
 def _version_file() -> str:
