@@ -1,13 +1,15 @@
-"""ONNX Runtime's CUDA provider against PyTorch on one GPU: ``python benchmarks/gpu_engines.py``.
+"""Engines alone on one GPU, all kinds side by side: ``python benchmarks/gpu_engines.py``.
 
-ResNet-50 and the encoder of all-MiniLM-L6-v2 at fp32 (TF32 off), tf32, fp16, bf16 and int8, at
-batches of 1, 8, 32 and 128: device time with bound buffers and captured graphs, and host to host.
-PyTorch eager and compiled run in the same process on the same GPU. Then the check for the silent
-fallback is made to fire: the same build in a process that cannot see the CUDA libraries.
-Random weights: speed does not depend on them. Without a GPU it says so and ends.
+Each candidate is built as the pipeline builds it, compared with FP32, and swept over batch sizes:
+inputs on the device, back to back, medians of windows, a captured graph where the runner uses one.
+PyTorch eager runs in the same process on the same GPU, and AITune's tuned module where that is
+installed. ``--fallback`` also makes the check for ONNX Runtime's silent fallback fire. Random
+weights: speed does not depend on them. Without a GPU it says so and ends; ``--device cpu`` tries
+the script with small networks.
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -17,248 +19,248 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
-from gpu_points import BATCHES, Point, Report, point, times_of
-from networks import Encoder, exported, planned, samples
+from gpu_networks import Subject, subject
+from gpu_report import Report, table
+from networks import exported
 from torch import nn
 
-from enginegate.candidate import Engine, OnnxModel
-from enginegate.content_store import ContentFolder
-from enginegate.data import DataSet, Tensors
-from enginegate.engines import build_engine, cuda, open_engine, open_reference
-from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
-from enginegate.errors import EnginegateError
-from enginegate.policy import CalibrationTable
-from enginegate.policy.building import DimensionRange, Shapes
-from enginegate.records import Record
+from enginegate.candidate import Engine
+from enginegate.data import Tensors
+from enginegate.engines import cuda, open_engine, open_reference
+from enginegate.engines.engine_sweep import Sweep, sweep_batches
 
-PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8")
-CALIBRATION = CalibrationTable(method="max", batch_size=16, max_samples=32)
+CANDIDATES = (
+    *("tensorrt-fp16", "torch_inductor-fp16", "onnxruntime-fp16"),
+    *("tensorrt-tf32", "torch_inductor-tf32", "onnxruntime-tf32"),
+    *("tensorrt-fp32", "torch_inductor-fp32", "onnxruntime-fp32"),
+    *("torch_inductor-bf16", "onnxruntime-int8", "tensorrt-int8"),
+)
+_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
+_DTYPES["bf16"] = torch.bfloat16
+_COMPARED = 8  # rows whose answers are compared with FP32's
 _LIBRARIES = (
     *("libcublas.so.13", "libcublasLt.so.13", "libcudart.so.13", "libcudnn.so.9"),
     *("libcufft.so.12", "libcurand.so.10", "libnvrtc.so.13"),
 )
-_DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16}
-_DTYPES["bf16"] = torch.bfloat16
-
-
-@dataclass(frozen=True)
-class Subject:
-    """A network, its inputs at the largest batch, and its ONNX form."""
-
-    name: str
-    network: nn.Module
-    data: DataSet
-    onnx: ContentFolder[OnnxModel]
-
-
-class Budget:
-    """Seconds left of the whole run; optional parts are left out when they are used up."""
-
-    def __init__(self, seconds: float) -> None:
-        self._ends = time.monotonic() + seconds
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until optional parts are left out."""
-        return self._ends - time.monotonic()
 
 
 def main() -> None:
     """Measure, print and write."""
+    given = _arguments()
+    if given.device == "cuda" and cuda.gpu() is None:
+        print("No NVIDIA GPU here: nothing is measured.")
+        return
+    report = Report(given.out / "gpu_engines.json", limit_s=given.limit_s)
+    if given.fallback:
+        report.part({"candidate": "silent fallback"}, _fallback)
+    for name in given.network:
+        made = subject(name, given.store, largest=given.largest)
+        for candidate in given.candidate:
+            report.part(
+                {"network": name, "candidate": candidate},
+                lambda row, made=made, candidate=candidate: _engine(made, candidate, given, row),
+            )
+        for precision in given.eager:
+            report.part(
+                {"network": name, "candidate": f"eager-{precision}"},
+                lambda row, made=made, at=precision: _eager(made, at, given, row),
+            )
+        if given.aitune:
+            report.part(
+                {"network": name, "candidate": "aitune"},
+                lambda row, made=made: _aitune(made, given, row),
+            )
+    _show(report)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
-    parser.add_argument("--budget-s", type=float, default=400.0)
+    parser.add_argument("--store", type=Path, help="keeps models and engines from run to run")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    parser.add_argument("--network", action="append")
+    parser.add_argument("--candidate", action="append", help="KIND-PRECISION")
+    parser.add_argument("--eager", nargs="*", default=["fp16"], help="precisions of PyTorch eager")
+    parser.add_argument("--aitune", action="store_true", help="beside it, if it is installed")
+    parser.add_argument("--fallback", action="store_true")
+    parser.add_argument("--largest", type=int, help="batch")
+    parser.add_argument("--sweep-s", type=float, default=4.0, help="of one engine alone")
+    parser.add_argument("--build-s", type=float, default=150.0, help="limit of one build")
+    parser.add_argument("--limit-s", type=float, default=540.0, help="of the whole run")
     given = parser.parse_args()
-    if cuda.gpu() is None or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
-        print("No NVIDIA GPU, or no onnxruntime-gpu, here: nothing is measured.")
-        return
-    with tempfile.TemporaryDirectory(prefix="enginegate-gpu-") as scratch:
-        report = Report(given.out)
-        measure(Path(scratch), report, Budget(given.budget_s))
-    report.show()
+    small = given.device == "cpu"
+    given.store = given.store or Path(tempfile.mkdtemp(prefix="enginegate-gpu-"))
+    given.network = given.network or (["tiny"] if small else ["resnet50", "minilm-l6"])
+    given.candidate = given.candidate or list(CANDIDATES)
+    given.largest = given.largest or (8 if small else 128)
+    if small and given.eager == ["fp16"]:
+        given.eager = ["fp32"]
+    return given
 
 
-def measure(scratch: Path, report: Report, budget: Budget) -> None:
-    """Every part, the most telling first."""
-    report.fallback(hidden_check(scratch))
-    for make in (encoder, resnet):
-        subject = make(scratch)
-        for precision in PRECISIONS:
-            report.add_engine(partial(onnxruntime_points, subject, precision, scratch))
-        report.add(partial(eager_points, subject))
-        report.add(partial(compiled_points, subject, Budget(budget.left_s / 2)))
-
-
-def resnet(scratch: Path) -> Subject:
-    """ResNet-50 with random weights on noise of an image's range."""
-    from torchvision.models import resnet50  # noqa: PLC0415 - only here, and slow
-
-    torch.manual_seed(0)
-    images = np.random.default_rng(0).standard_normal((max(BATCHES), 3, 224, 224), np.float32)
-    return _subject("resnet50", resnet50().eval(), {"image": images}, scratch)
-
-
-def encoder(scratch: Path) -> Subject:
-    """The encoder of all-MiniLM-L6-v2 with random weights, 128 tokens a sample."""
-    torch.manual_seed(0)
-    ids = np.random.default_rng(0).integers(1000, 30000, (max(BATCHES), 128))
-    inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-    return _subject("minilm-l6", Encoder().eval(), inputs, scratch)
-
-
-def onnxruntime_points(
-    subject: Subject, precision: str, scratch: Path
-) -> tuple[dict[str, Any], list[Point]]:
-    """Build one engine, and run it at every batch: what it is, and how fast."""
-    name = f"onnxruntime-{precision}"
-    plan = planned(subject.onnx, name, subject.data, tables=_tables(), calibration=CALIBRATION)
-    try:
-        built = build_engine(plan, scratch / "engines")
-        engine = built.value
+def _engine(made: Subject, name: str, given: argparse.Namespace, row: dict[str, Any]) -> None:
+    started = time.monotonic()
+    built = made.build(name, given.store, given.device, given.build_s)
+    engine = built.value
+    row |= {"reused": built.reused, "build_wall_s": round(time.monotonic() - started, 1)}
+    row |= _described(engine)
+    # A release of the device memory between kinds: PyTorch keeps what it once took.
+    torch.cuda.empty_cache()
+    with cuda.used_memory() as used:
+        before = used()
         with open_engine(engine, built.folder) as runner:
-            points = [_run(subject, runner, precision, batch) for batch in BATCHES]
-            head = {key: array[:8] for key, array in subject.data.inputs.items()}
-            answer = runner.run(head)["output"]
-    except EnginegateError as error:
-        return {"network": subject.name, "precision": precision, "error": str(error)}, []
-    with open_reference(subject.onnx.value, subject.onnx.folder) as reference:
-        exact = reference.run(head)["output"]
-    error_found = float(np.abs(answer - exact).max() / np.abs(exact).max())
-    return _described(subject, precision, engine, error_found), points
+            row["runs_on"] = runner.device
+            _put(row, _sweep(made, runner.bound, given.sweep_s))
+            after = used()
+            answer = runner.run(made.rows(_COMPARED))
+    row["device_mib"] = None if before is None or after is None else round(after - before)
+    with open_reference(made.onnx.value, made.onnx.folder) as reference:
+        exact = reference.run(made.rows(_COMPARED))
+    row["relative_error"] = _relative_error(answer, exact)
 
 
-def eager_points(subject: Subject) -> list[Point]:
-    """PyTorch as it is, inputs on the device."""
-    points = []
-    for precision in _DTYPES:
-        with torch_at(subject, precision) as (network, inputs):
-            for batch in BATCHES:
-                part = [array[:batch] for array in inputs]
-                call = _synchronised(network, part)
-                points.append(point((subject.name, "torch", precision, batch), call))
-    return points
+def _described(engine: Engine) -> dict[str, Any]:
+    proof = engine.proof
+    return {
+        "build_s": engine.build_s,
+        "size_mib": round(engine.file.size_bytes / 2**20, 1),
+        "proven": proof.proven,
+        "detail": proof.detail,
+        "executed_layers": proof.executed_layers,
+        "builder": engine.builder,
+        "flags": engine.flags,
+    }
 
 
-def compiled_points(subject: Subject, budget: Budget) -> list[Point]:
-    """torch.compile with CUDA graphs, most telling points first, while the time lasts."""
-    points, wanted = [], [("fp16", 32), ("fp16", 1), ("fp16", 128), ("fp16", 8)]
-    wanted += [("tf32", 32), ("tf32", 1), ("tf32", 128), ("bf16", 32), ("fp32", 32)]
-    for precision, batch in wanted:
-        if budget.left_s < 0:
-            points.append(
-                Point(subject.name, "compile", precision, batch, 0, 0, 0, 0, note="no time")
-            )
-            continue
-        torch._dynamo.reset()  # noqa: SLF001 - PyTorch documents it under this name
-        with torch_at(subject, precision) as (network, inputs):
-            compiled = torch.compile(network, mode="reduce-overhead", dynamic=False)
-            part = [array[:batch] for array in inputs]
-            started = time.monotonic()
-            call = _synchronised(compiled, part)
-            call()
-            note = f"compiled in {time.monotonic() - started:.0f} s"
-            points.append(point((subject.name, "compile", precision, batch), call, note=note))
-    return points
+def _sweep(made: Subject, bind: Any, limit_s: float) -> Sweep:
+    return sweep_batches(bind, made.rows, made.buckets, limit_s=limit_s)
+
+
+def _put(row: dict[str, Any], found: Sweep) -> None:
+    row["samples_per_s"] = {str(s.batch_size): round(s.samples_per_s, 1) for s in found.batches}
+    row["measured"] = [speed.model_dump() for speed in found.batches]
+    if found.unmeasured:
+        row["unmeasured"] = found.unmeasured
+
+
+def _relative_error(answer: Tensors, exact: Tensors) -> float:
+    name = next(iter(exact))
+    scale = float(np.abs(exact[name]).max()) or 1.0
+    return float(np.abs(answer[name].astype(np.float32) - exact[name]).max()) / scale
+
+
+def _eager(made: Subject, precision: str, given: argparse.Namespace, row: dict[str, Any]) -> None:
+    """PyTorch as it is."""
+    with _torch_at(made.network, precision, given.device) as (network, cast):
+        _put(row, _sweep(made, _bound(network, cast, given.device), given.sweep_s))
+
+
+def _aitune(made: Subject, given: argparse.Namespace, row: dict[str, Any]) -> None:
+    """AITune's choice for the FP16 network at the largest batch, as its users call it."""
+    if importlib.util.find_spec("aitune") is None:
+        row["error"] = "aitune is not installed"
+        return
+    import aitune.torch as ait  # noqa: PLC0415
+
+    with _torch_at(made.network, "fp16", given.device) as (network, cast):
+        inputs = cast(made.rows(made.largest))
+        module = ait.Module(network)
+        strategy = ait.OneBackendStrategy(backend=ait.TorchInductorAotBackend())
+        module = ait.tune(module, inputs, strategy=strategy) or module
+        row["tuned"] = str(module)[:500]
+        _put(row, _sweep(made, _bound(module, cast, given.device), given.sweep_s))
+
+
+Cast = Callable[[Tensors], list[torch.Tensor]]
 
 
 @contextmanager
-def torch_at(subject: Subject, precision: str) -> Iterator[tuple[nn.Module, list[torch.Tensor]]]:
-    """The network and its inputs on the GPU at a precision."""
+def _torch_at(source: nn.Module, precision: str, device: str) -> Iterator[tuple[nn.Module, Cast]]:
+    """The network on the device at a precision, and how inputs get there."""
     dtype, allowed = _DTYPES[precision], precision == "tf32"
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
     torch.backends.cudnn.benchmark = True
-    network = deepcopy(subject.network).to("cuda", dtype)
-    inputs = [torch.from_numpy(array).cuda() for array in subject.data.inputs.values()]
-    inputs = [each.to(dtype) if each.is_floating_point() else each for each in inputs]
+    network = deepcopy(source).to(device, dtype)
+
+    def cast(rows: Tensors) -> list[torch.Tensor]:
+        placed = [torch.from_numpy(array).to(device) for array in rows.values()]
+        return [each.to(dtype) if each.is_floating_point() else each for each in placed]
+
     try:
         with torch.no_grad():
-            yield network, inputs
+            yield network, cast
     finally:
+        del network
         torch.cuda.empty_cache()
 
 
-def hidden_check(scratch: Path) -> dict[str, Any]:
+def _bound(network: Any, cast: Cast, device: str) -> Any:
+    """As `Runner.bound`, for a PyTorch module."""
+
+    @contextmanager
+    def bind(rows: Tensors) -> Iterator[Callable[[int], float]]:
+        placed = cast(rows)
+
+        def repeat(count: int) -> float:
+            started = time.perf_counter()
+            for _ in range(count):
+                network(*placed)
+            if device == "cuda":
+                torch.cuda.synchronize()
+            return time.perf_counter() - started
+
+        yield repeat
+
+    return bind
+
+
+def _fallback(row: dict[str, Any]) -> None:
     """Build for the GPU in a process without its libraries: the proof must fail."""
-    folder = scratch / "hidden"
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    exported(network, {"image": np.ones((2, 1, 8, 8), np.float32)}, folder)
-    hidden = {**os.environ, "LD_LIBRARY_PATH": str(_hidden_libraries(scratch))}
-    script = Path(__file__).with_name("gpu_hidden.py")
-    command = [sys.executable, str(script), str(folder / "model.onnx")]
-    ended = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)  # noqa: S603
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+        exported(network, {"image": np.ones((2, 1, 8, 8), np.float32)}, scratch / "hidden")
+        libraries = scratch / "libraries"
+        libraries.mkdir()
+        for library in _LIBRARIES:  # empty files, first on the loader's path
+            (libraries / library).touch()
+        hidden = {**os.environ, "LD_LIBRARY_PATH": str(libraries)}
+        script = Path(__file__).with_name("gpu_hidden.py")
+        command = [sys.executable, str(script), str(scratch / "hidden" / "model.onnx")]
+        ended = subprocess.run(command, env=hidden, capture_output=True, text=True, check=False)  # noqa: S603
     lines = ended.stdout.splitlines()
     if ended.returncode or not lines:
-        return {"fired": False, "error": ended.stderr[-2000:]}
-    return dict(json.loads(lines[-1]))
+        raise RuntimeError(ended.stderr[-2000:])
+    row |= json.loads(lines[-1])
 
 
-def _hidden_libraries(scratch: Path) -> Path:
-    """A folder that comes first on the loader's path, with empty files where the libraries are."""
-    folder = scratch / "libraries"
-    folder.mkdir()
-    for name in _LIBRARIES:
-        (folder / name).touch()
-    return folder
-
-
-def _tables() -> dict[str, Record]:
-    batch = DimensionRange(min=1, best=max(BATCHES), max=max(BATCHES))
-    return {
-        "shapes": Shapes(batch=batch),
-        "onnxruntime": OnnxRuntimeTable(device="cuda", batch_buckets=BATCHES),
-    }
-
-
-def _subject(name: str, network: nn.Module, inputs: Tensors, scratch: Path) -> Subject:
-    example = {key: array[:2] for key, array in inputs.items()}
-    onnx_model = exported(network, example, scratch / f"onnx-{name}")
-    return Subject(name, network, samples(inputs, "synthetic"), onnx_model)
-
-
-def _run(subject: Subject, runner: Any, precision: str, batch: int) -> Point:
-    inputs = {key: array[:batch] for key, array in subject.data.inputs.items()}
-    buffers = runner.bucketed.buffers(inputs)
-    buffers.load(inputs)
-    whole = times_of(lambda: runner.run(inputs))
-    return point(
-        (subject.name, "onnxruntime", precision, batch),
-        buffers.execute,
-        host=batch * len(whole) / sum(whole),
+def _show(report: Report) -> None:
+    rows = [row for row in report.rows if "samples_per_s" in row]
+    sizes = sorted({int(size) for row in rows for size in row["samples_per_s"]})
+    columns = ["network", "candidate", *(f"at {size}" for size in sizes), "proven", "error", "s"]
+    table(
+        columns,
+        [
+            [
+                row["network"],
+                row["candidate"],
+                *(row["samples_per_s"].get(str(size)) for size in sizes),
+                row.get("proven"),
+                row.get("relative_error"),
+                row.get("build_s"),
+            ]
+            for row in rows
+        ],
     )
-
-
-def _synchronised(network: Any, inputs: list[torch.Tensor]) -> Callable[[], None]:
-    def call() -> None:
-        network(*inputs)
-        torch.cuda.synchronize()
-
-    return call
-
-
-def _described(subject: Subject, precision: str, engine: Engine, error: float) -> dict[str, Any]:
-    proof = engine.proof
-    return {
-        "network": subject.name,
-        "precision": precision,
-        "proven": proof.proven,
-        "device": proof.device,
-        "detail": proof.detail,
-        "executed_layers": proof.executed_layers,
-        "flops": proof.flops,
-        "flags": engine.flags,
-        "size_bytes": engine.file.size_bytes,
-        "build_s": engine.build_s,
-        "relative_error": error,
-    }
+    for row in report.rows:
+        if "error" in row:
+            print(f"{row.get('network', '')} {row['candidate']}: {row['error'].splitlines()[0]}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from enginegate.policy import Policy, read_policy
 from enginegate.workspace import Workspace
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
-from tasks.engine_speed import measure_alone
+from tasks.engine_speed import measure_alone, measure_eager
 from tasks.record import Qualification, digests_of, file_scorecard, make_scorecard
 from tasks.release import recover_interrupted
 from tasks.repair import repair
@@ -82,6 +82,9 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         measure_alone(engine, policy.benchmark, policy.search, policy.traffic_tables, workspace)
         for engine in engines
     ]
+    eager = measure_eager(
+        source, tables, policy.benchmark, policy.search, policy.traffic_tables, workspace
+    )
     measured: list[Benchmark | None] = [None] * len(engines)
     for place in fastest_first(speeds):
         if verdicts[place].candidate not in skipped:
@@ -104,6 +107,7 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         results=[each.results for each in judged],
         benchmarks=measured,
         engine_speeds=speeds,
+        eager_speeds=eager,
         unmeasured=skipped,
         curves={c: each.curve for each in repairs if each for c in each.candidates},
     )

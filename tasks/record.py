@@ -17,7 +17,7 @@ from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.engine_kinds import engine_kinds
-from enginegate.evidence import Benchmark, DataDigests, EngineSpeed, Scorecard, Verdict
+from enginegate.evidence import Benchmark, DataDigests, EagerSpeed, EngineSpeed, Scorecard, Verdict
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.operating import Signing
@@ -52,6 +52,7 @@ class Qualification:
         results: of each attempt, Great Expectations' results by name.
         benchmarks: of each attempt; None: it was not measured.
         engine_speeds: of each attempt, without a server; None: not measured.
+        eager_speeds: of the source's own PyTorch model, by precision.
         unmeasured: why a candidate was not benchmarked.
         curves: what repairs tried.
     """
@@ -68,6 +69,7 @@ class Qualification:
     unmeasured: Mapping[Candidate, str]
     curves: Mapping[Candidate, TradeoffCurve]
     engine_speeds: Sequence[EngineSpeed | None] = ()
+    eager_speeds: tuple[EagerSpeed, ...] = ()
 
 
 def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
@@ -115,6 +117,7 @@ def make_scorecard(
         requested_by=_requester(),
         unmeasured={candidate.name: why for candidate, why in found.unmeasured.items()},
         engine_speeds=tuple(speed for speed in found.engine_speeds if speed is not None),
+        eager_speeds=found.eager_speeds,
     )
     card = card.model_copy(update={"speed_findings": judge_engine_speeds(card)})
     return first_made(card, workspace)

@@ -29,6 +29,7 @@ from enginegate.serving import ServingConfig
 WireProtocol = Literal["grpc", "http"]
 SharedMemory = Literal["none", "system", "cuda"]
 Driver = Literal["python", "perf_analyzer"]
+DriverChoice = Literal["auto", "python", "perf_analyzer"]
 
 # The percentile that an SLO limits; `enginegate.measuring.p99` decides about it.
 P99 = 0.99

@@ -8,13 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from enginegate import __version__
-from enginegate.candidate import Engine, Sha256
+from enginegate.candidate import Engine, OnnxModel, Precision, Sha256
 from enginegate.data import DataSet, Tensors
 from enginegate.engines import Runner, cuda, open_engine
 from enginegate.engines.engine_sweep import Sweep, sweep_batches, sweep_sizes
+from enginegate.engines.torch_inductor.eager import EagerBaseline
+from enginegate.engines.torch_inductor.library import torch_version
 from enginegate.errors import tool_errors
-from enginegate.evidence import EngineSpeed
-from enginegate.records import canonical_json, sha256_bytes
+from enginegate.evidence import EagerSpeed, EngineSpeed
+from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import remembered
 
 
@@ -59,6 +61,41 @@ class EngineMeter:
             worth_keeping=lambda made: bool(made.batches),
         )
 
+    def measure_eager(
+        self, onnx: OnnxModel, folder: Path, largest: int, precisions: tuple[Precision, ...]
+    ) -> tuple[EagerSpeed, ...]:
+        """The source's own PyTorch model, by the same sweep; nothing where it is none.
+
+        Args:
+            onnx: the model, with its program beside it.
+            folder: where both are.
+            largest: batch that engines take.
+            precisions: of the candidates.
+
+        Raises:
+            EnginegateError: PyTorch cannot run it.
+        """
+        if onnx.program is None:
+            return ()
+        deciding = {
+            "enginegate": __version__,
+            "program": onnx.program.file.sha256,
+            "torch": torch_version(),
+            "largest": largest,
+            "precisions": sorted(precisions),
+            "samples": self.samples_sha256,
+            "sizes": self.sizes,
+            "limit_s": self.limit_s,
+            "machine": self.machine,
+        }
+        baseline = EagerBaseline(self.rows, sweep_sizes(largest, self.sizes), self.limit_s)
+        return remembered(
+            self.folder / f"eager-{sha256_bytes(canonical_json(deciding))}.json",
+            EagerSpeeds,
+            lambda: EagerSpeeds(speeds=baseline.measure(onnx, folder, precisions)),
+            worth_keeping=lambda made: any(speed.batches for speed in made.speeds),
+        ).speeds
+
     def _measured(self, engine: Engine, folder: Path) -> EngineSpeed:
         with ExitStack() as stack:
             stack.enter_context(tool_errors(f"{engine.candidate}, measured alone"))
@@ -96,6 +133,12 @@ class EngineMeter:
         """So many samples, from the first one on."""
         places = np.arange(count) % len(self.samples)
         return {n: np.ascontiguousarray(a[places]) for n, a in self.samples.inputs.items()}
+
+
+class EagerSpeeds(Record):
+    """The sweeps of one source's PyTorch model."""
+
+    speeds: tuple[EagerSpeed, ...]
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from enginegate.benchmark.deployment import DeployedBenchmark, ServedModel, deploy
-from enginegate.benchmark.generator_baseline import GeneratorBaseline
+from enginegate.benchmark.generator_baseline import GeneratorBaseline, best_driver
 from enginegate.benchmark.measurement_cache import CacheKey, MeasurementCache
 from enginegate.benchmark.restarting_server import RestartingServer, RunningServer
 from enginegate.benchmark.stress_mixes import LARGE, RECORDED, largest_requests, measure_mixes
@@ -21,9 +21,11 @@ from enginegate.candidate import Engine, Sha256
 from enginegate.data import DataSet
 from enginegate.errors import EnginegateError
 from enginegate.evidence import Benchmark, EngineSpeed, Pattern, Roofline
+from enginegate.loadgen.perf_analyzer import find_perf_analyzer
 from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.machine import gpus, processor
 from enginegate.measurement import Generator, Load
+from enginegate.messages import per_second
 from enginegate.policy.benchmarking import BenchmarkTables
 from enginegate.records import sha256_file
 from enginegate.search.queueing import EngineTimes
@@ -31,7 +33,7 @@ from enginegate.search.search import SearchResult, confirm_upper_bound, search
 from enginegate.search.trial_runner import Champion, Measure, SearchProgress
 from enginegate.serving import ServingConfig, ServingOptions
 from enginegate.triton.install import TritonInstall
-from enginegate.triton.server import start
+from enginegate.triton.server import Server, start
 
 _CANDIDATE, _CHAMPION = "candidate", "champion"
 # Requests sent beyond those that confirmed the answer: a tenth is warm-up, and arrivals vary.
@@ -299,16 +301,7 @@ class BenchmarkSession:
             server = stack.enter_context(start(self.install, paths.repository, folder=paths.logs))
             generator = Generator(driver="perf_analyzer")
             if load.driver != "perf_analyzer":
-                baseline = GeneratorBaseline(
-                    transport,
-                    tables.search.max_rate_per_s,
-                    (machine_name(), _identity(self.install), load.digest),
-                    paths.results / "generators",
-                    self.warn,
-                )
-                generator = baseline.measure(server)
-                note_baseline(generator)
-                generator = baseline.for_measurements(generator)
+                generator = self._sender(server, transport, note_baseline)
 
             def deployed(which: BenchmarkTarget) -> DeployedBenchmark:
                 deployment = deploy(server, which.model, load_timeout_s=tables.load_timeout_s)
@@ -321,7 +314,7 @@ class BenchmarkSession:
                     price_per_hour=tables.cost.price_per_hour,
                     options=which.options,
                     sending=transport,
-                    driver=load.driver,
+                    driver=generator.driver,
                 )
 
             candidate = deployed(target)
@@ -332,6 +325,30 @@ class BenchmarkSession:
             if live is not None:
                 measures[_CHAMPION] = deployed(live.target).measure
             yield RunningServer(measures, server.check_alive)
+
+    def _sender(
+        self, server: Server, transport: Transport, note_baseline: Callable[[Generator], None]
+    ) -> Generator:
+        """Who sends, and what that costs against a do-nothing model."""
+        up_to_per_s = self.tables.search.max_rate_per_s
+        ours = GeneratorBaseline(
+            transport,
+            up_to_per_s,
+            (machine_name(), _identity(self.install), self.tables.load.digest),
+            self.paths.results / "generators",
+            self.warn,
+        )
+        found = ours.measure(server)
+        if self.tables.load.driver == "auto" and find_perf_analyzer() is not None:
+            theirs = replace(ours, driver="perf_analyzer")
+            found = best_driver(found, up_to_per_s, lambda: theirs.measure(server))
+        if found.driver == "perf_analyzer":
+            self.warn(
+                f"perf_analyzer sends: up to {per_second(found.trusted_per_s or 0.0)} in time, "
+                "more than this program does here"
+            )
+        note_baseline(found)
+        return ours.for_measurements(found)
 
 
 def _identity(install: TritonInstall) -> str:

@@ -19,7 +19,7 @@ from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import Traffic
-from enginegate.measurement import ClosedLoad, Driver, LatencySample, Load
+from enginegate.measurement import ClosedLoad, DriverChoice, LatencySample, Load
 from enginegate.measuring.p99 import decide_pooled
 from enginegate.policy import Policy, parse_policy, read_policy
 from enginegate.policy.benchmarking import Slo
@@ -56,7 +56,7 @@ Seconds = Annotated[
     float | None, typer.Option(min=0.1, help="longest one measurement. Default: the policy's")
 ]
 DriverName = Annotated[
-    Driver | None, typer.Option(help="who sends; perf_analyzer is a cross-check")
+    DriverChoice | None, typer.Option(help="who sends; perf_analyzer is a cross-check")
 ]
 ServerAddress = Annotated[
     str | None,
@@ -80,7 +80,7 @@ class BenchmarkRequest:
     load: str | None = None
     rate: float | None = None
     seconds: float | None = None
-    driver: Driver | None = None
+    driver: DriverChoice | None = None
 
     @property
     def clients(self) -> int | None:
@@ -223,7 +223,8 @@ def _measure_there(
         load,
         folder=workspace.results / "latencies",
         slo_p99_ms=rules.slo.p99_ms,
-        driver=rules.load.driver,
+        # Nothing can be compared there: no do-nothing model can be placed on somebody's server.
+        driver="python" if rules.load.driver == "auto" else rules.load.driver,
     )
     print_measured([found.measurement], rules.slo, out)
     write_file(folder / "measurement.json", found.measurement.pretty_json())

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
+from enginegate.triton.gpu_memory import GpuDriver
 
 # Triton's version -> TensorRT in NVIDIA's -py3 images. NVIDIA's release pages do not say; these
 # come from public scans and notes of the images. So a hint, no more.
@@ -87,9 +88,7 @@ def read_versions(addresses: LiveAddresses, *, root: Path = Path("/")) -> Server
         tensorrt=tensorrt,
         installed_tensorrt=installed,
         driver=_loaded_driver(root),
-        installed_driver=next(
-            (found for each in _DRIVER_FOLDERS if (found := _installed(root / each, _DRIVER))), ""
-        ),
+        installed_driver=_installed_driver(root),
     )
 
 
@@ -135,6 +134,19 @@ def _loaded_driver(root: Path) -> str:
         return ""
     found = _LOADED_DRIVER.search(text)
     return found[1] if found else ""
+
+
+def _installed_driver(root: Path) -> str:
+    """The driver that a new process gets: by NVML, which opens only where it fits the kernel's.
+
+    An image may hold other files than those that the machine mounts into it, so they count only
+    where NVML does not open; and a link to a first version, as every machine has it, says nothing.
+    """
+    driver = GpuDriver.open()
+    if driver is not None:
+        return driver.version()
+    found = (_installed(root / each, _DRIVER) for each in _DRIVER_FOLDERS)
+    return next((version for version in found if "." in version), "")
 
 
 def _version_in(name: str) -> str:

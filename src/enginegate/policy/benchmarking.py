@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from enginegate.measurement import Arrivals, Driver, SharedMemory, WireProtocol
+from enginegate.measurement import Arrivals, DriverChoice, SharedMemory, WireProtocol
 from enginegate.policy.gates import Confidence
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
@@ -84,14 +84,21 @@ class LoadShape(Record):
     )
     protocol: WireProtocol = Field(default="grpc", description="grpc or http")
     shared_memory: SharedMemory = Field(
-        default="none", description="how tensors travel to a server on this machine"
+        default="none",
+        description="where inputs, and outputs of a known size, are for a server on this machine: "
+        "none (they travel), system, or cuda (memory of GPU 0)",
     )
     rows: PositiveInt | Rows | None = Field(
         default=None,
         description="rows of each request, e.g. 8; a list draws each size as often as it is named; "
         "without it, as recorded, else 1. Rates and the SLO stay in requests",
     )
-    driver: Driver = Field(default="python", description="what sends; perf_analyzer is optional")
+    driver: DriverChoice = Field(
+        default="python",
+        description="what sends: python (this program), perf_analyzer (where it is installed), or "
+        "auto: this program, unless it cannot send [search] max_rate_per_s to a do-nothing model "
+        "in time and perf_analyzer sends more",
+    )
     processes: NonNegativeInt = Field(
         default=0, description="processes that send; 0: as many as the rate and the cores allow"
     )

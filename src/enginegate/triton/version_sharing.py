@@ -5,6 +5,7 @@ never ends the load of a Python model without its file, and then answers no othe
 """
 
 from enginegate.engine_kinds import is_fixed_batch
+from enginegate.serving import STREAMS_PARAMETER
 from enginegate.triton.config import Config
 
 # These may differ between versions that share a configuration: they say how much of a model is
@@ -50,6 +51,9 @@ def _deciding_fields(config: Config) -> dict[str, str]:
     message.CopyFrom(config.message)
     for field in _FREE:
         message.ClearField(field)
+    # Our runner's word for a number of instances.
+    if STREAMS_PARAMETER in message.parameters:
+        del message.parameters[STREAMS_PARAMETER]
     kinds = sorted({group.Kind.Name(group.kind) for group in message.instance_group})
     message.ClearField("instance_group")
     for field in message.optimization.DESCRIPTOR.fields_by_name:

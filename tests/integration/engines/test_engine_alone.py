@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from enginegate.benchmark.engine_alone import EngineMeter, fastest_first
-from enginegate.engines import build_engine
-from enginegate.errors import EnginegateError
+from enginegate.candidate import PROGRAM_FILE, FileDigest, Precision
+from enginegate.engines import build_engine, cuda
+from enginegate.engines.torch_inductor.eager import eager_precisions
+from enginegate.errors import EnginegateError, TamperedError
 from enginegate.evidence import EngineSpeed
 
 pytestmark = pytest.mark.xdist_group("engines")
@@ -79,3 +81,50 @@ def test_fastest_engine_is_served_first(meter, built):
     )
 
     assert fastest_first([None, slower, found, slower]) == (2, 1, 3, 0)
+
+
+def test_pytorch_itself_is_measured_by_the_same_sweep(meter, cnn):
+    """In a process of its own, on real samples; kept for this machine."""
+    (found,) = meter.measure_eager(cnn.value, cnn.folder, 8, (Precision.FP32, Precision.FP16))
+    again = meter.measure_eager(cnn.value, cnn.folder, 8, (Precision.FP32, Precision.FP16))
+
+    assert (found.precision, found.device, found.inputs_on) == (Precision.FP32, "CPU", "host")
+    assert found.library.startswith("torch 2.")
+    assert found.batches[0].batch_size == 1
+    assert all(len(batch.windows_per_s) >= 3 for batch in found.batches)
+    assert again == (found,)
+
+
+def test_source_that_is_no_pytorch_model_has_no_baseline(meter, cnn):
+    """There is nothing to run eagerly."""
+    plain = cnn.value.model_copy(update={"program": None})
+
+    assert meter.measure_eager(plain, cnn.folder, 8, (Precision.FP32,)) == ()
+
+
+def test_changed_program_is_not_measured(meter, cnn, tmp_path):
+    """Its bytes are those that the ONNX model came from."""
+    (tmp_path / PROGRAM_FILE).write_bytes((cnn.folder / PROGRAM_FILE).read_bytes() + b"\0")
+
+    with pytest.raises(TamperedError):
+        meter.measure_eager(cnn.value, tmp_path, 8, (Precision.FP32,))
+
+
+def test_broken_program_is_an_error_with_its_reason(meter, cnn, tmp_path):
+    """The process says what PyTorch said."""
+    (tmp_path / PROGRAM_FILE).write_bytes(b"no program")
+    program = cnn.value.program.model_copy(update={"file": FileDigest.of(tmp_path / PROGRAM_FILE)})
+
+    with pytest.raises(EnginegateError, match="PyTorch's own model"):
+        meter.measure_eager(
+            cnn.value.model_copy(update={"program": program}), tmp_path, 8, (Precision.FP32,)
+        )
+
+
+@pytest.mark.skipif(cuda.gpu() is not None, reason="this machine has a GPU")
+def test_precisions_of_eager_are_those_of_the_device():
+    """16-bit arithmetic is emulated on a processor; a GPU without Ampere's has no TF32."""
+    wanted = (Precision.FP16, Precision.TF32, Precision.INT8)
+
+    assert eager_precisions("cpu", wanted) == (Precision.FP32,)
+    assert eager_precisions("cuda", wanted) == (Precision.FP32, Precision.FP16)

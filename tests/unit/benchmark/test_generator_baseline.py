@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from enginegate.benchmark import generator_baseline
-from enginegate.benchmark.generator_baseline import GeneratorBaseline, _highest
+from enginegate.benchmark.generator_baseline import GeneratorBaseline, _highest, best_driver
 from enginegate.errors import ServerError
 from enginegate.loadgen.traffic import LoadResult, Transport
 from enginegate.measurement import Generator, Load
@@ -127,3 +127,26 @@ def test_failures_are_no_calibration():
 def test_calibration_ends_with_its_budget():
     """Without time for another try the first one is the answer."""
     assert _highest(_generator(3000.0), 4000.0, budget_s=0.0).trusted_per_s == 0.0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "driver", "asked"),
+    [
+        pytest.param(1000.0, 9000.0, "python", False, id="ours-reaches-every-rate"),
+        pytest.param(600.0, 1000.0, "perf_analyzer", True, id="theirs-reaches-more"),
+        pytest.param(600.0, 600.0, "python", True, id="neither-more"),
+        pytest.param(600.0, None, "python", True, id="theirs-fails"),
+        pytest.param(None, 200.0, "perf_analyzer", True, id="ours-fails"),
+    ],
+)
+def test_who_sends(ours, theirs, driver, asked):
+    """The other is measured only where ours falls short, and sends only if it was shown more."""
+    measured = []
+
+    def other():
+        measured.append(True)
+        return Generator(driver="perf_analyzer", trusted_per_s=theirs)
+
+    found = best_driver(Generator(trusted_per_s=ours), 1000.0, other)
+
+    assert (found.driver, bool(measured)) == (driver, asked)

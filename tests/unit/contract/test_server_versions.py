@@ -32,6 +32,7 @@ def triton(monkeypatch):
             return SimpleNamespace(version="2.69.0")
 
     monkeypatch.setattr(server_versions, "TritonClient", Client)
+    monkeypatch.setattr(server_versions, "GpuDriver", SimpleNamespace(open=lambda: None))
 
 
 def machine(root, *, mapped=f"/{LIBRARIES}/libnvinfer.so.10.16.1", libraries=(), pids=(41,)):
@@ -108,6 +109,20 @@ def test_process_of_a_server_that_was_started_here_is_known(tmp_path):
 def test_other_machines_are_not_looked_for_here(tmp_path):
     """A library on this machine says nothing about another one."""
     assert read(machine(tmp_path), grpc="gpu-7:8001") == ServerVersions("gpu-7:8001", "2.69.0")
+
+
+def test_driver_that_opens_is_the_one_that_is_installed(tmp_path, monkeypatch):
+    """An image's own libraries say nothing where a new process gets a GPU."""
+    opened = SimpleNamespace(version=lambda: "580.82.07")
+    monkeypatch.setattr(server_versions, "GpuDriver", SimpleNamespace(open=lambda: opened))
+    root = machine(tmp_path, libraries=("libcuda.so.535.54.03",))
+
+    assert read(root).installed_driver == "580.82.07"
+
+
+def test_link_alone_is_no_driver_version(tmp_path):
+    """Every machine has libcuda.so.1, whatever its driver."""
+    assert read(machine(tmp_path, libraries=("libcuda.so.1",))).installed_driver == ""
 
 
 def test_machine_without_any_of_it_says_nothing(tmp_path):

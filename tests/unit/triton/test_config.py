@@ -149,6 +149,30 @@ def test_serving_configuration_is_read_back(changes):
     assert found == serving.model_copy(update=alike)
 
 
+def test_runner_on_a_gpu_is_one_process_with_streams():
+    """Its instances are streams: processes would take turns. Inputs stay where they are."""
+    serving = ServingConfig(**{**SERVING.model_dump(), "instances": 3})
+
+    found = _config(serving=serving, gpu=True)
+
+    assert [group.count for group in found.message.instance_group] == [1]
+    assert (found.streams, found.serving.instances) == (3, 3)
+    assert found.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"] == "no"
+
+
+@pytest.mark.parametrize("backend", ["python", "tensorrt"])
+def test_instances_elsewhere_are_instances(backend):
+    """On a processor, and in Triton's own backends, each instance is one of Triton's."""
+    found = _config(
+        serving=ServingConfig(**{**SERVING.model_dump(), "instances": 3}),
+        backend=backend,
+        gpu=backend == "tensorrt",
+    )
+
+    assert [group.count for group in found.message.instance_group] == [3]
+    assert (found.streams, found.serving.instances) == (0, 3)
+
+
 def test_ordering_can_be_preserved():
     """The one option that Triton refuses beside several priorities."""
     found = _config(options=ServingOptions(preserve_ordering=True))

@@ -52,6 +52,13 @@ def test_how_much_is_served_may_differ(changes):
     assert sharing_obstacle(_config(), new) == ""
 
 
+def test_streams_of_the_runner_may_differ():
+    """Instances of our runner on a GPU are a parameter, and as free as other instances."""
+    more = SERVING.model_copy(update={"instances": 4})
+
+    assert sharing_obstacle(_config(gpu=True), _config(gpu=True, serving=more)) == ""
+
+
 THREADS = BackendSettings(parameters={"intra_op_thread_count": "1"})
 FP32 = BackendSettings(cuda_provider={"use_tf32": "0"})
 TF32 = BackendSettings(cuda_provider={"use_tf32": "1"})

@@ -15,7 +15,7 @@ import importlib.util
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -123,39 +123,48 @@ class TritonPythonModel:
 
     def _submit(self, requests: list[Any], respond: Callable[[int, Any], None]) -> None:
         """Run all requests that fit together in one batch; each is responded to once."""
+        limit = self._pipeline.buckets[-1]
         group: list[tuple[int, Any]] = []
+        group_rows, group_form = 0, None
         for at, request in enumerate(requests):
             parts = self._read(request)
-            if not isinstance(parts, str) and not self._pipeline.fits([parts]):
-                parts = f"it has more rows than the {self._pipeline.buckets[-1]} of the engine"
+            rows = 0 if isinstance(parts, str) else self._rows(parts)
+            if rows > limit:
+                parts = f"it has more rows than the {limit} of the engine"
             if isinstance(parts, str):
                 _respond(respond, at, _refused(parts))
                 continue
-            if group and not self._pipeline.fits([*(each for _, each in group), parts]):
+            form = [tensor.shape[1:] for tensor in parts.values()]
+            if group and (group_rows + rows > limit or form != group_form):
                 self._submit_group(group, respond)
-                group = []
+                group, group_rows = [], 0
             group.append((at, parts))
+            group_rows, group_form = group_rows + rows, form
         if group:
             self._submit_group(group, respond)
 
     def _submit_group(
         self, group: list[tuple[int, Any]], respond: Callable[[int, Any], None]
     ) -> None:
-        def answer(outcome: Arrays | Exception) -> None:
-            start = 0
-            for at, parts in group:
-                rows = parts[self._inputs[0].name].shape[0]
-                _respond(respond, at, self._part(outcome, start, start + rows))
-                start += rows
+        ends = np.cumsum([self._rows(parts) for _, parts in group]).tolist()
+        starts = [0, *ends]
+
+        def answer(outcome: Arrays | Exception, numbers: range) -> None:
+            for number in numbers:
+                part = self._part(outcome, slice(starts[number], ends[number]))
+                _respond(respond, group[number][0], part)
 
         self._pipeline.submit([parts for _, parts in group], answer)
 
-    def _part(self, outcome: Arrays | Exception, start: int, end: int) -> Any:
+    def _rows(self, parts: dict[str, Any]) -> int:
+        return int(parts[self._inputs[0].name].shape[0])
+
+    def _part(self, outcome: Arrays | Exception, rows: slice) -> Any:
         """One request's response: its rows, or what went wrong, here too."""
         if isinstance(outcome, Exception):
             return _refused(f"{type(outcome).__name__}: {outcome}")
         try:
-            return self._response(tuple(outcome[name][start:end] for name in self._outputs))
+            return self._response([outcome[name][rows] for name in self._outputs])
         except Exception as error:  # noqa: BLE001 - a request without an answer blocks its client
             return _refused(f"{type(error).__name__}: {error}")
 
@@ -171,8 +180,10 @@ class TritonPythonModel:
             if problem:
                 return problem
             tensors[wanted.name] = found
-        rows = sorted({tensor.shape[0] for tensor in tensors.values()})
-        return tensors if len(rows) == 1 and rows[0] else f"the inputs have {rows} rows"
+        rows = {tensor.shape[0] for tensor in tensors.values()}
+        return (
+            tensors if len(rows) == 1 and 0 not in rows else f"the inputs have {sorted(rows)} rows"
+        )
 
     def _tensor(self, tensor: Any) -> Any:
         """An array, or on a GPU what Triton has in device memory."""
@@ -199,7 +210,7 @@ class TritonPythonModel:
         split = [np.split(output, ends[:-1]) for output in answers]
         return [self._response(parts) for parts in zip(*split, strict=True)]
 
-    def _response(self, parts: tuple[NDArray[Any], ...]) -> Any:
+    def _response(self, parts: Sequence[NDArray[Any]]) -> Any:
         tensors = [_output(name, p) for name, p in zip(self._outputs, parts, strict=True)]
         return triton.InferenceResponse(output_tensors=tensors)
 
@@ -209,7 +220,7 @@ class _Input:
 
     def __init__(self, entry: dict[str, Any]) -> None:
         self.name: str = entry["name"]
-        self._dims = [int(axis) for axis in entry["dims"]]
+        self._dims = tuple(int(axis) for axis in entry["dims"])
         self._dtype = np.dtype(triton.triton_string_to_numpy(entry["data_type"]))
 
     def example(self, shape: dict[str, list[int]] | None) -> NDArray[Any]:
@@ -220,12 +231,13 @@ class _Input:
     def problem(self, tensor: Any) -> str:
         """Why this tensor does not fit, or nothing."""
         axes = tensor.shape[1:]
-        fits = len(axes) == len(self._dims) and all(
-            wanted in {-1, axis} for wanted, axis in zip(self._dims, axes, strict=True)
+        fits = axes == self._dims or (
+            len(axes) == len(self._dims)
+            and all(wanted in {-1, axis} for wanted, axis in zip(self._dims, axes, strict=True))
         )
         if fits and tensor.dtype == self._dtype:
             return ""
-        wanted = f"{self._dtype} with {self._dims} after the batch axis"
+        wanted = f"{self._dtype} with {list(self._dims)} after the batch axis"
         return f"input {self.name} is {tensor.dtype} of shape {tensor.shape}; it must be {wanted}"
 
 

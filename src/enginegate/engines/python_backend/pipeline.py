@@ -5,7 +5,7 @@ beside the engine's, a stream and a thread. A **lane** is one place where the en
 a thread of its own: it takes the next batch that is being uploaded, copies it into the engine's
 fixed inputs (device to device), runs, and copies the outputs out. There are as many lanes as the
 model has streams, and two slots more: while each lane computes one batch, another is copied in and
-one more is copied out and answered.
+one more is copied out. Threads of their own send the answers.
 
 Triton's Python backend runs this same file beside its model file; therefore it needs NumPy only,
 and imports nothing of this package. The device and the engine are given:
@@ -17,6 +17,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeAlias
 
@@ -25,11 +27,16 @@ from numpy.typing import NDArray
 
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
-Answer: TypeAlias = Callable[["Arrays | Exception"], None]
+Answer: TypeAlias = Callable[["Arrays | Exception", range], None]
 
 # One batch on its way in and one on its way out beside those that compute; more only wait longer,
 # and take requests that would have made fuller batches.
 _SLOTS_BESIDE_LANES = 2
+# Each answer is a message to Triton and back, most of it waiting; so several threads send, each a
+# share of a batch. Fewer than so many requests are sent by one.
+_ANSWERING, _FEWEST_ANSWERS = 4, 4
+# Batches that may wait for these threads before slots wait too, and batches grow fuller instead.
+_UNANSWERED = 4
 _SETTLING_RUNS = 3  # algorithm search, then capture, then a first replay
 _KEPT_SHAPES = 64  # least recently used ones give their buffers back
 _OPEN_FOR_S = 3600.0  # a hang while opening is ended by whoever loads the model
@@ -110,29 +117,29 @@ class Pipeline:
             lane = _Lane(engine, device, self._ready, number, alone=lanes == 1)
             self._lanes.append(lane)
             lane.open(example, self.buckets)
+        self._answers: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._unanswered = threading.Semaphore(_UNANSWERED)
+        self._answering = [
+            threading.Thread(target=self._send, name=f"answers {number}", daemon=True)
+            for number in range(_ANSWERING)
+        ]
+        for thread in self._answering:
+            thread.start()
         self._slots = [
-            _Slot(device, self._ready, self._free, self._count, number)
+            _Slot(device, self._ready, self._free, self._answer, number)
             for number in range(lanes + _SLOTS_BESIDE_LANES)
         ]
 
-    def fits(self, parts: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether all requests go in one run: few enough rows, and alike in every other axis."""
-        alike = all(
-            part[name].shape[1:] == first.shape[1:]
-            for name, first in parts[0].items()
-            for part in parts
-        )
-        return alike and sum(_rows(part) for part in parts) <= self.buckets[-1]
-
     def submit(self, parts: Sequence[Mapping[str, Any]], answer: Answer) -> None:
-        """Begin to run requests that fit in one batch; returns when a slot has taken them.
+        """Begin to run requests; returns when a slot has taken them.
 
         What is in device memory was read by then; arrays in host memory are read later.
 
         Args:
-            parts: inputs of each request by name: arrays, or tensors in device memory.
-            answer: called once, in another thread, with the outputs of all rows or with what went
-                wrong; the outputs are overwritten after it returns.
+            parts: inputs of each request by name: arrays, or tensors in device memory; alike in
+                every axis but the first, and together no more rows than the largest bucket.
+            answer: called in other threads, once for each range of requests, with the outputs of
+                all rows or with what went wrong.
         """
         rows = sum(_rows(part) for part in parts)
         size = next(bucket for bucket in self.buckets if bucket >= rows)
@@ -161,6 +168,44 @@ class Pipeline:
             self._ready.put(None)
         for lane in self._lanes:
             lane.thread.join()
+        for _ in self._answering:
+            self._answers.put(None)
+        for thread in self._answering:
+            thread.join()
+
+    def _answer(self, batch: _Batch, outcome: Arrays | Exception) -> None:
+        """Have a batch answered; the outputs are the threads' that send them."""
+        self._unanswered.acquire()
+        count = len(batch.parts)
+        shares = min(_ANSWERING, -(-count // _FEWEST_ANSWERS))
+        bounds = [count * number // shares for number in range(shares + 1)]
+        left = shares
+
+        def send(numbers: range) -> None:
+            nonlocal left
+            try:
+                batch.answer(outcome, numbers)
+            finally:
+                with self._lock:
+                    left -= 1
+                    is_last = not left
+                if is_last:
+                    self._unanswered.release()
+                    batch.mark()
+                    if not isinstance(outcome, Exception):
+                        self._count(batch)
+
+        for start, end in pairwise(bounds):
+            self._answers.put(partial(send, range(start, end)))
+
+    def _send(self) -> None:
+        while True:
+            send = self._answers.get()
+            if send is None:
+                return
+            with suppress(Exception):  # whoever answers says what is wrong; others want answers too
+                send()
+            del send
 
     def _count(self, batch: _Batch) -> None:
         with self._lock:
@@ -172,17 +217,17 @@ class Pipeline:
 
 
 class _Slot:
-    """Carries one batch at a time; its thread fills, waits and answers."""
+    """Carries one batch at a time; its thread fills and waits."""
 
     def __init__(
         self,
         device: Any,
         ready: "SimpleQueue[Any]",
         free: "SimpleQueue[_Slot]",
-        count: Callable[[_Batch], None],
+        answer: Callable[[_Batch, "Arrays | Exception"], None],
         number: int,
     ) -> None:
-        self._device, self._ready, self._free, self._count = device, ready, free, count
+        self._device, self._ready, self._free, self._answer = device, ready, free, answer
         self._work: SimpleQueue[_Batch | None] = SimpleQueue()
         self._stream = device.stream()
         self.uploaded, self.computed, self._done = (device.event() for _ in range(3))
@@ -235,15 +280,10 @@ class _Slot:
             found[name] = target
         self._stream.record(self._done)
         self._done.wait()
+        # The slot's memory is for the next batch, while this one is still being answered.
+        found = {name: array.copy() for name, array in found.items()}
         batch.mark()
         return found
-
-    def _answer(self, batch: _Batch, outcome: Arrays | Exception) -> None:
-        with suppress(Exception):  # whoever answers says what is wrong; the slot carries the next
-            batch.answer(outcome)
-        batch.mark()
-        if not isinstance(outcome, Exception):
-            self._count(batch)
 
     def _gather_device(self, batch: _Batch) -> None:
         """Copy what requests have in device memory; Triton takes it back when they are taken."""

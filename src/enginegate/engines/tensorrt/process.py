@@ -38,6 +38,7 @@ _TAIL_LINES = 12
 _OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Resource temporarily unavailable", "OutOfMemory")
 _POLL_S, _GRACE_S, _QUIET_S = 0.05, 5.0, 2.0
 _INSPECT_S = 300.0  # loading the largest plans takes a minute; it is given up only if it hangs
+_MEASURED = {False: "measured", True: "measured; the library refused those of earlier builds"}
 _log = logging.getLogger("enginegate.build")
 
 
@@ -59,6 +60,7 @@ class BuildReport(Record):
     tf32: bool = False
     builder_flags: tuple[str, ...] = Field(default=(), description="those that were on, by name")
     timings_read: NonNegativeInt = Field(default=0, description="bytes of kernel timings known")
+    timings_refused: bool = Field(default=False, description="they were there, and not readable")
     flags: dict[str, str] = Field(default={}, description="how the plan was built")
 
 
@@ -117,7 +119,7 @@ def compile_plan(
         "workspace_mib": str(table.workspace_mib),
         "hardware_compatibility": table.hardware_compatibility,
         "version_compatible": str(table.version_compatible).lower(),
-        "timings": "reused" if report.timings_read else "measured",
+        "timings": "reused" if report.timings_read else _MEASURED[report.timings_refused],
         "cuda_graphs": "on" if table.cuda_graphs else "off",
     }
     if library.cuda:

@@ -66,6 +66,7 @@ def _build(trt: Any, job: dict[str, Any], log: Any, recorder: "ProgressRecorder"
     config = _config(trt, builder, job)
     if job["keep"]:
         _keep(trt, network, config, job["keep"])
+    had_timings = bool(job["timing_cache"]) and Path(job["timing_cache"]).is_file()
     cache, known_bytes = _with_timings(config, job["timing_cache"])
     recorder.layers = network.num_layers
     if hasattr(trt, "IProgressMonitor"):
@@ -87,6 +88,7 @@ def _build(trt: Any, job: dict[str, Any], log: Any, recorder: "ProgressRecorder"
         "tf32": "TF32" in on,
         "builder_flags": on,
         "timings_read": known_bytes,
+        "timings_refused": had_timings and not known_bytes,
     }
 
 
@@ -175,13 +177,18 @@ def _keep(trt: Any, network: Any, config: Any, names: list[str]) -> None:
 
 
 def _with_timings(config: Any, path: str) -> tuple[Any, int]:
-    """The cache of timings that the builder uses, and how many bytes of it were known before."""
+    """The cache of timings that the builder uses, and how many bytes of it were known before.
+
+    A cache that cannot be read is replaced by an empty one, with no more than an error in the log:
+    TensorRT 8.6 does so without cuBLAS. So what it holds is compared with what it was given.
+    """
     if not path:
         return None, 0
     known = Path(path).read_bytes() if Path(path).is_file() else b""
     cache = config.create_timing_cache(known)
     if cache is not None and config.set_timing_cache(cache, False):  # noqa: FBT003 - TensorRT's API
-        return cache, len(known)
+        is_read = bool(known) and cache.serialize().nbytes >= len(known)
+        return cache, len(known) if is_read else 0
     return None, 0
 
 
