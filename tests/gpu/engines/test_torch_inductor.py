@@ -11,6 +11,7 @@ from enginegate.candidate import PROGRAM_FILE, FileDigest, Precision, TorchProgr
 from enginegate.engines import build_engine, open_eager, open_engine, open_reference
 from enginegate.engines.torch_inductor.process import TorchInductorTable
 from enginegate.errors import EnginegateError
+from enginegate.policy import CalibrationTable
 from enginegate.policy.building import DimensionRange, Shapes
 
 pytestmark = pytest.mark.gpu
@@ -72,13 +73,18 @@ def built(network, example, tmp_path_factory):
     store = tmp_path_factory.mktemp("engines")
 
     def make(precision, **keys):
-        plan = planned(network, f"torch_inductor-{precision}", samples(example))
         tables = {
-            "table": TorchInductorTable(device="cuda", **keys),
             "shapes": Shapes(batch=DimensionRange(min=1, best=8, max=8)),
-            "max_batch_size": 8,
+            "torch_inductor": TorchInductorTable(device="cuda", **keys),
         }
-        return build_engine(replace(plan, **tables), store)
+        plan = planned(
+            network,
+            f"torch_inductor-{precision}",
+            samples(example, "noise"),
+            tables=tables,
+            calibration=CalibrationTable(),
+        )
+        return build_engine(plan, store)
 
     return make
 
