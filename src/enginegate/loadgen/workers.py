@@ -1,14 +1,16 @@
 """One load from several processes: each sends every n-th request of one schedule, on one clock.
 
 The processes are fresh interpreters, never forks, so threads and connections of this process stay
-its own. Each ends with its connection to this process.
+its own. Each ends with its connection to this process. After a load they wait for the next one.
 """
 
+import atexit
 import os
 import pickle
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +29,10 @@ from enginegate.loadgen.worker_load import RunClock, WorkerLoad, send_load
 _LEAD_S = 0.05
 _STOP_IN_S = 0.25
 _START_S = 60.0
+# A search's loads follow each other closely, and starting a process takes longer than some of them.
+# It waits longer than it is used, so that none ends while it is being given a load.
+_REUSED_WITHIN_S, _IDLE_S = 30.0, 60.0
+_idle_lock = threading.Lock()
 _WORKER = "from enginegate.loadgen.workers import run_worker; run_worker()"
 
 
@@ -83,6 +89,9 @@ def send_from_processes(
 class _Worker:
     process: "subprocess.Popen[bytes]"
     connection: Connection
+    started_as: tuple[str, ...]
+    owner: int
+    idle_since_s: float = 0.0
 
     def send(self, message: _Task | float) -> None:
         with suppress(ConnectionError):
@@ -115,6 +124,10 @@ class _Worker:
                 "other programs on this machine, or set processes to 1."
             )
         self.receive()
+
+
+# Those that wait for a next load, the last used at the end.
+_idle: list[_Worker] = []
 
 
 @dataclass(slots=True)
@@ -171,17 +184,63 @@ def _merge(parts: Sequence[SentRequests]) -> SentRequests:
 
 @contextmanager
 def _workers(count: int) -> Iterator[list[_Worker]]:
+    """So many processes; after a load that ended well they wait for the next one."""
     workers: list[_Worker] = []
     try:
         for _ in range(count):
-            workers.append(_start())  # noqa: PERF401 - those that started must be ended
+            workers.append(_take_idle() or _start())  # noqa: PERF401 - those there must be ended
         yield workers
-    finally:
-        for worker in workers:
-            worker.connection.close()
-            worker.process.kill()
-        for worker in workers:
-            worker.process.wait()
+    except BaseException:
+        _end(workers)
+        raise
+    now_s = time.monotonic()
+    with _idle_lock:
+        _idle.extend(replace(worker, idle_since_s=now_s) for worker in workers)
+
+
+def end_idle_workers() -> None:
+    """End the processes that wait for a next load; they also end by themselves."""
+    with _idle_lock:
+        # After a fork they are the other process's.
+        mine = [worker for worker in _idle if worker.owner == os.getpid()]
+        _idle.clear()
+    _end(mine)
+
+
+atexit.register(end_idle_workers)
+
+
+def _take_idle() -> _Worker | None:
+    """A process that was used a moment ago, started as one would be started now."""
+    with _idle_lock:
+        fresh_s = time.monotonic() - _REUSED_WITHIN_S
+        usable = [
+            worker
+            for worker in _idle
+            if worker.idle_since_s >= fresh_s
+            and worker.started_as == _start_command()
+            and worker.owner == os.getpid()
+            and worker.process.poll() is None
+        ]
+        stale = [w for w in _idle if w.owner == os.getpid() and w.idle_since_s < fresh_s]
+        taken = usable[-1] if usable else None
+        gone = {id(worker) for worker in (*stale, taken) if worker is not None}
+        _idle[:] = [worker for worker in _idle if id(worker) not in gone]
+    _end(stale)
+    return taken
+
+
+def _end(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
+        worker.connection.close()
+        worker.process.kill()
+    for worker in workers:
+        worker.process.wait()
+
+
+def _start_command() -> tuple[str, ...]:
+    """What a process runs, and where it finds its modules."""
+    return (sys.executable, _WORKER, *sys.path)
 
 
 def _start() -> _Worker:
@@ -195,16 +254,19 @@ def _start() -> _Worker:
             # Ctrl-C is for this process to handle.
             start_new_session=True,
         )
-    return _Worker(process, Connection(parent_end.detach()))
+    return _Worker(process, Connection(parent_end.detach()), _start_command(), os.getpid())
 
 
 def run_worker() -> None:
-    """Main function of a worker: takes its task from the connection that it was started with."""
+    """Main function of a worker: takes tasks from the connection that it was started with."""
     connection = Connection(int(sys.argv[1]))
     try:
-        task: _Task = connection.recv()
-        clock = _WorkerClock(connection=connection, counts=task.counts)
-        connection.send(send_load(task.load, Transcript(), clock))
+        while connection.poll(_IDLE_S):
+            task = connection.recv()
+            # The last run's end may have crossed its results on the way.
+            if isinstance(task, _Task):
+                clock = _WorkerClock(connection=connection, counts=task.counts)
+                connection.send(send_load(task.load, Transcript(), clock))
     except (EOFError, ConnectionError):
         # The first process is gone, and with it all that this one works for.
         os._exit(1)

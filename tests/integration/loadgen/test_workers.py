@@ -9,11 +9,13 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from enginegate.errors import ServerError
 from enginegate.loadgen.schedule import PATTERNS, due_times
-from enginegate.loadgen.traffic import Transport, run_load
+from enginegate.loadgen.traffic import EarlyEnd, Transport, run_load
+from enginegate.loadgen.workers import end_idle_workers
 from enginegate.measurement import ArrivalPattern, Load
 from tests.fakes.load_patterns import RAMP
 
@@ -90,6 +92,47 @@ def test_workers_and_shared_memory_end_with_the_owner(server, client, traffic, b
     short = Load(rate_per_s=50, duration_s=0.05, seed=1)
     run_load(server.grpc, traffic, short, sending=Transport(shared_memory="system"))
     assert not shared & set(client.shared_memory())
+
+
+@pytest.fixture(autouse=True)
+def _no_idle_processes():
+    """Each test starts its own, and leaves none."""
+    end_idle_workers()
+    yield
+    end_idle_workers()
+
+
+@pytest.mark.usefixtures("scale")
+def test_sending_processes_are_used_again(server, traffic):
+    """The next load starts none, an early end leaves none behind its time, and all can be ended."""
+    short, two = Load(rate_per_s=100, duration_s=0.3, seed=1), Transport(processes=2)
+    at_once = EarlyEnd(limit_s=0.01, skip_s=0.0, decided=lambda *_: True)
+    first = run_load(server.grpc, traffic, short, sending=two)
+    workers = _workers(os.getpid())
+    ended = run_load(server.grpc, traffic, short, sending=two, ends=at_once)
+    again = run_load(server.grpc, traffic, short, sending=two)
+
+    assert _workers(os.getpid()) == workers
+    assert len(workers) == 2
+    assert np.array_equal(first.due_s, again.due_s)
+    assert (first.failed, ended.failed, again.failed) == (0, 0, 0)
+    end_idle_workers()
+    _wait(lambda: not any(_command(worker) for worker in workers))
+
+
+@pytest.mark.usefixtures("scale")
+def test_idle_process_that_was_killed_is_not_used(server, traffic):
+    """Another is started in its place."""
+    short, two = Load(rate_per_s=100, duration_s=0.2, seed=1), Transport(processes=2)
+    run_load(server.grpc, traffic, short, sending=two)
+    killed = min(_workers(os.getpid()))
+    os.kill(killed, signal.SIGKILL)
+    _wait(lambda: not _command(killed))
+
+    result = run_load(server.grpc, traffic, short, sending=two)
+
+    assert result.failed == 0
+    assert killed not in _workers(os.getpid())
 
 
 @pytest.mark.usefixtures("scale")

@@ -114,7 +114,7 @@ class TensorRtKind(EngineKind):
         try:
             library = find_library()
         except BuildError as error:
-            return missing(self.name, str(error), REMEDY)
+            return missing(self.name, str(error), str(error))
         if library is None:
             reason = "neither tensorrt nor tensorrt_rtx is installed"
             return missing(self.name, reason, REMEDY)
