@@ -38,6 +38,10 @@ _LESS = 0.6
 _LEAST_PER_S = 50.0
 # One that fell short of the highest rate may have met a bad moment.
 _ATTEMPTS = 2
+# How long one that fell short is believed by this process: about a qualification of many
+# candidates. Longer trusts a busy moment for too many of them, shorter costs each ten seconds.
+_RECENT_S = 900.0
+_RECENT: dict[Path, tuple[float, Generator]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +67,18 @@ class GeneratorBaseline:
         """What sending alone costs, and the highest rate that was kept up with.
 
         One that did not make every rate may have met a bad moment: it is made again at once, and
-        not kept. Without one (no Python backend, a model that fails) nothing is known, which is no
+        kept for a while only, so that a qualification of many candidates does not pay for it with
+        each. Without one (no Python backend, a model that fails) nothing is known, which is no
         reason not to measure.
         """
         driver = [] if self.driver == "python" else [self.driver]
         key = sha256_bytes(canonical_json([*self.conditions, self.up_to_per_s, *driver]))
+        path = self.folder / f"{key}.json"
+        if path in _RECENT and time.monotonic() - _RECENT[path][0] < _RECENT_S:
+            return _RECENT[path][1]
         try:
-            return remembered(
-                self.folder / f"{key}.json",
+            found = remembered(
+                path,
                 Generator,
                 lambda: self._best_of_attempts(server),
                 worth_keeping=self._made_all,
@@ -78,6 +86,9 @@ class GeneratorBaseline:
         except EnginegateError as error:
             self.warn(f"the generator was not calibrated: {error}")
             return Generator(driver=self.driver)
+        if not self._made_all(found):
+            _RECENT[path] = time.monotonic(), found
+        return found
 
     def for_measurements(self, baseline: Generator) -> Generator:
         """Without the rate limit where it is short of every rate: then it is only a note.
