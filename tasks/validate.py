@@ -33,7 +33,15 @@ from enginegate.precision import judge_range, open_emulated
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace, remembered
 from validation.agreement import OutputComparison, compare
-from validation.chunks import Chunk, chunks_of, compare_chunk, followed, gather, observe_chunk
+from validation.chunks import (
+    Chunk,
+    chunks_of,
+    compare_chunk,
+    comparison_of,
+    followed,
+    gather,
+    observe_chunk,
+)
 from validation.expectations import judge_comparison
 from validation.outputs import OutputSpec
 from validation.shadow import judge_noise
@@ -181,11 +189,16 @@ def _judge(
     built: ContentFolder[Engine], reference: ReferenceOutputs, gates: Gates, root: Path
 ) -> Judgement:
     folders = [root / _chunks_key(built.value, reference, part) for part in reference.observed]
+    candidate = built.value.candidate
     try:
-        for part, folder in zip(reference.observed, folders, strict=True):
-            what = f"{built.value.candidate} on {part.chunks[0].scope}"
-            with tool_errors(what):
-                _run(reference.how, part.chunks, built, folder, what)
+        with tool_errors(f"{candidate}"), comparison_of(built) as compare_on:
+            for part, folder in zip(reference.observed, folders, strict=True):
+                what = f"{candidate} on {part.chunks[0].scope}"
+                with tool_errors(what):
+                    if len(part.chunks) == 1:
+                        compare_on(part.chunks[0], folder)
+                    else:
+                        _run(reference.how, part.chunks, built, folder, what)
     except EnginegateError as error:
         return Judgement(verdict=for_errored(built.value, str(error)))
     judged = [

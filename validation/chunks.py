@@ -10,6 +10,7 @@ import io
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,7 @@ from enginegate.atomic_io import new_folder, write_file
 from enginegate.candidate import Engine, OnnxModel
 from enginegate.content_store import ContentFolder
 from enginegate.data import Array, DataSet, Tensors
-from enginegate.engines import open_engine, open_reference
+from enginegate.engines import Runner, open_engine, open_reference
 from validation.agreement import OutputComparison, compare, concatenate_comparisons
 from validation.outputs import OutputSpec
 from validation.score import GALLERY, labels_by_measure
@@ -87,9 +88,28 @@ def compare_chunk(chunk: Chunk, engine: ContentFolder[Engine], folder: Path) -> 
     Raises:
         EnginegateError: the engine broke, or its outputs are not the model's.
     """
-    if not _is_kept(folder, chunk):
-        with open_engine(engine.value, engine.folder) as runner:
-            _keep_columns(folder, chunk, runner.run)
+    with comparison_of(engine) as compare_on:
+        compare_on(chunk, folder)
+
+
+@contextmanager
+def comparison_of(engine: ContentFolder[Engine]) -> Iterator[Callable[[Chunk, Path], None]]:
+    """`compare_chunk` for one chunk after another.
+
+    The engine is opened once, for the first chunk that is not kept: on a GPU that takes seconds,
+    for each of its batch sizes is warmed up and its graph captured.
+    """
+    with ExitStack() as stack:
+        opened: list[Runner] = []
+
+        def compare_on(chunk: Chunk, folder: Path) -> None:
+            if _is_kept(folder, chunk):
+                return
+            if not opened:
+                opened.append(stack.enter_context(open_engine(engine.value, engine.folder)))
+            _keep_columns(folder, chunk, opened[0].run)
+
+        yield compare_on
 
 
 def gather(

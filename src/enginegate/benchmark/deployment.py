@@ -4,6 +4,7 @@ A configuration travels with the load call, into the running server: no restart,
 rewrite. Only for a server and a repository of our own: a live repository is changed elsewhere.
 """
 
+import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -39,6 +40,7 @@ from enginegate.triton.repository_files import (
 from enginegate.triton.server import Server
 from enginegate.triton.types import Statistics
 
+_log = logging.getLogger("enginegate.benchmark")
 _SERVING = "enginegate.serving"
 _VERSION = 1
 _PRESENT = {"READY", "LOADING", "UNLOADING"}
@@ -185,6 +187,7 @@ class DeployedBenchmark:
         options: what the model is served with besides the configuration.
         sending: how requests travel.
         driver: what sends; perf_analyzer cannot end early, and stops at the first failure.
+        failures_counted: whether this program then sends the load again, and counts failures.
     """
 
     deployment: DeployedModel
@@ -196,6 +199,7 @@ class DeployedBenchmark:
     options: ServingOptions = _PLAIN
     sending: Transport = field(default_factory=Transport)
     driver: Driver = "python"
+    failures_counted: bool = False
 
     def measure(
         self, config: ServingConfig, load: Load | ClosedLoad, *, ends: SequentialTest | None = None
@@ -249,13 +253,19 @@ class DeployedBenchmark:
                 "asked over HTTP. Give it, or send over gRPC."
             )
         if self.driver == "perf_analyzer":
-            return perf_analyzer.run_perf_analyzer(
-                address,
-                self.traffic,
-                load,
-                protocol=sending.protocol,
-                shared_memory=sending.shared_memory,
-            )
+            try:
+                return perf_analyzer.run_perf_analyzer(
+                    address,
+                    self.traffic,
+                    load,
+                    protocol=sending.protocol,
+                    shared_memory=sending.shared_memory,
+                )
+            except ServerError as error:
+                if not self.failures_counted:
+                    raise
+                server.check_alive()
+                _log.info("sent again by this program, which counts failures: %s", error)
         early = EarlyEnd(
             self.slo_p99_ms / 1e3, warmup_s(load), _decided_by(ends, lambda: liveness.gone)
         )

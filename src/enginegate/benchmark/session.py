@@ -315,6 +315,7 @@ class BenchmarkSession:
                     options=which.options,
                     sending=transport,
                     driver=generator.driver,
+                    failures_counted=load.driver == "auto",
                 )
 
             candidate = deployed(target)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses
-from enginegate.triton.gpu_memory import GpuDriver
+from enginegate.triton.gpu_memory import LOCAL, GpuDriver
 
 # Triton's version -> TensorRT in NVIDIA's -py3 images. NVIDIA's release pages do not say; these
 # come from public scans and notes of the images. So a hint, no more.
@@ -33,7 +33,6 @@ _DRIVER_FOLDERS = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr
 _DRIVER = "libcuda.so"
 _LOADED_DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 _VERSION = re.compile(r"\.so\.(\d+(?:\.\d+)*)$")
-_LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def read_versions(addresses: LiveAddresses, *, root: Path = Path("/")) -> Server
     """
     with TritonClient(addresses.grpc) as client:
         triton = client.metadata().version
-    if addresses.grpc.rpartition(":")[0] not in _LOCAL:
+    if addresses.grpc.rpartition(":")[0] not in LOCAL:
         return ServerVersions(addresses.grpc, triton)
     tensorrt = installed = ""
     process = addresses.pid if addresses.pid is not None else _only_server(root)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
+from enginegate.errors import ServerError
 from enginegate.loadgen.grpc_message import INFER, Response
 from enginegate.loadgen.raw_loop import Answered, Destination, Watched, connected_socket
 from enginegate.triton.codec import vendor
@@ -472,9 +473,18 @@ class RawGrpc:
 
 
 def _request_head(address: str) -> bytes:
-    """The headers of every request, which refer to nothing sent before."""
-    import hpack  # noqa: PLC0415
+    """The headers of every request, which refer to nothing sent before.
 
+    Raises:
+        ServerError: the library that encodes them is not installed.
+    """
+    try:
+        import hpack  # noqa: PLC0415
+    except ImportError as error:
+        raise ServerError(
+            f"Loads cannot be sent over gRPC: {error}.\n"
+            "Install it: python -m pip install 'enginegate[triton]', or send over http."
+        ) from error
     headers = {
         ":method": "POST",
         ":scheme": "http",

@@ -5,7 +5,7 @@ example) are first written out as the functions that define them. Nothing is tru
 must be valid, and answer like the original on ONNX Runtime.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
@@ -25,21 +25,27 @@ _VERSIONLESS_DOMAINS = frozenset({"", "ai.onnx"})
 
 
 def lowered(
-    model: ModelProto, version: int, *, what: str, shapes: Mapping[str, tuple[int, ...]]
+    model: ModelProto,
+    version: int,
+    *,
+    what: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    rewrite: Callable[[ModelProto], ModelProto] = lambda given: given,
 ) -> ModelProto:
-    """The model at this operator set, or as it is where its set is not later.
+    """The model at this operator set, or as it is where nothing has to be changed.
 
     Args:
         what: names the model in messages.
         shapes: of inputs with dynamic axes, that both models are run at.
+        rewrite: what else a runtime needs; gives the very model that it was given if nothing.
 
     Raises:
         BuildError: it cannot be had there, or would not answer like the original.
     """
-    if opset(model) <= version:
+    if opset(model) <= version and rewrite(model) is model:
         return model
     try:
-        found = _converted(model, version)
+        found = rewrite(_converted(model, version))
         onnx.checker.check_model(found, full_check=True)
     except Exception as error:
         raise BuildError(
@@ -52,6 +58,8 @@ def lowered(
 
 
 def _converted(model: ModelProto, version: int) -> ModelProto:
+    if opset(model) <= version:
+        return model
     inlined = model
     newer = _newer_functions(model, version)
     if newer:

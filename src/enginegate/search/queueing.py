@@ -66,6 +66,9 @@ _LEANING = 0.5
 _LINE = 2  # points that a line needs
 # The warm-up of measurements that do not say how long theirs was.
 _WARM_SHARE = 0.1
+# Rates and counters disagree by less than this where nothing overlaps; a full pipeline of one
+# stream has three batches at once.
+_OVERLAPPING = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +113,17 @@ class ServiceTimeEstimate:
         instances = instances_of(measurement.config)
         served_per_s = _served_per_s(measurement)
         executed_per_s = served_per_s * items / stages.mean_batch_size
+        # Much more than all of the time is waiting inside a pipeline, behind other batches.
+        busy = executed_per_s * service_ms / 1e3 / instances
+        overlap = busy if busy > _OVERLAPPING else 1.0
         return cls(
             config=measurement.config,
             rate_per_s=measurement.rate_per_s,
             instances=instances,
             items=items,
             batch=max(1.0, batch),
-            service_ms=service_ms,
-            busy=executed_per_s * service_ms / 1e3 / instances,
+            service_ms=service_ms / overlap,
+            busy=busy / overlap,
             p99_ms=p99.value_ms if p99 else float("inf"),
             client_ms=client_ms,
             saturated=served_per_s < _SATURATED * measurement.rate_per_s,

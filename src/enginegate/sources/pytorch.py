@@ -137,6 +137,9 @@ def _save_program(
             dynamic_shapes=_dynamic_shapes(program.axes, names),
             strict=False,
         )
+    for node in traced.graph.nodes:  # where it came from differs from run to run, and names files
+        for told in ("from_node", "stack_trace"):
+            node.meta.pop(told, None)
     torch.export.save(traced, path)
     check_no_pickle(path)
     module = torch.export.load(path).module(check_guards=False)

@@ -17,6 +17,8 @@ from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.metrics import Metrics, read_metrics
 
 USED, TOTAL = "nv_gpu_memory_used_bytes", "nv_gpu_memory_total_bytes"
+# Names of this machine in an address.
+LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 _ANSWER_S = 2.0
 
 
@@ -105,19 +107,25 @@ def server_memory(addresses: LiveAddresses | None) -> tuple[GpuMemory, ...]:
     """The memory of a server's GPUs now; empty: not known.
 
     Args:
-        addresses: with the number of its process where it runs on this machine; None: not known.
+        addresses: with the number of its process where it was started here; else its own metrics
+            are asked before the driver of this machine, which has the server only if its address
+            is local. None: not known.
     """
     if addresses is None:
         return ()
-    if addresses.pid is not None and runs(addresses.pid):
-        driver = GpuDriver.open()
-        found = driver.memory() if driver is not None else ()
-        if found:
-            return found
-    if addresses.metrics is not None:
+    ours = addresses.pid is not None and runs(addresses.pid)
+    found = _driver_memory() if ours else ()
+    if not found and addresses.metrics is not None:
         with suppress(ServerError):
-            return memory_in(read_metrics(addresses.metrics, timeout_s=_ANSWER_S))
-    return ()
+            found = memory_in(read_metrics(addresses.metrics, timeout_s=_ANSWER_S))
+    if not found and not ours and addresses.grpc.rpartition(":")[0] in LOCAL:
+        found = _driver_memory()
+    return found
+
+
+def _driver_memory() -> tuple[GpuMemory, ...]:
+    driver = GpuDriver.open()
+    return driver.memory() if driver is not None else ()
 
 
 def _shown() -> int:

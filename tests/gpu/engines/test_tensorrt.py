@@ -24,6 +24,7 @@ library = find_library("tensorrt")
 if library is None:
     pytest.skip("no TensorRT here; ENGINEGATE_TENSORRT may name one", allow_module_level=True)
 
+QUICK = 1  # INT8 takes minutes at the library's own level, 3, and nothing here is about speed
 SHAPES = Shapes(batch=DimensionRange(min=1, best=8, max=8))
 
 
@@ -61,7 +62,8 @@ def build(cnn, images, root):
     """Builds a plan for this GPU."""
 
     def make(name, folder=root, **table):
-        tables = {"shapes": SHAPES, "tensorrt": TensorRtTable(library="tensorrt", **table)}
+        settings = {"library": "tensorrt", "builder_optimization_level": QUICK} | table
+        tables = {"shapes": SHAPES, "tensorrt": TensorRtTable(**settings)}
         rules = CalibrationTable(method="max", max_samples=16, tool="onnxruntime")
         return build_engine(planned(cnn, name, images, tables=tables, calibration=rules), folder)
 
@@ -220,7 +222,8 @@ def test_tokens_are_taken_as_the_plan_takes_them(encoder, root):
     """INT64 tokens become INT32 in a plan of TensorRT 8, and numbers beyond are refused."""
     made, data = encoder
     shapes = SHAPES.model_copy(update={"sequence": DimensionRange(min=4, best=12, max=16)})
-    tables = {"shapes": shapes, "tensorrt": TensorRtTable(library="tensorrt")}
+    table = TensorRtTable(library="tensorrt", builder_optimization_level=QUICK)
+    tables = {"shapes": shapes, "tensorrt": table}
     rules = CalibrationTable(method="max", max_samples=16)
     plan = planned(made, "tensorrt-fp16", data, tables=tables, calibration=rules)
     built = build_engine(plan, root)

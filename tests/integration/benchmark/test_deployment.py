@@ -44,6 +44,32 @@ def test_override_changes_what_the_running_server_does(
     assert fast.over(100) < slow.over(100)
 
 
+def test_load_that_perf_analyzer_cannot_finish_is_sent_again(
+    server, scale_model, samples, tmp_path, monkeypatch
+):
+    """It stops at the first failure; this program counts them. Who insists on it gets the error."""
+    program = tmp_path / "perf_analyzer"
+    program.write_text("#!/bin/sh\necho a request failed\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PERF_ANALYZER", str(program))
+    load = Load(rate_per_s=100, duration_s=0.5, seed=1)
+    with deploy(server, scale_model("failing")) as deployment:
+        bench = DeployedBenchmark(
+            deployment,
+            Traffic.of("failing", samples),
+            tmp_path,
+            slo_p99_ms=1000,
+            driver="perf_analyzer",
+        )
+        with pytest.raises(ServerError, match="a request failed"):
+            bench.measure(_serving(8, 0, 1), load)
+
+        found = replace(bench, failures_counted=True).measure(_serving(8, 0, 1), load).measurement
+
+    assert (found.generator.driver, found.failed) == ("python", 0)
+    assert found.sent > 0
+
+
 def test_run_ends_once_it_is_decided(server, scale_model, samples, tmp_path):
     """A run that is allowed to end does so long before its time, with its answer kept."""
     test, load = SequentialTest(0.99), Load(rate_per_s=100, duration_s=6.0, seed=1)

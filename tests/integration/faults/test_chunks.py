@@ -12,8 +12,15 @@ import numpy as np
 import pytest
 
 from enginegate.data import DataSet
+from enginegate.engines import open_engine
 from enginegate.errors import DataError
-from validation.chunks import compare_chunk, followed, gather, observe_chunk
+from validation.chunks import (
+    compare_chunk,
+    comparison_of,
+    followed,
+    gather,
+    observe_chunk,
+)
 from validation.outputs import OutputSpec
 
 ROOT = Path(__file__).parents[3]
@@ -57,6 +64,25 @@ def test_chunks_equal_the_whole(ready, tmp_path):
     assert np.array_equal(parts.traits["confidence"], whole.traits["confidence"])
     stored = sum(path.stat().st_size for path in (tmp_path / "parts").iterdir())
     assert stored < 3000 * 150
+
+
+def test_engine_is_opened_once_for_all_its_chunks(ready, tmp_path, monkeypatch):
+    """And not at all where every chunk is kept already."""
+    opened, engine = [], ready.engine(ready.graph, "onnxruntime-int8")
+
+    def counted(*engine):
+        opened.append(engine)
+        return open_engine(*engine)
+
+    monkeypatch.setattr("validation.chunks.open_engine", counted)
+    for _ in range(2):
+        with comparison_of(engine) as compare_on:
+            for chunk in ready.chunks(1024):
+                compare_on(chunk, tmp_path / "once")
+
+    whole = gather(tmp_path / "once", ready.chunks(1024), ready.data, 0)
+    assert len(opened) == 1
+    assert whole.frame().equals(_compared(ready, 1024, tmp_path / "apart").frame())
 
 
 def test_killed_run_resumes_at_the_missing_chunk(ready, tmp_path):

@@ -52,8 +52,18 @@ def test_baseline_short_of_the_rate_is_measured_again(calibrated, answers, trust
     assert (found.trusted_per_s, left) == (trusted_per_s, unasked)
 
 
-def test_only_complete_baselines_are_kept(calibrated):
-    """The other may have met a bad moment, so the next benchmark tries again."""
+def test_incomplete_baseline_is_believed_for_a_while(calibrated):
+    """So that of many candidates that are measured in a row only the first pays for it."""
+    calibrated(600.0, 600.0)
+
+    found, _, _, left = calibrated(1000.0)
+
+    assert (found.trusted_per_s, left) == (600.0, [1000.0])
+
+
+def test_only_complete_baselines_are_kept(calibrated, monkeypatch):
+    """The other may have met a bad moment, so a benchmark some time later tries again."""
+    monkeypatch.setattr(generator_baseline, "_RECENT_S", 0.0)
     calibrated(600.0, 600.0)
     calibrated(1000.0)
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -92,6 +94,23 @@ def test_instances_that_share_a_processor_are_learned():
     assert unknown.high[0] > 2.0 * unknown.low[0]
     assert known.high[0] == pytest.approx(known.low[0], rel=0.01)
     assert known.expected[0] == pytest.approx(32 / 0.052, rel=0.1)
+
+
+def test_waiting_inside_a_pipeline_is_no_service_time():
+    """Where counters say that one stream computed three times as long as it was there for."""
+    config = LARGE.model_copy(update={"instances": 1})
+    load = Load(rate_per_s=1500, duration_s=10.0, seed=3)
+    sample = PROFILES["slow"].server().measure(config, load)
+    plain = ServiceTimeEstimate.of(sample)
+    stages = sample.measurement.stages
+    piped = stages.model_copy(update={"compute_infer_ms": 3 * stages.compute_infer_ms})
+    measurement = sample.measurement.model_copy(update={"stages": piped})
+
+    estimate = ServiceTimeEstimate.of(replace(sample, measurement=measurement))
+
+    assert plain.busy == pytest.approx(1.0, abs=0.2)
+    assert estimate.busy == pytest.approx(1.0)
+    assert estimate.service_ms == pytest.approx(plain.service_ms / plain.busy)
 
 
 def test_no_counters_no_estimate(make_sampled):

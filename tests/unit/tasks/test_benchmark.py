@@ -194,6 +194,9 @@ KINDS_OF_DEVICE = [
     ("onnxruntime-fp32", "cuda:sm_90", "onnxruntime", "KIND_GPU"),
     ("tensorrt-fp16", "sm90", "", "KIND_GPU"),
     ("tensorrt-fp16", "sm90", "tensorrt", "KIND_GPU"),
+    ("torch_inductor-fp16", "cpu", "", "KIND_CPU"),
+    ("torch_inductor-fp16", "cuda sm90", "", "KIND_GPU"),
+    ("torch_inductor-fp16", "cuda sm90", "pytorch", "KIND_GPU"),
 ]
 
 

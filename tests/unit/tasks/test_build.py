@@ -2,6 +2,7 @@
 
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -28,7 +29,8 @@ def test_undecidable_candidate_is_neither_built_nor_failed(name, why):
     del raw["data"]["calibration"]
     rules = parse_policy(raw | {"onnxruntime": {"device": "cpu"}}, "a test")
 
-    attempt = build.fn(Candidate.parse(name), rules.engine_tables, None, Workspace.of(rules))
+    source = SimpleNamespace(value=None)
+    attempt = build.fn(Candidate.parse(name), rules.engine_tables, source, Workspace.of(rules))
     verdict = validate.fn(attempt, None, rules.gates, rules.engine_tables, None).verdict
 
     assert verdict.outcome is Outcome.INCONCLUSIVE

@@ -39,6 +39,7 @@ from enginegate.engines.tensorrt.layers import (
     wider_layers,
 )
 from enginegate.engines.tensorrt.library import FULL, RTX, TensorRtLibrary, find_library
+from enginegate.engines.tensorrt.parser_gaps import without_parser_gaps
 from enginegate.engines.tensorrt.plan_header import plan_info
 from enginegate.engines.tensorrt.process import (
     LAYERS_FILE,
@@ -114,7 +115,7 @@ class TensorRtKind(EngineKind):
         try:
             library = find_library()
         except BuildError as error:
-            return missing(self.name, str(error), REMEDY)
+            return missing(self.name, str(error), str(error))
         if library is None:
             reason = "neither tensorrt nor tensorrt_rtx is installed"
             return missing(self.name, reason, REMEDY)
@@ -371,9 +372,11 @@ def _converted(plan: BuildPlan, library: TensorRtLibrary) -> Conversion:
     else:
         converted = plan.convert()
     most = library.highest_opset
-    if most is None or plan.onnx.opset <= most:
+    if most is None:
         return converted
     if plan.onnx.external:
+        if plan.onnx.opset <= most:
+            return converted
         raise BuildError(
             f"{library} takes ONNX opset {most}, {plan.candidate} is of opset {plan.onnx.opset} "
             "with weights in files of their own, which cannot be rewritten here. Export the model "
@@ -381,7 +384,11 @@ def _converted(plan: BuildPlan, library: TensorRtLibrary) -> Conversion:
         )
     model = onnx.load_from_string(converted.onnx)
     shapes = {name: shape.best for name, shape in plan.profiles.items()}
-    found = lowered(model, most, what=str(plan.candidate), shapes=shapes)
+    found = lowered(
+        model, most, what=str(plan.candidate), shapes=shapes, rewrite=without_parser_gaps
+    )
+    if found is model:
+        return converted
     how = f"{converted.converter}, opset {opset(model)} written at {opset(found)}"
     content = onnx_bytes(found, origin=str(plan.candidate))
     return Conversion(content, how.removeprefix("none, "))

@@ -14,7 +14,8 @@ from enginegate.records import Record
 BUILT_IN_TACTICS = ("EDGE_MASK_CONVOLUTIONS", "JIT_CONVOLUTIONS")
 LOWERED_LEVEL = 1  # the second attempt's: level 0 takes the first tactic that works, untimed
 # The first attempt's share of the time when a second one may follow: it has the faster plan, and
-# the second one times a fraction of its kernels. A guess; both times are in the log.
+# the second one times a fraction of its kernels. On an H200 ResNet-50 in INT8 was not built at
+# level 3 in five minutes, and nearly done at level 1 after one, beside eight other builds.
 FIRST_ATTEMPT = 0.6
 _DEFAULT_LEVEL = 3
 _REDUCED = {Precision.FP16: ("FP16",), Precision.INT8: ("INT8", "FP16")}

@@ -458,14 +458,15 @@ def _proof(plan: BuildPlan, evidence: PackageEvidence, device: Device) -> Precis
 
 def _unfit_natively(engine: Engine) -> str | None:
     """Why Triton's PyTorch backend cannot run an engine as it was validated, or None."""
-    names = [*engine.flags["inputs"].split(), *engine.flags["outputs"].split()]
+    flags = engine.flags
+    names = [*flags.get("inputs", "").split(), *flags.get("outputs", "").split()]
     unnumbered = [name for name in names if not name.rpartition("__")[2].isdecimal()]
     if unnumbered:
         return (
             "it takes tensors by their numbers (INPUT__0), and this model's are called "
             f"{', '.join(unnumbered)}."
         )
-    if engine.flags["packages"] == "per_bucket":
+    if flags.get("packages") == "per_bucket":
         return "it opens one package, and this engine has one for each batch size."
     if engine.candidate.precision.is_as_exported and _device(engine) == "cuda":
         return "it sets PyTorch's TF32 switches its own way, so fp32 and tf32 are not told apart."
