@@ -10,7 +10,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export GX_ANALYTICS_ENABLED := false
 
-.PHONY: help install demo test test-fast test-all check bench clean
+.PHONY: help install demo test test-fast test-all test-gpu check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -38,6 +38,12 @@ test-all: test  ## also the long lanes: kills of every operation, kills of a fle
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --kills 300
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --fleet
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/live_swap.py
+
+# On a GPU host the environment is usually there already: GPU_PYTHON names its Python.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
+
+test-gpu:  ## tests/gpu: needs an NVIDIA GPU; says what is missing for each kind (GPU_PYTHON names the Python)
+	@$(GPU_PYTHON) -m pytest tests/gpu -m gpu -o addopts="--import-mode=importlib -ra" $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import contracts
 	@$(BIN)/ruff format --check .

@@ -175,6 +175,9 @@ def _configs(job: PackageJob) -> dict[str, Any]:
         "aot_inductor.metadata": dict(job.stamp),
         # Tracing assumes two rows or more, and its kernels take one: which is tried below.
         "aot_inductor.check_lowerbound": False,
+        # Some compilers link the C++ library into the package. PyTorch has one of its own, and with
+        # two in a process the package crashes when it is loaded.
+        "aot_inductor.custom_op_libs": [":libstdc++.so.6"],
         "max_autotune": job.autotune,
         "coordinate_descent_tuning": job.autotune,
         # Headers compiled beforehand pay from the third file on; a package has two.
