@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from enginegate.benchmark.deployment import ServedModel, deploy
-from enginegate.candidate import Candidate, Precision, Unbuilt
+from enginegate.candidate import Candidate, Unbuilt
 from enginegate.engines import (
     availability,
     build_engine,
-    open_eager,
     open_engine,
     open_reference,
     runnable_here,
@@ -173,24 +172,6 @@ def test_package_of_another_torch_or_device_is_refused(built, changed, why):
     assert why in runnable_here(engine)
     with pytest.raises(EnginegateError, match=why), open_engine(engine, built.folder):
         pass
-
-
-def test_program_run_eagerly_is_the_baseline(cnn, samples):
-    """The very program that is compiled, at the precision that is asked for."""
-    rows = {"image": samples.inputs["image"][:5]}
-    with (
-        open_eager(cnn.value, cnn.folder, precision=Precision.FP32, largest=8) as exact,
-        open_eager(
-            cnn.value, cnn.folder, precision=Precision.BF16, largest=8, device="cpu"
-        ) as rough,
-        open_reference(cnn.value, cnn.folder) as reference,
-    ):
-        expected = reference.run(rows)["output"]
-        np.testing.assert_allclose(exact.run(rows)["output"], expected, atol=1e-5)
-        np.testing.assert_allclose(rough.run(rows)["output"], expected, atol=2e-2)
-        assert np.abs(rough.run(rows)["output"] - expected).max() > 1e-5
-        with exact.bound(rows) as repeat:
-            assert repeat(3) > 0.0
 
 
 def test_compiler_that_is_killed_leaves_nothing(plan, tmp_path, monkeypatch):
