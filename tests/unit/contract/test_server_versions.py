@@ -75,7 +75,7 @@ def test_running_and_installed_versions_are_told_apart(tmp_path):
 
 
 def test_container_has_files_of_its_own(tmp_path):
-    """What the machine itself has at the same path is another TensorRT, and none of the server's."""
+    """At the same path the machine itself may have another TensorRT, which is not the server's."""
     root = machine(tmp_path, libraries=("libnvinfer.so.11.0.0",))
     container = tmp_path / "container"
     (container / LIBRARIES).mkdir(parents=True)
