@@ -37,10 +37,10 @@ from validation.chunks import (
     Chunk,
     chunks_of,
     compare_chunk,
-    open_comparison,
     followed,
     gather,
     observe_chunk,
+    open_comparison,
 )
 from validation.expectations import judge_comparison
 from validation.outputs import OutputSpec

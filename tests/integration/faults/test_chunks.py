@@ -16,10 +16,10 @@ from enginegate.engines import open_engine
 from enginegate.errors import DataError
 from validation.chunks import (
     compare_chunk,
-    open_comparison,
     followed,
     gather,
     observe_chunk,
+    open_comparison,
 )
 from validation.outputs import OutputSpec
 
