@@ -4,6 +4,7 @@ One package is compiled for all tests of a session: g++ takes 15 s for each.
 """
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -44,9 +45,24 @@ STATISTICS = frozenset({"inner.layers.1.running_mean", "inner.layers.1.running_v
 
 
 @pytest.fixture(scope="session")
-def built(plan, store):
-    """The CNN at FP32."""
-    return build_engine(plan("torch_inductor-fp32", **TABLES), store / "engines")
+def static_compiler(tmp_path_factory):
+    """A g++ that links the C++ library into what it makes, as some images' do."""
+    folder = tmp_path_factory.mktemp("compiler")
+    script = folder / "g++"
+    script.write_text(
+        f'#!/bin/sh\ncase " $* " in *" -c "*) exec {shutil.which("g++")} "$@";; esac\n'
+        f'exec {shutil.which("g++")} "$@" -static-libstdc++\n'
+    )
+    script.chmod(0o755)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(plan, store, static_compiler):
+    """The CNN at FP32; a second C++ library inside would crash every test that opens it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{static_compiler}:{os.environ['PATH']}")
+        return build_engine(plan("torch_inductor-fp32", **TABLES), store / "engines")
 
 
 @pytest.fixture
