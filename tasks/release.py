@@ -1,7 +1,6 @@
 """Publishing a release, rolling it back, and updating MLflow."""
 
 import logging
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.transactions import Transaction
 
-from enginegate.candidate import Candidate, Precision, Sha256
+from enginegate.candidate import Candidate, Precision, Sha256, registered_version
 from enginegate.data import Tensors, read_data
 from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.engines import open_engine, serving
@@ -50,7 +49,6 @@ _GOLDEN_STEPS = {
     Precision.INT8: 2e-2,
     Precision.FP8: 1e-1,
 }
-_REGISTERED = re.compile(r"models:/([^/@]+)/([0-9]+)")
 _log = logging.getLogger("enginegate.release")
 
 
@@ -404,8 +402,8 @@ def _pinned(layout: Layout, workspace: Workspace) -> frozenset[int] | None:
     """Releases whose model version an alias stands for; None when MLflow cannot say."""
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     releases = layout.releases()
-    sources = [(each.version, _REGISTERED.fullmatch(each.model_uri)) for each in releases]
-    found = [(version, match[1], int(match[2])) for version, match in sources if match]
+    sources = [(each.version, registered_version(each.model_uri)) for each in releases]
+    found = [(version, *source) for version, source in sources if source]
     try:
         tracker.check_answers()
         aliased = {name: tracker.aliased(name) for name in {name for _, name, _ in found}}

@@ -37,10 +37,10 @@ from validation.chunks import (
     Chunk,
     chunks_of,
     compare_chunk,
-    comparison_of,
     followed,
     gather,
     observe_chunk,
+    open_comparison,
 )
 from validation.expectations import judge_comparison
 from validation.outputs import OutputSpec
@@ -191,7 +191,7 @@ def _judge(
     folders = [root / _chunks_key(built.value, reference, part) for part in reference.observed]
     candidate = built.value.candidate
     try:
-        with tool_errors(f"{candidate}"), comparison_of(built) as compare_on:
+        with tool_errors(f"{candidate}"), open_comparison(built) as compare_on:
             for part, folder in zip(reference.observed, folders, strict=True):
                 what = f"{candidate} on {part.chunks[0].scope}"
                 with tool_errors(what):

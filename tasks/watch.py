@@ -9,6 +9,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.events import emit_event
 
+from enginegate.candidate import registered_version
 from enginegate.contract.server_versions import read_versions
 from enginegate.decision import Release
 from enginegate.errors import (
@@ -270,9 +271,8 @@ def record_check(
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
     try:
         tracker.log_check(check, release, state, with_promise(tables, release).promise)
-        if release.model_uri.startswith("models:/"):
-            name, version = release.model_uri.removeprefix("models:/").split("/")
-            tracker.tag_version(name, int(version), state_tag(state, release))
+        if version := registered_version(release.model_uri):
+            tracker.tag_version(*version, state_tag(state, release))
     except TrackingError as error:
         _log.warning("check %d counts, but is not in MLflow: %s", check.number, error)
     return check

@@ -88,12 +88,12 @@ def compare_chunk(chunk: Chunk, engine: ContentFolder[Engine], folder: Path) -> 
     Raises:
         EnginegateError: the engine broke, or its outputs are not the model's.
     """
-    with comparison_of(engine) as compare_on:
+    with open_comparison(engine) as compare_on:
         compare_on(chunk, folder)
 
 
 @contextmanager
-def comparison_of(engine: ContentFolder[Engine]) -> Iterator[Callable[[Chunk, Path], None]]:
+def open_comparison(engine: ContentFolder[Engine]) -> Iterator[Callable[[Chunk, Path], None]]:
     """`compare_chunk` for one chunk after another.
 
     The engine is opened once, for the first chunk that is not kept: on a GPU that takes seconds,

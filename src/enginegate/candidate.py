@@ -8,7 +8,7 @@
 import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
@@ -21,6 +21,9 @@ EngineKindName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "program.pt2"
+# How a version of MLflow's model registry is named.
+BY_VERSION = r"models:/(?P<name>[^/@]+)/(?P<version>[0-9]+)"
+BY_ALIAS = r"models:/(?P<name>[^/@]+)@(?P<alias>[A-Za-z0-9_-]+)"
 
 
 class Precision(StrEnum):
@@ -284,3 +287,38 @@ class Engine(Record):
         self.file.check(folder / self.filename)
         for name, digest in self.external.items():
             digest.check(folder / name)
+
+
+class RegistryUri(NamedTuple):
+    """``models:/NAME/VERSION`` or ``models:/NAME@ALIAS``.
+
+    Attributes:
+        name: of the registered model.
+        version: its number; None where an alias stands for it.
+        alias: empty where there is a number.
+    """
+
+    name: str
+    version: int | None
+    alias: str = ""
+
+    @classmethod
+    def parse(cls, uri: str) -> Self | None:
+        """What a URI names; None: no version of the registry."""
+        for pattern in (BY_VERSION, BY_ALIAS):
+            found = re.fullmatch(pattern, uri)
+            if found is not None:
+                parts = found.groupdict()
+                number = parts.get("version")
+                return cls(parts["name"], int(number) if number else None, parts.get("alias", ""))
+        return None
+
+    def __str__(self) -> str:
+        tail = f"@{self.alias}" if self.version is None else f"/{self.version}"
+        return f"models:/{self.name}{tail}"
+
+
+def registered_version(uri: str) -> tuple[str, int] | None:
+    """Name and number that a resolved URI means; None: it is of no registry, or an alias."""
+    found = RegistryUri.parse(uri)
+    return None if found is None or found.version is None else (found.name, found.version)

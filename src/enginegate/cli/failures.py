@@ -15,6 +15,7 @@ from pathlib import Path
 
 from enginegate.errors import ExitCode
 from enginegate.evidence import Outcome
+from enginegate.messages import first_line
 from enginegate.workspace import Workspace
 
 EXIT_CODES = {
@@ -189,4 +190,4 @@ def _is_prefect_away(error: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:_MOST_CHARACTERS]
+    return first_line(error)[:_MOST_CHARACTERS]

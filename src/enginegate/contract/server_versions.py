@@ -5,6 +5,7 @@ is loaded and the folder of that library what is installed by now; an upgrade sh
 anything is restarted. Of any other server only Triton's version is known, and what its images had.
 """
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -78,9 +79,10 @@ def read_versions(addresses: LiveAddresses, *, root: Path = Path("/")) -> Server
     tensorrt = installed = ""
     process = addresses.pid if addresses.pid is not None else _only_server(root)
     library = _mapped(process, root) if process is not None else None
-    if library is not None:
+    if process is not None and library is not None:
         tensorrt = _version_in(library.name.removesuffix(" (deleted)"))
-        installed = _installed(root / library.parent.relative_to("/"), _TENSORRT)
+        files = _files_of(process, root)
+        installed = _installed(files / library.parent.relative_to("/"), _TENSORRT)
     return ServerVersions(
         address=addresses.grpc,
         triton=triton,
@@ -112,6 +114,12 @@ def _mapped(process: int, root: Path) -> Path | None:
         return None
     paths = (line[line.index("/") :] for line in lines if "/" in line)
     return next((Path(path) for path in paths if Path(path).name.startswith(_TENSORRT)), None)
+
+
+def _files_of(process: int, root: Path) -> Path:
+    """The file system as a process sees it: in a container the same path is another file."""
+    own = root / "proc" / str(process) / "root"
+    return own if os.path.lexists(own) else root
 
 
 def _installed(folder: Path, library: str) -> str:

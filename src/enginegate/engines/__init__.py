@@ -21,7 +21,6 @@ from enginegate.engines.run import (
     serving,
 )
 from enginegate.engines.tensorrt.plan_header import check_plan, plan_info
-from enginegate.engines.torch_inductor import open_eager
 
 __all__ = [
     "REFERENCE",
@@ -37,7 +36,6 @@ __all__ = [
     "check_plan",
     "engine_kind",
     "obstacle_to",
-    "open_eager",
     "open_engine",
     "open_onnx",
     "open_reference",

@@ -6,12 +6,13 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, PositiveFloat, PrivateAttr
 
+from enginegate.candidate import BY_ALIAS, BY_VERSION
 from enginegate.policy.paths import ROOT
 from enginegate.records import Record
 
 _FORMS = {
-    "models:/NAME/VERSION": r"models:/[^/@]+/[0-9]+",
-    "models:/NAME@ALIAS": r"models:/[^/@]+@[A-Za-z0-9_-]+",
+    "models:/NAME/VERSION": BY_VERSION,
+    "models:/NAME@ALIAS": BY_ALIAS,
     "runs:/RUN/PATH": r"runs:/[A-Za-z0-9_-]+/[^/].*",
     "file:PATH.onnx": r"file:.+\.onnx",
     "file:PATH.pt2": r"file:.+\.pt2",

@@ -31,6 +31,7 @@ _REASONS_SHOWN = 4
 _REASON_LENGTH = 240
 _SLICES_SHOWN = 5
 _DIGEST_SHOWN = 12
+_SMALL_SHARE = 0.01
 _KIB, _MIB = 1 << 10, 1 << 20
 
 
@@ -93,7 +94,7 @@ def _throughput(scorecard: Scorecard, benchmark: Benchmark | None) -> str:
     if benchmark is None:
         return MISSING
     share = scorecard.engine_share(benchmark.candidate)
-    of_engine = "" if share is None else f" ({share:.0%} of engine)"
+    of_engine = "" if share is None else f" ({_share_text(share)} of engine)"
     return f"{benchmark.throughput_text}{benchmark.rows_text}{of_engine}"
 
 
@@ -114,9 +115,13 @@ def speed_sentence(speed: EngineSpeed, share: float | None) -> str:
         f"batch of {best.batch_size} (median of {len(best.windows_per_s)} windows, {low:,.0f} to "
         f"{high:,.0f}; inputs on the {speed.inputs_on})"
     )
-    served = "" if share is None else f"; {share:.0%} of that is served within the SLO"
+    served = "" if share is None else f"; {_share_text(share)} of that is served within the SLO"
     left_out = f" Not measured: {one_line(speed.unmeasured)}." if speed.unmeasured else ""
     return f"{said}{served}.{left_out}"
+
+
+def _share_text(share: float) -> str:
+    return f"{share:.0%}" if share >= _SMALL_SHARE else f"<{_SMALL_SHARE:.0%}"
 
 
 def _mark(scorecard: Scorecard, candidate: Candidate) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from enginegate.candidate import RegistryUri
 from enginegate.errors import ModelError, TrackingError
 from enginegate.redact import link_base, log_if_slow, masked, masked_error
 
@@ -100,21 +101,20 @@ def resolve(uri: str, *, tracking_uri: str) -> str:
 
     if uri.startswith("runs:/"):
         return uri
-    match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@([A-Za-z0-9_-]+))", uri)
-    if match is None:
+    named = RegistryUri.parse(uri)
+    if named is None:
         raise ModelError(
             f"{uri!r} is not a registry version. Write models:/NAME/VERSION or models:/NAME@ALIAS."
         )
-    name, number, alias = match.groups()
     client = _client(tracking_uri)
     try:
-        if alias:
-            number = client.get_model_version_by_alias(name, alias).version
+        if named.version is None:
+            found = client.get_model_version_by_alias(named.name, named.alias)
         else:
-            number = client.get_model_version(name, number).version
+            found = client.get_model_version(named.name, str(named.version))
     except MlflowException as error:
         raise _registry_error(error, uri, tracking_uri) from masked_error(error)
-    return f"models:/{name}/{number}"
+    return str(RegistryUri(named.name, int(found.version)))
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 
+from enginegate.candidate import registered_version
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, InputError, TrackingError
 from enginegate.evidence import Scorecard
@@ -235,10 +236,8 @@ class _Delivery:
             with suppress(EnginegateError):  # `verify` says what is wrong with its promise
                 release = layout.held_to(release)
             tags, model_uri = _release_tags(release, event), release.model_uri
-        if not model_uri.startswith("models:/"):
-            return None
-        name, number = model_uri.removeprefix("models:/").split("/")
-        return name, int(number), tags
+        version = registered_version(model_uri)
+        return None if version is None else (*version, tags)
 
     def _deliver_answer(self, event: Event) -> str:
         """A person's decision on a scorecard, or acknowledgement of a broken promise."""
@@ -276,9 +275,8 @@ class _Delivery:
         run = self.tracker.watch_run(release.model, release.digest)
         if run is not None:
             self.tracker.tag_run(run, state_tags(state))
-        if release.model_uri.startswith("models:/"):
-            name, number = release.model_uri.removeprefix("models:/").split("/")
-            self._tag_version(name, int(number), state_tag(state, release))
+        if version := registered_version(release.model_uri):
+            self._tag_version(*version, state_tag(state, release))
         return f"release {release.version} of {release.model} is shown as {state.word}"
 
     def _scorecard(self, event: Event) -> Scorecard:

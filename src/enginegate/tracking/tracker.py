@@ -1,13 +1,12 @@
 """MLflow as this program uses it: evidence in, registry versions and aliases out."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from enginegate.candidate import Candidate
+from enginegate.candidate import Candidate, RegistryUri
 from enginegate.decision import Promise, Release
 from enginegate.errors import ModelError
 from enginegate.evidence import Scorecard
@@ -57,13 +56,13 @@ class Tracker:
         Raises:
             ModelError: there is no such model, version or alias; the message lists what there is.
         """
-        match = re.fullmatch(r"models:/([^/@]+)(?:/([0-9]+)|@([A-Za-z0-9_-]+))", uri)
-        if match is None:
+        named = RegistryUri.parse(uri)
+        if named is None:
             raise ModelError(
                 f"{uri!r} does not name a registered model. "
                 "Give models:/NAME/VERSION or models:/NAME@ALIAS."
             )
-        name, number, alias = match.groups()
+        name = named.name
         model = self._model(name)
         if model is None:
             raise ModelError(
@@ -72,14 +71,14 @@ class Tracker:
                 "Register the model there, or give another tracking URI."
             )
         versions = self._versions(name)
-        version = number or str(model.aliases.get(alias, ""))
+        version = str(named.version or model.aliases.get(named.alias, ""))
         if version not in versions:
             aliases = ", ".join(f"{a} -> {v}" for a, v in sorted(model.aliases.items())) or "none"
             raise ModelError(
                 f"{uri} is not in the registry at {self.connection.shown_uri}. "
                 f"{name!r} has versions: {', '.join(versions) or 'none'}; aliases: {aliases}."
             )
-        return f"models:/{name}/{version}"
+        return str(RegistryUri(name, int(version)))
 
     def record(
         self,

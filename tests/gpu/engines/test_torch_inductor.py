@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.networks import exported, planned, samples
-from enginegate.candidate import PROGRAM_FILE, FileDigest, Precision, TorchProgram
-from enginegate.engines import build_engine, open_eager, open_engine, open_reference
+from enginegate.candidate import PROGRAM_FILE, FileDigest, TorchProgram
+from enginegate.engines import build_engine, open_engine, open_reference
 from enginegate.engines.torch_inductor.process import TorchInductorTable
 from enginegate.errors import EnginegateError
 from enginegate.policy import CalibrationTable
@@ -133,13 +133,3 @@ def test_machine_code_of_another_gpu_is_refused(built):
         open_engine(other, engine.folder),
     ):
         pass
-
-
-def test_eager_is_measured_on_the_device(network, example):
-    """At half precision too, with its inputs bound there."""
-    with open_eager(
-        network.value, network.folder, precision=Precision.FP16, largest=8, device="cuda"
-    ) as runner:
-        assert runner.run(example)["output"].shape == (8, 10)
-        with runner.bound(example) as repeat:
-            assert repeat(20) > 0.0

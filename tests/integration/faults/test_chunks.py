@@ -16,10 +16,10 @@ from enginegate.engines import open_engine
 from enginegate.errors import DataError
 from validation.chunks import (
     compare_chunk,
-    comparison_of,
     followed,
     gather,
     observe_chunk,
+    open_comparison,
 )
 from validation.outputs import OutputSpec
 
@@ -76,7 +76,7 @@ def test_engine_is_opened_once_for_all_its_chunks(ready, tmp_path, monkeypatch):
 
     monkeypatch.setattr("validation.chunks.open_engine", counted)
     for _ in range(2):
-        with comparison_of(engine) as compare_on:
+        with open_comparison(engine) as compare_on:
             for chunk in ready.chunks(1024):
                 compare_on(chunk, tmp_path / "once")
 

@@ -74,6 +74,17 @@ def test_running_and_installed_versions_are_told_apart(tmp_path):
     )
 
 
+def test_container_has_files_of_its_own(tmp_path):
+    """At the same path the machine itself may have another TensorRT, which is not the server's."""
+    root = machine(tmp_path, libraries=("libnvinfer.so.11.0.0",))
+    container = tmp_path / "container"
+    (container / LIBRARIES).mkdir(parents=True)
+    (container / LIBRARIES / "libnvinfer.so.10.16.1").touch()
+    (root / "proc" / "41" / "root").symlink_to(container)
+
+    assert read(root).installed_tensorrt == "10.16.1"
+
+
 def test_newest_of_several_installed_versions_is_the_one_that_loads(tmp_path):
     """Numbers are compared as numbers: 10.9 is older than 10.16."""
     libraries = ("libnvinfer.so.10.9.0", "libnvinfer.so.10.16.1", "libnvinfer.so.10")

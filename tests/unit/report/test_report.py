@@ -244,6 +244,13 @@ def test_served_share_of_the_engine_is_beside_the_rate():
     assert said in explain(card)
 
 
+def test_tiny_share_is_not_called_nothing():
+    """A rate that the policy caps low is little of a fast engine."""
+    card = scorecard(engine_speeds=(engine_speed(INT8, 1e6, 1e6, 1e6),))
+
+    assert row_of(card, INT8).throughput == "400 (<1% of engine)"
+
+
 def test_unmeasured_batch_sizes_are_said():
     """What is missing of a sweep is part of it."""
     found = engine_speed(unmeasured="batch 128: a run takes about 3 s")

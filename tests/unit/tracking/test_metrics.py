@@ -13,7 +13,7 @@ from enginegate.tracking.metrics import (
     shared_tags,
     winner_metrics,
 )
-from tests.fakes.evidence import FP32, INT8, scorecard, sha, verdict
+from tests.fakes.evidence import FP32, INT8, engine_speed, scorecard, sha, verdict
 from tests.fakes.qualification import WAITING, plan, qualification
 
 CARD = qualification()
@@ -164,3 +164,16 @@ def test_stage_metrics_come_from_the_load_of_the_result():
 
     assert (measured.config, measured.load.rate_per_s) == (WAITING, 400.0)
     assert CARD.benchmark(plan("bf16")).at_slo is None
+
+
+def test_engine_alone_is_a_metric_for_each_batch_size_and_as_the_share_served():
+    """A candidate that was not measured alone has none of them."""
+    card = scorecard(engine_speeds=(engine_speed(largest_batch_mib=512.0),))
+
+    found = metrics_of(card, INT8, None)
+
+    assert found["perf/engine_alone_batch_8_samples_per_s"] == 1000.0
+    assert found["perf/engine_alone_samples_per_s"] == 1000.0
+    assert found["perf/served_share_of_engine_pct"] == 40.0
+    assert found["size/engine_device_memory_mib"] == 512.0
+    assert not any("engine_alone" in name for name in metrics_of(scorecard(), INT8, None))

@@ -4,6 +4,7 @@ It runs alone because Inductor leaks and may crash. Its log goes to standard err
 """
 
 import ctypes
+import os
 import resource
 import signal
 import sys
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
 _DIE_WITH_PARENT = 1
+_CPP = "libstdc++.so"
 _SEED = 20
 # Differences from eager that rounding explains, relative to the largest output. A batch axis that
 # was fixed, or rows that are mixed up, are wrong by the size of the outputs themselves.
@@ -175,11 +177,26 @@ def _configs(job: PackageJob) -> dict[str, Any]:
         "aot_inductor.metadata": dict(job.stamp),
         # Tracing assumes two rows or more, and its kernels take one: which is tried below.
         "aot_inductor.check_lowerbound": False,
+        "aot_inductor.custom_op_libs": _link_shared_cpp(),
         "max_autotune": job.autotune,
         "coordinate_descent_tuning": job.autotune,
         # Headers compiled beforehand pay from the third file on; a package has two.
         "aot_inductor.precompile_headers": bool(job.buckets),
     }
+
+
+def _link_shared_cpp() -> list[str]:
+    """The C++ library that PyTorch loaded, as one to link; none if it loaded no such library.
+
+    Some compilers would link a second one into the package, which then crashes when it is loaded.
+    """
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    loaded = next((Path(line.split()[-1]) for line in lines if _CPP in line), None)
+    if loaded is None:
+        return []
+    folders = (str(loaded.parent), os.environ.get("LIBRARY_PATH", ""))
+    os.environ["LIBRARY_PATH"] = ":".join(filter(None, folders))
+    return [f":{loaded.name}"]
 
 
 def _try(module: Any, job: PackageJob, shapes: _Shapes) -> dict[str, float]:

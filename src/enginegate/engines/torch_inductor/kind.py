@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from enginegate.candidate import (
-    PROGRAM_FILE,
     Engine,
-    OnnxModel,
     Precision,
     PrecisionProof,
     TensorSpec,
@@ -58,7 +56,6 @@ from enginegate.engines.torch_inductor.process import (
     compile_package,
 )
 from enginegate.engines.torch_inductor.run import BucketedPackage, open_calls
-from enginegate.engines.torch_inductor.typed_program import eager_call
 from enginegate.errors import BuildError, EnginegateError, ModelError
 from enginegate.precision import Conversion
 from enginegate.serving import BackendSettings
@@ -309,40 +306,8 @@ class TorchInductorKind(EngineKind):
 KIND = TorchInductorKind()
 
 
-@contextmanager
-def open_eager(
-    onnx: OnnxModel, folder: Path, *, precision: Precision, largest: int, device: str = "auto"
-) -> Iterator[Runner]:
-    """The model's torch program, run by PyTorch as it is: what every engine must beat.
-
-    Args:
-        onnx: a model with a program.
-        folder: of the store, that holds both.
-        precision: fp32, tf32, fp16 or bf16; weights are cast as for a package.
-        largest: batch size that one run takes at most; nothing is padded.
-        device: ``cpu``, ``cuda`` or ``auto``.
-
-    Raises:
-        ModelError: the model has no torch program.
-        TamperedError: the program's file is not the one that was recorded.
-    """
-    if onnx.program is None:
-        raise ModelError(f"{onnx.source} has no PyTorch program: {onnx.no_program}.")
-    onnx.program.file.check(folder / PROGRAM_FILE)
-    chosen = package_device(device)
-    call = eager_call(folder / PROGRAM_FILE, precision.value, chosen)
-    bucketed = BucketedPackage(
-        dict.fromkeys(range(1, largest + 1), call),
-        inputs=onnx.program.inputs,
-        outputs=onnx.program.outputs,
-        device_id=0 if chosen == "cuda" else -1,
-        tf32=precision is Precision.TF32,
-    )
-    yield PackageRunner(bucketed, onnx.inputs, _device_name(chosen))
-
-
 class PackageRunner:
-    """A package or an eager module, for any number of rows."""
+    """A package, for any number of rows."""
 
     def __init__(
         self, bucketed: BucketedPackage, specs: tuple[TensorSpec, ...], device: str

@@ -195,7 +195,8 @@ class BucketedPackage:
             return _Slot(inputs, direct, captured=False)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, stream=self._stream):
+            # Other threads of this process may use the device meanwhile.
+            with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
                 outputs = direct()
         except RuntimeError as error:
             self.graph_refusal, self._graphs = str(error).partition("\n")[0], False

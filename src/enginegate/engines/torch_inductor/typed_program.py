@@ -6,8 +6,7 @@ the rest: 16-bit floats cannot count tokens beyond 2,048. Inputs and outputs sta
 """
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from enginegate.errors import BuildError
@@ -39,25 +38,6 @@ def typed_module(
     module = program.module(check_guards=False)
     _convert(module, dtype, device)
     return module
-
-
-def eager_call(path: Path, precision: str, device: str) -> Callable[..., tuple[Any, ...]]:
-    """A saved program as PyTorch runs it without compiling; its outputs are a flat tuple.
-
-    Args:
-        path: a program of the store, whose digest was checked.
-        precision: ``fp16`` and ``bf16`` cast the weights; others leave them.
-        device: ``cpu`` or ``cuda``.
-    """
-    import torch  # noqa: PLC0415
-
-    program = torch.export.load(path)
-    module = typed_module(program, dtype=torch_type(precision), device=device)
-
-    def call(*inputs: torch.Tensor) -> tuple[Any, ...]:
-        return tuple(torch.utils._pytree.tree_leaves(module(*inputs)))  # noqa: SLF001
-
-    return call
 
 
 def torch_type(precision: str) -> "torch.dtype":
