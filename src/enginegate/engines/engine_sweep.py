@@ -88,7 +88,8 @@ def sweep_batches(
         sizes: ascending.
         limit_s: for all of them.
         clock: seconds, monotonic.
-        at_largest: called while the inputs of the largest size so far are bound.
+        at_largest: called after the runs of the largest size so far, its inputs still bound: what
+            a library allocates only when it runs is there by then.
     """
     left_s = _time_left(clock, limit_s)
     found: list[BatchSpeed] = []
@@ -99,8 +100,8 @@ def sweep_batches(
             return Sweep(tuple(found), _no_time(names, expected_s))
         try:
             with tool_errors(f"batch {size}"), bind(rows(size)) as repeat:
-                at_largest()
                 speed = _measure(repeat, size, left_s, len(sizes) - place)
+                at_largest()
         except EnginegateError as error:
             return Sweep(tuple(found), f"batch {names}: not measured, because {error}")
         if isinstance(speed, float):

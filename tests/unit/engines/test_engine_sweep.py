@@ -44,13 +44,14 @@ class Device:
 
         yield repeat
 
-    def sweep(self, *sizes, limit_s=60.0):
+    def sweep(self, *sizes, limit_s=60.0, **how):
         return sweep_batches(
             self.bind,
             lambda count: {"x": np.zeros((count, 1))},
             sizes,
             limit_s=limit_s,
             clock=self.clock,
+            **how,
         )
 
 
@@ -160,3 +161,12 @@ def test_a_size_that_fails_is_said_with_the_reason():
     assert [batch.batch_size for batch in found.batches] == [1]
     assert found.unmeasured.startswith("batch 8, 32: not measured")
     assert "out of memory" in found.unmeasured
+
+
+def test_memory_is_read_once_the_size_has_run():
+    """Libraries allocate much of it in the first run, not when inputs are bound."""
+    device, largest_run = Device(), []
+
+    device.sweep(1, 8, at_largest=lambda: largest_run.append(device.ran[-1][0]))
+
+    assert largest_run == [1, 8]
