@@ -159,10 +159,10 @@ def _system_memory(
         )
     region = Region(name, create=True, size=size)
     try:
-        memory = memoryview(region.buf or b"")
-        for at, content in tensors:
-            memory[at : at + len(content)] = content
-        memory.release()
+        # A view that is not released keeps the region from being closed.
+        with memoryview(region.buf or b"") as memory:
+            for at, content in tensors:
+                memory[at : at + len(content)] = content
         yield SharedRegion(name, size)
     finally:
         region.close()

@@ -3,6 +3,7 @@
 import itertools
 from collections import namedtuple
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -192,3 +193,16 @@ def test_more_than_the_machine_has(monkeypatch):
         shared_memory.in_shared_memory("127.0.0.1:1", REQUESTS, "system"),
     ):
         pass
+
+
+def test_region_that_cannot_be_written_is_taken_away():
+    """Nothing of it stays in the system's memory."""
+    name = "enginegate-load-test-unwritten"
+
+    with (
+        pytest.raises(ValueError, match="different"),
+        shared_memory._system_memory(name, 4, [(0, b"four"), (2, b"more")]),
+    ):
+        pass
+
+    assert not Path("/dev/shm", name).exists()  # noqa: S108
