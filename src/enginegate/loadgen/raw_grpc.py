@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 
 from enginegate.errors import ServerError
 from enginegate.loadgen.grpc_message import INFER, Response
-from enginegate.loadgen.raw_loop import Answered, Destination, Watched, connected_socket
+from enginegate.loadgen.raw_loop import (
+    Answered,
+    Destination,
+    Watched,
+    connected_socket,
+    drop_waiting,
+)
 from enginegate.triton.codec import vendor
 
 _READ_BYTES = 1 << 18
@@ -219,7 +225,7 @@ class RawGrpc:
         """Cancel a request that has timed out; what still comes of its answer is dropped."""
         known = self._streams.pop(row, None)
         if known is None:
-            self._waiting = deque(each for each in self._waiting if each[0] != row)
+            drop_waiting(self._waiting, row)
             return
         connection, stream, _ = known
         del connection.rows[stream]

@@ -4,6 +4,7 @@ Written for its price: an answer is one `recv`, a look-up of its head among thos
 search for the model's version. Its JSON is parsed for replies that are checked only.
 """
 
+import errno
 import json
 import select
 import socket
@@ -15,7 +16,13 @@ from typing import NamedTuple
 
 from enginegate.loadgen.grpc_message import Response
 from enginegate.loadgen.http_message import Body, grpc_status, http_reply
-from enginegate.loadgen.raw_loop import Answered, Destination, Watched, connected_socket
+from enginegate.loadgen.raw_loop import (
+    Answered,
+    Destination,
+    Watched,
+    connected_socket,
+    drop_waiting,
+)
 
 # Opened before the first request, so that a quiet load never waits for one.
 _OPEN_FIRST = 8
@@ -28,6 +35,7 @@ _READ_BYTES = 1 << 18
 _MOST_HEAD_BYTES = 1 << 16
 # Heads differ by the length of their body only; a server that counts in them must not fill memory.
 _MOST_HEADS = 4096
+_NO_FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _END = b"\r\n\r\n"
 _VERSION = b'"model_version":"'
 
@@ -109,8 +117,12 @@ class RawHttp:
             return
         try:
             made = self._server.open()
-        except OSError:
-            self.answered(row, Response("UNAVAILABLE", "", None))
+        except OSError as error:
+            if error.errno in _NO_FILES and self._busy:
+                # This process's limit is no failure of the server.
+                self._waiting.append((row, request))
+            else:
+                self.answered(row, Response("UNAVAILABLE", "", None))
             return
         self._write(self._add(made), row, request)
 
@@ -121,7 +133,7 @@ class RawHttp:
         """Close the connection of a request that has timed out: half an answer may still come."""
         connection = self._busy.pop(row, None)
         if connection is None:
-            self._waiting = deque(each for each in self._waiting if each[0] != row)
+            drop_waiting(self._waiting, row)
             return
         self._close(connection)
         self._next_waiting()

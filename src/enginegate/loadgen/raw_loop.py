@@ -85,6 +85,7 @@ class RawLoop:
     _deadlines: deque[tuple[float, int]] = field(default_factory=deque)
     _free: int = 0
     _pauses: deque[float] = field(default_factory=deque)
+    _raised: Exception | None = None
 
     def answered(self, row: int, answer: Response) -> None:
         """Note an answer; the client that waited for it is free, after a failure with a pause."""
@@ -96,7 +97,10 @@ class RawLoop:
             self._pauses.append(now_s + _PAUSE_S)
         else:
             self._free += 1
-        self.transcript.add_answer(row, answer, now_s)
+        try:
+            self.transcript.add_answer(row, answer, now_s)
+        except Exception as error:  # noqa: BLE001 - raised again where no wire takes it for its own
+            self._raised = self._raised or error
 
     def send_at(self, due: Times, run: Run) -> None:
         """Send at the given times, then wait for every answer."""
@@ -165,7 +169,11 @@ class RawLoop:
                 self.answered(row, Response("DEADLINE_EXCEEDED", "", None))
 
     def _wait(self, until_s: float) -> None:
-        """Wait for an answer or a time, and take what has come."""
+        """Wait for an answer or a time, and take what has come.
+
+        Raises:
+            Exception: what checking a reply raised.
+        """
         if self._deadlines:
             until_s = min(until_s, self._deadlines[0][0])
         wait_s = until_s - self._now_s()
@@ -182,6 +190,8 @@ class RawLoop:
             ready = watched.get(number)
             if ready is not None:
                 ready(event)
+            if self._raised is not None:
+                raise self._raised
 
     def _now_s(self) -> float:
         return time.perf_counter() - self.start_s
@@ -211,6 +221,17 @@ class Destination:
             made.close()
             raise
         return made
+
+
+def drop_waiting(waiting: deque[tuple[int, bytes]], row: int) -> None:
+    """Take a request that has timed out from those that wait: nearly always the first of them.
+
+    Looking through thousands for each one that times out would make the loop the slowest part.
+    """
+    for place, (waits, _) in enumerate(waiting):
+        if waits == row:
+            del waiting[place]
+            return
 
 
 def connected_socket(address: str, timeout_s: float) -> socket.socket | None:

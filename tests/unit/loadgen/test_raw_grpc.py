@@ -175,6 +175,20 @@ def test_server_that_stops_fails_what_follows():
     assert result.failed == len(result.due_s) - len(replies)
 
 
+@pytest.mark.parametrize("error", [ValueError, IndexError])
+def test_error_of_a_check_is_no_broken_answer(error):
+    """An error raised while a reply is checked ends the run, of whatever kind it is."""
+
+    def refuse(_sample, _reply):
+        raise error("checked")
+
+    with (
+        _server(lambda _request, _context: _answer()) as (address, _),
+        pytest.raises(error, match="checked"),
+    ):
+        run_load(address, _traffic(), _load(), on_reply=refuse)
+
+
 @contextmanager
 def _speaker(*first):
     """Says one of these on each connection, and nothing more; closes those that say nothing."""

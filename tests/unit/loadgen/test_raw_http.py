@@ -3,9 +3,12 @@
 import asyncio
 import itertools
 import json
+import resource
 import select
 import socket
 import threading
+import time
+from collections import deque
 from contextlib import contextmanager
 
 import numpy as np
@@ -14,7 +17,7 @@ import pytest
 from enginegate.loadgen.grpc_message import encode_request
 from enginegate.loadgen.http_message import http_request
 from enginegate.loadgen.raw_http import RawHttp
-from enginegate.loadgen.raw_loop import Destination, RawLoop
+from enginegate.loadgen.raw_loop import Destination, RawLoop, drop_waiting
 from enginegate.loadgen.traffic import Traffic, Transport, run_load
 from enginegate.loadgen.transcript import Transcript
 from enginegate.loadgen.worker_load import RunClock
@@ -279,3 +282,62 @@ def test_clients_of_a_closed_loop_are_all_in_flight():
 
     assert result.errors == {"DEADLINE_EXCEEDED": 20}
     assert met["connections"] == 20
+
+
+@contextmanager
+def _no_more_files():
+    """This process opens nothing more; what is open stays usable."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_requests_wait_where_no_more_connections_can_be_opened():
+    """The limit is this process's own, so it is no failure of the server."""
+    with _server([]) as (address, met), select.epoll() as poll:
+        request = http_request(address, encode_request("m", {"x": np.zeros((1, 2), np.float32)}))
+        loop = RawLoop((request,), itertools.repeat(0), 30.0, Transcript(), poll)
+        loop.wire = RawHttp(address, poll, loop.watched, loop.answered)
+        assert loop.wire.connect(30.0)
+        while met["connections"] < 8:
+            time.sleep(0.01)
+        clock = RunClock()
+        clock.begin()
+        with _no_more_files():
+            loop.send_at(iter([0.0] * 20), clock)
+        loop.wire.close()
+
+    assert loop.transcript.errors == {}
+    assert np.isfinite(loop.transcript.latency_s).all()
+    assert len(met["requests"]) == 20
+    assert met["connections"] == 8
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError])
+def test_error_of_a_check_is_no_broken_answer(error):
+    """An error raised while a reply is checked ends the run, of whatever kind it is."""
+
+    def refuse(_sample, _reply):
+        raise error("checked")
+
+    with _server([]) as (address, _), pytest.raises(error, match="checked"):
+        run_load(
+            address,
+            Traffic.of("m", [{"x": np.zeros((1, 2), np.float32)}]),
+            Load(rate_per_s=100, duration_s=0.1, seed=1, arrivals="constant"),
+            sending=Transport(protocol="http"),
+            on_reply=refuse,
+        )
+
+
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_waiting_request_that_times_out_leaves_the_others(row):
+    """They keep their order, and the queue is not copied: it may hold thousands."""
+    waiting = deque((place, b"") for place in range(3))
+
+    drop_waiting(waiting, row)
+
+    assert [place for place, _ in waiting] == [place for place in range(3) if place != row]
