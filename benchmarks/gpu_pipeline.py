@@ -236,8 +236,8 @@ class _Drive:
                 self._step("call 3", lambda row: self._call(row, address))
                 self._command("verify", "verify", str(self.policy))
                 self._command("status", "status", str(self.policy))
-                # At a fraction of the promised rate batches are small and clocks low, so a mean time
-                # may be found broken: what counts here is that watch comes to a conclusion.
+                # At a fraction of the promised rate batches are small and clocks low, so that a
+                # promise may be found broken: here it counts that watch comes to a conclusion.
                 self._under_load(
                     "watch",
                     address,
