@@ -38,6 +38,7 @@ from torch.nn import functional
 
 from enginegate.data import DataSet, read_data, write_data
 from enginegate.engines import cuda
+from enginegate.errors import ExitCode
 from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measuring.p99 import nearest_rank
@@ -180,7 +181,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--candidates", help='JSON, e.g. {"tensorrt": ["fp16"]}')
     parser.add_argument("--rows", type=int, default=8, help="of a request")
     parser.add_argument("--slo-ms", type=float, default=50.0)
-    parser.add_argument("--search-s", type=float, default=20.0, help="of each candidate")
+    parser.add_argument("--search-s", type=float, default=30.0, help="of each candidate")
     parser.add_argument("--build-s", type=float, default=150.0, help="limit of one build")
     parser.add_argument("--epochs", type=int, default=25)
     parser.add_argument("--shared-memory", default="cuda", choices=["none", "system", "cuda"])
@@ -235,7 +236,14 @@ class _Drive:
                 self._step("call 3", lambda row: self._call(row, address))
                 self._command("verify", "verify", str(self.policy))
                 self._command("status", "status", str(self.policy))
-                self._under_load("watch", address, "watch", str(self.policy), "--once")
+                # At a fraction of the promised rate batches are small and clocks low, so that a
+                # promise may be found broken: here it counts that watch comes to a conclusion.
+                self._under_load(
+                    "watch",
+                    address,
+                    *("watch", str(self.policy), "--once"),
+                    accepted=(ExitCode.OK, ExitCode.GATES_FAILED),
+                )
 
     @property
     def _named(self) -> tuple[str, str]:
@@ -358,7 +366,13 @@ class _Drive:
             config = json.loads(reply.read())
         row["served_by"] = config.get("backend") or config.get("platform")
 
-    def _under_load(self, name: str, address: dict[str, str], *arguments: str) -> None:
+    def _under_load(
+        self,
+        name: str,
+        address: dict[str, str],
+        *arguments: str,
+        accepted: tuple[int, ...] = (ExitCode.OK,),
+    ) -> None:
         """A command while requests go on; not one may fail."""
         data = read_data(self.home / "evaluation.npz").head(64)
         traffic = Traffic.from_data(_NAME, data, timeout_s=_PATIENCE_S)
@@ -373,7 +387,7 @@ class _Drive:
             found = load.report()
             row |= {"sent": found.sent, "failed": found.failed, "versions": found.versions}
             row["p99_ms"] = round(1e3 * nearest_rank(load.result.latency_s), 2)
-            if code or found.failed:
+            if code not in accepted or found.failed:
                 raise RuntimeError(
                     f"exit code {code}, {found.failed} failed requests: {told[-1500:]}"
                 )
@@ -459,6 +473,19 @@ class _Made:
     task: str
 
 
+class _Images(nn.Module):
+    """A classifier whose argument has the name that clients send."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        """``image`` (N, 3, H, W) in 0..1 -> logits."""
+        logits: torch.Tensor = self.network(image)
+        return logits
+
+
 class _Small(nn.Module):
     """Two convolutions, for a machine without a GPU; (N, 3, H, W) -> logits (N, 10)."""
 
@@ -478,7 +505,7 @@ def _resnet(given: argparse.Namespace, seed: int, row: dict[str, Any]) -> _Made:
     from torchvision.models import resnet50  # noqa: PLC0415 - only here, and slow
 
     torch.manual_seed(seed)
-    return _trained(resnet50(num_classes=_CLASSES), 224, given, row)
+    return _trained(_Images(resnet50(num_classes=_CLASSES)), 224, given, row)
 
 
 def _tiny(given: argparse.Namespace, seed: int, row: dict[str, Any]) -> _Made:

@@ -29,7 +29,7 @@ def drive(tmp_path_factory):
     if not candidates:
         pytest.skip("no engine kind builds and runs here: enginegate doctor says what is missing")
     folder = tmp_path_factory.mktemp("drive")
-    command = [sys.executable, str(SCRIPT), "--network", "tiny", "--search-s", "10", "--rows", "1"]
+    command = [sys.executable, str(SCRIPT), "--network", "tiny", "--search-s", "30", "--rows", "1"]
     command += ["--home", str(folder / "home"), "--out", str(folder), "--limit-s", str(LIMIT_S)]
     command += ["--candidates", json.dumps(candidates), "--epochs", "12"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -50,6 +50,12 @@ def test_no_request_fails_while_the_release_changes(drive, step):
     """Requests go on during a promotion and a rollback, and each of them is answered."""
     assert drive[step]["sent"] > 0
     assert drive[step]["failed"] == 0
+
+
+def test_watch_comes_to_a_conclusion(drive):
+    """The promise is found kept or broken, from requests that came meanwhile."""
+    assert drive["watch"]["exit"] in {0, 3}
+    assert drive["watch"]["failed"] == 0
 
 
 def test_rollback_brings_back_the_first_release(drive):
