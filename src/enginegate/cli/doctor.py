@@ -1,6 +1,5 @@
 """Which parts are here, what a missing part costs, and how to get it."""
 
-import shutil
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,6 +15,7 @@ from enginegate.engine_kinds import native_backends
 from enginegate.engines import availability
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
+from enginegate.loadgen.perf_analyzer import find_perf_analyzer
 from enginegate.machine import gpus
 from enginegate.repository import Layout, models
 from enginegate.repository.deploy.upgrades import find_upgrades, live_engines
@@ -161,10 +161,11 @@ def parts() -> Iterator[DoctorPart]:
         note = f" ({kind.why_not})" if kind.why_not and found else ""
         yield DoctorPart(kind.kind, found + note, f"no {kind.kind} candidates", kind.remedy)
     yield _triton()
-    yield _on_path(
+    yield DoctorPart(
         "perf_analyzer",
+        str(find_perf_analyzer() or ""),
         "no second load generator to compare with",
-        "pip install tritonclient==2.51.0",
+        "pip install tritonclient==2.51.0, or name the program with PERF_ANALYZER",
     )
     for name, cost, remedy in _PACKAGES:
         yield DoctorPart(name, _version(name), cost, remedy)
@@ -185,10 +186,6 @@ def _triton() -> DoctorPart:
     where = f" in {found.backends}" if names else ""
     backends = f"backends {names}{where}" if names else "its backends were not found"
     return DoctorPart("Triton server", f"{found.origin}; {backends}", cost, "")
-
-
-def _on_path(name: str, cost: str, remedy: str) -> DoctorPart:
-    return DoctorPart(name, shutil.which(name) or "", cost, remedy)
 
 
 def _version(name: str) -> str:

@@ -65,6 +65,15 @@ def test_the_installed_server_is_looked_into(monkeypatch, tmp_path, found):
     assert said in part.found
 
 
+def test_program_named_by_its_variable_is_found(monkeypatch, tmp_path):
+    """Perf Analyzer comes in a wheel of its own, which is seldom on the path."""
+    monkeypatch.setenv("PERF_ANALYZER", str(tmp_path / "perf_analyzer"))
+
+    (part,) = [each for each in doctor.parts() if each.name == "perf_analyzer"]
+
+    assert part.found == str(tmp_path / "perf_analyzer")
+
+
 def test_asking_what_is_here_leaves_nothing_behind(monkeypatch, tmp_path):
     """Also with the wheel's server, whose backends a promotion puts together in the workspace."""
     monkeypatch.chdir(tmp_path)
