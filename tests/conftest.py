@@ -1,6 +1,7 @@
 """Shared by every test: nothing is sent home, Prefect's server starts lean, no example is timed."""
 
 import os
+import signal
 
 from hypothesis import HealthCheck, settings
 
@@ -18,3 +19,6 @@ settings.register_profile(
     "suite", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("suite")
+# A shell that starts the tests in the background has Ctrl-C ignored, and every program that a test
+# starts would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)

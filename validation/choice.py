@@ -4,9 +4,10 @@ Best is the highest rate that is confirmed within the SLO; with the objective co
 of a request there, with latency the lowest p99 at the rate asked for. *Tied* with the best is what
 has the same confirmed rate (or cost) and a p99 interval that overlaps the best's: such a difference
 is noise, and another day it is the other way round. Tied is also what the generator, not the
-server, kept from a higher rate: a lower bound loses against nothing. Among the tied the smallest
-engine wins, then the lowest cost, then the order of the policy; none of these is measured anew by
-the next run.
+server, kept from a higher rate: a lower bound loses against nothing. It wins by its size against
+nothing either, since only the rate that was confirmed is known. Among the tied at the best value
+the smallest engine wins, then the lowest cost, then the order of the policy; none of these is
+measured anew by the next run.
 """
 
 import math
@@ -85,10 +86,12 @@ def _best(passed: Sequence[Benchmark], bounds: Search) -> Choice:
             else found.generator_limit_per_s is not None
         )
     ]
-    winner = min(tied, key=lambda found: (_size(found), _cost(found)))
+    proven = [found for found in tied if id(found) in at_best]
+    winner = min(proven, key=lambda found: (_size(found), _cost(found)))
     others = [found for found in tied if found is not winner]
     if others:
-        why = _why_of_the_tied(winner, others, bounds)
+        rivals = [found for found in proven if found is not winner]
+        why = _why_of_the_tied(winner, others, rivals, bounds)
     elif len(passed) == 1:
         why = "no other candidate passed"
     else:
@@ -138,8 +141,14 @@ def _p99_interval(benchmark: Benchmark) -> tuple[float, float]:
     return 0.0 if low is None else low, math.inf if high is None else high
 
 
-def _why_of_the_tied(winner: Benchmark, others: Sequence[Benchmark], bounds: Search) -> str:
-    """That it is a tie, with whom, and which rule broke it."""
+def _why_of_the_tied(
+    winner: Benchmark, others: Sequence[Benchmark], rivals: Sequence[Benchmark], bounds: Search
+) -> str:
+    """That it is a tie, with whom, and which rule broke it.
+
+    Args:
+        rivals: those of the others that were confirmed at the winner's value.
+    """
     names = " and ".join(found.candidate.name for found in others)
     alike = "cost" if bounds.objective == "cost" else "rate"
     said = f"tied with {names} (the same {alike}, and p99 intervals that overlap)"
@@ -150,12 +159,14 @@ def _why_of_the_tied(winner: Benchmark, others: Sequence[Benchmark], bounds: Sea
             f"tied with {names} (of {limited} the generator, not the server, is the limit, so the "
             "rate is a lower bound)"
         )
-    if all(_size(winner) < _size(found) for found in others):
-        next_bytes = min(_size(found) for found in others)
+    if not rivals:
+        return f"{said}; of the tied the only one that is confirmed at this {alike}"
+    if all(_size(winner) < _size(found) for found in rivals):
+        next_bytes = min(_size(found) for found in rivals)
         smaller = f", against {_bytes(next_bytes)}" if math.isfinite(next_bytes) else ""
         return f"{said}; of the tied the smallest engine ({_bytes(_size(winner))}{smaller})"
-    rivals = [found for found in others if _size(found) == _size(winner)]
-    if all(_cost(winner) < _cost(found) for found in rivals):
+    as_small = [found for found in rivals if _size(found) == _size(winner)]
+    if all(_cost(winner) < _cost(found) for found in as_small):
         return f"{said}; of the smallest engines of the tied the lowest cost of a request"
     return (
         f"{said}; of the tied the first in the policy, for neither size nor cost tells them apart"

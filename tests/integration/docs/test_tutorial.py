@@ -108,7 +108,10 @@ def terminals():
     finally:
         for process in running:
             process.send_signal(signal.SIGINT)
-            process.wait(timeout=120)
+            try:
+                process.wait(timeout=120)
+            finally:
+                process.kill()
 
 
 def comparable(text):

@@ -174,9 +174,16 @@ class TestTies:
             pytest.param(
                 held(FP32, 8.0, engine_bytes=900),
                 held(INT8, 8.0, rate=700.0, engine_bytes=250, generator_limit_per_s=750.0),
+                FP32,
+                True,
+                id="lower-bound-below-the-best-wins-not-by-its-size",
+            ),
+            pytest.param(
+                held(FP32, 8.0, engine_bytes=900),
+                held(INT8, 8.0, engine_bytes=250, generator_limit_per_s=850.0),
                 INT8,
                 True,
-                id="lower-bound-below-the-best",
+                id="lower-bound-at-the-best-wins-by-its-size",
             ),
             pytest.param(
                 held(FP32, 8.0, engine_bytes=250),
