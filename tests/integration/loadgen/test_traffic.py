@@ -318,13 +318,13 @@ def test_loads_run_in_threads(server, traffic):
 
 @pytest.mark.usefixtures("scale")
 def test_loads_that_end_together_leave_one_another_alone(server, traffic):
-    """gRPC closes what all threads share with the last connection, under whoever still uses it."""
+    """Sending processes that one load leaves are taken by another at that moment."""
 
     def send(seed):
         return run_load(server.grpc, traffic, Load(rate_per_s=100, duration_s=0.04, seed=seed))
 
     with ThreadPoolExecutor(8) as threads:
-        for _ in range(40):
+        for _ in range(5):
             assert {result.failed for result in threads.map(send, range(8))} == {0}
 
 
