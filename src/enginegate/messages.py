@@ -106,12 +106,17 @@ def explain_validation(
 
 
 def _line(place: Place, problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
-    # Pydantic adds this to a key that is itself the fault.
-    where = ".".join(str(part) for part in place if part != "[key]") or "(top level)"
-    # A file that is no JSON at all may be anybody's: nothing of it belongs in a message.
-    hidden = problem["type"] in {"missing", "json_invalid"}
+    where = ".".join(str(part) for part in place if not _is_pydantics(part)) or "(top level)"
+    # A file that is no JSON at all may be anybody's: nothing of it belongs in a message; and of a
+    # whole file the words say what is wrong.
+    hidden = problem["type"] in {"missing", "json_invalid"} or not place
     given = "" if hidden else f" (given: {problem['input']!r:.80})"
     return f"  {where}: {_words(place, problem, model)}{given}"
+
+
+def _is_pydantics(part: str | int) -> bool:
+    """Whether Pydantic added this: a key that is itself the fault, or one type of several."""
+    return isinstance(part, str) and ("[" in part or part.startswith("constrained-"))
 
 
 def _words(place: Place, problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:

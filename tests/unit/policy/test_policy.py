@@ -285,3 +285,11 @@ def test_tables_are_checked_together():
     assert "load.rows sends requests of 8 rows, and search.max_batch_sizes tries 4" in refusal(
         {"load.rows": [1, 8], "search.max_batch_sizes": [4, 8]}
     )
+
+
+def test_key_of_several_types_is_named_as_it_stands_in_the_file():
+    """Without what Pydantic calls each type; and a fault of the whole shows none of the file."""
+    assert "  load.rows: must be more than 0 (given: 0)" in refusal({"load.rows": 0})
+    whole = refusal({"load.rows": 8, "search.max_batch_sizes": [4]})
+    assert "(top level): load.rows sends requests of 8 rows" in whole
+    assert "given:" not in whole
