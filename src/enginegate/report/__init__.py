@@ -17,7 +17,12 @@ from enginegate.report.decision_page import (
     evidence_part,
     page_history,
 )
-from enginegate.report.explain import explain
+from enginegate.report.explain import (
+    candidate_meaning,
+    candidates_named,
+    explain,
+    print_explained,
+)
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
 from enginegate.report.markdown import approval_markdown, scorecard_markdown
 from enginegate.report.serving import ServingReport, accuracies, serving_report
@@ -43,12 +48,15 @@ __all__ = [
     "accuracies",
     "approval_markdown",
     "candidate_figures",
+    "candidate_meaning",
+    "candidates_named",
     "decision_page",
     "evidence_part",
     "explain",
     "obstacles",
     "page_history",
     "print_approval",
+    "print_explained",
     "print_measured",
     "print_scorecard",
     "print_serving",
