@@ -11,7 +11,11 @@ from enginegate.report.content import (
 )
 from enginegate.report.explain import explain
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
-from enginegate.report.markdown import approval_markdown, scorecard_markdown
+from enginegate.report.markdown import (
+    approval_markdown,
+    escape_markdown,
+    scorecard_markdown,
+)
 from enginegate.report.serving import ServingReport, accuracies, serving_report
 from enginegate.report.terminal import (
     print_approval,
@@ -32,6 +36,7 @@ __all__ = [
     "accuracies",
     "approval_markdown",
     "candidate_figures",
+    "escape_markdown",
     "explain",
     "obstacles",
     "print_approval",
