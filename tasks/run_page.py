@@ -28,7 +28,6 @@ from prefect.client.schemas.sorting import ArtifactSort
 from prefect.context import FlowRunContext
 from prefect.runtime import flow_run, task_run
 from prefect.settings import PREFECT_API_URL
-from prefect.tasks import TaskRunNameCallbackWithParameters
 
 from enginegate.candidate import Engine, RegistryUri, Unbuilt
 from enginegate.content_store import ContentFolder
@@ -102,7 +101,8 @@ def artifact_key(*parts: str) -> str:
     return plain if plain == text else f"{plain}-{sha256_bytes(text.encode())[:6]}"
 
 
-def of_candidate(step: str) -> TaskRunNameCallbackWithParameters:
+# Prefect's type for what names a task's runs asks for a method that no function has: hence Any.
+def of_candidate(step: str) -> Any:
     """Names a task's runs after the candidate whose engine it is given as ``attempt``."""
 
     def name(parameters: dict[str, Any]) -> str:
@@ -113,7 +113,7 @@ def of_candidate(step: str) -> TaskRunNameCallbackWithParameters:
     return name
 
 
-def of_version(step: str) -> TaskRunNameCallbackWithParameters:
+def of_version(step: str) -> Any:
     """Names a task's runs after the version of the model that it is given as ``model``."""
 
     def name(parameters: dict[str, Any]) -> str:
