@@ -125,8 +125,8 @@ class TritonPythonModel:
         return None
 
     def _waits_for(self, groups: "list[_Group]") -> bool:
-        if self._answers in {"sent", "returned"}:
-            return self._answers == "returned"
+        if self._answers:
+            return bool(self._answers == "returned")
         return all(
             self._pipeline.is_worth_waiting(len(group.requests), group.rows) for group in groups
         )
