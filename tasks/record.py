@@ -210,8 +210,8 @@ def _artifacts(
     return CandidateArtifacts(
         built=(built.value, built.folder),
         config_pbtxt=config,
+        # Verdicts that an earlier version remembered have pages beside the results.
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
-        pages={name: text for name, text in results.items() if name.endswith(".html")},
     )
 
 
