@@ -91,7 +91,7 @@ def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
     )
 
 
-@task(task_run_name="scorecard", cache_policy=NO_CACHE)
+@task(task_run_name="scorecard-{found.model}", cache_policy=NO_CACHE)
 def make_scorecard(
     found: Qualification, slo: Slo, search: Search, repository: Path, workspace: Workspace
 ) -> Scorecard:
@@ -135,7 +135,7 @@ def make_scorecard(
     return first_made(card, workspace)
 
 
-@task(task_run_name="record", cache_policy=NO_CACHE)
+@task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
 def file_scorecard(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:

@@ -32,6 +32,7 @@ from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import judge_range, open_emulated
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace, remembered
+from tasks.run_page import of_candidate
 from validation.agreement import OutputComparison, compare
 from validation.chunks import (
     Chunk,
@@ -127,7 +128,7 @@ def observe(
     )
 
 
-@task(task_run_name="validate", cache_policy=NO_CACHE)
+@task(task_run_name=of_candidate("validate"), cache_policy=NO_CACHE)
 def validate(
     attempt: ContentFolder[Engine] | Unbuilt,
     reference: ReferenceOutputs,
