@@ -31,7 +31,9 @@ from enginegate.cli import shadow as _shadow
 from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
+from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.policies import PolicyFile, policies_of, print_check, print_policy
+from enginegate.cli.report import write_report
 from enginegate.cli.terminal import (
     ended_by,
     err,
@@ -63,12 +65,19 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
+    cls=StoryGroup,
 )
 policy_app = typer.Typer(help="Check policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
-RunName = Annotated[str, typer.Argument(metavar="SCORECARD", help="digest, or its beginning")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCORECARD",
+        help="digest, or its beginning",
+        autocompletion=scorecards_beginning,
+    ),
+]
 RulesFile = Annotated[
     Path | None, typer.Option("--policy", help="default: the one of policies/ that it was made by")
 ]
@@ -109,7 +118,16 @@ def _report(error: Exception) -> ExitCode:
 
 
 @app.callback()
-def _every_command(context: typer.Context) -> None:
+def _every_command(
+    context: typer.Context,
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     context.obj = context.with_resource(vendors_logged(Workspace.here()))
 
 
@@ -131,7 +149,7 @@ def doctor_command(
     if server is None:
         if repository is not None:
             raise InputError("--repository goes with --server: it names what that server reads.")
-        out.print(_doctor.table())
+        _doctor.print_parts(out)
         return
     outcome = _doctor.print_contract(server, repository, out)
     if outcome is not Outcome.PASSED:
@@ -179,6 +197,26 @@ app.command("benchmark")(_benchmark.benchmark_command)
 def explain_command(run: RunName) -> None:
     """Explain each verdict of a scorecard in words: which check decided, and by how much."""
     out.print(explain(Workspace.here().scorecard(run)), markup=False)
+
+
+@app.command("report")
+def report_command(
+    run: RunName,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="default: decision-DIGEST.html here"),
+    ] = None,
+    policy: RulesFile = None,
+) -> None:
+    """Write a scorecard as one HTML page: the verdict, what would change, every check.
+
+    The file needs no network and no other file. Its evidence is the same byte for byte whenever it
+    is made again; state and timeline come from the audit log of the policy's live repository.
+    """
+    workspace = _workspace(policy)
+    scorecard = workspace.scorecard(run)
+    file = output or Path(f"decision-{scorecard.digest[:12]}.html")
+    write_report(scorecard, policy, file, workspace, out)
 
 
 @app.command("approve")
