@@ -15,6 +15,7 @@ from enginegate.report.decision_page import (
     TimelineEntry,
     decision_page,
     evidence_part,
+    history_of,
     page_history,
 )
 from enginegate.report.explain import explain
@@ -51,6 +52,7 @@ __all__ = [
     "escape_markdown",
     "evidence_part",
     "explain",
+    "history_of",
     "obstacles",
     "page_history",
     "print_approval",
