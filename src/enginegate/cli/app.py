@@ -35,6 +35,7 @@ from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.output.json_output import JsonFlag, Output, printing
 from enginegate.cli.output.records import (
     ModelStatus,
+    PageDocument,
     ReleaseDocument,
     StatusDocument,
     VerifiedRepository,
@@ -42,6 +43,7 @@ from enginegate.cli.output.records import (
 )
 from enginegate.cli.output.scorecard_document import scorecard_document
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
+from enginegate.cli.report import write_report
 from enginegate.cli.status import model_status, print_status
 from enginegate.cli.terminal import (
     ended_by,
@@ -236,6 +238,30 @@ def explain_command(
         wanted = candidates_named(card, candidate or ())
         print_explained(card, output.console, only=wanted, blocking=only is not None)
         output.document(scorecard_document(card, only=wanted, blocking=only is not None))
+
+
+@app.command("report")
+def report_command(
+    run: RunName,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="default: decision-DIGEST.html here"),
+    ] = None,
+    policy: RulesFile = None,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a scorecard as one HTML page: the verdict, what would change, every check.
+
+    The file needs no network and no other file. Its evidence is the same byte for byte whenever it
+    is made again; state and timeline come from the audit log of the policy's live repository.
+    """
+    workspace = _workspace(policy)
+    scorecard = workspace.scorecard(run)
+    file = output or Path(f"decision-{scorecard.digest[:12]}.html")
+    with printing(as_json=as_json) as printed:
+        write_report(scorecard, policy, file, workspace, printed.console)
+        printed.document(PageDocument(scorecard=scorecard.digest, file=str(file.absolute())))
 
 
 @app.command("approve")

@@ -110,7 +110,8 @@ def automations_command(
 def scan_command(
     policy: PolicyFile,
     deployment: Annotated[
-        str | None, typer.Option(help="who qualifies, e.g. qualify/digits; default: this process")
+        str | None,
+        typer.Option(help="who qualifies, e.g. qualify/qualify-digits; default: this process"),
     ] = None,
     *,
     as_json: JsonFlag = False,

@@ -15,6 +15,7 @@ from enginegate.report.decision_page import (
     TimelineEntry,
     decision_page,
     evidence_part,
+    history_of,
     page_history,
 )
 from enginegate.report.explain import (
@@ -24,7 +25,11 @@ from enginegate.report.explain import (
     print_explained,
 )
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
-from enginegate.report.markdown import approval_markdown, scorecard_markdown
+from enginegate.report.markdown import (
+    approval_markdown,
+    escape_markdown,
+    scorecard_markdown,
+)
 from enginegate.report.serving import ServingReport, accuracies, serving_report
 from enginegate.report.terminal import (
     print_approval,
@@ -51,8 +56,10 @@ __all__ = [
     "candidate_meaning",
     "candidates_named",
     "decision_page",
+    "escape_markdown",
     "evidence_part",
     "explain",
+    "history_of",
     "obstacles",
     "page_history",
     "print_approval",

@@ -140,6 +140,13 @@ class ScorecardDocument(Document):
     next: tuple[str, ...] = Field(description="commands that come next; empty: no winner")
 
 
+class PageDocument(Document):
+    """The page that `report` wrote."""
+
+    scorecard: Sha256
+    file: str = Field(description="its absolute path")
+
+
 class BenchmarkDocument(Document):
     """What `benchmark` measured: a search here, or one load on a server."""
 
@@ -326,6 +333,7 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "policy check": PolicyDocument,
         "qualify": ScorecardDocument,
         "explain": ScorecardDocument,
+        "report": PageDocument,
         "benchmark": BenchmarkDocument,
         "shadow record": SampleDocument,
         "shadow import": SampleDocument,
