@@ -32,7 +32,7 @@ from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
-from enginegate.cli.output.json_output import JsonFlag, Output, printing
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import (
     ModelStatus,
     PageDocument,
@@ -312,7 +312,7 @@ def promote_command(policy: PolicyFile, run: RunName, *, as_json: JsonFlag = Fal
 
 
 def _print_promoted(
-    release: Release, policy: Path, target: PromotionTarget, output: Output
+    release: Release, policy: Path, target: PromotionTarget, output: Printer
 ) -> None:
     out = output.console
     named = f"Release {release.version} of {release.model}"

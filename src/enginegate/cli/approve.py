@@ -23,7 +23,7 @@ from enginegate.approval_rules import (
 )
 from enginegate.candidate import Candidate
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.output.json_output import Output
+from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import DecisionDocument, WaitingScorecard
 from enginegate.cli.policies import policies_here
 from enginegate.decision import Decision
@@ -63,7 +63,7 @@ def decide_scorecard(
     answer: PersonAnswer,
     policy: Path | None,
     workspace: Workspace,
-    output: Output,
+    output: Printer,
 ) -> None:
     """Put the decision in the audit log, keep it, and update MLflow and suspended promotions.
 

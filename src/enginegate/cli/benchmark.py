@@ -13,7 +13,7 @@ from enginegate.benchmark.remote import RemoteModel, remote_model
 from enginegate.candidate import Candidate
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES
-from enginegate.cli.output.json_output import JsonFlag, Output, printing
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import BenchmarkDocument
 from enginegate.cli.policies import PolicyFile
 from enginegate.cli.terminal import interruptible
@@ -198,7 +198,7 @@ def _check_use(
 
 
 def _search_here(
-    rules: Policy, candidates: tuple[Candidate, ...], folder: Path, output: Output
+    rules: Policy, candidates: tuple[Candidate, ...], folder: Path, output: Printer
 ) -> ExitCode:
     flow, out = of_checkout("flows.benchmark"), output.console
     with interruptible(out):
@@ -230,7 +230,7 @@ def _search_here(
 
 
 def _measure_there(
-    rules: Policy, asked: BenchmarkRequest, where: tuple[str, str], folder: Path, output: Output
+    rules: Policy, asked: BenchmarkRequest, where: tuple[str, str], folder: Path, output: Printer
 ) -> ExitCode:
     """One load; of an open loop the exit code says whether the SLO is shown to be met."""
     served, workspace = remote_model(*where), Workspace.of(rules)

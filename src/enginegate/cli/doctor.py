@@ -8,7 +8,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from enginegate.cli.output.json_output import Output
+from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import (
     CheckedPromise,
     DoctorDocument,
@@ -51,7 +51,7 @@ _PACKAGES = (
 )
 
 
-def print_parts(output: Output) -> None:
+def print_parts(output: Printer) -> None:
     """Print every part; what is missing, with what that costs and how to get it."""
     columns = ("part", "here", "without it", "how to get it")
     shown = FittedTable([TableColumn(name, heads=name == columns[0]) for name in columns])
@@ -69,7 +69,7 @@ def print_parts(output: Output) -> None:
     output.document(DoctorDocument(parts=listed))
 
 
-def print_contract(address: str, repository: Path | None, output: Output) -> Outcome:
+def print_contract(address: str, repository: Path | None, output: Printer) -> Outcome:
     """Check on a running server what promotions rely on, and show the results.
 
     Returns:

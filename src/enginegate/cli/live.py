@@ -9,7 +9,7 @@ from typing import Literal
 from rich.console import Console
 from rich.text import Text
 
-from enginegate.cli.output.json_output import Output
+from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import VerifiedRepository
 from enginegate.errors import EnginegateError, ExitCode, ServerError, TamperedError
 from enginegate.messages import counted
@@ -156,7 +156,7 @@ def _watch(server: Server) -> None:
                 raise
 
 
-def print_audit(policy: Policy, output: Output) -> bool:
+def print_audit(policy: Policy, output: Printer) -> bool:
     """Print every event about the policy's model, oldest first, if the chain holds; whether so.
 
     Raises:

@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from enginegate.cli.output.json_output import Output
+from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import OpenCandidate, PolicyDocument
 from enginegate.errors import InputError
 from enginegate.messages import counted
@@ -41,7 +41,7 @@ def policies_here() -> list[Path]:
     return sorted((project_of(Path.cwd()) / "policies").glob("*.toml"))
 
 
-def print_check(policy: Policy, origin: Path, output: Output) -> None:
+def print_check(policy: Policy, origin: Path, output: Printer) -> None:
     """Print what a policy asks for, check that it is here, and print what will be inconclusive.
 
     Raises:

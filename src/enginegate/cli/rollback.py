@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.output.json_output import JsonFlag, Output, printing
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import ReleaseDocument
 from enginegate.cli.policies import PolicyFile
 from enginegate.decision import Release
@@ -26,7 +26,7 @@ _ANSWER_S = 2.0
 _SHORTEST_REASON = 5
 
 
-def roll_back_live(policy: Path, to: int | None, reason: str, output: Output) -> None:
+def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -> None:
     """Make an earlier release live, as a flow where Prefect's server answers, else right here.
 
     Raises:
@@ -57,7 +57,7 @@ def roll_back_live(policy: Path, to: int | None, reason: str, output: Output) ->
     )
 
 
-def withdraw_live(policy: Path, who: str, reason: str, output: Output) -> None:
+def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
     """Leave nothing live, as a flow where Prefect's server answers, else right here.
 
     Raises:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from enginegate.cli.output.json_output import JsonFlag, Output, printing
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import SampleDocument
 from enginegate.cli.policies import PolicyFile
 from enginegate.errors import InputError
@@ -74,12 +74,12 @@ def info_command(
         _print_sample(sample, sample_info(sample), output)
 
 
-def _print_stored(path: Path, found: SampleInfo, output: Output) -> None:
+def _print_stored(path: Path, found: SampleInfo, output: Printer) -> None:
     _print_sample(path, found, output)
     print_hanging(output.console, f"Stored in {path}. Name it in the policy: [data] shadow.")
 
 
-def _print_sample(path: Path, found: SampleInfo, output: Output) -> None:
+def _print_sample(path: Path, found: SampleInfo, output: Printer) -> None:
     lines = found.lines()
     width = max(len(heading) for heading, _ in lines)
     for heading, text in lines:

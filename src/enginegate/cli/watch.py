@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.output.json_output import JsonFlag, Output, printing
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import (
     AcknowledgeDocument,
     AutomationsDocument,
@@ -72,7 +72,7 @@ def acknowledge_command(
         _acknowledge(read_policy(policy), approver, reason, release, output)
 
 
-def _print_run(watched: WatchResult, output: Output, *, broken: str = "") -> None:
+def _print_run(watched: WatchResult, output: Printer, *, broken: str = "") -> None:
     for sentence in watched.done:
         print_hanging(output.console, sentence)
     for check in watched.checks:
@@ -139,7 +139,7 @@ def _print_check(check: WatchCheck, out: Console) -> None:
         print_hanging(out, f"{gate_of(finding)} ({word}): {finding.reason}", "  ")
 
 
-def _acknowledge(policy: Policy, who: str, why: str, release: int | None, output: Output) -> None:
+def _acknowledge(policy: Policy, who: str, why: str, release: int | None, output: Printer) -> None:
     """Write who knows of a broken promise into the audit log, and update MLflow.
 
     Raises:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from enginegate.cli.approve import PersonAnswer, decide_scorecard, waiting
 from enginegate.cli.live import print_audit
-from enginegate.cli.output.json_output import Output
+from enginegate.cli.output.json_output import Printer
 from enginegate.decision import Decision, RenewedPromise
 from enginegate.errors import ApprovalError, InputError, RepositoryBusyError
 from enginegate.evidence import Outcome
@@ -41,7 +41,7 @@ class Desk:
 
     def say(self, card, answer="approve", approver="ada", **options):
         given = PersonAnswer(answer, approver, "margins are wide", **options)
-        decide_scorecard(card, given, None, self.workspace, Output(self.out))
+        decide_scorecard(card, given, None, self.workspace, Printer(self.out))
 
     def waiting(self):
         """What `status` says of each scorecard."""
@@ -376,11 +376,11 @@ def test_the_audit_log_is_shown_and_verified(desk):
     ada.say(ada.card())
     ada.say(ada.card(), approver="grace")
 
-    assert print_audit(ada.rules, Output(ada.out))
-    assert print_audit(ada.rules, Output(ada.out, ada.out.file))
+    assert print_audit(ada.rules, Printer(ada.out))
+    assert print_audit(ada.rules, Printer(ada.out, ada.out.file))
     assert "The chain holds: 2 lines" in ada.said
     assert '"who":"grace"' in ada.said
 
     ada.log.path.write_bytes(ada.log.path.read_bytes().replace(b'"ada"', b'"eve"'))
-    assert not print_audit(ada.rules, Output(ada.out))
+    assert not print_audit(ada.rules, Printer(ada.out))
     assert "jsonl, line 2: the chain is broken" in ada.said

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from enginegate.cli import doctor
 from enginegate.cli.app import app
-from enginegate.cli.output.json_output import Output
+from enginegate.cli.output.json_output import Printer
 from enginegate.contract.server_versions import ServerVersions
 from enginegate.errors import InputError
 from enginegate.repository.deploy.upgrades import UpgradeFinding
@@ -99,7 +99,7 @@ def test_long_path_is_shown_whole(monkeypatch, width):
     monkeypatch.setattr(doctor, "parts", lambda: iter([doctor.DoctorPart("Triton", path, "", "")]))
     console = Console(width=width, file=io.StringIO())
 
-    doctor.print_parts(Output(console))
+    doctor.print_parts(Printer(console))
 
     said = "".join(c for c in console.file.getvalue() if c.isalnum() or c == "/")
     assert path in said.replace("Triton", "")

@@ -28,7 +28,7 @@ JsonFlag = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class Printer:
     """Where a verb prints.
 
     Attributes:
@@ -52,13 +52,13 @@ class Output:
 
 
 @contextmanager
-def printing(*, as_json: bool) -> Iterator[Output]:
+def printing(*, as_json: bool) -> Iterator[Printer]:
     """What a verb prints to, until it ends."""
     if not as_json:
-        yield Output(out)
+        yield Printer(out)
         return
     with _reserved_stdout() as stream:
-        yield Output(err, stream)
+        yield Printer(err, stream)
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 A field is never renamed or removed within a schema version; new ones may come.
 """
 
+import json
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 from types import MappingProxyType
@@ -353,3 +355,16 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "automations": AutomationsDocument,
     }
 )
+
+
+def main() -> None:
+    """Print the JSON Schema of one verb's document: ``python -m … "policy check"``."""
+    verb = " ".join(sys.argv[1:])
+    if verb not in DOCUMENTS:
+        sys.exit(f"{verb!r} has no document. These have: {', '.join(DOCUMENTS)}.")
+    schema = DOCUMENTS[verb].model_json_schema(mode="serialization")
+    sys.stdout.write(json.dumps(schema, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
