@@ -108,7 +108,7 @@ def print_measured(measured: Sequence[Measurement], slo: Slo, console: Console) 
     for m in measured:
         for why in m.invalid:
             console.print(Text(f"Not valid: {why}."))
-        console.print(Text(explain_p99(m, slo)))
+        console.print(Text(explain_p99(m, slo.p99_ms)))
         console.print(Text(generator_sentence(m)))
 
 
