@@ -259,9 +259,9 @@ class _Bench:
                 "max_batch_sizes": (largest,),
                 "queue_delays_us": (0,),
                 "instances": (1,),
-                "min_rate_per_s": max(5.0, top / 500),
+                # Its confirmation must fit the budget at the lowest rate.
+                "min_rate_per_s": max(5.0, top / 100),
                 "max_rate_per_s": max(10.0, top / 2),
-                "budget_s": 0.6 * self.given.budget_s,
             }
         )
         return self._described(search(measure, bounds, self._slo(), progress=self._progress))

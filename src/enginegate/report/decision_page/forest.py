@@ -1,0 +1,272 @@
+"""Every candidate in one row: accuracy change against the margin, p99 against the SLO, and rate."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from enginegate.candidate import Candidate
+from enginegate.charts.intervals import (
+    BarFill,
+    Interval,
+    IntervalAxis,
+    change_axis,
+    fill_patterns,
+    interval_row,
+    interval_scale,
+    latency_axis,
+    rate_row,
+)
+from enginegate.charts.svg import Svg
+from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
+from enginegate.messages import per_second, short_number
+from enginegate.report.content import (
+    MISSING,
+    change_text,
+    in_points,
+    percentile_text,
+    share_text,
+    task_loss,
+)
+
+EMULATED = "emulated"
+
+
+@dataclass(frozen=True, slots=True)
+class ForestRow:
+    """One candidate.
+
+    Attributes:
+        marks: proposed, tied, emulated: decides nothing.
+        accuracy: change against FP32, in percentage points or in the metric's unit.
+        margin: the most that may be lost, as a negative change.
+        p99: milliseconds.
+        share: of the engine's own speed.
+        decides: False: the numbers are of an emulation, and are drawn hollow.
+        accuracy_chart: None where there is no number; so are the other two.
+    """
+
+    candidate: str
+    outcome: str
+    marks: tuple[str, ...]
+    accuracy: Interval | None
+    margin: float | None
+    accuracy_text: str
+    p99: Interval | None
+    p99_text: str
+    rate_text: str
+    share: str
+    decides: bool
+    accuracy_chart: Svg | None
+    p99_chart: Svg | None
+    rate_chart: Svg | None
+
+
+@dataclass(frozen=True, slots=True)
+class Forest:
+    """The rows, winner first, and what the axes are.
+
+    Attributes:
+        measure: what a model of this kind is scored by.
+        unit: of its change.
+        accuracy_scale: the numbers above the column; None where no row has one.
+        patterns: what hatched bars refer to.
+    """
+
+    measure: str
+    unit: str
+    rows: tuple[ForestRow, ...]
+    accuracy_scale: Svg | None
+    p99_scale: Svg | None
+    patterns: Svg
+
+
+@dataclass(frozen=True, slots=True)
+class _Axes:
+    """What the rows share; None where no row has such a number."""
+
+    accuracy: IntervalAxis | None
+    p99: IntervalAxis | None
+    most_per_s: float
+
+
+def forest_section(scorecard: Scorecard) -> Forest:
+    """One row for each candidate, in the order of `ranked`."""
+    order = [verdict for c in ranked(scorecard) if (verdict := scorecard.verdict(c))]
+    losses = [loss for verdict in order if (loss := shown_loss(verdict)) is not None]
+    points = not losses or in_points(losses[0])
+    measure = losses[0].gate.removesuffix("_loss") if losses else "accuracy"
+    unit = "pp" if points else losses[0].unit
+    axes = _axes(scorecard, losses, unit)
+    return Forest(
+        measure=measure.replace("_", " "),
+        unit=unit,
+        rows=tuple(_row(scorecard, verdict, axes) for verdict in order),
+        accuracy_scale=axes.accuracy
+        and interval_scale(axes.accuracy, "Scale of the change", limit_name="margin"),
+        p99_scale=axes.p99 and interval_scale(axes.p99, "Scale of p99", limit_name="SLO"),
+        patterns=fill_patterns(),
+    )
+
+
+def ranked(scorecard: Scorecard) -> tuple[Candidate, ...]:
+    """The winner, ties, then by outcome and rate; what was only emulated, and not run, last."""
+
+    def place(candidate: Candidate) -> tuple[bool, bool, bool, Outcome, bool, float]:
+        measured, verdict = scorecard.benchmark(candidate), scorecard.verdict(candidate)
+        return (
+            candidate != scorecard.winner,
+            candidate not in scorecard.tied,
+            measured is None,
+            scorecard.outcome(candidate),
+            verdict is None or not is_emulated(verdict),
+            -(measured.throughput_at_slo_per_s if measured else 0.0),
+        )
+
+    return tuple(sorted((verdict.candidate for verdict in scorecard.verdicts), key=place))
+
+
+def shown_loss(verdict: Verdict) -> Finding | None:
+    """The task's loss; where no device could run the engine, the loss of its emulation."""
+    real = task_loss(verdict)
+    emulated = (
+        f
+        for f in verdict.findings
+        if f.scope == EMULATED and f.gate.endswith("_loss") and f.value is not None
+    )
+    return real or next(emulated, None)
+
+
+def is_emulated(verdict: Verdict) -> bool:
+    """Whether its numbers are of an emulation, which decides nothing."""
+    return any(f.scope.partition("/")[0] == EMULATED for f in verdict.findings)
+
+
+def slo_p99_ms(scorecard: Scorecard) -> float | None:
+    """The limit that p99 was judged by; None: nothing was benchmarked."""
+    limits = (
+        f.limit
+        for benchmark in scorecard.benchmarks
+        for f in benchmark.findings
+        if f.gate == "p99_ms" and f.limit is not None
+    )
+    return next(limits, None)
+
+
+def _axes(scorecard: Scorecard, losses: Iterable[Finding], unit: str) -> _Axes:
+    changes = [(change, _turned(loss, loss.limit)) for loss in losses if (change := _change(loss))]
+    latencies = [p99 for benchmark in scorecard.benchmarks if (p99 := _p99(benchmark))]
+    rates = (benchmark.throughput_at_slo_per_s for benchmark in scorecard.benchmarks)
+    margins = [margin for _, margin in changes if margin is not None]
+    return _Axes(
+        accuracy=change_axis([c for c, _ in changes], margins, f" {unit}") if changes else None,
+        p99=latency_axis(latencies, slo_p99_ms(scorecard)) if latencies else None,
+        most_per_s=max(rates, default=0.0),
+    )
+
+
+def _row(scorecard: Scorecard, verdict: Verdict, axes: _Axes) -> ForestRow:
+    candidate = verdict.candidate
+    measured = scorecard.benchmark(candidate)
+    loss, p99 = shown_loss(verdict), _p99(measured)
+    change = _change(loss)
+    margin = _turned(loss, loss.limit) if loss else None
+    share = scorecard.engine_share(candidate)
+    fill = _fill(scorecard, verdict)
+    return ForestRow(
+        candidate=candidate.name,
+        outcome=scorecard.outcome(candidate).word,
+        marks=tuple(_marks(scorecard, verdict)),
+        accuracy=change,
+        margin=margin,
+        accuracy_text=change_text(loss) if loss else MISSING,
+        p99=p99,
+        p99_text=percentile_text(measured.p99_at_slo if measured else None),
+        rate_text=measured.throughput_text if measured else MISSING,
+        share=MISSING if share is None else share_text(share),
+        decides=not is_emulated(verdict),
+        accuracy_chart=axes.accuracy
+        and change
+        and interval_row(
+            change, axes.accuracy, fill, _against_margin(change, margin), limit=margin
+        ),
+        p99_chart=axes.p99
+        and p99
+        and interval_row(p99, axes.p99, fill, _against_slo(p99, axes.p99.limit)),
+        rate_chart=_rate_chart(measured, axes.most_per_s, fill),
+    )
+
+
+def _fill(scorecard: Scorecard, verdict: Verdict) -> BarFill:
+    if is_emulated(verdict):
+        return "hollow"
+    undecided = scorecard.outcome(verdict.candidate) is Outcome.INCONCLUSIVE
+    return "hatched" if undecided else "solid"
+
+
+def _marks(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
+    candidate = verdict.candidate
+    if candidate == scorecard.winner:
+        yield "proposed"
+    elif candidate in scorecard.tied:
+        yield f"tied with {scorecard.winner}" if scorecard.winner else "tied"
+    if is_emulated(verdict):
+        yield "emulated: decides nothing"
+
+
+def _change(loss: Finding | None) -> Interval | None:
+    """A loss turned into a change: what is lost is negative."""
+    if loss is None or loss.value is None:
+        return None
+    value = _turned(loss, loss.value) or 0.0
+    return Interval.of(value, _turned(loss, loss.high), _turned(loss, loss.low))
+
+
+def _turned(loss: Finding, number: float | None) -> float | None:
+    scale = -100.0 if in_points(loss) else -1.0
+    return None if number is None else scale * number + 0.0
+
+
+def _p99(benchmark: Benchmark | None) -> Interval | None:
+    p99 = benchmark.p99_at_slo if benchmark else None
+    return Interval.of(p99.value_ms, p99.low_ms, p99.high_ms) if p99 else None
+
+
+def _against_margin(change: Interval, margin: float | None) -> str:
+    """The picture in words, which the number beside it does not say."""
+    if margin is None:
+        return "no margin is set"
+    limit = f"the margin of {short_number(margin)}"
+    if change.low >= margin:
+        return f"the whole interval is within {limit}"
+    if change.high < margin:
+        return f"the whole interval is beyond {limit}"
+    return f"the interval crosses {limit}"
+
+
+def _against_slo(p99: Interval, slo_ms: float | None) -> str:
+    if slo_ms is None:
+        return "no SLO is known"
+    limit = f"the SLO of {short_number(slo_ms)} ms"
+    if p99.high <= slo_ms:
+        return f"the whole interval is below {limit}"
+    if p99.low > slo_ms:
+        return f"the whole interval is above {limit}"
+    return f"the interval crosses {limit}"
+
+
+def _rate_chart(measured: Benchmark | None, most_per_s: float, fill: BarFill) -> Svg | None:
+    if measured is None or not measured.throughput_at_slo_per_s:
+        return None
+    label = f"{measured.throughput_at_slo_per_s / most_per_s:.0%} of the highest rate"
+    rejected = measured.rejected_rate_per_s
+    if measured.is_lower_bound:
+        label += ", and a lower bound: nothing above it could be tried"
+    elif rejected is not None:
+        label += f"; {per_second(rejected)} was not seen to meet the SLO"
+    return rate_row(
+        measured.throughput_at_slo_per_s,
+        most_per_s,
+        fill,
+        label,
+        is_lower_bound=measured.is_lower_bound,
+        rejected_per_s=rejected,
+    )
