@@ -6,7 +6,19 @@ How surely a row decides is in the bar's fill: solid decided, hatched undecided,
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from enginegate.charts.svg import Axis, Svg, axis_of, element, line, mark, percent, plot, words
+from enginegate.charts.svg import (
+    Anchor,
+    Axis,
+    MarkShape,
+    Svg,
+    axis_of,
+    element,
+    line,
+    mark,
+    percent,
+    plot,
+    words,
+)
 from enginegate.messages import short_number
 
 BarFill = Literal["solid", "hatched", "hollow"]
@@ -18,7 +30,9 @@ _MOST_LIMITS = 3.0
 # A limit within so many times the data is a line among it; one further off is named at the edge.
 _NEAR = 2.0
 _HEADROOM = 0.06
-_NARROW, _CENTRE = 0.1, 0.5
+_CENTRE = 0.5
+# Of a column's width: what a limit's name takes, and what two labels are apart.
+_LABEL, _GAP = 0.6, 0.06
 
 
 class Interval(NamedTuple):
@@ -108,9 +122,9 @@ def interval_row(
         height=8,
         class_=f"bar {fill}",
     )
-    content = [*_lines(shared, limit), bar]
+    content = [*_zero(shared), bar, *_limit(shared, limit)]
     if axis.holds(interval.value):
-        shape = "dot" if fill != "hollow" else "diamond"
+        shape: MarkShape = "diamond" if fill == "hollow" else "dot"
         content.append(mark(shape, (axis.share(interval.value), _CENTRE), f"pt {fill}"))
     if interval.low < axis.low:
         content.append(mark("left", (0.0, _CENTRE), "beyond"))
@@ -121,24 +135,18 @@ def interval_row(
 
 def interval_scale(shared: IntervalAxis, label: str, *, limit_name: str) -> Svg:
     """The numbers above the rows: zero, the limit, and the axis's far end."""
-    axis = shared.axis
-    shown: list[tuple[float, str, str]] = []
-    if axis.holds(0.0):
-        shown.append((axis.share(0.0), "0", ""))
-    if shared.limit is not None and axis.holds(shared.limit):
-        text = f"{limit_name} {_number(shared.limit)}{shared.unit}"
-        shown.append((axis.share(shared.limit), text, "limit"))
-    content = []
-    for place, text, classes in shown:
-        anchor: Literal["start", "middle", "end"] = "middle"
-        if place < 1.0 - _CENTRE:
-            anchor = "start" if place < 2 * _NARROW else "middle"
-        elif place > 1.0 - 2 * _NARROW:
-            anchor = "end"
-        content.append(words(text, (place, 0.0), anchor, by=(0, 11), classes=classes or None))
-    if shared.limit is not None and shared.limit_is_far:
-        far = f"{limit_name} {_number(shared.limit)}{shared.unit} →"
-        content.append(words(far, (1.0, 0.0), "end", by=(0, 11), classes="limit"))
+    axis, limit, content = shared.axis, shared.limit, []
+    name = f"{limit_name} {_number(limit)}{shared.unit}" if limit is not None else ""
+    place = axis.share(limit) if limit is not None else 0.0
+    anchor: Anchor = "start" if place < _CENTRE else "end"
+    if name and axis.holds(limit or 0.0):
+        content.append(words(name, (place, 0.0), anchor, by=(0, 11), classes="limit"))
+    elif name:
+        content.append(words(f"{name} →", (1.0, 0.0), "end", by=(0, 11), classes="limit"))
+    zero = axis.share(0.0)
+    between = zero - place
+    if not name or not 0.0 <= between < (_LABEL if anchor == "start" else _GAP):
+        content.append(words("0", (zero, 0.0), "start" if zero < _GAP else "middle", by=(0, 11)))
     return plot(label, *content, height=14, classes="fig scale")
 
 
@@ -169,7 +177,7 @@ def rate_row(
     ]
     if is_lower_bound:
         arrow = mark("right", (end, _CENTRE), "beyond")
-        content.append(element("svg", arrow, x=11, overflow="visible"))
+        content.append(element("g", arrow, transform="translate(11)"))
     elif rejected_per_s is not None:
         stop = axis.share(rejected_per_s)
         content += [
@@ -179,26 +187,20 @@ def rate_row(
     return plot(label, *content, height=_HEIGHT, classes="fig row")
 
 
-def fill_patterns() -> Svg:
-    """The hatching that `hatched` bars refer to; a page holds it once."""
-    stripe = element("path", d="M-1 7L7-1M-1 1L1-1M5 7L7 5", class_="stripe")
-    pattern = element(
-        "pattern", stripe, id="hatch", width=6, height=6, patternUnits="userSpaceOnUse"
-    )
-    return element("svg", pattern, width=0, height=0, class_="defs", aria_hidden="true")
+def _zero(shared: IntervalAxis) -> list[Svg]:
+    if not shared.axis.holds(0.0):
+        return []
+    place = shared.axis.share(0.0)
+    return [line((place, 0), (place, 1), "zero")]
 
 
-def _lines(shared: IntervalAxis, own_limit: float | None) -> list[Svg]:
-    """Zero, and the limit where it is on the axis."""
-    limit = shared.limit if own_limit is None else own_limit
-    found = []
-    if shared.axis.holds(0.0):
-        zero = shared.axis.share(0.0)
-        found.append(line((zero, 0), (zero, 1), "zero"))
-    if limit is not None and shared.axis.holds(limit):
-        place = shared.axis.share(limit)
-        found.append(line((place, 0), (place, 1), "limit"))
-    return found
+def _limit(shared: IntervalAxis, own: float | None) -> list[Svg]:
+    """A row's own limit, else the one that all share; where it is on the axis."""
+    limit = shared.limit if own is None else own
+    if limit is None or not shared.axis.holds(limit):
+        return []
+    place = shared.axis.share(limit)
+    return [line((place, 0), (place, 1), "limit")]
 
 
 def _number(value: float) -> str:

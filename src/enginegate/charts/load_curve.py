@@ -142,7 +142,9 @@ def load_chart(curve: LoadCurve, *, small: bool = False) -> Svg:
         small: lower, and without the points of other configurations, to stand beside others.
     """
     loads, latencies = curve.axes
-    points = [p for p in curve.points if not (small and p.kind != "chosen")]
+    points = list(curve.points)
+    if small:
+        points = [point._replace(words="") for point in points if point.kind == "chosen"]
     content = [
         *_ceiling(curve, loads),
         *_grid(loads, latencies),
@@ -285,7 +287,7 @@ def _marks(point: LoadPoint, loads: Axis, latencies: Axis) -> Iterator[Svg]:
         yield mark(shapes[point.kind], (x, y), classes, title=point.words)
     if point.kind == "chosen" and point.p50_ms is not None and latencies.holds(point.p50_ms):
         y = 1.0 - latencies.share(point.p50_ms)
-        yield mark("square", (x, y), "pt p50", title=point.words)
+        yield mark("square", (x, y), "pt p50")
 
 
 def _chosen(curve: LoadCurve, loads: Axis, latencies: Axis) -> Iterator[Svg]:

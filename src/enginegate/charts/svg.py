@@ -15,6 +15,7 @@ _ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _ROUNDING = 1e-9
 
 MarkShape = Literal["dot", "ring", "cross", "square", "diamond", "up", "left", "right"]
+Anchor = Literal["start", "middle", "end"]
 _PATHS: dict[MarkShape, str] = {
     "dot": "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0z",
     "ring": "M-9 0a9 9 0 1 0 18 0a9 9 0 1 0-18 0z",
@@ -118,13 +119,29 @@ def plot(label: str, *content: Svg, height: int, classes: str) -> Svg:
 
 
 def mark(shape: MarkShape, place: tuple[float, float], classes: str, *, title: str = "") -> Svg:
-    """A mark of a fixed size at a place in shares of width and height.
+    """A mark of a fixed size at a place in shares of width and height; see `definitions`.
 
     Its shape says what it is; ``title`` is shown when one points at it.
     """
-    tooltip = element("title", title) if title else Svg("")
-    path = element("path", tooltip, d=_PATHS[shape], class_=classes)
-    return element("svg", path, x=percent(place[0]), y=percent(place[1]), overflow="visible")
+    return element(
+        "use",
+        *([element("title", title)] if title else []),
+        href=f"#{shape}",
+        x=percent(place[0]),
+        y=percent(place[1]),
+        class_=classes,
+    )
+
+
+def definitions() -> Svg:
+    """The shapes of marks and the hatching of undecided bars, which a page holds once."""
+    stripe = element("path", d="M-1 7L7-1M-1 1L1-1M5 7L7 5", class_="stripe")
+    pattern = element(
+        "pattern", stripe, id="hatch", width=6, height=6, patternUnits="userSpaceOnUse"
+    )
+    shapes = (element("path", id=name, d=path) for name, path in _PATHS.items())
+    held = element("defs", pattern, *shapes)
+    return element("svg", held, width=0, height=0, class_="defs", aria_hidden="true")
 
 
 def line(start: tuple[float, float], end: tuple[float, float], classes: str) -> Svg:
@@ -138,7 +155,7 @@ def line(start: tuple[float, float], end: tuple[float, float], classes: str) -> 
 def words(
     text: str,
     place: tuple[float, float],
-    anchor: Literal["start", "middle", "end"] = "middle",
+    anchor: Anchor = "middle",
     *,
     by: tuple[float, float] = (0.0, 0.0),
     classes: str | None = None,

@@ -9,13 +9,12 @@ from enginegate.charts.intervals import (
     Interval,
     IntervalAxis,
     change_axis,
-    fill_patterns,
     interval_row,
     interval_scale,
     latency_axis,
     rate_row,
 )
-from enginegate.charts.svg import Svg
+from enginegate.charts.svg import Svg, definitions
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
 from enginegate.messages import per_second, short_number
 from enginegate.report.content import (
@@ -68,7 +67,8 @@ class Forest:
         measure: what a model of this kind is scored by.
         unit: of its change.
         accuracy_scale: the numbers above the column; None where no row has one.
-        patterns: what hatched bars refer to.
+        slo: milliseconds; empty where none is known.
+        definitions: what marks and hatched bars of all charts refer to.
     """
 
     measure: str
@@ -76,7 +76,8 @@ class Forest:
     rows: tuple[ForestRow, ...]
     accuracy_scale: Svg | None
     p99_scale: Svg | None
-    patterns: Svg
+    definitions: Svg
+    slo: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,25 +104,32 @@ def forest_section(scorecard: Scorecard) -> Forest:
         accuracy_scale=axes.accuracy
         and interval_scale(axes.accuracy, "Scale of the change", limit_name="margin"),
         p99_scale=axes.p99 and interval_scale(axes.p99, "Scale of p99", limit_name="SLO"),
-        patterns=fill_patterns(),
+        definitions=definitions(),
+        slo=short_number(axes.p99.limit) if axes.p99 and axes.p99.limit else "",
     )
 
 
 def ranked(scorecard: Scorecard) -> tuple[Candidate, ...]:
-    """The winner, ties, then by outcome and rate; what was only emulated, and not run, last."""
+    """The winner, ties, then by outcome and rate; what did not run here is last."""
 
-    def place(candidate: Candidate) -> tuple[bool, bool, bool, Outcome, bool, float]:
-        measured, verdict = scorecard.benchmark(candidate), scorecard.verdict(candidate)
+    def place(verdict: Verdict) -> tuple[bool, bool, bool, Outcome, bool, float]:
+        candidate = verdict.candidate
+        measured = scorecard.benchmark(candidate)
         return (
             candidate != scorecard.winner,
             candidate not in scorecard.tied,
-            measured is None,
+            measured is None and not _was_compared(verdict),
             scorecard.outcome(candidate),
-            verdict is None or not is_emulated(verdict),
+            not is_emulated(verdict),
             -(measured.throughput_at_slo_per_s if measured else 0.0),
         )
 
-    return tuple(sorted((verdict.candidate for verdict in scorecard.verdicts), key=place))
+    return tuple(verdict.candidate for verdict in sorted(scorecard.verdicts, key=place))
+
+
+def _was_compared(verdict: Verdict) -> bool:
+    """Whether the engine itself answered, so that it could be compared with FP32."""
+    return any(finding.scope.startswith("evaluation") for finding in verdict.findings)
 
 
 def shown_loss(verdict: Verdict) -> Finding | None:

@@ -14,6 +14,7 @@ _MOST_ROWS = 32
 _SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
 _EVALUATION = "evaluation"
 _OF_SLICES = "slice_"
+_DATA = {_EVALUATION: "labelled data", "shadow": "recorded traffic"}
 _LOSS, _AGREEMENT = "_loss", "_agreement"
 _MARKS = {
     Outcome.PASSED: "",
@@ -165,7 +166,9 @@ def _group(
     return SliceGroup(
         heading=_heading(gate, scope, known[0]),
         limits=_limits(known),
-        rows=tuple(SliceRow(name, tuple(f and _cell(f) for f in by_slice[name])) for name in shown),
+        rows=tuple(
+            SliceRow(name, tuple(_cell(f) if f else None for f in by_slice[name])) for name in shown
+        ),
         hidden=len(by_slice) - len(shown),
     )
 
@@ -173,7 +176,7 @@ def _group(
 def _heading(gate: str, scope: str, finding: Finding) -> str:
     measure = gate.removeprefix(_OF_SLICES)
     data, _, output = scope.partition(":")
-    where = f"{data} data" if data == _EVALUATION else f"{data} traffic"
+    where = _DATA.get(data, data)
     of_output = f", output {output}" if output else ""
     if measure.endswith(_LOSS):
         unit = "percentage points" if in_points(finding) else finding.unit or "its own unit"
@@ -183,17 +186,16 @@ def _heading(gate: str, scope: str, finding: Finding) -> str:
 
 
 def _limits(findings: Sequence[Finding]) -> str:
-    texts = list(dict.fromkeys(_limit(f) for f in findings if f.limit is not None))
-    return (
-        f"may be {' or '.join(texts)}, by the candidate's precision"
-        if len(texts) > 1
-        else (f"may be {texts[0]}" if texts else "no limit is set")
+    """What is allowed: the margin of a change, the least of an agreement."""
+    known = [(f, f.limit) for f in findings if f.limit is not None]
+    if not known:
+        return "no limit is set"
+    least = "margin" if known[0][0].relation == "<=" else "at least"
+    texts = dict.fromkeys(
+        _number(finding, -limit if finding.relation == "<=" else limit) for finding, limit in known
     )
-
-
-def _limit(finding: Finding) -> str:
-    number = -(finding.limit or 0.0) if finding.relation == "<=" else finding.limit or 0.0
-    return f"{_number(finding, number)} or more"
+    by_precision = ", by precision" if len(texts) > 1 else ""
+    return f"{least} {' or '.join(texts)}{by_precision}"
 
 
 def _cell(finding: Finding) -> SliceCell:
@@ -259,4 +261,6 @@ def _small_sentences(scorecard: Scorecard) -> Iterator[str]:
         for finding in verdict.findings:
             small = finding.gate == "slice_samples" and finding.outcome is not Outcome.PASSED
             if small and not _is_emulated(finding):
-                yield f"{finding.scope}: {finding.reason}"
+                data, _, output = finding.scope.partition(":")
+                of_output = f", output {output}" if output else ""
+                yield f"{_DATA.get(data, data)}{of_output}: {finding.reason}"
