@@ -33,6 +33,7 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.policies import PolicyFile, policies_of, print_check, print_policy
+from enginegate.cli.report import write_report
 from enginegate.cli.terminal import (
     ended_by,
     err,
@@ -196,6 +197,26 @@ app.command("benchmark")(_benchmark.benchmark_command)
 def explain_command(run: RunName) -> None:
     """Explain each verdict of a scorecard in words: which check decided, and by how much."""
     out.print(explain(Workspace.here().scorecard(run)), markup=False)
+
+
+@app.command("report")
+def report_command(
+    run: RunName,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="default: decision-DIGEST.html here"),
+    ] = None,
+    policy: RulesFile = None,
+) -> None:
+    """Write a scorecard as one HTML page: the verdict, what would change, every check.
+
+    The file needs no network and no other file. Its evidence is the same byte for byte whenever it
+    is made again; state and timeline come from the audit log of the policy's live repository.
+    """
+    workspace = _workspace(policy)
+    scorecard = workspace.scorecard(run)
+    file = output or Path(f"decision-{scorecard.digest[:12]}.html")
+    write_report(scorecard, policy, file, workspace, out)
 
 
 @app.command("approve")

@@ -89,7 +89,8 @@ def automations_command(
 def scan_command(
     policy: PolicyFile,
     deployment: Annotated[
-        str | None, typer.Option(help="who qualifies, e.g. qualify/digits; default: this process")
+        str | None,
+        typer.Option(help="who qualifies, e.g. qualify/qualify-digits; default: this process"),
     ] = None,
 ) -> None:
     """Qualify each version of the registry that carries the policy's alias or tag, once."""

@@ -15,11 +15,16 @@ from enginegate.report.decision_page import (
     TimelineEntry,
     decision_page,
     evidence_part,
+    history_of,
     page_history,
 )
 from enginegate.report.explain import explain
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
-from enginegate.report.markdown import approval_markdown, scorecard_markdown
+from enginegate.report.markdown import (
+    approval_markdown,
+    escape_markdown,
+    scorecard_markdown,
+)
 from enginegate.report.serving import ServingReport, accuracies, serving_report
 from enginegate.report.terminal import (
     print_approval,
@@ -44,8 +49,10 @@ __all__ = [
     "approval_markdown",
     "candidate_figures",
     "decision_page",
+    "escape_markdown",
     "evidence_part",
     "explain",
+    "history_of",
     "obstacles",
     "page_history",
     "print_approval",

@@ -275,16 +275,8 @@ def accuracy_text(verdict: Verdict | None) -> str:
 
 
 def task_loss(verdict: Verdict | None) -> Finding | None:
-    """The task's loss on all labelled data: accuracy, else the first metric of the policy."""
-    losses = [
-        finding
-        for finding in (verdict.findings if verdict else ())
-        if finding.gate.endswith("_loss")
-        and finding.value is not None
-        and finding.scope.startswith("evaluation")
-        and "/" not in finding.scope
-    ]
-    return next((f for f in losses if f.gate == "accuracy_loss"), losses[0] if losses else None)
+    """The task's loss on all labelled data; None: it was not judged."""
+    return verdict.task_loss if verdict else None
 
 
 def in_points(loss: Finding) -> bool:

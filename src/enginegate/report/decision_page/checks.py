@@ -47,6 +47,7 @@ _DATA: Mapping[str, str] = MappingProxyType(
     {"evaluation": "labelled data", "shadow": "recorded traffic", "benchmark": "under Triton"}
 )
 _ALL_LEFT = 0.995
+_SMALLEST = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +251,9 @@ def _number(finding: Finding, number: float) -> str:
     if finding.unit == "fraction":
         return f"{100 * number:.4g} %"
     unit = {"1/s": "/s", "": ""}.get(finding.unit, f" {finding.unit}")
-    return f"{short_number(number, 3)}{unit}"
+    # Longer than this in digits, it is read as a power.
+    shown = f"{number:.2g}" if 0 < abs(number) < _SMALLEST else short_number(number, 3)
+    return f"{shown}{unit}"
 
 
 def _limit(finding: Finding) -> str:
@@ -280,9 +283,12 @@ def share_left(finding: Finding) -> float | None:
 
 def _headroom(finding: Finding, left: float | None) -> str:
     if left is not None:
+        if left == 0 and finding.outcome is Outcome.PASSED:
+            return ""  # a count that must be just that, such as one version
         if left < 0:
             return "over the limit" if finding.relation == "<=" else "below the limit"
         return "> 99 %" if left > _ALL_LEFT else f"{100 * left:.0f} %"
     if finding.relation == ">=" and finding.limit and finding.value is not None:
-        return f"{finding.value / finding.limit:.3g} times the limit"
+        times = finding.value / finding.limit
+        return "below the limit" if times < 1 else f"{times:.3g} times the limit"
     return ""

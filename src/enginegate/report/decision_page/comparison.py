@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from enginegate.candidate import Candidate
-from enginegate.evidence import Benchmark, Finding, ReplacedRelease, Scorecard, loss_gate
+from enginegate.evidence import Benchmark, Finding, ReplacedRelease, Scorecard
 from enginegate.measurement import Percentile
 from enginegate.messages import short_number
 from enginegate.report.content import (
@@ -110,7 +110,7 @@ def _proposed(scorecard: Scorecard, winner: Candidate) -> _Side:
         engine_sha256=verdict.engine_sha256 if verdict else None,
         model_uri=scorecard.model_uri,
         loss=loss,
-        fp32=fp32_score_of(scorecard, loss),
+        fp32=scorecard.fp32_score_of(loss),
         p99=measured.p99_at_slo if measured else None,
         benchmark=measured,
         engine_bytes=measured.engine_bytes if measured else None,
@@ -130,18 +130,6 @@ def _live(replaced: ReplacedRelease) -> _Side:
         benchmark=measured,
         engine_bytes=replaced.engine_bytes,
         gpu_bytes=replaced.gpu_bytes,
-    )
-
-
-def fp32_score_of(scorecard: Scorecard, loss: Finding | None) -> Finding | None:
-    """FP32's own score of the measure that a loss is about, on the same data."""
-    return next(
-        (
-            score
-            for score in scorecard.fp32_scores
-            if loss is not None and loss_gate(score.gate) == loss.gate and score.scope == loss.scope
-        ),
-        None,
     )
 
 
