@@ -49,6 +49,7 @@ _DATA: Mapping[str, str] = MappingProxyType(
 )
 _SLICE_SIZES = "slice_samples"
 _ALL_LEFT = 0.995
+_SMALLEST = 1e-3
 # Counts of things have no part that is left.
 _COUNTED_UNITS = frozenset({"samples", "versions"})
 
@@ -89,6 +90,7 @@ class CandidateChecks:
         blocking: what keeps it from passing, worst first.
         warnings: what decides nothing and somebody should know.
         lines: the rest; empty for a candidate that is not proposed.
+        fine: how many those are, and which has the least headroom.
         unlimited: what was measured and has no limit, in one sentence.
     """
 
@@ -100,6 +102,7 @@ class CandidateChecks:
     blocking: tuple[CheckLine, ...]
     warnings: tuple[CheckLine, ...]
     lines: tuple[CheckLine, ...]
+    fine: str
     unlimited: str
 
 
@@ -195,6 +198,7 @@ def _of_group(scorecard: Scorecard, group: Sequence[Candidate]) -> CandidateChec
     warnings = [f for f in warnings if f.scope.partition("/")[0] != EMULATED and f.gate not in told]
     outcome = scorecard.outcome(candidate)
     proposed = candidate == scorecard.winner
+    lines = tuple(_grouped(passed)) if proposed else ()
     return CandidateChecks(
         names=", ".join(each.name for each in group),
         outcome=outcome.word,
@@ -203,9 +207,19 @@ def _of_group(scorecard: Scorecard, group: Sequence[Candidate]) -> CandidateChec
         open=proposed or outcome >= Outcome.FAILED,
         blocking=tuple(_line(f) for f in sorted(blocking, key=lambda f: -f.outcome)),
         warnings=tuple(_line(f) for f in warnings),
-        lines=tuple(_grouped(passed)) if proposed else (),
+        lines=lines,
+        fine=_fine_text(lines),
         unlimited=_unlimited_text(unlimited) if proposed else "",
     )
+
+
+def _fine_text(lines: Sequence[CheckLine]) -> str:
+    drawn = [(line.left, line) for line in lines if line.left is not None]
+    if not drawn:
+        return f"{counted(len(lines), 'check')} passed"
+    _, tightest = min(drawn, key=lambda pair: pair[0])
+    said = f"{counted(len(lines), 'check')} passed, each with value, limit and headroom"
+    return f"{said}; the least headroom is {tightest.headroom}: {tightest.name}"
 
 
 def _without_limit(finding: Finding) -> bool:
@@ -304,7 +318,9 @@ def _number(finding: Finding, number: float) -> str:
     if finding.unit == "fraction":
         return f"{100 * number:.4g} %"
     unit = {"1/s": "/s", "": ""}.get(finding.unit, f" {finding.unit}")
-    return f"{short_number(number, 3)}{unit}"
+    # Longer than this in digits, it is read as a power.
+    shown = f"{number:.2g}" if 0 < abs(number) < _SMALLEST else short_number(number, 3)
+    return f"{shown}{unit}"
 
 
 def _limit(finding: Finding) -> str:
@@ -336,10 +352,12 @@ def share_left(finding: Finding) -> float | None:
 
 def _headroom(finding: Finding, left: float | None) -> str:
     if left is not None:
+        if left == 0 and finding.outcome is Outcome.PASSED:
+            return ""  # a count that must be just that, such as one version
         if left < 0:
             return "over the limit" if finding.relation == "<=" else "below the limit"
         return "> 99 %" if left > _ALL_LEFT else f"{100 * left:.0f} %"
-    passed = finding.outcome is Outcome.PASSED
-    if passed and finding.relation == ">=" and finding.limit and finding.value is not None:
-        return f"{finding.value / finding.limit:.3g} times the limit"
+    if finding.relation == ">=" and finding.limit and finding.value is not None:
+        times = finding.value / finding.limit
+        return "below the limit" if times < 1 else f"{times:.3g} times the limit"
     return ""

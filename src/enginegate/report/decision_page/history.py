@@ -101,8 +101,9 @@ def history_of(
     newest = found.approvals[-1] if found.approvals else None
     expires = expires_at(newest, rules) if newest and rules else None
     history = page_history(scorecard, found.events, found.checks, expires=expires)
-    waits = rules is not None and history.standing is Standing.WAITING
-    return history.model_copy(update={"stands_hours": rules.expires_hours if waits else None})
+    if rules is None or history.standing is not Standing.WAITING:
+        return history
+    return history.model_copy(update={"stands_hours": rules.expires_hours})
 
 
 def page_history(
