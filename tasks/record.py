@@ -33,6 +33,7 @@ from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.operating import Signing
 from enginegate.policy.recording import Data
 from enginegate.precision import TradeoffCurve, tradeoff_chart
+from enginegate.progress import told_as
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.report import (
     accuracies,
@@ -136,6 +137,7 @@ def make_scorecard(
 
 
 @task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
+@told_as("scorecard")
 def file_scorecard(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:

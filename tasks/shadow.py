@@ -20,6 +20,7 @@ from enginegate.measurement import Load
 from enginegate.messages import counted
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import Shadow, TrafficTables
+from enginegate.progress import told_as
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.serving import ServingConfig
 from enginegate.shadow import (
@@ -76,6 +77,7 @@ class _Notes(Record):
 
 
 @task(task_run_name="record-shadow", cache_policy=NO_CACHE)
+@told_as("live traffic")
 def record_shadow(
     traffic: TrafficTables,
     tables: EngineTables,
