@@ -1,6 +1,8 @@
 """A scorecard for people: in the terminal, as Markdown, and in plain sentences."""
 
+from enginegate.report.approval_form import ApprovalQuestion, approval_form_text
 from enginegate.report.content import (
+    COLUMNS,
     NO_SIZES,
     CandidateObstacle,
     EngineSizes,
@@ -8,6 +10,7 @@ from enginegate.report.content import (
     obstacles,
     row_of,
     sentences,
+    short_digest,
 )
 from enginegate.report.decision_page import (
     PageHistory,
@@ -19,6 +22,7 @@ from enginegate.report.decision_page import (
 )
 from enginegate.report.explain import explain
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
+from enginegate.report.live_timeline import LiveTimeline, live_timeline
 from enginegate.report.markdown import (
     approval_markdown,
     escape_markdown,
@@ -36,21 +40,26 @@ from enginegate.report.terminal import (
 )
 
 __all__ = [
+    "COLUMNS",
     "NO_SIZES",
+    "ApprovalQuestion",
     "CandidateObstacle",
     "EngineSizes",
+    "LiveTimeline",
     "PageHistory",
     "PageLink",
     "Row",
     "ServingReport",
     "TimelineEntry",
     "accuracies",
+    "approval_form_text",
     "approval_markdown",
     "candidate_figures",
     "decision_page",
     "escape_markdown",
     "evidence_part",
     "explain",
+    "live_timeline",
     "obstacles",
     "page_history",
     "print_approval",
@@ -66,4 +75,5 @@ __all__ = [
     "serving_page",
     "serving_report",
     "serving_text",
+    "short_digest",
 ]
