@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from enginegate.charts.svg import (
     Anchor,
-    Axis,
     MarkShape,
+    PlotAxis,
     Svg,
     axis_of,
     element,
@@ -57,7 +57,7 @@ class IntervalAxis(NamedTuple):
         unit: behind a number, such as `` ms``.
     """
 
-    axis: Axis
+    axis: PlotAxis
     limit: float | None = None
     unit: str = ""
 
@@ -92,7 +92,7 @@ def latency_axis(intervals: Iterable[Interval], limit_ms: float | None) -> Inter
     top = max(ends, default=limit_ms or 1.0) or 1.0
     if limit_ms is not None and limit_ms <= _NEAR * top:
         top = max(top, limit_ms)
-    return IntervalAxis(Axis(0.0, top * (1.0 + _HEADROOM)), limit_ms, " ms")
+    return IntervalAxis(PlotAxis(0.0, top * (1.0 + _HEADROOM)), limit_ms, " ms")
 
 
 def interval_row(
@@ -169,7 +169,7 @@ def rate_row(
         is_lower_bound: nothing above could be tried.
         rejected_per_s: the lowest rate at which the SLO was not seen to be met.
     """
-    axis = Axis(0.0, most_per_s * (1.0 + _HEADROOM) or 1.0)
+    axis = PlotAxis(0.0, most_per_s * (1.0 + _HEADROOM) or 1.0)
     end = axis.share(rate_per_s)
     content = [
         line((0, 0), (0, 1), "zero"),

@@ -11,10 +11,10 @@ from enginegate.charts.intervals import (
     latency_axis,
     rate_row,
 )
-from enginegate.charts.svg import Axis
+from enginegate.charts.svg import PlotAxis
 from tests.fakes.svg import parsed
 
-SHARED = IntervalAxis(Axis(-2.0, 2.0), limit=-1.0, unit=" pp")
+SHARED = IntervalAxis(PlotAxis(-2.0, 2.0), limit=-1.0, unit=" pp")
 
 
 def row(interval, fill="solid", shared=SHARED, **limits):

@@ -77,7 +77,7 @@ class SliceColumn(NamedTuple):
     is_winner: bool
 
 
-class Slices(NamedTuple):
+class SliceTable(NamedTuple):
     """The heat map.
 
     Attributes:
@@ -91,7 +91,7 @@ class Slices(NamedTuple):
     too_small: tuple[str, ...]
 
 
-def slices_section(scorecard: Scorecard) -> Slices | None:
+def slices_section(scorecard: Scorecard) -> SliceTable | None:
     """The content of ``slices.html``; None: no slice was judged, and none was too small."""
     found = {
         verdict.candidate.name: [f for f in verdict.findings if _is_of_slice(f)]
@@ -103,7 +103,7 @@ def slices_section(scorecard: Scorecard) -> Slices | None:
     if not names and not too_small:
         return None
     candidates = {verdict.candidate.name: verdict.candidate for verdict in scorecard.verdicts}
-    return Slices(
+    return SliceTable(
         columns=tuple(
             SliceColumn(
                 kind=candidates[name].kind,
