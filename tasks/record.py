@@ -16,8 +16,18 @@ from enginegate.benchmark.config_comments import measured_config
 from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
+from enginegate.decision import Release, replaced_release
 from enginegate.engine_kinds import engine_kinds
-from enginegate.evidence import Benchmark, DataDigests, EagerSpeed, EngineSpeed, Scorecard, Verdict
+from enginegate.errors import InputError
+from enginegate.evidence import (
+    Benchmark,
+    DataDigests,
+    EagerSpeed,
+    EngineSpeed,
+    ReplacedRelease,
+    Scorecard,
+    Verdict,
+)
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.operating import Signing
@@ -96,7 +106,8 @@ def make_scorecard(
     """
     layout = Layout(repository, found.model)
     current = layout.current()
-    live = layout.release(current.version).engine.engine_sha256 if current else None
+    release = layout.release(current.version) if current else None
+    live = release.engine.engine_sha256 if release else None
     judged = with_speed(found.benchmarks, slo, search, live=live)
     measured = tuple(each for each in judged if each is not None)
     choice = choose(found.verdicts, measured, search)
@@ -110,7 +121,8 @@ def make_scorecard(
         environment=_environment(),
         verdicts=tuple(found.verdicts),
         benchmarks=measured,
-        replaces=current.version if current else None,
+        replaces=release.version if release else None,
+        replaced=_replaced(release, workspace) if release else None,
         winner=choice.winner,
         reason=choice.reason,
         tied=choice.tied,
@@ -152,6 +164,15 @@ def file_scorecard(
     return filed
 
 
+def _replaced(release: Release, workspace: Workspace) -> ReplacedRelease:
+    """The live release in numbers, with its evidence where this workspace has it."""
+    try:
+        return replaced_release(release, workspace.scorecard(release.scorecard_sha256))
+    except InputError as error:
+        _log.info("of release %s only the manifest is known: %s", release.version, error)
+        return replaced_release(release, None)
+
+
 def first_made(card: Scorecard, workspace: Workspace) -> Scorecard:
     """The scorecard that was first made of this evidence: when, and for whom, stays as it was.
 
@@ -189,8 +210,8 @@ def _artifacts(
     return CandidateArtifacts(
         built=(built.value, built.folder),
         config_pbtxt=config,
+        # Verdicts that an earlier version remembered have pages beside the results.
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
-        pages={name: text for name, text in results.items() if name.endswith(".html")},
     )
 
 

@@ -98,10 +98,7 @@ class ReferenceOutputs:
 
 
 class Judgement(Record):
-    """A verdict with the Great Expectations results it came from, by scope.
-
-    Each is there twice: as JSON, and under the scope's name with ``.html`` as a page.
-    """
+    """A verdict with the Great Expectations results it came from, as JSON by scope."""
 
     verdict: Verdict
     results: dict[str, str] = Field(default_factory=dict)
@@ -212,8 +209,7 @@ def _judge(
         shutil.rmtree(folder, ignore_errors=True)
     return Judgement(
         verdict=verdict_on(built.value, judged, *noise, *reference.notes),
-        results={part.scope: part.result_json for part in judged}
-        | {f"{part.scope}.html": part.page_html for part in judged},
+        results={part.scope: part.result_json for part in judged},
     )
 
 

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from waiting import WAIT_S, until
+from docs.screenshots.waiting import WAIT_S, until
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 POLICY = "policies/digits.toml"

@@ -117,6 +117,19 @@ class Verdict(Record):
         found = [f for f in self.findings if not f.advisory and f.outcome is not Outcome.PASSED]
         return tuple(sorted(found, key=lambda finding: -finding.outcome))
 
+    @property
+    def task_loss(self) -> Finding | None:
+        """The loss on all labelled data: of accuracy, else of the policy's first metric."""
+        losses = [
+            finding
+            for finding in self.findings
+            if finding.gate.endswith("_loss")
+            and finding.value is not None
+            and finding.scope.startswith("evaluation")
+            and "/" not in finding.scope
+        ]
+        return next((f for f in losses if f.gate == "accuracy_loss"), losses[0] if losses else None)
+
     def finding(self, gate: str, scope: str) -> Finding | None:
         """The finding of one gate in one scope, if there is one."""
         return next((f for f in self.findings if (f.gate, f.scope) == (gate, scope)), None)
@@ -390,7 +403,7 @@ class ReplacedRelease(Record):
     model_uri: str
     candidate: Candidate
     engine_sha256: Sha256
-    scorecard_sha256: Sha256 = Field(description="whose promise it is held to")
+    scorecard_sha256: Sha256 = Field(description="that it was published of")
     promised_p99_ms: NonNegativeFloat
     promised_per_s: NonNegativeFloat
     engine_bytes: NonNegativeInt | None = Field(
@@ -486,6 +499,18 @@ class Scorecard(Record):
             for v in self.verdicts
         )
         return next((scores for scores in found if scores), ())
+
+    def fp32_score_of(self, loss: Finding | None) -> Finding | None:
+        """FP32's own score of the measure that a loss is about, on the same data."""
+        return next(
+            (
+                score
+                for score in self.fp32_scores
+                if loss is not None
+                and (loss_gate(score.gate), score.scope) == (loss.gate, loss.scope)
+            ),
+            None,
+        )
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """A candidate's outcome over verdict and benchmark; without a benchmark never PASSED."""

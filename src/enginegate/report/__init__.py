@@ -18,9 +18,15 @@ from enginegate.report.decision_page import (
     TimelineEntry,
     decision_page,
     evidence_part,
+    history_of,
     page_history,
 )
-from enginegate.report.explain import explain
+from enginegate.report.explain import (
+    candidate_meaning,
+    candidates_named,
+    explain,
+    print_explained,
+)
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
 from enginegate.report.live_timeline import LiveTimeline, live_timeline
 from enginegate.report.markdown import (
@@ -55,14 +61,18 @@ __all__ = [
     "approval_form_text",
     "approval_markdown",
     "candidate_figures",
+    "candidate_meaning",
+    "candidates_named",
     "decision_page",
     "escape_markdown",
     "evidence_part",
     "explain",
+    "history_of",
     "live_timeline",
     "obstacles",
     "page_history",
     "print_approval",
+    "print_explained",
     "print_measured",
     "print_scorecard",
     "print_serving",

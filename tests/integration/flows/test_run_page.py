@@ -77,6 +77,8 @@ def test_qualification_leaves_its_result_on_its_page(family, qualified, caplog):
     assert last == [
         f"winner of tiny v1: {card.winner}",
         f"why: {card.reason}",
-        f"next: enginegate approve {card.digest[:12]} --reason WHY, then enginegate promote "
-        f"{family.policy} {card.digest[:12]}",
+        (
+            f"next: enginegate approve {card.digest[:12]} --reason WHY, "
+            f"then enginegate promote {family.policy} {card.digest[:12]}"
+        ),
     ]
