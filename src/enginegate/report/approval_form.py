@@ -26,24 +26,24 @@ _LINE_PX, _GAP_PX, _BULLET_GAP_PX, _CODE_EDGE_PX = 24, 12, 4, 32
 _ROOM_PX, _FIELD_PX = 424, 92
 # A remark of two lines; the page has all of it.
 _LONGEST_REMARK = 2 * _BULLET_WIDTH - 4
+# Names of the page's lines, in few enough characters for a column.
 _NAMES = {
-    "change against its FP32, paired": "vs FP32",
+    "rate within the slo": "rate",
     "p99 at that rate": "p99",
-    "rate within the SLO": "rate",
     "engine size": "size",
-    "GPU memory": "GPU mem",
+    "gpu memory": "GPU mem",
     "cost of a million requests": "cost/1M",
 }
+_IN_TURNS = ", in turns"
+_LONGEST_NAME = 8
 # The question names these of both.
 _IN_THE_QUESTION = frozenset({"engine", "model version"})
 _SPEED_WORDS = {
     "faster_alone": "is faster without a server",
     "slower_than_eager": "is slower than PyTorch without compiling",
 }
-_SMALL_SLICES = re.compile(
-    r"^(?:recorded )?(\w+)(?: data)?: (\d+ of \d+) slices have < .*", re.DOTALL
-)
-_WITH_INTERVAL = re.compile(r" \([^()]* to [^()]*\)")
+_BRACKETS = re.compile(r" \([^()]*\)")
+_BRACKETS_BUT_INTERVALS = re.compile(r" \((?![^()]* to )[^()]*\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ def _compared(scorecard: Scorecard) -> str:
     comparison = comparison_section(scorecard)
     if comparison is None:
         return ""
-    lines = [line for line in comparison.lines if line.name not in _IN_THE_QUESTION]
+    lines = [line for line in comparison.lines if line.name.lower() not in _IN_THE_QUESTION]
     known = any(line.now for line in lines)
     rows = [("", f"now: {comparison.now_title}" if known else "", "proposed")]
     rows += [
         (
-            _NAMES.get(line.name, line.name),
-            _WITH_INTERVAL.sub("", _short(line.now)),
-            _short(line.proposed),
+            _line_name(line.name),
+            _short(_BRACKETS.sub("", line.now)),
+            _short(_BRACKETS_BUT_INTERVALS.sub("", line.proposed)),
         )
         for line in lines
     ]
@@ -126,6 +126,13 @@ def _compared(scorecard: Scorecard) -> str:
     middle = max(len(row[1]) for row in rows) + 2 if known else 0
     drawn = [f"{name:<{left}}{now:<{middle}}{new}".rstrip() for name, now, new in rows]
     return "\n".join(line[:_CODE_WIDTH] for line in drawn)
+
+
+def _line_name(name: str) -> str:
+    if name.endswith(_IN_TURNS):
+        return "in turns"
+    short = _NAMES.get(name.lower(), name if name.startswith("p99") else name.lower())
+    return short[:_LONGEST_NAME]
 
 
 def _short(value: str) -> str:
@@ -147,10 +154,8 @@ def _remarks(scorecard: Scorecard, question: ApprovalQuestion) -> Iterator[tuple
             yield candidate.name, _open_findings(scorecard, candidate)
         return
     yield from _worse(scorecard)
-    for each in not_judged(scorecard, winner):
-        yield "Not judged", _SMALL_SLICES.sub(r"\2 \1 slices, too small", each)
-    if scorecard.data.shadow is None:
-        yield "Not judged", "recorded traffic, as there is none"
+    for missing in not_judged(scorecard, winner):
+        yield "Not judged", missing.what
     others = [each.name for each in scorecard.tied if each != winner]
     if others:
         yield "Tied", f"with {', '.join(others)}"
@@ -163,7 +168,7 @@ def _worse(scorecard: Scorecard) -> Iterator[tuple[str, str]]:
     if comparison is None or scorecard.replaces is None:
         return
     worse = [
-        f"{_NAMES.get(line.name, line.name)} ({line.change})"
+        f"{_line_name(line.name)} ({line.change})"
         for line in comparison.lines
         if line.effect == "worse"
     ]
