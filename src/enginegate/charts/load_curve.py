@@ -10,8 +10,8 @@ from typing import Literal, NamedTuple
 
 from enginegate.charts.intervals import Interval
 from enginegate.charts.svg import (
-    Axis,
     MarkShape,
+    PlotAxis,
     Svg,
     element,
     line,
@@ -92,7 +92,7 @@ class LoadCurve(NamedTuple):
         return tuple(point for _, point in sorted(by_load.items()))
 
     @property
-    def axes(self) -> tuple[Axis, Axis]:
+    def axes(self) -> tuple[PlotAxis, PlotAxis]:
         """Load, and milliseconds."""
         return self._load_axis(), self._latency_axis()
 
@@ -106,16 +106,16 @@ class LoadCurve(NamedTuple):
         """Whether the loads that could not be offered are in the picture."""
         return self.ceiling_per_s is not None and self.axes[0].holds(self.ceiling_per_s)
 
-    def _load_axis(self) -> Axis:
+    def _load_axis(self) -> PlotAxis:
         loads = [point.load_per_s for point in self.points]
         most = max([*loads, *([self.chosen[0]] if self.chosen else [])], default=1.0)
         top = 1.05 * most
         ceiling = self.ceiling_per_s
         if ceiling is not None and ceiling <= _NEAR_CEILING * most:
             top = max(top, _CEILING_ROOM * ceiling)
-        return Axis(0.0, top)
+        return PlotAxis(0.0, top)
 
-    def _latency_axis(self) -> Axis:
+    def _latency_axis(self) -> PlotAxis:
         """Fitted to what the chosen configuration sustained; to all that is valid without one."""
         valid = [p for p in self.points if p.kind != "invalid" and p.p99 is not None]
         if self.chosen is None:
@@ -131,7 +131,7 @@ class LoadCurve(NamedTuple):
         top = max([need, *others])
         if self.slo_ms is not None and self.slo_ms <= _NEAR_SLO * top:
             top = max(top, self.slo_ms)
-        return Axis(0.0, _HEADROOM * top)
+        return PlotAxis(0.0, _HEADROOM * top)
 
 
 def load_chart(curve: LoadCurve, *, small: bool = False) -> Svg:
@@ -188,7 +188,7 @@ def _point_words(point: LoadPoint) -> str:
     return f"{value} ms at {per_second(point.load_per_s)}"
 
 
-def _grid(loads: Axis, latencies: Axis) -> Iterator[Svg]:
+def _grid(loads: PlotAxis, latencies: PlotAxis) -> Iterator[Svg]:
     for tick in latencies.ticks(4):
         y = 1.0 - latencies.share(tick)
         yield line((0, y), (1, y), "grid" if tick else "axis")
@@ -201,7 +201,7 @@ def _grid(loads: Axis, latencies: Axis) -> Iterator[Svg]:
     yield words("offered requests/s", (1, 1), "end", by=(0, 34), classes="unit")
 
 
-def _ceiling(curve: LoadCurve, loads: Axis) -> Iterator[Svg]:
+def _ceiling(curve: LoadCurve, loads: PlotAxis) -> Iterator[Svg]:
     if curve.ceiling_is_drawn and curve.ceiling_per_s is not None:
         start = loads.share(curve.ceiling_per_s)
         yield element(
@@ -210,7 +210,7 @@ def _ceiling(curve: LoadCurve, loads: Axis) -> Iterator[Svg]:
         yield line((start, 0), (start, 1), "ceiling-edge")
 
 
-def _slo(curve: LoadCurve, latencies: Axis) -> Iterator[Svg]:
+def _slo(curve: LoadCurve, latencies: PlotAxis) -> Iterator[Svg]:
     limit = curve.slo_ms
     if limit is None:
         return
@@ -224,7 +224,7 @@ def _slo(curve: LoadCurve, latencies: Axis) -> Iterator[Svg]:
     yield words(f"SLO {short_number(limit)} ms", (0, y), "start", by=(6, -5), classes="limit")
 
 
-def _whisker(point: LoadPoint, loads: Axis, latencies: Axis) -> Iterator[Svg]:
+def _whisker(point: LoadPoint, loads: PlotAxis, latencies: PlotAxis) -> Iterator[Svg]:
     p99 = point.p99
     if p99 is None or point.kind != "chosen" or p99.low > latencies.high or p99.low == p99.high:
         return
@@ -233,7 +233,7 @@ def _whisker(point: LoadPoint, loads: Axis, latencies: Axis) -> Iterator[Svg]:
     yield line((x, low), (x, high), "whisker")
 
 
-def _lines(joined: Sequence[LoadPoint], loads: Axis, latencies: Axis) -> Iterator[Svg]:
+def _lines(joined: Sequence[LoadPoint], loads: PlotAxis, latencies: PlotAxis) -> Iterator[Svg]:
     """Both percentiles over the loads, named where they end."""
     ends: list[tuple[str, float, float]] = []
     for name in ("p99", "p50"):
@@ -257,7 +257,7 @@ def _lines(joined: Sequence[LoadPoint], loads: Axis, latencies: Axis) -> Iterato
 
 
 def _clipped(
-    start: tuple[float, float], end: tuple[float, float], latencies: Axis
+    start: tuple[float, float], end: tuple[float, float], latencies: PlotAxis
 ) -> tuple[tuple[float, float], tuple[float, float]]:
     """A stretch of a line in shares of the picture, ended where it leaves through the top."""
     top = latencies.high
@@ -276,7 +276,7 @@ def _clipped(
     return (x1, 1.0 - latencies.share(low)), (x2, 1.0 - latencies.share(high))
 
 
-def _marks(point: LoadPoint, loads: Axis, latencies: Axis) -> Iterator[Svg]:
+def _marks(point: LoadPoint, loads: PlotAxis, latencies: PlotAxis) -> Iterator[Svg]:
     x = loads.share(point.load_per_s)
     shapes: dict[PointKind, MarkShape] = {"chosen": "dot", "other": "diamond", "invalid": "cross"}
     classes = {"chosen": "pt p99", "other": "pt other", "invalid": "pt invalid"}[point.kind]
@@ -290,7 +290,7 @@ def _marks(point: LoadPoint, loads: Axis, latencies: Axis) -> Iterator[Svg]:
         yield mark("square", (x, y), "pt p50")
 
 
-def _chosen(curve: LoadCurve, loads: Axis, latencies: Axis) -> Iterator[Svg]:
+def _chosen(curve: LoadCurve, loads: PlotAxis, latencies: PlotAxis) -> Iterator[Svg]:
     if curve.chosen is None:
         return
     load, p99 = curve.chosen

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from enginegate.charts.svg import Axis, Svg, element, percent, plot
+from enginegate.charts.svg import PlotAxis, Svg, element, percent, plot
 
 _HEIGHT = 22
 
@@ -26,7 +26,7 @@ class StageTime(NamedTuple):
 
 def stage_bar(stages: Sequence[StageTime], longest_ms: float, label: str) -> Svg:
     """One bar; ``longest_ms`` is the whole of the longest one."""
-    axis, start, parts = Axis(0.0, longest_ms or 1.0), 0.0, []
+    axis, start, parts = PlotAxis(0.0, longest_ms or 1.0), 0.0, []
     for stage in stages:
         end = start + stage.time_ms
         parts.append(

@@ -38,7 +38,7 @@ class Svg(str):
         return str(self)
 
 
-class Axis(NamedTuple):
+class PlotAxis(NamedTuple):
     """A linear scale from one end of the plot to the other."""
 
     low: float
@@ -63,7 +63,7 @@ class Axis(NamedTuple):
         return tuple(round(number * step, 12) + 0.0 for number in range(first, last + 1))
 
 
-def axis_of(values: Iterable[float], *, headroom: float = 0.0) -> Axis:
+def axis_of(values: Iterable[float], *, headroom: float = 0.0) -> PlotAxis:
     """The axis that holds all values, and so much of its length more at either end.
 
     Values that are all equal, or none at all, get an axis of the length 1.
@@ -73,7 +73,7 @@ def axis_of(values: Iterable[float], *, headroom: float = 0.0) -> Axis:
     if not high > low:
         high = low + 1.0
     more = headroom * (high - low)
-    return Axis(low - more, high + more)
+    return PlotAxis(low - more, high + more)
 
 
 def element(tag: str, *content: str, **attributes: str | float | None) -> Svg:

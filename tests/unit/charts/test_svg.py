@@ -2,7 +2,16 @@
 
 import pytest
 
-from enginegate.charts.svg import Axis, axis_of, definitions, element, mark, percent, plot, words
+from enginegate.charts.svg import (
+    PlotAxis,
+    axis_of,
+    definitions,
+    element,
+    mark,
+    percent,
+    plot,
+    words,
+)
 from tests.fakes.svg import parsed
 
 
@@ -11,7 +20,7 @@ from tests.fakes.svg import parsed
 )
 def test_a_value_has_its_share_of_the_axis(value, share):
     """What is beyond an end lies at that end."""
-    assert Axis(10, 30).share(value) == pytest.approx(share)
+    assert PlotAxis(10, 30).share(value) == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -25,7 +34,7 @@ def test_a_value_has_its_share_of_the_axis(value, share):
 )
 def test_ticks_are_round_numbers(low, high, expected):
     """Numbers that people count in, not more than were asked for."""
-    assert Axis(low, high).ticks(4) == pytest.approx(expected)
+    assert PlotAxis(low, high).ticks(4) == pytest.approx(expected)
 
 
 def test_an_axis_has_a_length():
