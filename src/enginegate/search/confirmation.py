@@ -30,6 +30,11 @@ from enginegate.serving import ServingConfig
 
 # Points that are confirmed at most; on a restless machine each costs seconds, and they get lower.
 _MOST_POINTS = 9
+# Share of what was sustained or served that is confirmed when there is time for one confirmation
+# only: a higher one ends more searches without an answer, a lower one gives away throughput.
+_SAFE = 0.88
+# A trial whose p99 is within this share of the limit is as safe at its own rate.
+_CLEAR = 0.9
 # Requests sent beyond those that are judged: a tenth is warm-up, and arrivals vary.
 _SPARE = 1.2
 # Overload: a third past the answer is past every server's capacity; less than a fifth may not be.
@@ -142,14 +147,18 @@ class Confirmation:
         undecided: ConfirmedPoint | None = None
         refuted: ConfirmedPoint | None = None
         for _ in range(_MOST_POINTS):
-            point = self._next_point()
+            point = self._next_point() or self._served_point()
             if point is None:
                 break
             config, rate_per_s = point
+            once_s = self.durations_s(rate_per_s)[:-1]
+            is_last = not budget.fits(*once_s, *once_s)
+            if is_last:
+                rate_per_s = self._safe(config, rate_per_s)
             if not budget.fits(*self.durations_s(rate_per_s)[:-1]):
                 budget.exhausted = True
                 break
-            result = self._confirm(config, rate_per_s)
+            result = self._confirm(config, rate_per_s, is_last=is_last)
             outcome = result.decision.outcome if result else None
             if outcome is Outcome.PASSED:
                 return result
@@ -163,7 +172,7 @@ class Confirmation:
                 refuted = result
                 continue
             undecided = undecided or result
-            if result.decision.over == 0 or budget.exhausted:
+            if result.decision.over == 0:
                 # A lower rate sends even fewer requests, so it cannot decide either.
                 break
         return undecided or refuted or self._unconfirmed()
@@ -207,6 +216,34 @@ class Confirmation:
         _, _, config, rate = max(options, key=lambda option: option[:2])
         return config, rate
 
+    def _served_point(self) -> tuple[ServingConfig, float] | None:
+        """Where no trial was sustained: the most that was served, below every rate that failed."""
+        state, history = self.state, self.state.history
+        if state.bounds.objective == "latency" or state.leader() is not None:
+            return None
+        options: list[tuple[float, ServingConfig, float]] = []
+        for sample in state.runner.samples:
+            measured = sample.measurement
+            config, served_per_s = measured.config, measured.throughput_per_s
+            if measured.invalid or served_per_s <= 0.0 or config in history.load_errors:
+                continue
+            expected_per_s = state.estimate(config).expected
+            failed_per_s = min((p.rate_per_s for p in history.of(config)), default=math.inf)
+            rate = state.runner.grid.at_most(min(served_per_s, expected_per_s, failed_per_s) * AIM)
+            if not history.fails(config, rate) and (config, rate) not in history.points:
+                options.append((state.value(config, rate), config, rate))
+        return max(options, key=lambda option: option[0])[1:] if options else None
+
+    def _safe(self, config: ServingConfig, rate_per_s: float) -> float:
+        """A rate that is likely to be confirmed at once, up to the given one."""
+        points = self.state.history.points
+        tried = points.get((config, rate_per_s))
+        surprised = any(point.unconfirmed for point in points.values())
+        clear = tried is not None and tried.runs and tried.p99_ms <= _CLEAR * self.state.slo.p99_ms
+        if clear and not surprised:
+            return rate_per_s
+        return self.state.runner.grid.at_most(_SAFE * rate_per_s)
+
     def _below(self, config: ServingConfig, rejected: float) -> float:
         """One resolution below a rejected rate; further each time, and where less was served."""
         times = sum(point.unconfirmed for point in self.state.history.points.values())
@@ -222,17 +259,23 @@ class Confirmation:
         stepped = grid.beside(rejected, -max(2, 2 ** (times - 1)))
         return min(stepped, grid.at_most(served_per_s * AIM))
 
-    def _confirm(self, config: ServingConfig, rate_per_s: float) -> ConfirmedPoint | None:
+    def _confirm(
+        self, config: ServingConfig, rate_per_s: float, *, is_last: bool
+    ) -> ConfirmedPoint | None:
         """Measure with fresh seeds and decide; if that is close, add what decides, once.
 
         None if nothing was usable. Each of the two decisions has the policy's confidence by itself.
+        What is added leaves time to confirm a lower rate, unless there is none anyway.
         """
         self._live_runs = []
         slo = self.state.slo
         runs = self._runs(config, rate_per_s, range(slo.confirmations))
         if len(runs) == slo.confirmations:
-            more = slo.confirmations + self._missing(runs)
-            runs += self._runs(config, rate_per_s, range(slo.confirmations, more))
+            missing = self._missing(runs)
+            once_s = self.durations_s(rate_per_s)[:-1]
+            if is_last or self.state.runner.budget.fits(*once_s[:1] * missing, *once_s):
+                more = slo.confirmations + missing
+                runs += self._runs(config, rate_per_s, range(slo.confirmations, more))
         if not runs:
             return None
         decision = decide_pooled(runs, slo)
