@@ -26,7 +26,7 @@ from docs.screenshots.waiting import until
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
 DRIVER = shutil.which("chromedriver") or "/usr/bin/chromedriver"
 MOST_BYTES = 150_000
-# Fewer make text on tinted ground look dirty; more pass the limit on a page with gradients.
+# Fewer make text on tinted ground look dirty; more pass the limit on a long page.
 _COLOURS = 128
 # Pixels a point: sheets are then 890 wide, on which the smallest text can just be read.
 _PRINT_SCALE = 1.5
@@ -153,7 +153,7 @@ class Camera:
     def _write(self, name: str, picture: Image.Image) -> None:
         """With few colours, to be small."""
         path = self.images / f"{name}.png"
-        picture.convert("RGB").quantize(_COLOURS).save(path, optimize=True)
+        _with_few_colours(picture.convert("RGB")).save(path, optimize=True)
         if path.stat().st_size > MOST_BYTES:
             raise SystemExit(f"{path} has {path.stat().st_size} bytes, more than {MOST_BYTES}.")
         print(f"{path.name}: {path.stat().st_size // 1024} KiB")
@@ -174,3 +174,14 @@ def camera(images: Path) -> Iterator[Camera]:
             yield Camera(browser, images)
         finally:
             browser.quit()
+
+
+def _with_few_colours(picture: Image.Image) -> Image.Image:
+    """The colours of areas as they are, and of the rest those that come nearest to it."""
+    most_pixels = picture.width * picture.height
+    found = picture.getcolors(most_pixels) or []
+    areas = [colour for _, colour in sorted(found, reverse=True)[: _COLOURS // 2]]
+    rest = picture.quantize(_COLOURS // 2, method=Image.Quantize.MAXCOVERAGE)
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([*(part for colour in areas for part in colour), *rest.getpalette()])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)

@@ -18,7 +18,12 @@ from enginegate.report.decision_page import (
     history_of,
     page_history,
 )
-from enginegate.report.explain import explain
+from enginegate.report.explain import (
+    candidate_meaning,
+    candidates_named,
+    explain,
+    print_explained,
+)
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
 from enginegate.report.markdown import (
     approval_markdown,
@@ -48,6 +53,8 @@ __all__ = [
     "accuracies",
     "approval_markdown",
     "candidate_figures",
+    "candidate_meaning",
+    "candidates_named",
     "decision_page",
     "escape_markdown",
     "evidence_part",
@@ -56,6 +63,7 @@ __all__ = [
     "obstacles",
     "page_history",
     "print_approval",
+    "print_explained",
     "print_measured",
     "print_scorecard",
     "print_serving",

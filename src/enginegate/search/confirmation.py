@@ -30,11 +30,12 @@ from enginegate.serving import ServingConfig
 
 # Points that are confirmed at most; on a restless machine each costs seconds, and they get lower.
 _MOST_POINTS = 9
-# Share of what was sustained or served that is confirmed when there is time for one confirmation
-# only: a higher one ends more searches without an answer, a lower one gives away throughput.
-_SAFE = 0.88
-# A trial whose p99 is within this share of the limit is as safe at its own rate.
-_CLEAR = 0.9
+# Share of a rate that was not confirmed, or that a rejected trial lets hope for, at which the last
+# confirmation that fits is made: 0.9 ends without an answer twice as often, 0.7 gives away more.
+_LAST_TRY = 0.8
+# Where the first confirmation is the last that fits: a trial whose p99 is within this share of the
+# limit is confirmed at its own rate, another at a share of it.
+_CLEAR, _ONLY_TRY = 0.9, 0.9
 # Requests sent beyond those that are judged: a tenth is warm-up, and arrivals vary.
 _SPARE = 1.2
 # Overload: a third past the answer is past every server's capacity; less than a fifth may not be.
@@ -113,11 +114,13 @@ class Confirmation:
 
     Attributes:
         unusable: some confirming measurement was invalid, and so was its repetition.
+        cautious: the last confirmation was made far below what may be sustained, for the budget.
     """
 
     state: SearchState
     champion: Champion | None = None
     unusable: bool = False
+    cautious: bool = False
     _live_runs: list[LatencySample] = field(default_factory=list)
     _live: TrialRunner | None = field(init=False, default=None)
 
@@ -147,17 +150,15 @@ class Confirmation:
         undecided: ConfirmedPoint | None = None
         refuted: ConfirmedPoint | None = None
         for _ in range(_MOST_POINTS):
-            point = self._next_point() or self._served_point()
+            point = self._next_point()
             if point is None:
                 break
             config, rate_per_s = point
             once_s = self.durations_s(rate_per_s)[:-1]
-            is_last = not budget.fits(*once_s, *once_s)
-            if is_last:
-                rate_per_s = self._safe(config, rate_per_s)
-            if not budget.fits(*self.durations_s(rate_per_s)[:-1]):
+            if not budget.fits(*once_s):
                 budget.exhausted = True
                 break
+            is_last = not budget.fits(*once_s, *once_s)
             result = self._confirm(config, rate_per_s, is_last=is_last)
             outcome = result.decision.outcome if result else None
             if outcome is Outcome.PASSED:
@@ -209,40 +210,42 @@ class Confirmation:
                 lower = min(self._below(config, rejected), highest)
                 if (rate or 0.0) < lower < rejected:
                     rate, p99_ms = lower, state.slo.p99_ms
+            elif rate is None and state.runner.budget.exhausted:
+                rate = self._hoped_for(config)
             if rate is not None:
                 options.append((state.value(config, rate), -p99_ms, config, rate))
         if not options:
             return None
         _, _, config, rate = max(options, key=lambda option: option[:2])
-        return config, rate
+        return config, self._cautious_at_last(config, rate)
 
-    def _served_point(self) -> tuple[ServingConfig, float] | None:
-        """Where no trial was sustained: the most that was served, below every rate that failed."""
-        state, history = self.state, self.state.history
-        if state.bounds.objective == "latency" or state.leader() is not None:
+    def _hoped_for(self, config: ServingConfig) -> float | None:
+        """A rate for a configuration of which nothing is sustained, once no trial fits any more."""
+        guess = self.state.history.below_rejected(config)
+        grid = self.state.runner.grid
+        if guess is None or self.state.history.fails(config, grid.low):
             return None
-        options: list[tuple[float, ServingConfig, float]] = []
-        for sample in state.runner.samples:
-            measured = sample.measurement
-            config, served_per_s = measured.config, measured.throughput_per_s
-            if measured.invalid or served_per_s <= 0.0 or config in history.load_errors:
-                continue
-            expected_per_s = state.estimate(config).expected
-            failed_per_s = min((p.rate_per_s for p in history.of(config)), default=math.inf)
-            rate = state.runner.grid.at_most(min(served_per_s, expected_per_s, failed_per_s) * AIM)
-            if not history.fails(config, rate) and (config, rate) not in history.points:
-                options.append((state.value(config, rate), config, rate))
-        return max(options, key=lambda option: option[0])[1:] if options else None
+        self.cautious = True
+        return grid.at_most(_LAST_TRY * guess.rate_per_s)
 
-    def _safe(self, config: ServingConfig, rate_per_s: float) -> float:
-        """A rate that is likely to be confirmed at once, up to the given one."""
-        points = self.state.history.points
-        tried = points.get((config, rate_per_s))
-        surprised = any(point.unconfirmed for point in points.values())
-        clear = tried is not None and tried.runs and tried.p99_ms <= _CLEAR * self.state.slo.p99_ms
-        if clear and not surprised:
+    def _cautious_at_last(self, config: ServingConfig, rate_per_s: float) -> float:
+        """The rate, or one that is likelier to be confirmed if this is the last that fits."""
+        state, points = self.state, self.state.history.points
+        once = self.durations_s(rate_per_s)[:-1]
+        if state.runner.budget.fits(*once, *once):
             return rate_per_s
-        return self.state.runner.grid.at_most(_SAFE * rate_per_s)
+        unconfirmed = [p for p in points.values() if p.unconfirmed]
+        rejected = min((p.rate_per_s for p in unconfirmed if p.config == config), default=None)
+        if rejected is not None:
+            rate_per_s, share = min(rate_per_s, rejected), _LAST_TRY
+        elif unconfirmed:
+            share = _LAST_TRY
+        elif (tried := points.get((config, rate_per_s))) and tried.runs:
+            share = 1.0 if tried.p99_ms <= _CLEAR * state.slo.p99_ms else _ONLY_TRY
+        else:
+            return rate_per_s
+        self.cautious = self.cautious or share < 1.0
+        return state.runner.grid.at_most(share * rate_per_s)
 
     def _below(self, config: ServingConfig, rejected: float) -> float:
         """One resolution below a rejected rate; further each time, and where less was served."""

@@ -302,21 +302,6 @@ def test_small_budget_ends_in_a_rate_that_is_sustained(name, believed, budget_s)
         assert not profile.violates(result.chosen, result.confirmed_rate_per_s)
 
 
-def test_lone_confirmation_is_made_below_what_was_served(make_server, bounds, slo):
-    """A first trial far too high leaves time for one answer: most of the rate that was served."""
-    server = make_server()
-    short = bounds.model_copy(update={"measurement_s": 2.0, "budget_s": 19.0})
-    alone = EngineTimes.fit({1: 0.8, 16: 1.4})
-
-    result = search_on(server, short, slo, alone=alone)
-
-    tried, *confirmed = result.measurements
-    assert tried.throughput_per_s < 0.9 * tried.rate_per_s
-    assert result.confirmed
-    assert {each.rate_per_s for each in confirmed} == {result.confirmed_rate_per_s}
-    assert 0.8 <= result.confirmed_rate_per_s / tried.throughput_per_s <= 0.9
-
-
 @pytest.mark.parametrize("is_refuted", [True, False])
 def test_nothing_is_missed_past_what_a_configuration_does_not_sustain(
     bounds, slo, slow_config, quick_config, is_refuted

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from enginegate.approval_rules import expires_at
 from enginegate.evidence import Outcome, Scorecard
@@ -65,6 +65,9 @@ class PageHistory(Record):
     expires_at: datetime | None = Field(
         default=None, description="when the newest approval ends to count; None: none was given"
     )
+    stands_hours: PositiveFloat | None = Field(
+        default=None, description="for how long an approval stands; None: not known"
+    )
     entries: tuple[TimelineEntry, ...] = Field(default=(), description="oldest first")
 
     def started(self, scorecard: Scorecard) -> "PageHistory":
@@ -97,7 +100,10 @@ def history_of(
     """
     newest = found.approvals[-1] if found.approvals else None
     expires = expires_at(newest, rules) if newest and rules else None
-    return page_history(scorecard, found.events, found.checks, expires=expires)
+    history = page_history(scorecard, found.events, found.checks, expires=expires)
+    if rules is None or history.standing is not Standing.WAITING:
+        return history
+    return history.model_copy(update={"stands_hours": rules.expires_hours})
 
 
 def page_history(
