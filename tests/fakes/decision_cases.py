@@ -102,7 +102,8 @@ def eight_candidates() -> DecisionCase:
 def tie() -> DecisionCase:
     """Two candidates that the measurements do not tell apart."""
     card = on_cpu()
-    changes = {"verdicts": card.verdicts[:2], "replaces": 1, "replaced": _replaced(card, 1)}
+    before = _replaced(card, 1, ORT_FP32)
+    changes = {"verdicts": card.verdicts[:2], "replaces": 1, "replaced": before}
     card = card.model_copy(update=changes)
     return DecisionCase("tie", card)
 
@@ -672,17 +673,18 @@ def _alone(candidate: Candidate) -> EngineSpeed:
     )
 
 
-def _replaced(card: Scorecard, release: int) -> ReplacedRelease:
-    """The release of that scorecard's winner, as a later scorecard has it."""
-    assert card.winner is not None
-    benchmark, verdict = card.benchmark(card.winner), card.verdict(card.winner)
+def _replaced(card: Scorecard, release: int, candidate: Candidate | None = None) -> ReplacedRelease:
+    """The release of that scorecard's winner, or of another, as a later scorecard has it."""
+    candidate = candidate or card.winner
+    assert candidate is not None
+    benchmark, verdict = card.benchmark(candidate), card.verdict(candidate)
     assert benchmark is not None
     assert benchmark.p99_at_slo is not None
     assert verdict is not None
     return ReplacedRelease(
         release=release,
         model_uri=card.model_uri,
-        candidate=card.winner,
+        candidate=candidate,
         engine_sha256=benchmark.engine_sha256,
         scorecard_sha256=card.digest,
         promised_p99_ms=benchmark.p99_at_slo.value_ms,
