@@ -36,8 +36,8 @@ from enginegate.messages import per_second, short_number
 from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
-from enginegate.progress import StageProgress, tell, told_as
 from enginegate.records import canonical_json, sha256_bytes
+from enginegate.report.progress import StageProgress, tell, told_as
 from enginegate.repository import Layout
 from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.search.trial_runner import SearchProgress

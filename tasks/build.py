@@ -16,7 +16,7 @@ from enginegate.policy.building import EngineTables
 from enginegate.policy.hooks import importable_from
 from enginegate.policy.model_source import ModelSource
 from enginegate.preflight import check_policy
-from enginegate.progress import told_as
+from enginegate.report.progress import told_as
 from enginegate.sources import onnx_from_source
 from enginegate.tracking import Tracker
 from enginegate.triton.install import find_triton

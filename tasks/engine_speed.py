@@ -17,7 +17,7 @@ from enginegate.messages import per_second
 from enginegate.policy.benchmarking import Benchmarked, Search
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import TrafficTables
-from enginegate.progress import told_as
+from enginegate.report.progress import told_as
 from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
 from tasks.run_page import of_candidate

@@ -33,7 +33,6 @@ from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.operating import Signing
 from enginegate.policy.recording import Data
 from enginegate.precision import TradeoffCurve, tradeoff_chart
-from enginegate.progress import told_as
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.report import (
     accuracies,
@@ -43,6 +42,7 @@ from enginegate.report import (
     serving_page,
     serving_report,
 )
+from enginegate.report.progress import told_as
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered

@@ -20,8 +20,8 @@ from enginegate.measurement import Load
 from enginegate.messages import counted
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import Shadow, TrafficTables
-from enginegate.progress import told_as
 from enginegate.records import Record, canonical_json, sha256_bytes
+from enginegate.report.progress import told_as
 from enginegate.serving import ServingConfig
 from enginegate.shadow import (
     RecordingTarget,

@@ -30,8 +30,8 @@ from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy.building import EngineTables
 from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import judge_range, open_emulated
-from enginegate.progress import told_as
 from enginegate.records import Record, canonical_json, sha256_bytes
+from enginegate.report.progress import told_as
 from enginegate.workspace import Workspace, remembered
 from tasks.run_page import of_candidate
 from validation.agreement import OutputComparison, compare

@@ -26,7 +26,7 @@ from enginegate.candidate import Candidate
 from enginegate.cli.terminal import err, interruptible
 from enginegate.errors import EnginegateError
 from enginegate.policy import Policy
-from enginegate.progress import StageProgress, listening
+from enginegate.report.progress import StageProgress, listening
 from enginegate.workspace import Workspace
 
 STAGES = ("build", "judge", "alone", "benchmark")

@@ -10,7 +10,7 @@ from enginegate.cli.output import live_table as module
 from enginegate.cli.output.live_table import LiveTable, live_table, redraws
 from enginegate.cli.terminal import err
 from enginegate.errors import ServerError
-from enginegate.progress import StageProgress, tell
+from enginegate.report.progress import StageProgress, tell
 
 LONGEST = "torch_inductor-bf16"
 NAMES = ("onnxruntime-fp32", "onnxruntime-int8", LONGEST)
@@ -124,12 +124,13 @@ def test_lines_go_to_the_file_and_the_cursor_comes_back(terminal, table, tmp_pat
 def test_failure_leaves_the_table_and_the_last_lines(terminal, table, tmp_path, error):
     """How far it came, what was said last, where the rest is; and the cursor."""
 
-    with (
-        pytest.raises(type(error)),
-        live_table(table, terminal, tmp_path / "progress.log"),
-    ):
-        _log.info("the last line")
-        raise error
+    def fail():
+        with live_table(table, terminal, tmp_path / "progress.log"):
+            _log.info("the last line")
+            raise error
+
+    with pytest.raises(type(error)):
+        fail()
 
     shown = terminal.file.getvalue().rpartition("\x1b[?25h")[2]
     assert NAMES[0] in shown

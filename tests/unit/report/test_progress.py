@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from enginegate.progress import StageProgress, listening, tell, told_as
+from enginegate.report.progress import StageProgress, listening, tell, told_as
 from tests.fakes.evidence import INT8
 
 
