@@ -275,21 +275,12 @@ def accuracy_text(verdict: Verdict | None) -> str:
 
 
 def _task_loss(verdict: Verdict | None) -> Finding | None:
-    """The task's loss on all labelled data: accuracy, else the first metric of the policy."""
-    losses = [
-        finding
-        for finding in (verdict.findings if verdict else ())
-        if finding.gate.endswith("_loss")
-        and finding.value is not None
-        and finding.scope.startswith("evaluation")
-        and "/" not in finding.scope
-    ]
-    return next((f for f in losses if f.gate == "accuracy_loss"), losses[0] if losses else None)
+    return verdict.task_loss if verdict else None
 
 
 def in_points(loss: Finding) -> bool:
     """Whether a loss is a share of the answers."""
-    return loss.unit == "fraction" or loss.gate.endswith("accuracy_loss")
+    return loss.in_points
 
 
 def _change(loss: Finding) -> str:

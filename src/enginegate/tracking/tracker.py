@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _LISTED = 20
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Tracker:
         *,
         report: str = "",
         files: Mapping[str, bytes] = _NO_FILES,
+        params: Mapping[str, str] = _NO_PARAMS,
     ) -> str:
         """File a scorecard and what belongs to it; returns the parent run's id.
 
@@ -99,12 +101,13 @@ class Tracker:
             artifacts: files of each candidate; one without an entry has none.
             report: Markdown shown as the run's description and kept as ``report.md``.
             files: further files of the run, by their path in it.
+            params: further parameters of the run, such as the policy's SLO, beside the limits.
 
         Raises:
             TrackingError: MLflow refused part-way; the runs still open are marked FAILED.
             TamperedError: an engine's bytes are not what its manifest says.
         """
-        logger = ScorecardLogger(self.connection, scorecard, artifacts, report, files)
+        logger = ScorecardLogger(self.connection, scorecard, artifacts, report, files, params)
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return logger.record()
 
