@@ -400,6 +400,39 @@ class DataDigests(Record):
     shadow: Sha256 | None
 
 
+class ReplacedRelease(Record):
+    """What was live when a scorecard was made, by the evidence that it went live with.
+
+    Without that evidence (made on another machine, or deleted) only what its manifest says.
+    """
+
+    release: PositiveInt
+    model_uri: str
+    candidate: Candidate
+    engine_sha256: Sha256
+    scorecard_sha256: Sha256 = Field(description="whose promise it is held to")
+    promised_p99_ms: NonNegativeFloat
+    promised_per_s: NonNegativeFloat
+    engine_bytes: NonNegativeInt | None = Field(
+        default=None, description="of its files; None: not known"
+    )
+    gpu_bytes: NonNegativeInt | None = Field(
+        default=None, description="memory that it took of the fullest GPU; None: not measured"
+    )
+    qualified_at: datetime | None = Field(
+        default=None, description="when its evidence was made; None: that is not here"
+    )
+    onnx_sha256: Sha256 | None = None
+    evaluation_sha256: Sha256 | None = Field(
+        default=None, description="of the labelled data that it was judged on"
+    )
+    benchmark: Benchmark | None = Field(
+        default=None, description="its result, without the measurements that led to it"
+    )
+    loss: Finding | None = Field(default=None, description="the task's loss against its FP32")
+    fp32_score: Finding | None = Field(default=None, description="FP32's own score there")
+
+
 class Scorecard(Record):
     """All evidence of one qualification. Its ``digest`` is what a person approves."""
 
@@ -415,6 +448,9 @@ class Scorecard(Record):
     benchmarks: tuple[Benchmark, ...]
     replaces: PositiveInt | None = Field(
         default=None, description="release that was live when this evidence was made; None: nothing"
+    )
+    replaced: ReplacedRelease | None = Field(
+        default=None, description="the same release in numbers, to compare the winner with"
     )
     winner: Candidate | None = Field(description="None when no candidate passed every gate")
     reason: str = Field(description="why the winner won, or why there is none")

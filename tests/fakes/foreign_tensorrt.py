@@ -19,6 +19,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 FAULT = os.environ.get("FAULT", "")
+SHARED = os.environ.get("PROFILE") == "shared"
 MOST = 4
 
 
@@ -92,20 +93,26 @@ def device_array(address, shape, dtype):
 
 
 class FakePlan:
-    """Runtime, engine and context in one."""
+    """Runtime and engine in one.
+
+    Its profile is for one context, unless PROFILE is "shared". Then a graph computes on what its
+    context has when it is launched: one that was changed after the capture gives wrong answers.
+    """
 
     num_io_tensors = 3
+    device_memory_size = 64
 
     def __init__(self, *_):
-        self.shapes, self.addresses = {}, {}
+        self.contexts = 0
 
     def deserialize_cuda_engine(self, _content):
         if FAULT == "dies-on-load":
             os.abort()
         return None if FAULT == "refused" else self
 
-    def create_execution_context(self):
-        return self
+    def create_execution_context_without_device_memory(self):
+        self.contexts += 1
+        return FakeContext(0 if self.contexts == 1 else -1)
 
     def get_tensor_name(self, index):
         return ("x", "k", "y")[index]
@@ -117,11 +124,26 @@ class FakePlan:
         return "OUTPUT" if name == "y" else "INPUT"
 
     def get_tensor_shape(self, name):
-        rows = self.shapes.get("x", (-1,))[0]
-        return (rows, 1 if name == "k" else 3)
+        return (-1, 1 if name == "k" else 3)
 
     def get_tensor_profile_shape(self, name, _index):
         return [(rows, 1 if name == "k" else 3) for rows in (1, MOST, MOST)]
+
+
+class FakeContext:
+    def __init__(self, profile):
+        self.active_optimization_profile, self.device_memory = profile, 0
+        self.shapes, self.addresses = {}, {}
+
+    def set_optimization_profile_async(self, index, _stream):
+        if not SHARED:
+            raise RuntimeError("Error in set optimization profile async.")
+        self.active_optimization_profile = index
+        return True
+
+    def get_tensor_shape(self, name):
+        rows = self.shapes.get("x", (-1,))[0]
+        return (rows, 1 if name == "k" else 3)
 
     def set_input_shape(self, name, shape):
         self.shapes[name] = shape
@@ -135,12 +157,18 @@ class FakePlan:
         return True
 
     def execute_async_v3(self, _stream):
-        x, k, y = (
-            device_array(self.addresses[n], self.get_tensor_shape(n), t)
-            for n, t in (("x", np.float32), ("k", np.int32), ("y", np.float32))
-        )
+        assert self.active_optimization_profile == 0
+        assert self.device_memory in CURRENT[-1].memory
+        context = self
+        if not SHARED:
+            context = FakeContext(0)
+            context.shapes, context.addresses = dict(self.shapes), dict(self.addresses)
 
         def work():
+            x, k, y = (
+                device_array(context.addresses[n], context.get_tensor_shape(n), t)
+                for n, t in (("x", np.float32), ("k", np.int32), ("y", np.float32))
+            )
             if FAULT == "dies-on-run" and x[0, 0] == -1:
                 os.abort()
             if FAULT == "hangs-on-run" and x[0, 0] == -1:

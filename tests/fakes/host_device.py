@@ -39,7 +39,7 @@ class GpuDevice:
         pass
 
     def stream(self):
-        made = GpuStream()
+        made = GpuStream(self)
         self.streams.append(made)
         return made
 
@@ -65,7 +65,8 @@ class GpuEvent:
 
 
 class GpuStream:
-    def __init__(self):
+    def __init__(self, device):
+        self.allocate = device.allocate
         self._queue = SimpleQueue()
         self.address = id(self)
         threading.Thread(target=self._run, daemon=True).start()

@@ -31,6 +31,7 @@ from enginegate.cli import shadow as _shadow
 from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
+from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.policies import PolicyFile, policies_of, print_check, print_policy
 from enginegate.cli.terminal import (
     ended_by,
@@ -63,12 +64,19 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    add_completion=False,
+    cls=StoryGroup,
 )
 policy_app = typer.Typer(help="Check policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
-RunName = Annotated[str, typer.Argument(metavar="SCORECARD", help="digest, or its beginning")]
+RunName = Annotated[
+    str,
+    typer.Argument(
+        metavar="SCORECARD",
+        help="digest, or its beginning",
+        autocompletion=scorecards_beginning,
+    ),
+]
 RulesFile = Annotated[
     Path | None, typer.Option("--policy", help="default: the one of policies/ that it was made by")
 ]
@@ -109,7 +117,16 @@ def _report(error: Exception) -> ExitCode:
 
 
 @app.callback()
-def _every_command(context: typer.Context) -> None:
+def _every_command(
+    context: typer.Context,
+    *,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
     context.obj = context.with_resource(vendors_logged(Workspace.here()))
 
 
@@ -131,7 +148,7 @@ def doctor_command(
     if server is None:
         if repository is not None:
             raise InputError("--repository goes with --server: it names what that server reads.")
-        out.print(_doctor.table())
+        _doctor.print_parts(out)
         return
     outcome = _doctor.print_contract(server, repository, out)
     if outcome is not Outcome.PASSED:

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Column, Table
+from rich.text import Text
 
 from enginegate.contract.server_contract import ContractCheck, check_contract
 from enginegate.contract.server_versions import ServerVersions, read_versions
@@ -17,6 +16,7 @@ from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.perf_analyzer import find_perf_analyzer
 from enginegate.machine import gpus
+from enginegate.report.tables import FittedTable, TableColumn
 from enginegate.repository import Layout, models
 from enginegate.repository.deploy.upgrades import find_upgrades, live_engines
 from enginegate.triton.backends import server_backends
@@ -43,20 +43,19 @@ _PACKAGES = (
 )
 
 
-def table() -> Table:
-    """The parts as a table; what is missing in the second half of a row."""
+def print_parts(out: Console) -> None:
+    """Print every part; what is missing, with what that costs and how to get it."""
     columns = ("part", "here", "without it", "how to get it")
-    # A path that is wider than its column goes on in the next line, so that it can be copied.
-    shown = Table(*(Column(name, overflow="fold") for name in columns))
+    shown = FittedTable([TableColumn(name, heads=name == columns[0]) for name in columns])
     for part in parts():
         missing = not part.found
         shown.add_row(
-            part.name,
-            escape(part.found) or "[bold red]missing[/]",
+            Text(part.name, style="bold"),
+            Text(part.found) if part.found else Text("missing", style="bold red"),
             part.cost if missing else "",
-            escape(part.remedy) if missing else "",
+            part.remedy if missing else "",
         )
-    return shown
+    shown.print(out)
 
 
 def print_contract(address: str, repository: Path | None, out: Console) -> Outcome:
@@ -73,7 +72,7 @@ def print_contract(address: str, repository: Path | None, out: Console) -> Outco
     out.print(_backend_words(server), markup=False)
     breaks = _print_upgrades(address, repository, out)
     checks = check_contract(address, repository=repository)
-    out.print(contract_table(checks))
+    print_checks(checks, out)
     worst = max(check.outcome for check in checks)
     if breaks:
         worst = max(worst, Outcome.FAILED)
@@ -141,15 +140,15 @@ def _backend_words(server: Server) -> str:
     return f"{words}; it lacks {' and '.join(missing)}." if missing else f"{words}."
 
 
-def contract_table(checks: tuple[ContractCheck, ...]) -> Table:
-    """One row for each promise."""
-    shown = Table("promise", "kept", "evidence")
+def print_checks(checks: tuple[ContractCheck, ...], out: Console) -> None:
+    """Print one row for each promise."""
+    names = ("promise", "kept", "evidence")
+    shown = FittedTable([TableColumn(name, heads=name != names[2]) for name in names])
     colours = {Outcome.PASSED: "green", Outcome.FAILED: "bold red"}
     for check in checks:
-        colour = colours.get(check.outcome, "yellow")
-        outcome = f"[{colour}]{check.outcome.name.lower()}[/]"
-        shown.add_row(escape(check.promise), outcome, escape(check.reason))
-    return shown
+        kept = Text(check.outcome.word, style=colours.get(check.outcome, "yellow"))
+        shown.add_row(check.promise, kept, check.reason)
+    shown.print(out)
 
 
 def parts() -> Iterator[DoctorPart]:

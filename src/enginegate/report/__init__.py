@@ -9,6 +9,14 @@ from enginegate.report.content import (
     row_of,
     sentences,
 )
+from enginegate.report.decision_page import (
+    PageHistory,
+    PageLink,
+    TimelineEntry,
+    decision_page,
+    evidence_part,
+    page_history,
+)
 from enginegate.report.explain import explain
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
 from enginegate.report.markdown import approval_markdown, scorecard_markdown
@@ -27,13 +35,19 @@ __all__ = [
     "NO_SIZES",
     "CandidateObstacle",
     "EngineSizes",
+    "PageHistory",
+    "PageLink",
     "Row",
     "ServingReport",
+    "TimelineEntry",
     "accuracies",
     "approval_markdown",
     "candidate_figures",
+    "decision_page",
+    "evidence_part",
     "explain",
     "obstacles",
+    "page_history",
     "print_approval",
     "print_measured",
     "print_scorecard",

@@ -85,7 +85,7 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes = NO_S
         worst_slice=_worst_slice(verdict),
         throughput=_throughput(scorecard, benchmark),
         p99=percentile_text(benchmark.p99_at_slo if benchmark else None),
-        size=_size(sizes.get(candidate)),
+        size=size_text(sizes.get(candidate)),
     )
 
 
@@ -94,7 +94,7 @@ def _throughput(scorecard: Scorecard, benchmark: Benchmark | None) -> str:
     if benchmark is None:
         return MISSING
     share = scorecard.engine_share(benchmark.candidate)
-    of_engine = "" if share is None else f" ({_share_text(share)} of engine)"
+    of_engine = "" if share is None else f" ({share_text(share)} of engine)"
     return f"{benchmark.throughput_text}{benchmark.rows_text}{of_engine}"
 
 
@@ -115,12 +115,12 @@ def speed_sentence(speed: EngineSpeed, share: float | None) -> str:
         f"batch of {best.batch_size} (median of {len(best.windows_per_s)} windows, {low:,.0f} to "
         f"{high:,.0f}; inputs on the {speed.inputs_on})"
     )
-    served = "" if share is None else f"; {_share_text(share)} of that is served within the SLO"
+    served = "" if share is None else f"; {share_text(share)} of that is served within the SLO"
     left_out = f" Not measured: {one_line(speed.unmeasured)}." if speed.unmeasured else ""
     return f"{said}{served}.{left_out}"
 
 
-def _share_text(share: float) -> str:
+def share_text(share: float) -> str:
     return f"{share:.0%}" if share >= _SMALL_SHARE else f"<{_SMALL_SHARE:.0%}"
 
 
@@ -244,12 +244,12 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
     if winner is None:
         return
     verdict, benchmark = scorecard.verdict(winner), scorecard.benchmark(winner)
-    loss = _task_loss(verdict)
+    loss = task_loss(verdict)
     if loss:
         what = loss.gate.removesuffix("_loss")
         unit = " percentage points" if in_points(loss) else ""
         yield (
-            f"{what.capitalize()} changed by {_change(loss)}{unit} over {loss.samples:,} "
+            f"{what.capitalize()} changed by {change_text(loss)}{unit} over {loss.samples:,} "
             f"samples; the worst slice is {_worst_slice(verdict)}."
         )
     if benchmark and benchmark.chosen and benchmark.p99_at_slo:
@@ -270,11 +270,12 @@ def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
 
 def accuracy_text(verdict: Verdict | None) -> str:
     """The task's loss against FP32, as a change with its interval; n/a where not judged."""
-    loss = _task_loss(verdict)
-    return MISSING if loss is None else _change(loss)
+    loss = task_loss(verdict)
+    return MISSING if loss is None else change_text(loss)
 
 
-def _task_loss(verdict: Verdict | None) -> Finding | None:
+def task_loss(verdict: Verdict | None) -> Finding | None:
+    """The task's loss on all labelled data: accuracy, else the first metric of the policy."""
     return verdict.task_loss if verdict else None
 
 
@@ -283,7 +284,7 @@ def in_points(loss: Finding) -> bool:
     return loss.in_points
 
 
-def _change(loss: Finding) -> str:
+def change_text(loss: Finding) -> str:
     """A loss as a change, with its interval: in percentage points, or in the metric's own unit."""
     show = _points if in_points(loss) else _plain
     value = show(-(loss.value or 0.0))
@@ -306,7 +307,7 @@ def _worst_slice(verdict: Verdict | None) -> str:
     if not slices:
         return MISSING
     worst = max(slices, key=lambda finding: (finding.outcome, finding.value))
-    return f"{worst.scope.partition('/')[2]} {_change(worst)}"
+    return f"{worst.scope.partition('/')[2]} {change_text(worst)}"
 
 
 def _points(fraction: float) -> str:
@@ -327,7 +328,7 @@ def percentile_text(percentile: Percentile | None) -> str:
     return f"{percentile.value_ms:.2f} ({percentile.low_ms:.2f} to {percentile.high_ms:.2f})"
 
 
-def _size(size_bytes: int | None) -> str:
+def size_text(size_bytes: int | None) -> str:
     if size_bytes is None:
         return MISSING
     return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB else f"{size_bytes / _KIB:.0f} KiB"

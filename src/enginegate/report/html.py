@@ -7,9 +7,8 @@ point to its line in the table. Whatever comes from a model, a server or a polic
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from enginegate.candidate import Candidate
 from enginegate.charts import (
@@ -24,9 +23,7 @@ from enginegate.measurement import Measurement
 from enginegate.measuring.p99 import QUANTILES
 from enginegate.report.content import percentile_text
 from enginegate.report.serving import ServingReport, serving_sentences
-
-if TYPE_CHECKING:
-    from jinja2 import Template
+from enginegate.report.templates import page_template
 
 Accuracies: TypeAlias = Mapping[Candidate, str]
 
@@ -102,7 +99,7 @@ def candidate_figures(report: ServingReport, candidate: Candidate) -> dict[str, 
 
 def serving_page(report: ServingReport, figures: Mapping[str, bytes]) -> str:
     """The page around pictures that `serving_figures` drew."""
-    return _template().render(
+    return page_template("", "serving.html").render(
         report=report,
         figures=[(figure, _inline(figures[figure.name])) for figure in FIGURES],
         colours=COLOURS,
@@ -114,15 +111,6 @@ def serving_page(report: ServingReport, figures: Mapping[str, bytes]) -> str:
         columns=_COLUMNS,
         cells=_cells,
     )
-
-
-@cache
-def _template() -> "Template":
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415
-
-    loader = PackageLoader("enginegate.report", "")
-    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    return pages.get_template("serving.html")
 
 
 def _inline(svg: bytes) -> str:

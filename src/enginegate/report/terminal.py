@@ -3,10 +3,7 @@
 import io
 from collections.abc import Callable, Sequence
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, JustifyMethod
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import Console
 from rich.text import Text
 
 from enginegate.evidence import Benchmark, Outcome, Scorecard
@@ -31,6 +28,7 @@ from enginegate.report.serving import (
     serving_rows,
     serving_sentences,
 )
+from enginegate.report.tables import FittedTable, TableColumn, print_hanging
 
 _STYLES = {
     Outcome.PASSED: "green",
@@ -40,34 +38,35 @@ _STYLES = {
 }
 _NUMBERS = COLUMNS[4:]
 _SERVING_NUMBERS = SERVING_COLUMNS[1:6]
-_WHOLE = {COLUMNS[0], COLUMNS[1], COLUMNS[-1]}
+_WHOLE = (COLUMNS[0], COLUMNS[1], COLUMNS[-1])
 
 
 def print_scorecard(scorecard: Scorecard, console: Console, sizes: EngineSizes = NO_SIZES) -> None:
     """Print the table, why candidates did not pass, and the sentences; ``sizes`` in bytes."""
-    console.print(_table(scorecard, sizes))
+    _table(scorecard, sizes).print(console)
     for obstacle in obstacles(scorecard):
         outcome = (obstacle.outcome.word, _STYLES[obstacle.outcome])
-        console.print(Text.assemble("\n", obstacle.names, ": ", outcome))
+        console.print()
+        print_hanging(console, Text.assemble(obstacle.names, ": ", outcome))
         for line in obstacle.lines:
-            console.print(Text(f"  {line}"))
+            print_hanging(console, line, "  ")
     console.print()
     for sentence in sentences(scorecard):
-        console.print(Text(sentence))
+        print_hanging(console, sentence)
 
 
 def print_table(scorecard: Scorecard, console: Console, sizes: EngineSizes = NO_SIZES) -> None:
     """Print the table alone; ``sizes`` in bytes."""
-    console.print(_table(scorecard, sizes))
+    _table(scorecard, sizes).print(console)
 
 
 def print_approval(scorecard: Scorecard, console: Console) -> None:
     """Print what an approval would be for, and how to give one."""
     for sentence in (*sentences(scorecard), binding(scorecard)):
-        console.print(Text(sentence))
+        print_hanging(console, sentence)
     for answer in ("approve", "reject"):
         command = f"enginegate {answer} {short_digest(scorecard)} --approver NAME --reason WHY"
-        console.print(Text(f"  {command}"))
+        console.print(Text(f"  {command}"), soft_wrap=True)
 
 
 def scorecard_text(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES, *, width: int = 120) -> str:
@@ -80,9 +79,9 @@ def print_serving(report: ServingReport, console: Console) -> None:
     for benchmark in report.candidates:
         _print_candidate(benchmark, report.slo, console)
     best = report.best
-    console.print(Text(f"Winner: {report.winner or 'none'}: {report.reason}"))
+    print_hanging(console, f"Winner: {report.winner or 'none'}: {report.reason}")
     if best is not None and best.chosen is not None:
-        console.print(Text(f"  {best.chosen}"))
+        print_hanging(console, str(best.chosen), "  ")
 
 
 def serving_text(report: ServingReport, *, width: int = 120) -> str:
@@ -98,18 +97,18 @@ def print_measured(measured: Sequence[Measurement], slo: Slo, console: Console) 
     for m in measured:
         p50, p99, tail = (m.percentile(q) for q in (0.5, P99, 0.999))
         table.add_row(
-            Text(str(m.load)),
+            str(m.load),
             "no" if m.invalid else "yes",
             f"{m.throughput_per_s:,.1f}",
             f"{m.failed:,}",
             *(percentile_text(p) for p in (p50, p99, tail)),
         )
-    console.print(table)
+    table.print(console)
     for m in measured:
         for why in m.invalid:
-            console.print(Text(f"Not valid: {why}."))
-        console.print(Text(explain_p99(m, slo)))
-        console.print(Text(generator_sentence(m)))
+            print_hanging(console, f"Not valid: {why}.")
+        print_hanging(console, explain_p99(m, slo))
+        print_hanging(console, generator_sentence(m))
 
 
 def _text(show: Callable[[Console], None], width: int) -> str:
@@ -126,41 +125,47 @@ def _print_candidate(benchmark: Benchmark, slo: Slo, console: Console) -> None:
     table = _measurements(SERVING_COLUMNS)
     for row in serving_rows(benchmark, slo.p99_ms):
         style = "bold" if row.configuration.endswith("(chosen)") else ""
-        table.add_row(*(Text(_two_lines(cell), style=style) for cell in row))
+        table.add_row(*(Text(cell, style=style) for cell in row))
     if benchmark.measurements:
-        console.print(table)
+        table.print(console)
     for sentence in serving_sentences(benchmark, slo):
-        console.print(Padding(Text(sentence), (0, 0, 0, 2)))
+        print_hanging(console, sentence, "  ")
     console.print()
 
 
-def _measurements(columns: Sequence[str]) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for number, column in enumerate(columns):
-        numbers = column in _SERVING_NUMBERS or (columns is not SERVING_COLUMNS and number > 0)
-        justify: JustifyMethod = "right" if numbers else "left"
-        table.add_column(column, justify=justify, overflow="fold")
-    return table
+def _measurements(columns: Sequence[str]) -> FittedTable:
+    wide = columns is SERVING_COLUMNS
+    return FittedTable(
+        [
+            TableColumn(
+                column,
+                right=column in _SERVING_NUMBERS or (not wide and number > 0),
+                heads=number == 0,
+                interval=True,
+            )
+            for number, column in enumerate(columns)
+        ]
+    )
 
 
-def _table(scorecard: Scorecard, sizes: EngineSizes) -> Table:
-    """An interval goes below its number, so that a narrow terminal cuts nothing."""
-    title = Text(f"{scorecard.model}: {scorecard.model_uri}")
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
-        justify: JustifyMethod = "right" if column in _NUMBERS else "left"
-        table.add_column(
-            _two_lines(column), justify=justify, overflow="fold", no_wrap=column in _WHOLE
+def _table(scorecard: Scorecard, sizes: EngineSizes) -> FittedTable:
+    """An interval goes below its number; in a narrow terminal each candidate is a block."""
+    columns = [
+        TableColumn(
+            column,
+            whole=column in _WHOLE,
+            right=column in _NUMBERS,
+            heads=column in _WHOLE[:2],
+            interval=True,
         )
+        for column in COLUMNS
+    ]
+    table = FittedTable(columns, title=f"{scorecard.model}: {scorecard.model_uri}")
     for verdict in scorecard.verdicts:
         row = row_of(scorecard, verdict.candidate, sizes)
-        cells = [Text(_two_lines(cell)) for cell in row]
+        cells = [Text(cell) for cell in row]
         cells[1].stylize(_STYLES[scorecard.outcome(verdict.candidate)])
         if verdict.candidate == scorecard.winner:
             cells[0].stylize("bold")
         table.add_row(*cells)
     return table
-
-
-def _two_lines(cell: str) -> str:
-    return cell.replace(" (", "\n(")

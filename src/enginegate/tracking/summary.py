@@ -56,10 +56,10 @@ def table_tags(scorecard: Scorecard, candidate: Candidate, engine: Engine | None
     size = engine.file.size_bytes if engine else benchmark.engine_bytes if benchmark else None
     texts = {
         OUTCOME: standing(scorecard, candidate),
-        P99: percentile_text(benchmark.p99_at_slo if benchmark else None),
-        RATE: rate_text(benchmark),
-        CHANGE: change_text(loss),
-        SIZE: "" if size is None else size_text(size),
+        P99: _percentile_text(benchmark.p99_at_slo if benchmark else None),
+        RATE: _rate_text(benchmark),
+        CHANGE: _change_text(loss),
+        SIZE: "" if size is None else _size_text(size),
     }
     return {name: text for name, text in texts.items() if text}
 
@@ -70,7 +70,7 @@ def runtime_of(candidate: Candidate) -> str:
     return kind.title if kind else candidate.kind
 
 
-def percentile_text(percentile: Percentile | None) -> str:
+def _percentile_text(percentile: Percentile | None) -> str:
     """Milliseconds with the interval, e.g. ``2.49 (2.22 to 2.74)``; empty: not measured."""
     if percentile is None:
         return ""
@@ -80,12 +80,12 @@ def percentile_text(percentile: Percentile | None) -> str:
     return f"{text} ({percentile.low_ms:.2f} to {percentile.high_ms:.2f})"
 
 
-def rate_text(benchmark: Benchmark | None) -> str:
+def _rate_text(benchmark: Benchmark | None) -> str:
     """Requests a second within the SLO, ``≥`` where more may be possible; empty: not measured."""
     return f"{benchmark.throughput_text}/s" if benchmark and benchmark.chosen else ""
 
 
-def change_text(loss: Finding | None) -> str:
+def _change_text(loss: Finding | None) -> str:
     """The change of accuracy (positive is better) with its interval; empty: not judged."""
     if loss is None or loss.value is None:
         return ""
@@ -100,7 +100,7 @@ def change_text(loss: Finding | None) -> str:
     return f"{text} ({show(-loss.high)} to {show(-loss.low)})"
 
 
-def size_text(size_bytes: int) -> str:
+def _size_text(size_bytes: int) -> str:
     """Bytes as people write them."""
     return f"{size_bytes / _MIB:.1f} MiB" if size_bytes >= _MIB else f"{size_bytes / _KIB:.0f} KiB"
 
@@ -127,7 +127,7 @@ def engine_note(scorecard: Scorecard, candidate: Candidate) -> str:
     outcome, blocking = scorecard.outcome(candidate), blocking_findings(scorecard, candidate)
     if outcome is Outcome.PASSED:
         benchmark = scorecard.benchmark(candidate)
-        served = f"{rate_text(benchmark)}, p99 {percentile_text(_p99(benchmark))} ms"
+        served = f"{_rate_text(benchmark)}, p99 {_percentile_text(_p99(benchmark))} ms"
         return f"{standing(scorecard, candidate).upper()}: {served}."
     reasons = [f"{f.gate} on {f.scope}: {_one_line(f.reason)}" for f in blocking]
     why = "\n".join(f"- {reason}" for reason in reasons) or f"- {_unmeasured(scorecard, candidate)}"
@@ -157,8 +157,8 @@ def result_sentence(scorecard: Scorecard) -> str:
     benchmark = scorecard.benchmark(scorecard.winner)
     tied = f", tied with {', '.join(map(str, scorecard.tied))}" if scorecard.tied else ""
     return (
-        f"{subject}: {scorecard.winner} wins of {judged}{tied}: {rate_text(benchmark)} at a p99 of "
-        f"{percentile_text(_p99(benchmark))} ms."
+        f"{subject}: {scorecard.winner} wins of {judged}{tied}: {_rate_text(benchmark)} at a p99 of "
+        f"{_percentile_text(_p99(benchmark))} ms."
     )
 
 

@@ -102,6 +102,20 @@ def test_padding_and_order_change_no_answer(build, images):
     np.testing.assert_allclose(np.concatenate(few), whole, rtol=1e-4, atol=1e-5)
 
 
+def test_graphs_of_several_sizes_keep_their_own_answers(build, images):
+    """Sizes that alternate answer as launches without graphs do, and share one profile."""
+    built, plain = build("tensorrt-fp16"), build("tensorrt-fp16", cuda_graphs=False)
+    assert built.value.flags["shares_profile"] == "true"
+    with (
+        open_engine(built.value, built.folder) as runner,
+        open_engine(plain.value, plain.folder) as launched,
+    ):
+        for count in (8, 1, 2, 4, 1, 8, 3, 24, 2, 1, 17):
+            batch = {"image": images.inputs["image"][:count]}
+            answer, expected = runner.run(batch)["output"], launched.run(batch)["output"]
+            np.testing.assert_allclose(answer, expected, rtol=1e-2, atol=1e-3)
+
+
 def test_bound_runs_are_timed(build, images):
     """Runs back to back on device memory take time that grows with their number."""
     built = build("tensorrt-fp16")

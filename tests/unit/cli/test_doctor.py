@@ -91,13 +91,14 @@ def test_repository_without_server_is_refused():
     assert "goes with --server" in str(told.exception)
 
 
-def test_long_path_is_shown_whole(monkeypatch):
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_long_path_is_shown_whole(monkeypatch, width):
     """Somebody copies it."""
     path = "/srv/" + "x" * 200 + "/end"
     monkeypatch.setattr(doctor, "parts", lambda: iter([doctor.DoctorPart("Triton", path, "", "")]))
-    console = Console(width=120, file=io.StringIO())
+    console = Console(width=width, file=io.StringIO())
 
-    console.print(doctor.table())
+    doctor.print_parts(console)
 
     said = "".join(c for c in console.file.getvalue() if c.isalnum() or c == "/")
     assert path in said.replace("Triton", "")

@@ -72,7 +72,7 @@ def test_the_command_prints_no_traceback(tmp_path, monkeypatch, capsys):
     """Whatever a verb raises."""
     monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["enginegate", "doctor"])
-    monkeypatch.setattr("enginegate.cli.app._doctor.table", lambda: {}["oops"])
+    monkeypatch.setattr("enginegate.cli.app._doctor.print_parts", lambda _: {}["oops"])
 
     with pytest.raises(SystemExit) as ended:
         app.run_command()

@@ -105,6 +105,10 @@ class GpuStream:
         self._device, self._handle = device, handle
         self.address = int(handle.value or 0)
 
+    def allocate(self, size_bytes: int) -> int:
+        """Address of new device memory, for what runs on this stream alone."""
+        return self._device.allocate(size_bytes)
+
     def upload(self, address: int, array: NDArray[Any]) -> None:
         """Queue a copy of a contiguous array to the device."""
         source, size = ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)

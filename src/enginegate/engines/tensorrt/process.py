@@ -59,6 +59,7 @@ class BuildReport(Record):
     quantise: dict[str, NonNegativeInt] = Field(default={}, description="Quantize by type")
     tf32: bool = False
     builder_flags: tuple[str, ...] = Field(default=(), description="those that were on, by name")
+    shares_profile: bool = Field(default=False, description="several contexts may run the plan")
     timings_read: NonNegativeInt = Field(default=0, description="bytes of kernel timings known")
     timings_refused: bool = Field(default=False, description="they were there, and not readable")
     flags: dict[str, str] = Field(default={}, description="how the plan was built")
@@ -121,6 +122,7 @@ def compile_plan(
         "version_compatible": str(table.version_compatible).lower(),
         "timings": "reused" if report.timings_read else _MEASURED[report.timings_refused],
         "cuda_graphs": "on" if table.cuda_graphs else "off",
+        "shares_profile": str(report.shares_profile).lower(),
     }
     if library.cuda:
         flags["cuda"] = library.cuda

@@ -296,6 +296,7 @@ def _start(library: TensorRtLibrary, engine: Engine, path: Path, scratch: Path) 
         "plan": str(path.resolve()),
         "host_code": engine.flags.get("version_compatible") == "true",
         "graphs": engine.flags.get("cuda_graphs") != "off",
+        "shares_profile": engine.flags.get("shares_profile") == "true",
         "socket": theirs.fileno(),
         "memory": memory,
     }

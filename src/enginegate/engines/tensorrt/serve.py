@@ -44,30 +44,33 @@ def open_for_triton(
 
 
 class _Plan:
-    """A plan that several lanes run, each in an execution context of its own."""
+    """A plan that several lanes run, each in execution contexts of its own."""
 
     def __init__(self, trt: Any, content: bytes, manifest: Mapping[str, Any]) -> None:
         limit = int(manifest["max_batch_size"])
         self.buckets = tuple(sorted({2**power for power in range(limit.bit_length())} | {limit}))
         self.trt, self._content, self._builder = trt, content, manifest["builder"]
         self._runtime = trt.Runtime(trt.Logger(trt.Logger.WARNING))
-        if manifest.get("flags", {}).get("version_compatible") == "true":
+        flags = manifest.get("flags", {})
+        self._shared = flags.get("shares_profile") == "true"
+        if flags.get("version_compatible") == "true":
             self._runtime.engine_host_code_allowed = True
         self._engine = self._deserialised()
-        self._is_taken = False
 
     def lane(self, stream: Any) -> "_Lane":
-        """An execution context.
+        """A place where the plan runs.
 
         A plan without profile sharing lets one context use a profile: another lane then loads the
         plan once more.
         """
-        engine = self._engine if not self._is_taken or self._shares() else self._deserialised()
-        self._is_taken = True
-        context = engine.create_execution_context()
+        contexts = _Contexts(self.trt, self._engine, stream, shared=self._shared)
+        context = contexts.make()
+        if context is None:
+            contexts.use(self._deserialised())
+            context = contexts.make()
         if context is None:
             raise RuntimeError("TensorRT has no memory for another execution context.")
-        return _Lane(engine, context, stream)
+        return _Lane(contexts, context, stream)
 
     def _deserialised(self) -> Any:
         engine = self._runtime.deserialize_cuda_engine(self._content)
@@ -79,16 +82,80 @@ class _Plan:
             )
         return engine
 
-    def _shares(self) -> bool:
-        """Contexts share a profile from TensorRT 10 on."""
-        return int(str(self.trt.__version__).split(".", maxsplit=1)[0]) >= 10  # noqa: PLR2004
+
+class _Contexts:
+    """Execution contexts for one stream; they share the memory of activations.
+
+    Args:
+        shared: whether contexts may share the plan's profile: always from TensorRT 10 on, and in
+            8.6 where the plan was built for it.
+    """
+
+    def __init__(self, trt: Any, engine: Any, stream: Any, *, shared: bool) -> None:
+        self._trt, self._stream, self._shared = trt, stream, shared
+        has_new = hasattr(engine, "device_memory_size_v2")
+        self._size = int(engine.device_memory_size_v2 if has_new else engine.device_memory_size)
+        self._memory = stream.allocate(self._size)
+        self.use(engine)
+
+    def use(self, engine: Any) -> None:
+        """Make the next contexts of this copy of the plan."""
+        self.engine, self._how = engine, _without_memory(self._trt, engine)
+
+    def make(self) -> Any:
+        """One more context; None if there is no room, or the profile is taken."""
+        if self._how is None:  # before TensorRT 10
+            context = self.engine.create_execution_context_without_device_memory()
+        else:
+            context = self.engine.create_execution_context(self._how)
+        if context is None or not self._has_profile(context):
+            return None
+        if hasattr(context, "set_device_memory"):
+            context.set_device_memory(self._memory, self._size)
+        else:
+            context.device_memory = self._memory
+        return context
+
+    def _has_profile(self, context: Any) -> bool:
+        """Before TensorRT 10 the first context has the profile, and others have to ask for it."""
+        if context.active_optimization_profile >= 0:
+            return True
+        if not self._shared:
+            return False
+        try:
+            self._shared = bool(context.set_optimization_profile_async(0, self._stream.address))
+        except RuntimeError:
+            self._shared = False
+        self._stream.wait()
+        return self._shared
+
+
+def _without_memory(trt: Any, engine: Any) -> Any:
+    """How to ask for a context without memory from TensorRT 10 on; None before.
+
+    TensorRT-RTX compiles kernels for each context, unless they share a cache.
+    """
+    strategy = getattr(trt, "ExecutionContextAllocationStrategy", None)
+    if strategy is None or not hasattr(getattr(trt, "IRuntimeConfig", None), "set_runtime_cache"):
+        return strategy and strategy.USER_MANAGED
+    config = engine.create_runtime_config()
+    config.set_execution_context_allocation_strategy(strategy.USER_MANAGED)
+    config.set_runtime_cache(config.create_runtime_cache())
+    return config
 
 
 class _Lane:
-    """One execution context: a graph for each warm set of shapes."""
+    """A graph for each warm set of shapes, and one context for shapes that come and go.
 
-    def __init__(self, engine: Any, context: Any, stream: Any) -> None:
-        self._engine, self._context, self._stream = engine, context, stream
+    A graph holds state of the context that it was captured from, and is undefined once that is
+    changed (NVIDIA's developer guide, "CUDA Graphs"), so each has a context of its own. Where a
+    plan lets one context use its profile, that one is captured for all shapes, as Triton's own
+    backend does.
+    """
+
+    def __init__(self, contexts: _Contexts, context: Any, stream: Any) -> None:
+        self._contexts, self._context, self._stream = contexts, context, stream
+        self._engine = contexts.engine
 
     def bind(
         self, inputs: Mapping[str, Any], memory: Callable[..., Any], *, warm: bool
@@ -98,29 +165,24 @@ class _Lane:
         Raises:
             RuntimeError: the plan does not take these shapes, or did not run.
         """
-        context = self._context
-        for name, tensor in inputs.items():
-            if not context.set_input_shape(name, tensor.shape):
-                raise RuntimeError(f"the plan takes no {name} of shape {tensor.shape}")
-        unknown = list(context.infer_shapes())
-        if unknown:
-            raise RuntimeError(f"the plan lacks the shapes of {', '.join(unknown)}")
-        names = [self._engine.get_tensor_name(at) for at in range(self._engine.num_io_tensors)]
-        outputs = {
-            name: memory(name, tuple(context.get_tensor_shape(name)), self._dtype(name))
-            for name in names
-            if name not in inputs
-        }
+        own = self._contexts.make() if warm else None
+        context = own or self._context
+        outputs = self._outputs(context, inputs, memory)
         places = {name: tensor.address for name, tensor in {**inputs, **outputs}.items()}
 
-        def queue() -> None:
+        def settle() -> None:
             for name, tensor in inputs.items():
                 context.set_input_shape(name, tensor.shape)
             for name, address in places.items():
                 context.set_tensor_address(name, address)
+
+        def queue() -> None:
+            if own is None:  # other shapes were run in between
+                settle()
             if not context.execute_async_v3(self._stream.address):
                 raise RuntimeError("the plan did not run; Triton's log says why")
 
+        settle()
         queue()  # once uncaptured: the library allocates and chooses on the first run of a shape
         self._stream.wait()
         if not warm:
@@ -130,6 +192,22 @@ class _Lane:
         except RuntimeError as error:
             print(f"enginegate: served without a CUDA graph: {error}", file=sys.stderr)  # noqa: T201
             return outputs, queue
+
+    def _outputs(
+        self, context: Any, inputs: Mapping[str, Any], memory: Callable[..., Any]
+    ) -> dict[str, Any]:
+        for name, tensor in inputs.items():
+            if not context.set_input_shape(name, tensor.shape):
+                raise RuntimeError(f"the plan takes no {name} of shape {tensor.shape}")
+        unknown = list(context.infer_shapes())
+        if unknown:
+            raise RuntimeError(f"the plan lacks the shapes of {', '.join(unknown)}")
+        names = [self._engine.get_tensor_name(at) for at in range(self._engine.num_io_tensors)]
+        return {
+            name: memory(name, tuple(context.get_tensor_shape(name)), self._dtype(name))
+            for name in names
+            if name not in inputs
+        }
 
     def _dtype(self, name: str) -> str:
         told = self._engine.get_tensor_dtype(name).name

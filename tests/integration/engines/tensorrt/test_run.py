@@ -22,8 +22,9 @@ SPECS = (
 def opened(foreign, tmp_path, monkeypatch):
     """Opens the plan that adds, with a fault."""
 
-    def make(fault="", inputs=SPECS):
+    def make(fault="", inputs=SPECS, *, shares=True):
         monkeypatch.setenv("FAULT", fault)
+        monkeypatch.setenv("PROFILE", "shared" if shares else "")
         plan = tmp_path / "model.plan"
         plan.write_bytes(b"plan")
         library = TensorRtLibrary(foreign, "tensorrt", "tensorrt", "8.6.0")
@@ -31,7 +32,7 @@ def opened(foreign, tmp_path, monkeypatch):
             candidate=Candidate.parse("tensorrt-fp16"),
             builder="tensorrt 8.6.0.12",
             max_batch_size=4,
-            flags={},
+            flags={"shares_profile": str(shares).lower()},
             inputs=inputs,
             outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, 3)),),
         )
@@ -57,6 +58,17 @@ def test_rows_come_back_whole_and_in_order(opened, count, fault):
 
     np.testing.assert_array_equal(small, rows(1)["x"])
     np.testing.assert_array_equal(answer, inputs["x"] + inputs["k"])
+    assert runner.device == "sm90 NVIDIA H200"
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_sizes_that_alternate_keep_their_own_graphs(opened, shares):
+    """No graph is changed by another one's shapes or addresses; old plans have one context."""
+    with opened(shares=shares) as runner:
+        for count in (4, 1, 2, 4, 1, 9, 2, 4, 13):
+            answer = runner.run(rows(count))["y"]
+            np.testing.assert_array_equal(answer, rows(count)["x"] + rows(count)["k"])
+
     assert runner.device == "sm90 NVIDIA H200"
 
 

@@ -1,5 +1,7 @@
 """Plans in our runner, with a library that stands in for TensorRT and threads for a GPU."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -8,15 +10,21 @@ from enginegate.engines.tensorrt.serve import _Plan
 from tests.fakes.host_device import GpuDevice, host_array
 
 MANIFEST = {"builder": "tensorrt 8.6.0", "max_batch_size": 6}
+SHARED = MANIFEST | {"flags": {"shares_profile": "true"}}
 
 
 class Library:
-    """Doubles ``x``; before version 10, one context a plan, as without profile sharing."""
+    """Doubles ``x``; before version 10 a plan's profile is one context's, or asked for.
 
-    def __init__(self, version):
+    A graph that is launched doubles what its context has been told by then.
+    """
+
+    def __init__(self, version, *, refuses=False):
         self.__version__ = version
-        self.deserialised = 0
-        self.streams = {}
+        self.is_new, self.refuses = version.startswith("1"), refuses
+        self.deserialised, self.streams, self.contexts = 0, {}, []
+        if self.is_new:
+            self.ExecutionContextAllocationStrategy = SimpleNamespace(USER_MANAGED=2)
 
     class Logger:
         WARNING = 0
@@ -29,7 +37,9 @@ class Library:
 
     def deserialize_cuda_engine(self, content):
         self.deserialised += 1
-        return None if content == b"broken" else Plan(self)
+        if content == b"broken":
+            return None
+        return NewPlan(self) if self.is_new else OldPlan(self)
 
 
 class Plan:
@@ -38,9 +48,10 @@ class Plan:
     def __init__(self, library):
         self.library, self.contexts = library, 0
 
-    def create_execution_context(self):
+    def made(self, context):
         self.contexts += 1
-        return Context(self.library)
+        self.library.contexts.append(context)
+        return context
 
     def get_tensor_name(self, at):
         return "xy"[at]
@@ -52,9 +63,25 @@ class Plan:
         return Type
 
 
+class OldPlan(Plan):
+    device_memory_size = 128
+
+    def create_execution_context_without_device_memory(self):
+        return self.made(OldContext(self.library, -1 if self.contexts else 0))
+
+
+class NewPlan(Plan):
+    device_memory_size_v2 = 128
+
+    def create_execution_context(self, strategy):
+        assert strategy == 2
+        return self.made(NewContext(self.library, 0))
+
+
 class Context:
-    def __init__(self, library):
+    def __init__(self, library, profile):
         self.library, self.shape, self.places = library, (), {}
+        self.active_optimization_profile, self.memory = profile, 0
 
     def set_input_shape(self, _name, shape):
         self.shape = tuple(shape)
@@ -71,20 +98,52 @@ class Context:
         return True
 
     def execute_async_v3(self, stream):
-        x, y = (Memory(self.places[name], self.shape, "float32") for name in "xy")
+        assert self.active_optimization_profile == 0
+        assert self.memory
 
         def double():
+            x, y = (Memory(self.places[name], self.shape, "float32") for name in "xy")
             host_array(y)[...] = host_array(x) * 2
 
         self.library.streams[stream].queue(double)
         return True
 
 
-@pytest.mark.parametrize(("version", "loads"), [("8.6.0", 2), ("10.3.0", 1)])
-def test_lanes_share_a_plan_where_the_library_lets_them(version, loads):
-    """Two lanes answer from one copy of the weights, or from one each before version 10."""
-    library, answers = Library(version), []
-    plan = _Plan(library, b"plan", MANIFEST)
+class OldContext(Context):
+    def set_optimization_profile_async(self, index, _stream):
+        if self.library.refuses:
+            raise RuntimeError("Error in set optimization profile async.")
+        self.active_optimization_profile = index
+        return True
+
+    @property
+    def device_memory(self):
+        raise AttributeError("unreadable attribute")
+
+    @device_memory.setter
+    def device_memory(self, address):
+        self.memory = address
+
+
+class NewContext(Context):
+    def set_device_memory(self, memory, size):
+        assert size == 128
+        self.memory = memory
+
+
+@pytest.mark.parametrize(
+    ("library", "manifest", "loads", "contexts"),
+    [
+        pytest.param(Library("8.6.0"), MANIFEST, 2, 1, id="a-profile-for-one-context"),
+        pytest.param(Library("8.6.0"), SHARED, 1, 5, id="a-shared-profile"),
+        pytest.param(Library("8.6.0", refuses=True), SHARED, 2, 1, id="a-refusing-library"),
+        pytest.param(Library("10.13.0"), MANIFEST, 1, 5, id="always-shared-from-10-on"),
+    ],
+)
+def test_lanes_share_a_plan_where_the_library_lets_them(library, manifest, loads, contexts):
+    """Two lanes answer from one copy of the weights; four graphs of a lane share its memory."""
+    answers = []
+    plan = _Plan(library, b"plan", manifest)
     device = GpuDevice()
     made = device.stream
 
@@ -102,6 +161,9 @@ def test_lanes_share_a_plan_where_the_library_lets_them(version, loads):
     pipeline.close()
 
     assert (plan.buckets, library.deserialised) == ((1, 2, 4, 6), loads)
+    usable = [each for each in library.contexts if each.memory]
+    assert [each.memory for each in usable].count(usable[0].memory) == contexts
+    assert len(usable) == 2 * contexts
     assert sorted(len(found) for found in answers) == [1, 3, 6]
     assert all((found == 2 * len(found)).all() for found in answers)
 

@@ -10,6 +10,8 @@ from typing import Any
 from .library import import_library, logger, members, named
 
 _WORDS = {"FLOAT": "fp32", "HALF": "fp16", "BF16": "bf16", "INT8": "int8", "FP8": "fp8"}
+_SHARING = "PROFILE_SHARING_0806"
+_STRATEGIES = "ExecutionContextAllocationStrategy"  # came with TensorRT 10, as sharing for all did
 _CARRYING = frozenset({"SHUFFLE", "IDENTITY", "CAST"})  # between a Dequantize and its layer
 _TIMED = "Computing costs for"  # how TensorRT 8's log announces each layer that it times
 
@@ -87,6 +89,7 @@ def _build(trt: Any, job: dict[str, Any], log: Any, recorder: "ProgressRecorder"
         "cancelled": False,
         "tf32": "TF32" in on,
         "builder_flags": on,
+        "shares_profile": _shares_profile(trt, config),
         "timings_read": known_bytes,
         "timings_refused": had_timings and not known_bytes,
     }
@@ -141,6 +144,7 @@ def _config(trt: Any, builder: Any, job: dict[str, Any]) -> Any:
         config.builder_optimization_level = job["optimization_level"]
     if job["profiles"]:
         _add_profile(builder, config, job["profiles"])
+        _share_profile(trt, config)
     if job["targets"]:
         _set_targets(trt, config, job["targets"])
     return config
@@ -155,6 +159,19 @@ def _add_profile(builder: Any, config: Any, profiles: dict[str, Any]) -> None:
             f"{name} {tuple(s['min'])} to {tuple(s['max'])}" for name, s in profiles.items()
         )
         raise RefusedError(f"These shapes make no valid profile: {told}.")
+
+
+def _share_profile(trt: Any, config: Any) -> None:
+    """Let several execution contexts use the profile: a preview in 8.6, always so from 10 on."""
+    if _SHARING in members(trt, "PreviewFeature") and not hasattr(trt, _STRATEGIES):
+        config.set_preview_feature(named(trt, "PreviewFeature", _SHARING), True)  # noqa: FBT003
+
+
+def _shares_profile(trt: Any, config: Any) -> bool:
+    if hasattr(trt, _STRATEGIES):
+        return True
+    known = _SHARING in members(trt, "PreviewFeature")
+    return known and bool(config.get_preview_feature(named(trt, "PreviewFeature", _SHARING)))
 
 
 def _keep(trt: Any, network: Any, config: Any, names: list[str]) -> None:

@@ -1,5 +1,9 @@
 """Running one plan: buffers made beforehand, one CUDA graph for each set of shapes.
 
+A graph holds state of the execution context that it was captured from, and is undefined once that
+is changed (NVIDIA's developer guide, "CUDA Graphs"). So each has a context of its own; they share
+the memory of activations, since they run one after the other on one stream.
+
 Two sets of device buffers take turns: while the device computes on one batch, the next is copied in
 and the last is copied out, each on a stream of its own. Host memory is the caller's, shared with
 this process and pinned, so that nothing is copied but by the device.
@@ -22,7 +26,9 @@ from .driver import CudaDevice, CudaError, CudaGraph, DeviceEvent, DeviceStream
 from .library import import_library, logger
 
 _SLOTS = 2
-_KEPT_GRAPHS = 128  # device memory of a graph is small; new shapes push out the oldest
+# New shapes push out the oldest. Each has a context too, which holds a few MiB besides activations;
+# eight batch sizes at four lengths, in two slots, are as many as a tuned engine comes to.
+_KEPT_GRAPHS = 64
 _BYTES = {"FLOAT": 4, "HALF": 2, "BF16": 2, "INT8": 1, "INT32": 4, "INT64": 8, "BOOL": 1}
 _BYTES |= {"UINT8": 1, "FP8": 1}
 _NUMPY = {
@@ -65,6 +71,70 @@ class Tensor:
         return prod(shape) * self.itemsize
 
 
+class ContextMaker:
+    """Execution contexts of one plan, which run one after the other and share their memory.
+
+    Args:
+        shared: whether contexts may share the plan's profile: always from TensorRT 10 on, and in
+            8.6 where the plan was built for it.
+    """
+
+    def __init__(self, trt: Any, engine: Any, device: CudaDevice, *, shared: bool) -> None:
+        self._engine, self._shared, self._how = engine, shared, _without_memory(trt, engine)
+        has_new = hasattr(engine, "device_memory_size_v2")
+        self._size = int(engine.device_memory_size_v2 if has_new else engine.device_memory_size)
+        self._memory = device.allocate(self._size)
+
+    def make(self, stream: DeviceStream) -> Any:
+        """One more context, for runs on this stream; None if there is no room, or no profile."""
+        if self._how is None:  # before TensorRT 10
+            context = self._engine.create_execution_context_without_device_memory()
+        else:
+            context = self._engine.create_execution_context(self._how)
+        if context is None or not self._has_profile(context, stream):
+            return None
+        if hasattr(context, "set_device_memory"):
+            context.set_device_memory(self._memory, self._size)
+        else:
+            context.device_memory = self._memory
+        return context
+
+    def _has_profile(self, context: Any, stream: DeviceStream) -> bool:
+        """Before TensorRT 10 the first context has the profile, and others have to ask for it."""
+        if context.active_optimization_profile >= 0:
+            return True
+        if not self._shared:
+            return False
+        try:
+            self._shared = bool(context.set_optimization_profile_async(0, stream.address))
+        except RuntimeError:
+            self._shared = False
+        stream.wait()
+        return self._shared
+
+
+def _without_memory(trt: Any, engine: Any) -> Any:
+    """How to ask for a context without memory from TensorRT 10 on; None before.
+
+    TensorRT-RTX compiles kernels for each context, unless they share a cache.
+    """
+    strategy = getattr(trt, "ExecutionContextAllocationStrategy", None)
+    if strategy is None or not hasattr(getattr(trt, "IRuntimeConfig", None), "set_runtime_cache"):
+        return strategy and strategy.USER_MANAGED
+    config = engine.create_runtime_config()
+    config.set_execution_context_allocation_strategy(strategy.USER_MANAGED)
+    config.set_runtime_cache(config.create_runtime_cache())
+    return config
+
+
+@dataclass
+class _Captured:
+    """A graph, and the context that nobody else may use while the graph lives."""
+
+    graph: CudaGraph
+    context: Any
+
+
 class OpenPlan:
     """A plan on the device, with buffers for two batches."""
 
@@ -82,19 +152,21 @@ class OpenPlan:
         engine = runtime.deserialize_cuda_engine(Path(job["plan"]).read_bytes())
         if engine is None:
             raise PlanError("The library refuses to load it on this device.")
-        self.engine, self.context = engine, engine.create_execution_context()
+        self.engine = engine
+        self.stream, self._into, self._out = (DeviceStream(device) for _ in range(3))
+        self._contexts = ContextMaker(trt, engine, device, shared=job.get("shares_profile", True))
+        self.context = self._contexts.make(self.stream)
         if self.context is None:
             raise PlanError("There is not enough device memory to run it.")
         self.tensors = [self._tensor(trt, index) for index in range(engine.num_io_tensors)]
         self.inputs = [tensor for tensor in self.tensors if tensor.is_input]
         self.outputs = [tensor for tensor in self.tensors if not tensor.is_input]
-        self.stream, self._into, self._out = (DeviceStream(device) for _ in range(3))
         self._slots: list[dict[str, int]] = [{} for _ in range(_SLOTS)]
         self._room: dict[str, int] = {}
         self._loaded, self._computed, self._done = (
             [DeviceEvent(device) for _ in range(_SLOTS)] for _ in range(3)
         )
-        self._graphs: OrderedDict[tuple[Key, int], CudaGraph] = OrderedDict()
+        self._graphs: OrderedDict[tuple[Key, int], _Captured] = OrderedDict()
         self._current: tuple[Key, int] | None = None
         self._output_shapes: dict[Key, Shapes] = {}
         largest = {t.name: t.largest or t.shape for t in self.inputs}
@@ -151,8 +223,8 @@ class OpenPlan:
             return
         for stream in (self._into, self.stream, self._out):
             stream.wait()
-        for graph in self._graphs.values():
-            graph.destroy()  # it holds the addresses of the buffers that go
+        for captured in self._graphs.values():
+            captured.graph.destroy()  # it holds the addresses of the buffers that go
         self._graphs.clear()
         self._current = None
         for name, size in sizes.items():
@@ -168,37 +240,53 @@ class OpenPlan:
         """Queue one run on a slot's buffers, uncaptured."""
         key = _key(shapes)
         if self._current != (key, slot):
-            for name, shape in shapes.items():
-                self.context.set_input_shape(name, tuple(shape))
-            for name, address in self._slots[slot].items():
-                if not self.context.set_tensor_address(name, address):
-                    raise PlanError(f"It takes no address for {name!r}.")
+            self._settle(self.context, shapes, slot)
             self._current = (key, slot)
-        if not self.context.execute_async_v3(self.stream.address):
+        self._enqueue(self.context)
+
+    def _settle(self, context: Any, shapes: Shapes, slot: int) -> None:
+        for name, shape in shapes.items():
+            context.set_input_shape(name, tuple(shape))
+        for name, address in self._slots[slot].items():
+            if not context.set_tensor_address(name, address):
+                raise PlanError(f"It takes no address for {name!r}.")
+
+    def _enqueue(self, context: Any) -> None:
+        if not context.execute_async_v3(self.stream.address):
             raise PlanError("It did not run; the library's log says why.")
 
     def launch(self, shapes: Shapes, slot: int) -> None:
         """Queue one run: a graph where one can be captured."""
         key = (_key(shapes), slot)
-        graph = self._graphs.get(key)
-        if graph is not None:
+        captured = self._graphs.get(key)
+        if captured is not None:
             self._graphs.move_to_end(key)
-            graph.launch()
-            return
-        self.execute(shapes, slot)  # once uncaptured: the library allocates on the first run
-        if self.graphs:
+            captured.graph.launch()
+        elif self.graphs:
             self._capture(shapes, slot, key)
+        else:
+            self.execute(shapes, slot)
 
     def _capture(self, shapes: Shapes, slot: int, key: tuple[Key, int]) -> None:
+        """Queue one run, and capture a graph for the next ones.
+
+        The run is uncaptured: the library allocates on the first one. Where a plan lets one context
+        use its profile, that one is captured for all shapes, as Triton's own backend does.
+        """
+        context = self._contexts.make(self.stream)
+        if context is None:
+            context, self._current = self.context, None
+        self._settle(context, shapes, slot)
+        self._enqueue(context)
         self.stream.wait()
         try:
-            graph = self.stream.capture(lambda: self.execute(shapes, slot))
+            graph = self.stream.capture(lambda: self._enqueue(context))
         except (CudaError, PlanError) as error:
             self.graphs, self.no_graph_because = False, str(error)
             return
-        self._graphs[key] = graph
+        self._graphs[key] = _Captured(graph, context)
         if len(self._graphs) > _KEPT_GRAPHS:
-            self._graphs.popitem(last=False)[1].destroy()
+            self._graphs.popitem(last=False)[1].graph.destroy()
 
     def run(self, parts: list[dict[str, Any]], base: int) -> None:
         """Run batches one behind the other; copies overlap computing.

@@ -1,0 +1,288 @@
+"""Checks as people know them from code review: what failed first, with its remedy; then warnings.
+
+Headroom is the part of a limit that is left, counted from the end of the interval that decides.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from enginegate.candidate import Candidate
+from enginegate.evidence import Finding, Outcome, Scorecard
+from enginegate.messages import counted, short_number
+from enginegate.report.content import one_line, without_line_breaks
+from enginegate.report.decision_page.forest import EMULATED
+from enginegate.report.decision_page.verdict_band import ICONS
+
+_NAMES: Mapping[str, str] = MappingProxyType(
+    {
+        "build": "can be built",
+        "runnable": "runs here",
+        "precision_proof": "precision is proven",
+        "samples": "enough samples",
+        "nonfinite": "NaN or infinity",
+        "kl_p99": "KL divergence, 99th percentile",
+        "max_abs_error": "largest absolute error",
+        "max_rel_error": "largest relative error",
+        "p99_abs_error": "absolute error, 99th percentile",
+        "p99_rel_error": "relative error, 99th percentile",
+        "top1_agreement": "top-1 agreement with FP32",
+        "sqnr": "signal to noise",
+        "cosine_p1": "cosine, 1st percentile",
+        "noise_floor": "FP32's own noise",
+        "slice_samples": "slices are large enough",
+        "shadow_integrity": "traffic belongs to this model",
+        "shadow_version": "traffic belongs to this version",
+        "input_drift": "input drift",
+        "emulated_range": "range, emulated",
+        "p99_ms": "p99 latency",
+        "throughput": "throughput within the SLO",
+        "speedup": "speedup",
+        "overload": "past the answer",
+        "faster_alone": "faster than the winner without a server",
+        "slower_than_eager": "slower than PyTorch without compiling",
+    }
+)
+_DATA: Mapping[str, str] = MappingProxyType(
+    {"evaluation": "labelled data", "shadow": "recorded traffic", "benchmark": "under Triton"}
+)
+_ALL_LEFT = 0.995
+
+
+@dataclass(frozen=True, slots=True)
+class CheckLine:
+    """One gate, or the same gate over all slices of some data.
+
+    Attributes:
+        data: on what it was checked.
+        headroom: the part of the limit that is left, in words.
+        left: the same as a share from 0 to 1 to draw; None: there is none to draw.
+        reason: of what did not pass, and what to do.
+    """
+
+    outcome: str
+    icon: str
+    name: str
+    data: str
+    value: str
+    limit: str
+    headroom: str
+    left: float | None
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateChecks:
+    """Everything that was checked of one candidate.
+
+    Attributes:
+        summary: how many ended how.
+        open: whether it is shown unfolded.
+        blocking: what keeps it from passing, worst first.
+        warnings: what decides nothing and somebody should know.
+        lines: the rest; empty for a candidate that is not proposed.
+    """
+
+    candidate: str
+    outcome: str
+    icon: str
+    summary: str
+    open: bool
+    blocking: tuple[CheckLine, ...]
+    warnings: tuple[CheckLine, ...]
+    lines: tuple[CheckLine, ...]
+    unlimited: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """All candidates, the proposed one first, and what concerns the whole evidence."""
+
+    warnings: tuple[str, ...]
+    candidates: tuple[CandidateChecks, ...]
+
+
+def checks_section(scorecard: Scorecard) -> Checks:
+    """Every gate of the proposed candidate; of the others what did not pass."""
+    order = sorted(
+        scorecard.verdicts,
+        key=lambda v: (v.candidate != scorecard.winner, -scorecard.outcome(v.candidate)),
+    )
+    proposed = scorecard.winner or (order[0].candidate if order else None)
+    return Checks(
+        warnings=tuple(not_judged(scorecard, proposed)) if proposed else (),
+        candidates=tuple(_of_candidate(scorecard, v.candidate) for v in order),
+    )
+
+
+def not_judged(scorecard: Scorecard, candidate: Candidate) -> Iterator[str]:
+    """What was not judged of a candidate, one sentence for each kind of data."""
+    verdict = scorecard.verdict(candidate)
+    for finding in verdict.findings if verdict else ():
+        if finding.gate == "slice_samples" and finding.outcome is not Outcome.PASSED:
+            yield f"{_on(finding)}: {without_line_breaks(finding.reason)}"
+
+
+def _on(finding: Finding) -> str:
+    scope = finding.scope.partition("/")[0]
+    return _DATA.get(scope, scope)
+
+
+def _of_candidate(scorecard: Scorecard, candidate: Candidate) -> CandidateChecks:
+    verdict, measured = scorecard.verdict(candidate), scorecard.benchmark(candidate)
+    findings = [*(verdict.findings if verdict else ()), *(measured.findings if measured else ())]
+    findings = [f for f in findings if not f.of_fp32]
+    counting = [f for f in findings if not f.advisory]
+    blocking = [f for f in counting if f.outcome is not Outcome.PASSED]
+    passed = [f for f in counting if f.outcome is Outcome.PASSED]
+    unlimited = [f for f in findings if f.advisory and _without_limit(f)]
+    advice = [f for f in findings if f.advisory and f not in unlimited]
+    warnings = [f for f in advice if f.outcome is not Outcome.PASSED]
+    warnings += [
+        f
+        for f in scorecard.speed_findings
+        if f.scope == candidate.name and f.outcome is not Outcome.PASSED
+    ]
+    warnings = [f for f in warnings if f.scope.partition("/")[0] != EMULATED]
+    outcome = scorecard.outcome(candidate)
+    proposed = candidate == scorecard.winner
+    return CandidateChecks(
+        candidate=candidate.name,
+        outcome=outcome.word,
+        icon=ICONS[outcome],
+        summary=_summary(passed, blocking, warnings),
+        open=proposed or outcome >= Outcome.FAILED,
+        blocking=tuple(_line(f) for f in sorted(blocking, key=lambda f: -f.outcome)),
+        warnings=tuple(_line(f) for f in warnings),
+        lines=tuple(_grouped(passed)) if proposed else (),
+        unlimited=_unlimited_text(unlimited) if proposed else "",
+    )
+
+
+def _without_limit(finding: Finding) -> bool:
+    """Whether it is only shown, because the policy sets no limit."""
+    return finding.limit is None and finding.relation is not None
+
+
+def _unlimited_text(findings: Sequence[Finding]) -> str:
+    names = dict.fromkeys(_name(finding) for finding in findings)
+    if not names:
+        return ""
+    return f"Measured, and without a limit in the policy: {', '.join(names)}."
+
+
+def _summary(
+    passed: Sequence[Finding], blocking: Sequence[Finding], warnings: Sequence[Finding]
+) -> str:
+    words = [
+        counted(sum(f.outcome is outcome for f in blocking), outcome.word, outcome.word)
+        for outcome in (Outcome.ERRORED, Outcome.FAILED, Outcome.INCONCLUSIVE)
+        if any(f.outcome is outcome for f in blocking)
+    ]
+    words.append(f"{len(passed)} passed")
+    if warnings:
+        words.append(counted(len(warnings), "warning"))
+    return ", ".join(words)
+
+
+def _grouped(findings: Sequence[Finding]) -> Iterator[CheckLine]:
+    """One line for each gate; a gate's slices are one line, that of the least headroom."""
+    slices: dict[tuple[str, str], list[Finding]] = {}
+    for finding in findings:
+        data, _, part = finding.scope.partition("/")
+        if part:
+            slices.setdefault((finding.gate, data), []).append(finding)
+    told: set[tuple[str, str]] = set()
+    for finding in findings:
+        data, _, part = finding.scope.partition("/")
+        if not part:
+            yield _line(finding)
+        elif (finding.gate, data) not in told:
+            told.add((finding.gate, data))
+            yield _slices_line(slices[finding.gate, data])
+
+
+def _slices_line(found: Sequence[Finding]) -> CheckLine:
+    tightest = min(found, key=lambda f: 1.0 if (left := share_left(f)) is None else left)
+    line = _line(tightest)
+    part = tightest.scope.partition("/")[2]
+    return CheckLine(
+        outcome=line.outcome,
+        icon=line.icon,
+        name=f"{line.name}, {counted(len(found), 'slice')}",
+        data=f"{line.data}, tightest {part}",
+        value=line.value,
+        limit=line.limit,
+        headroom=line.headroom,
+        left=line.left,
+        reason="",
+        remedy="",
+    )
+
+
+def _line(finding: Finding) -> CheckLine:
+    left = share_left(finding)
+    fine = finding.outcome is Outcome.PASSED
+    data, _, part = finding.scope.partition("/")
+    return CheckLine(
+        outcome=finding.outcome.word,
+        icon=ICONS[finding.outcome],
+        name=_name(finding),
+        data=f"{_DATA.get(data, data)}{f', {part}' if part else ''}",
+        value="" if finding.value is None else _number(finding, finding.value),
+        limit=_limit(finding),
+        headroom=_headroom(finding, left),
+        left=None if left is None else max(0.0, min(1.0, left)),
+        reason="" if fine else one_line(finding.reason),
+        remedy="" if fine else one_line(finding.remedy),
+    )
+
+
+def _name(finding: Finding) -> str:
+    gate = finding.gate.removeprefix("slice_") if finding.gate not in _NAMES else finding.gate
+    return _NAMES.get(gate, gate.replace("_", " "))
+
+
+def _number(finding: Finding, number: float) -> str:
+    if finding.gate.endswith("accuracy_loss"):
+        return f"{100 * number:.2f} pp"
+    if finding.unit == "fraction":
+        return f"{100 * number:.4g} %"
+    unit = {"1/s": "/s", "": ""}.get(finding.unit, f" {finding.unit}")
+    return f"{short_number(number, 3)}{unit}"
+
+
+def _limit(finding: Finding) -> str:
+    if finding.limit is None or finding.relation is None:
+        return ""
+    sign = {"<=": "≤", ">=": "≥", "==": "="}[finding.relation]
+    return f"{sign} {_number(finding, finding.limit)}"
+
+
+def share_left(finding: Finding) -> float | None:
+    """The part of a limit that is left, from the end of the interval that decides.
+
+    For an upper limit ``1 - end / limit``; for a lower limit of a share, the distance to the limit
+    over the distance from 1 to it. Negative: the limit is broken. None: it has no such part.
+    """
+    limit, value = finding.limit, finding.value
+    if limit is None or value is None:
+        return None
+    if finding.relation == "<=" and limit > 0:
+        end = finding.high if finding.high is not None else value
+        return 1.0 - end / limit
+    if finding.relation == ">=" and finding.unit == "fraction" and limit < 1:
+        end = finding.low if finding.low is not None else value
+        return (end - limit) / (1.0 - limit)
+    return None
+
+
+def _headroom(finding: Finding, left: float | None) -> str:
+    if left is not None:
+        if left < 0:
+            return "over the limit" if finding.relation == "<=" else "below the limit"
+        return "> 99 %" if left > _ALL_LEFT else f"{100 * left:.0f} %"
+    if finding.relation == ">=" and finding.limit and finding.value is not None:
+        return f"{finding.value / finding.limit:.3g} times the limit"
+    return ""

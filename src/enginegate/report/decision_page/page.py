@@ -1,0 +1,76 @@
+"""The page put together: a strip with the state, the evidence, and what happened since.
+
+The evidence lies between two comments. It depends on the scorecard and the installed versions
+alone, so those bytes are the same whenever the page is made again; what happens to the scorecard
+later changes the strip before them and the timeline after them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from enginegate.evidence import Scorecard
+from enginegate.report.content import short_digest
+from enginegate.report.decision_page.checks import checks_section
+from enginegate.report.decision_page.comparison import comparison_section
+from enginegate.report.decision_page.configuration import configuration_section
+from enginegate.report.decision_page.forest import forest_section
+from enginegate.report.decision_page.history import NO_HISTORY, PageHistory
+from enginegate.report.decision_page.load_curve import load_curve_section
+from enginegate.report.decision_page.slices import slices_section
+from enginegate.report.decision_page.time_spent import time_spent_section
+from enginegate.report.decision_page.verdict_band import footer, verdict_band
+from enginegate.report.templates import page_template
+
+_BEGINS, _ENDS = "<!-- evidence begins -->", "<!-- evidence ends -->"
+
+
+@dataclass(frozen=True, slots=True)
+class PageLink:
+    """A place with more, which the page names and does not need.
+
+    Attributes:
+        words: of the link.
+        address: an absolute URL; others are shown as text.
+    """
+
+    words: str
+    address: str
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether it may be a link: a script or a path in its place stays text."""
+        return self.address.startswith(("https://", "http://"))
+
+
+def decision_page(
+    scorecard: Scorecard, history: PageHistory = NO_HISTORY, links: Sequence[PageLink] = ()
+) -> str:
+    """The whole page as HTML, which needs no other file and no network.
+
+    Args:
+        scorecard: as it is filed: its digest is what a person approves, and is shown.
+        history: what happened to it since; see `page_history`.
+        links: to MLflow and the like, in the part that may change.
+    """
+    return page_template("decision_page/templates", "decision.html").render(
+        scorecard=scorecard,
+        band=verdict_band(scorecard),
+        comparison=comparison_section(scorecard),
+        forest=forest_section(scorecard),
+        checks=checks_section(scorecard),
+        slices=slices_section(scorecard),
+        load_curve=load_curve_section(scorecard),
+        time_spent=time_spent_section(scorecard),
+        configuration=configuration_section(scorecard),
+        footer=footer(scorecard),
+        history=history.started(scorecard),
+        links=links,
+        short_digest=short_digest(scorecard),
+        begins=_BEGINS,
+        ends=_ENDS,
+    )
+
+
+def evidence_part(page: str) -> str:
+    """What of a page depends on its scorecard alone."""
+    return page.partition(_BEGINS)[2].partition(_ENDS)[0]
