@@ -31,6 +31,7 @@ from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import counted, explain_validation
 from enginegate.policy import Policy, read_policy
 from enginegate.policy.operating import Approval
+from enginegate.report import page_of_log
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
 from enginegate.repository.history.audit import answers_to
 from enginegate.repository.store.live_record import LiveRecord
@@ -99,7 +100,7 @@ def decide_scorecard(
     if later:
         out.print(f"The audit log gets it at the promotion: {later}", markup=False)
     if scorecard.mlflow_run and rules is not None:
-        refusal = try_deliver(workspace, rules.target.repository)
+        refusal = try_deliver(workspace, rules.target.repository, page_of_log)
         if refusal:
             out.print(f"MLflow is updated later: {refusal.splitlines()[0]}", markup=False)
     if not _goes_on(decision, scorecard, rules, workspace, out):

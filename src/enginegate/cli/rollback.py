@@ -14,6 +14,7 @@ from enginegate.cli.terminal import plain
 from enginegate.decision import Release
 from enginegate.errors import InputError, PolicyError
 from enginegate.policy import read_policy
+from enginegate.report import page_of_log
 from enginegate.repository import open_target
 from enginegate.repository.recovery import Withdrawal
 from enginegate.tracking import try_deliver
@@ -40,7 +41,8 @@ def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> N
     repository = open_target(rules.live_tables, workspace, channel="command")
     release = repository.rollback(rules.name, to, reason=reason)
     _print_live(release, out)
-    _print_undelivered(try_deliver(workspace, rules.target.repository), out)
+    refusal = try_deliver(workspace, rules.target.repository, page_of_log)
+    _print_undelivered(refusal, out)
 
 
 def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
@@ -64,7 +66,8 @@ def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
     repository = open_target(rules.live_tables, workspace, channel="command")
     release = repository.withdraw(rules.name, Withdrawal(who, reason))
     _print_withdrawn(release, policy, out)
-    _print_undelivered(try_deliver(workspace, rules.target.repository), out)
+    refusal = try_deliver(workspace, rules.target.repository, page_of_log)
+    _print_undelivered(refusal, out)
 
 
 def prefect_answers() -> bool:

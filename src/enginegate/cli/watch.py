@@ -12,6 +12,7 @@ from enginegate.cli.policies import PolicyFile
 from enginegate.cli.terminal import plain
 from enginegate.errors import EnginegateError
 from enginegate.policy import Policy, read_policy
+from enginegate.report import page_of_log
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history import broken_promises as promises
 from enginegate.tracking import try_deliver
@@ -132,6 +133,6 @@ def _acknowledge(policy: Policy, who: str, why: str, release: int | None) -> Non
             checks = WatchLog.at(workspace, manifest).read()
             state = promises.shown_state(events, policy.name, number, checks)
             plain.print(f"Release {number} is shown as: {state.word}.")
-    refusal = try_deliver(workspace, root)
+    refusal = try_deliver(workspace, root, page_of_log)
     if refusal:
         plain.print(f"MLflow is updated later: {refusal.splitlines()[0]}")

@@ -16,6 +16,7 @@ from enginegate.report.decision_page import (
     decision_page,
     evidence_part,
     page_history,
+    page_of_log,
 )
 from enginegate.report.explain import explain
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
@@ -48,6 +49,7 @@ __all__ = [
     "explain",
     "obstacles",
     "page_history",
+    "page_of_log",
     "print_approval",
     "print_measured",
     "print_scorecard",

@@ -1,7 +1,8 @@
 """One scorecard in MLflow: a parent run, a nested run for each candidate, engines as models.
 
 Files lie at the same paths in every candidate's run, which is what makes MLflow's side-by-side view
-work. A candidate's metrics are few; tables beside them have the rest. Everything goes through one client and explicit run ids, so no thread's active run matters.
+work; tables among them have what the few metrics leave out. Everything goes through one client and
+explicit run ids, so no thread's active run matters.
 """
 
 import json
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine
-from enginegate.evidence import Outcome, Scorecard
+from enginegate.evidence import Scorecard
 from enginegate.records import Record
 from enginegate.tracking import shared_view, summary
 from enginegate.tracking.connection import Connection
@@ -28,8 +29,9 @@ from enginegate.tracking.metrics import (
     shared_tags,
     winner_metrics,
 )
+from enginegate.tracking.page_filing import PageMaker, file_page, is_page_filed
 from enginegate.tracking.registry_notes import note_qualified
-from enginegate.tracking.ui_links import DECISION_PAGE, page_place, runs_place
+from enginegate.tracking.ui_links import page_place, runs_place, view_key
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -39,7 +41,7 @@ _NOTE_LENGTH = 7500
 _DATASET_DIGEST_LENGTH = 36
 _NOTE = "mlflow.note.content"
 # An experiment's note that begins otherwise is somebody's own, and stays.
-_OUR_NOTE = "Newest qualification: "
+_OUR_NOTE = "Newest: "
 _TEXTS = frozenset({".json", ".log"})  # what people read beside an engine; not its other forms
 
 
@@ -77,6 +79,7 @@ class ScorecardLogger:
     report: str
     files: Mapping[str, bytes] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
+    make_page: PageMaker | None = None
 
     @property
     def client(self) -> "MlflowClient":
@@ -89,6 +92,7 @@ class ScorecardLogger:
         experiment = self.connection.experiment(experiment_name(self.scorecard.model))
         finished = self._runs(experiment, f"{same} = 'FINISHED' and tags.kind = 'qualification'")
         if finished:
+            self._file_page(finished[0], once=True)
             return finished[0]
         for abandoned in self._runs(experiment, f"{same} = 'RUNNING'"):
             self.client.set_terminated(abandoned, "KILLED")
@@ -101,8 +105,16 @@ class ScorecardLogger:
                 for candidate in reversed(scorecard.ranked)
             }
             self._describe_parent(run, scorecard, models)
+            self._file_page(run)
             self._show(experiment, run, scorecard)
         return run
+
+    def _file_page(self, run: str, *, once: bool = False) -> None:
+        """The decision page as it is before anything happened; later ones come with the log."""
+        if self.make_page is None or (once and is_page_filed(self.connection, run)):
+            return
+        scorecard = self.scorecard.model_copy(update={"mlflow_run": run})
+        file_page(self.connection, scorecard, (), (), self.make_page)
 
     def _runs(self, experiment: str, condition: str) -> list[str]:
         found = self.client.search_runs([experiment], filter_string=condition)
@@ -142,15 +154,13 @@ class ScorecardLogger:
             for name in metrics_of(scorecard, candidate, self._engine(candidate))
         }
         curved = any(latency_curve(benchmark) for benchmark in scorecard.benchmarks)
-        state = shared_view.view_state(
-            run, {*named, CURVE} if curved else named, has_curve=curved
-        )
-        key = f"{shared_view.TAG}{shared_view.view_key(run)}"
+        state = shared_view.view_state(run, {*named, CURVE} if curved else named, has_curve=curved)
+        key = f"{shared_view.TAG}{view_key(run)}"
         self.client.set_experiment_tag(experiment, key, state)
         note = str(self.client.get_experiment(experiment).tags.get(_NOTE, ""))
         if not note or note.startswith(_OUR_NOTE):
-            links = f"[Compare its candidates]({runs_place(experiment, run)})"
-            if DECISION_PAGE in self.files:
+            links = f"[Compare]({runs_place(experiment, run)})"
+            if self.make_page is not None:
                 links += f" · [decision page]({page_place(experiment, run)})"
             said = f"{_OUR_NOTE}{summary.result_sentence(scorecard)} {links}"
             self.client.set_experiment_tag(experiment, _NOTE, said)

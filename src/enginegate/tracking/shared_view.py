@@ -17,22 +17,19 @@ TAG = "mlflow.sharedViewState."
 SECTION = "Decision"
 # Widths in pixels: with MLflow's side panel open at 1440 x 900, all up to the rate is in sight.
 _COLUMNS: Mapping[str, int] = {
-    f"tags.`{summary.OUTCOME}`": 105,
-    f"tags.`{summary.P99}`": 150,
-    f"tags.`{summary.RATE}`": 105,
-    f"tags.`{summary.CHANGE}`": 200,
-    f"tags.`{summary.SIZE}`": 80,
+    f"tags.`{summary.OUTCOME}`": 150,
+    f"tags.`{summary.P99}`": 140,
+    f"tags.`{summary.RATE}`": 90,
+    f"tags.`{summary.CHANGE}`": 175,
+    f"tags.`{summary.SIZE}`": 75,
     "params.`precision`": 80,
-    f"params.`{summary.RUNTIME}`": 110,
+    f"params.`{summary.RUNTIME}`": 150,
 }
 # When a run was made says nothing here, and the page does not let its column go.
-_CREATED = {"runDateAndNestInfo": 36}
+_CREATED = {"runDateAndNestInfo": 62}
+# Four charts in a square, which fit below the page's own controls.
+_GRID = {"columns": 2, "cardHeight": 265}
 _MOST_RUNS = 30
-
-
-def view_key(run: str) -> str:
-    """The key of a qualification's view, by its parent run."""
-    return f"enginegate-{run[:12]}"
 
 
 def view_state(run: str, named: Iterable[str], *, has_curve: bool) -> str:
@@ -83,6 +80,7 @@ def _section(name: str, *, shown: bool) -> dict[str, object]:
         "isReordered": True,
         "deleted": False,
         "isGenerated": not shown,
+        **_GRID,
     }
 
 

@@ -55,13 +55,20 @@ def table_tags(scorecard: Scorecard, candidate: Candidate, engine: Engine | None
     loss = verdict.task_loss if verdict else None
     size = engine.file.size_bytes if engine else benchmark.engine_bytes if benchmark else None
     texts = {
-        OUTCOME: standing(scorecard, candidate),
+        OUTCOME: _outcome_text(scorecard, candidate),
         P99: _percentile_text(benchmark.p99_at_slo if benchmark else None),
         RATE: _rate_text(benchmark),
         CHANGE: _change_text(loss),
         SIZE: "" if size is None else _size_text(size),
     }
     return {name: text for name, text in texts.items() if text}
+
+
+def _outcome_text(scorecard: Scorecard, candidate: Candidate) -> str:
+    """The standing, and the first gate that decided against it."""
+    blocking = blocking_findings(scorecard, candidate)
+    why = f": {blocking[0].gate}" if blocking else ""
+    return f"{standing(scorecard, candidate)}{why}"
 
 
 def runtime_of(candidate: Candidate) -> str:
@@ -132,7 +139,7 @@ def engine_note(scorecard: Scorecard, candidate: Candidate) -> str:
     reasons = [f"{f.gate} on {f.scope}: {_one_line(f.reason)}" for f in blocking]
     why = "\n".join(f"- {reason}" for reason in reasons) or f"- {_unmeasured(scorecard, candidate)}"
     gates = ", ".join(dict.fromkeys(f.gate for f in blocking)) or "not benchmarked"
-    return f"{outcome.word.upper()}: {gates}. Not approved to serve.\n\n{why}"
+    return f"{outcome.word.upper()}: {gates}. Do not register or serve it.\n\n{why}"
 
 
 def candidate_note(scorecard: Scorecard, candidate: Candidate) -> str:
@@ -149,17 +156,16 @@ def candidate_note(scorecard: Scorecard, candidate: Candidate) -> str:
 
 def result_sentence(scorecard: Scorecard) -> str:
     """The newest qualification in one sentence, for the experiment's note."""
-    judged = counted(len(scorecard.verdicts), "candidate")
     subject = f"{scorecard.model} {version_of(scorecard)}"
     if scorecard.winner is None:
+        judged = counted(len(scorecard.verdicts), "candidate")
         word = best_outcome(scorecard).word
-        return f"{subject}: {word}; none of {judged} passed every gate."
+        return f"{subject}: {word}; 0 of {judged} passed every gate."
     benchmark = scorecard.benchmark(scorecard.winner)
-    tied = f", tied with {', '.join(map(str, scorecard.tied))}" if scorecard.tied else ""
-    return (
-        f"{subject}: {scorecard.winner} wins of {judged}{tied}: {_rate_text(benchmark)} at a p99 of "
-        f"{_percentile_text(_p99(benchmark))} ms."
-    )
+    tied = f" (tied with {', '.join(map(str, scorecard.tied))})" if scorecard.tied else ""
+    p99 = _p99(benchmark)
+    served = f"{_rate_text(benchmark)} at p99 {p99.value_ms:.2f} ms" if p99 else "not measured"
+    return f"{subject}: {scorecard.winner} wins{tied}, {served}."
 
 
 def _p99(benchmark: Benchmark | None) -> Percentile | None:

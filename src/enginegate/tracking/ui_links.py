@@ -11,7 +11,6 @@ from urllib.parse import quote
 
 from enginegate.redact import link_base
 from enginegate.tracking.connection import Connection
-from enginegate.tracking.shared_view import view_key
 
 DECISION_PAGE = "decision.html"
 START_COMMAND = "enginegate ui"
@@ -67,6 +66,11 @@ def decision_page_link(connection: Connection, experiment: str, parent: str) -> 
     browsers open no ``file://`` link from Prefect's pages or MLflow's.
     """
     return f"{ui_base(connection)}/{page_place(experiment, parent)}"
+
+
+def view_key(run: str) -> str:
+    """The key of a qualification's shared view, by its parent run."""
+    return f"enginegate-{run[:12]}"
 
 
 def runs_place(experiment: str, parent: str) -> str:

@@ -9,7 +9,12 @@ from enginegate.report.decision_page.history import (
     TimelineEntry,
     page_history,
 )
-from enginegate.report.decision_page.page import PageLink, decision_page, evidence_part
+from enginegate.report.decision_page.page import (
+    PageLink,
+    decision_page,
+    evidence_part,
+    page_of_log,
+)
 
 __all__ = [
     "PageHistory",
@@ -18,4 +23,5 @@ __all__ = [
     "decision_page",
     "evidence_part",
     "page_history",
+    "page_of_log",
 ]
