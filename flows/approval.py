@@ -34,6 +34,8 @@ from enginegate.repository.history.audit import Answers, answers_to
 from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace, now
 
+_FORM = "Prefect form"
+
 
 class ApprovalForm(RunInput):
     """The form. Only the answer has a default, and it is no: silence never approves."""
@@ -98,7 +100,7 @@ def _collect(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None
     for number in count():
         _record(scorecard, policy, workspace)
         given = _answers(scorecard, policy, workspace)
-        if any(decision.origin == _origin(number) for decision in given.decisions):
+        if any(_answers_question(decision, number) for decision in given.decisions):
             continue
         standing = approval_status(
             given.decisions, scorecard, policy.approval, now=now(), record=given.record
@@ -215,7 +217,13 @@ def _key(scorecard: Scorecard, number: int) -> str:
 
 def _origin(number: int) -> str:
     """Prefect has no users, so the form knows a name and nothing about who typed it."""
-    return f"Prefect form {number} of run {flow_run.name} ({flow_run.id}, {flow_run.run_count})"
+    return f"{_FORM} {number} of run {flow_run.name} ({flow_run.id}, {flow_run.run_count})"
+
+
+def _answers_question(decision: Decision, number: int) -> bool:
+    """Whether a decision came from this run's form; its name may be another by now."""
+    run = f" ({flow_run.id}, {flow_run.run_count})"
+    return decision.origin.startswith(f"{_FORM} {number} of run ") and decision.origin.endswith(run)
 
 
 def _answered_questions() -> set[str]:

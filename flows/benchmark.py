@@ -8,6 +8,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from enginegate.candidate import Candidate
 from enginegate.policy import Policy
 from enginegate.workspace import Workspace
+from flows.run_names import benchmark_name
 from tasks.benchmark import benchmark_engine
 from tasks.benchmark_report import BenchmarkReport, report_benchmarks
 from tasks.build import build, export, resolve_version
@@ -17,6 +18,7 @@ _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 
 @flow(
     name="benchmark",
+    flow_run_name=benchmark_name,
     task_runner=_BUILDERS,
     persist_result=False,
     validate_parameters=False,

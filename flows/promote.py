@@ -14,6 +14,14 @@ from enginegate.repository import ReleaseSigning
 from enginegate.tracking import check_authentic, scorecard_of
 from enginegate.workspace import Workspace, now
 from flows.approval import decisions_on
+from flows.run_names import promotion_name, promotion_title
+from flows.states import (
+    ALREADY_LIVE,
+    PROMISE_RENEWED,
+    completed_as,
+    end_of_refusal,
+    failed_as,
+)
 from tasks.expired_approvals import note_expired_approvals
 from tasks.release import (
     PUBLISHED,
@@ -26,9 +34,15 @@ from tasks.release import (
     renew_promise,
 )
 from tasks.release_events import announce_releases
+from tasks.run_page import rename_run
 
 
-@flow(name="promote", persist_result=False, validate_parameters=False)
+@flow(
+    name="promote",
+    flow_run_name=promotion_name,
+    persist_result=False,
+    validate_parameters=False,
+)
 def promote(policy: Path, scorecard: str) -> Release:
     """Publish the winner of a scorecard that a person approved.
 
@@ -51,17 +65,18 @@ def promote(policy: Path, scorecard: str) -> Release:
     note_expired_approvals(tables, workspace)
     announce_releases(tables.target.repository, workspace)
     publication = _publication(opened, scorecard_of(workspace, scorecard), workspace)
+    rename_run(promotion_title(publication.evidence))
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))
     if live is not None and not publication.gives_promise(live):
         move_champion(tables, workspace)
-        return live
+        return completed_as(ALREADY_LIVE, live, f"release {live.version} serves these very bytes")
     try:
         signing = ReleaseSigning.of(tables.signing, workspace)
         check_authentic(publication.evidence, workspace, signing)
     except (ApprovalError, TamperedError) as error:
         refuse(publication, str(error))
-        raise
+        return failed_as(end_of_refusal(error), error, Release)
     try:
         answers = decisions_on(publication.evidence, opened, workspace)
         approvals = check_decision(
@@ -73,15 +88,17 @@ def promote(policy: Path, scorecard: str) -> Release:
         )
     except ApprovalError as error:
         refuse(publication, str(error))
-        raise
+        return failed_as(end_of_refusal(error), error, Release)
     approved = publication.approved_by(approvals)
     # Only now it is known which candidate people approved, and they may have taken hours.
     live = already_live(approved)
     if live is None:
         return _publish(approved)
-    renew_promise(approved, live)
+    renewed = renew_promise(approved, live)
     move_champion(tables, workspace)
-    return live
+    return completed_as(
+        PROMISE_RENEWED, live, f"release {live.version} is now held to {renewed.promise}"
+    )
 
 
 def _publication(policy: Policy, evidence: Scorecard, workspace: Workspace) -> Publication:

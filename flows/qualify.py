@@ -12,12 +12,15 @@ from enginegate.content_store import ContentFolder
 from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.workspace import Workspace
+from flows.run_names import qualification_name, qualification_title
+from flows.states import completed_as, end_of_qualification
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
 from tasks.engine_speed import measure_alone, measure_eager
 from tasks.record import Qualification, digests_of, file_scorecard, make_scorecard
 from tasks.release import recover_interrupted
 from tasks.repair import repair
+from tasks.run_page import rename_run
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate
 from validation.outputs import outputs_to_compare
@@ -27,6 +30,7 @@ _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)
 
 @flow(
     name="qualify",
+    flow_run_name=qualification_name,
     task_runner=_BUILDERS,
     persist_result=False,
     validate_parameters=False,
@@ -49,7 +53,11 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     workspace = Workspace.of(opened)
     recover_interrupted(opened.live_tables, workspace)
     check(opened, origin, workspace)
-    return _qualified(opened.with_model(resolve_version(opened.model, workspace)), workspace)
+    resolved = opened.with_model(resolve_version(opened.model, workspace))
+    rename_run(qualification_title(resolved.name, resolved.model.uri))
+    card = _qualified(resolved, workspace)
+    name, message = end_of_qualification(card)
+    return completed_as(name, card, message)
 
 
 def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:

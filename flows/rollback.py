@@ -7,11 +7,17 @@ from prefect import flow
 from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
+from flows.run_names import rollback_name
 from tasks.release import roll_back_to, update_mlflow
 from tasks.release_events import announce_releases
 
 
-@flow(name="rollback", persist_result=False, validate_parameters=False)
+@flow(
+    name="rollback",
+    flow_run_name=rollback_name,
+    persist_result=False,
+    validate_parameters=False,
+)
 def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     """Make an earlier release live again, proved like a promotion.
 

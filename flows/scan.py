@@ -8,17 +8,24 @@ from enginegate.errors import EnginegateError
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
 from flows.qualify import qualify
+from flows.run_names import scan_name
 from tasks.release import recover_interrupted
 from tasks.scan import Start, new_versions, start_elsewhere
 
 
-@flow(name="scan", persist_result=False, validate_parameters=False)
+@flow(
+    name="scan",
+    flow_run_name=scan_name,
+    persist_result=False,
+    validate_parameters=False,
+)
 def scan(policy: Path, deployment: str | None = None) -> tuple[str, ...]:
     """Start `qualify` for each version that carries the policy's alias or tag and is new.
 
     Args:
         policy: the model family's policy file.
-        deployment: who qualifies, e.g. ``qualify/digits``, without waiting; none: this process.
+        deployment: who qualifies, e.g. ``qualify/qualify-digits``, without waiting; none: this
+            process.
 
     Returns:
         The versions that were started.

@@ -23,6 +23,8 @@ from enginegate.repository import Layout
 from enginegate.repository.history.broken_promises import BrokenPromise, broken_words
 from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
+from flows.run_names import watch_name
+from flows.states import completed_as, end_of_failed_watch, end_of_watch, failed_as
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
 from tasks.release import recover_interrupted, update_mlflow
@@ -48,7 +50,12 @@ from validation.outputs import outputs_to_compare
 RUN_S = 540.0
 
 
-@flow(name="watch", persist_result=False, validate_parameters=False)
+@flow(
+    name="watch",
+    flow_run_name=watch_name,
+    persist_result=False,
+    validate_parameters=False,
+)
 def watch(policy: Path, run_s: float = RUN_S) -> WatchResult:
     """Watch what is live, delete recorded traffic that is too old, verify the live repository.
 
@@ -64,12 +71,14 @@ def watch(policy: Path, run_s: float = RUN_S) -> WatchResult:
     """
     opened = read_policy(Path(policy))
     try:
-        return _watch(opened, policy, run_s)
-    except PromiseBrokenError:
-        raise  # the check that failed has alerted already, if the policy says so
+        watched = _watch(opened, policy, run_s)
     except EnginegateError as error:
-        alert(opened.name, str(error))
-        raise
+        # The check that broke a promise has alerted already, if the policy says so.
+        if not isinstance(error, PromiseBrokenError):
+            alert(opened.name, str(error))
+        return failed_as(end_of_failed_watch(error), error, WatchResult)
+    name, message = end_of_watch(watched)
+    return completed_as(name, watched, message)
 
 
 def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:

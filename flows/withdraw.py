@@ -7,11 +7,17 @@ from prefect import flow
 from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
+from flows.run_names import withdrawal_name
 from tasks.release import update_mlflow, withdraw_first
 from tasks.release_events import announce_releases
 
 
-@flow(name="withdraw", persist_result=False, validate_parameters=False)
+@flow(
+    name="withdraw",
+    flow_run_name=withdrawal_name,
+    persist_result=False,
+    validate_parameters=False,
+)
 def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     """Unload the live release that nothing was before; nothing is live afterwards.
 

@@ -46,6 +46,7 @@ from enginegate.triton.backends import backend_for
 from enginegate.triton.endpoint import live_client
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace, remembered
+from tasks.run_page import ProgressBar, artifact_key, of_candidate
 from validation.choice import not_benchmarked
 
 _log = logging.getLogger("enginegate.benchmark")
@@ -58,7 +59,7 @@ _WORDS = {
 }
 
 
-@task(task_run_name="benchmark", cache_policy=NO_CACHE)
+@task(task_run_name=of_candidate("benchmark"), cache_policy=NO_CACHE)
 def benchmark_engine(
     attempt: ContentFolder[Engine] | Unbuilt,
     tables: BenchmarkTables,
@@ -82,22 +83,35 @@ def benchmark_engine(
     """
     if isinstance(attempt, Unbuilt) or runnable_here(attempt.value) is not None:
         return None
+    progress = ProgressBar(
+        artifact_key(
+            "benchmark", live_tables.model, attempt.value.candidate.name.replace("_", "-")
+        ),
+        f"**{attempt.value.candidate}** of {live_tables.model}",
+    )
     session = _session(tables, traffic, attempt.value, workspace)
     live = _live(tables, live_tables, attempt.value)
     try:
         backend = _backend(session, attempt.value, live_tables.target)
         served = serving(attempt.value, attempt.folder, backend=backend)
     except EnginegateError as error:
-        return _errored(attempt.value, session, str(error))
+        return _finished(_errored(attempt.value, session, str(error)), progress)
     key = _key(session, attempt.value, live, backend, served.settings)
     model = ServedModel.of(live_tables.model, attempt.value, served)
     found = remembered(
         workspace.results / "benchmarks" / f"{key}.json",
         Benchmark,
-        lambda: _measure(replace(session, alone=alone), attempt, model, live, workspace),
+        lambda: _measure(
+            replace(session, alone=alone), attempt, model, live, workspace, progress=progress
+        ),
         worth_keeping=lambda made: made.outcome in {Outcome.PASSED, Outcome.FAILED},
     )
     _log.info("%s: %s", found.candidate, _described(found))
+    return _finished(found, progress)
+
+
+def _finished(found: Benchmark, progress: ProgressBar) -> Benchmark:
+    progress.finish(_described(found))
     return found
 
 
@@ -156,8 +170,16 @@ def _measure(
     model: ServedModel,
     live: LiveTarget | None,
     workspace: Workspace,
+    *,
+    progress: ProgressBar,
 ) -> Benchmark:
     engine = built.value
+
+    def show(at: SearchProgress) -> None:
+        words = progress_words(at)
+        _log.info("%s: %s", engine.candidate, words)
+        progress.update(_share_done(at), words)
+
     try:
         target = BenchmarkTarget.of(model, engine, session.tables.serving.uncached)
         with measuring_lock(workspace.root):
@@ -166,7 +188,7 @@ def _measure(
                 target,
                 live=live,
                 roofline=lambda found: _roofline(session, built, found, workspace),
-                progress=lambda at: _log.info("%s: %s", engine.candidate, progress_words(at)),
+                progress=show,
             )
         return made.model_copy(update={"backend": model.backend})
     except EnginegateError as error:
@@ -254,6 +276,13 @@ def _live(tables: BenchmarkTables, live_tables: LiveTables, engine: Engine) -> L
     digests = {name: digest.sha256 for name, digest in release.engine.files.items()}
     target = BenchmarkTarget(model, digests, release.engine.options.uncached)
     return LiveTarget(target, release.engine.serving, release.version)
+
+
+def _share_done(at: SearchProgress) -> float:
+    """Of the search: by the measurements that are left where that is known, else by its time."""
+    if at.left:
+        return at.done / (at.done + at.left)
+    return at.spent_s / at.budget_s if at.budget_s else 0.0
 
 
 def progress_words(at: SearchProgress) -> str:

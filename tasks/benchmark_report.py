@@ -34,7 +34,7 @@ class BenchmarkReport:
     unmeasured: dict[Candidate, str]
 
 
-@task(task_run_name="served", cache_policy=NO_CACHE)
+@task(task_run_name="report-benchmarks", cache_policy=NO_CACHE)
 def report_benchmarks(
     attempts: Sequence[ContentFolder[Engine] | Unbuilt],
     benchmarks: Sequence[Benchmark | None],

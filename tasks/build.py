@@ -20,6 +20,7 @@ from enginegate.sources import onnx_from_source
 from enginegate.tracking import Tracker
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace
+from tasks.run_page import of_version
 
 _log = logging.getLogger("enginegate.build")
 
@@ -44,7 +45,7 @@ def check(policy: Policy, origin: Path, workspace: Workspace) -> None:
         _log.warning("will be inconclusive: %s", note)
 
 
-@task(task_run_name="resolve", cache_policy=NO_CACHE)
+@task(task_run_name=of_version("resolve"), cache_policy=NO_CACHE)
 def resolve_version(model: ModelSource, workspace: Workspace) -> str:
     """The URI of the version that an alias means now, so that everything names one version.
 
@@ -55,7 +56,7 @@ def resolve_version(model: ModelSource, workspace: Workspace) -> str:
     return Tracker(workspace.tracking_uri, workspace.artifacts).resolve(model.uri)
 
 
-@task(task_run_name="export", cache_policy=NO_CACHE)
+@task(task_run_name=of_version("export"), cache_policy=NO_CACHE)
 def export(model: ModelSource, evaluation: Path, workspace: Workspace) -> ContentFolder[OnnxModel]:
     """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
     _log.info("%s: to ONNX", model.uri)

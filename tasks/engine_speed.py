@@ -19,11 +19,12 @@ from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import TrafficTables
 from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
+from tasks.run_page import of_candidate
 
 _log = logging.getLogger("enginegate.engine_speed")
 
 
-@task(task_run_name="engine-alone", cache_policy=NO_CACHE)
+@task(task_run_name=of_candidate("engine-alone"), cache_policy=NO_CACHE)
 def measure_alone(
     attempt: ContentFolder[Engine] | Unbuilt,
     benchmarked: Benchmarked,

@@ -54,7 +54,7 @@ _ASKED_ROWS = 200
 _RECORD_EVERY = timedelta(hours=1)
 
 
-@task(task_run_name="compare-live", cache_policy=NO_CACHE)
+@task(task_run_name="compare-live-{release.version}", cache_policy=NO_CACHE)
 def compare_live(
     release: Release,
     tables: LiveTables,

@@ -16,8 +16,18 @@ from enginegate.benchmark.config_comments import measured_config
 from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
+from enginegate.decision import Release, replaced_release
 from enginegate.engine_kinds import engine_kinds
-from enginegate.evidence import Benchmark, DataDigests, EagerSpeed, EngineSpeed, Scorecard, Verdict
+from enginegate.errors import InputError
+from enginegate.evidence import (
+    Benchmark,
+    DataDigests,
+    EagerSpeed,
+    EngineSpeed,
+    ReplacedRelease,
+    Scorecard,
+    Verdict,
+)
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.policy.operating import Signing
@@ -82,7 +92,7 @@ def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
     )
 
 
-@task(task_run_name="scorecard", cache_policy=NO_CACHE)
+@task(task_run_name="scorecard-{found.model}", cache_policy=NO_CACHE)
 def make_scorecard(
     found: Qualification, slo: Slo, search: Search, repository: Path, workspace: Workspace
 ) -> Scorecard:
@@ -97,7 +107,8 @@ def make_scorecard(
     """
     layout = Layout(repository, found.model)
     current = layout.current()
-    live = layout.release(current.version).engine.engine_sha256 if current else None
+    release = layout.release(current.version) if current else None
+    live = release.engine.engine_sha256 if release else None
     judged = with_speed(found.benchmarks, slo, search, live=live)
     measured = tuple(each for each in judged if each is not None)
     choice = choose(found.verdicts, measured, search)
@@ -111,7 +122,8 @@ def make_scorecard(
         environment=_environment(),
         verdicts=tuple(found.verdicts),
         benchmarks=measured,
-        replaces=current.version if current else None,
+        replaces=release.version if release else None,
+        replaced=_replaced(release, workspace) if release else None,
         winner=choice.winner,
         reason=choice.reason,
         tied=choice.tied,
@@ -124,7 +136,7 @@ def make_scorecard(
     return first_made(card, workspace)
 
 
-@task(task_run_name="record", cache_policy=NO_CACHE)
+@task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
 def file_scorecard(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:
@@ -153,6 +165,15 @@ def file_scorecard(
         _log.info("the scorecard is not signed: %s", unsigned)
     _log.info("scorecard %s: %s", filed.digest[:12], path)
     return filed
+
+
+def _replaced(release: Release, workspace: Workspace) -> ReplacedRelease:
+    """The live release in numbers, with its evidence where this workspace has it."""
+    try:
+        return replaced_release(release, workspace.scorecard(release.scorecard_sha256))
+    except InputError as error:
+        _log.info("of release %s only the manifest is known: %s", release.version, error)
+        return replaced_release(release, None)
 
 
 def first_made(card: Scorecard, workspace: Workspace) -> Scorecard:
@@ -192,8 +213,8 @@ def _artifacts(
     return CandidateArtifacts(
         built=(built.value, built.folder),
         config_pbtxt=config,
+        # Verdicts that an earlier version remembered have pages beside the results.
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
-        pages={name: text for name, text in results.items() if name.endswith(".html")},
     )
 
 

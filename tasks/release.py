@@ -163,7 +163,10 @@ def recover_interrupted(tables: LiveTables, workspace: Workspace) -> tuple[str, 
     return said
 
 
-@task(task_run_name="already-live", cache_policy=NO_CACHE)
+@task(
+    task_run_name="already-live-{publication.evidence.model}-{publication.candidate}",
+    cache_policy=NO_CACHE,
+)
 def already_live(publication: Publication) -> Release | None:
     """The live release, if it serves the very bytes that this scorecard would publish.
 
@@ -199,7 +202,7 @@ def _check_prepared(publication: Publication, live: int | None) -> None:
         )
 
 
-@task(task_run_name="renew-promise", cache_policy=NO_CACHE)
+@task(task_run_name="renew-promise-{live.model}-{live.version}", cache_policy=NO_CACHE)
 def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
     """Hold the live release, which serves the very bytes that were approved, to a new promise.
 
@@ -236,7 +239,10 @@ def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
     return renewed
 
 
-@task(task_run_name="publish", cache_policy=NO_CACHE)
+@task(
+    task_run_name="publish-{publication.evidence.model}-{publication.candidate}",
+    cache_policy=NO_CACHE,
+)
 def publish(publication: Publication) -> Release:
     """Publish the approved engine; rolled back by itself if it does not prove itself."""
     package = _package(publication)
@@ -283,7 +289,7 @@ def refuse(publication: Publication, why: str) -> None:
     record_act(publication.tables.target.repository, deed)
 
 
-@task(task_run_name="move-champion", cache_policy=NO_CACHE)
+@task(task_run_name="move-champion-{tables.model}", cache_policy=NO_CACHE)
 def move_champion(tables: LiveTables, workspace: Workspace) -> None:
     """Let the registry's alias ``champion`` stand for the version that is live, by the audit log.
 
@@ -300,7 +306,7 @@ def move_champion(tables: LiveTables, workspace: Workspace) -> None:
     )
 
 
-@task(task_run_name="roll-back", cache_policy=NO_CACHE)
+@task(task_run_name="roll-back-{tables.model}", cache_policy=NO_CACHE)
 def roll_back_to(
     tables: LiveTables, workspace: Workspace, to: int | None, reason: str = ""
 ) -> Release:
@@ -324,7 +330,7 @@ def update_mlflow(repository: Path, workspace: Workspace) -> None:
         )
 
 
-@task(task_run_name="withdraw-first", cache_policy=NO_CACHE)
+@task(task_run_name="withdraw-{tables.model}", cache_policy=NO_CACHE)
 def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str) -> Release:
     """Leave nothing live where nothing was before the live release; what was live."""
     repository = open_target(tables, workspace, channel="Prefect")

@@ -26,6 +26,7 @@ from enginegate.precision import (
 )
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.workspace import Workspace, remembered
+from tasks.run_page import of_candidate
 
 _log = logging.getLogger("enginegate.repair")
 _NOT_ACCURACY = frozenset({"build", "runnable", "precision_proof"})
@@ -55,7 +56,7 @@ class Repaired:
         return (self.original, *([self.attempt.value.candidate] if self.attempt else []))
 
 
-@task(task_run_name="repair", cache_policy=NO_CACHE)
+@task(task_run_name=of_candidate("repair"), cache_policy=NO_CACHE)
 def repair(
     attempt: ContentFolder[Engine] | Unbuilt,
     verdict: Verdict,

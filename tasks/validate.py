@@ -32,6 +32,7 @@ from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import judge_range, open_emulated
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace, remembered
+from tasks.run_page import of_candidate
 from validation.agreement import OutputComparison, compare
 from validation.chunks import (
     Chunk,
@@ -97,10 +98,7 @@ class ReferenceOutputs:
 
 
 class Judgement(Record):
-    """A verdict with the Great Expectations results it came from, by scope.
-
-    Each is there twice: as JSON, and under the scope's name with ``.html`` as a page.
-    """
+    """A verdict with the Great Expectations results it came from, as JSON by scope."""
 
     verdict: Verdict
     results: dict[str, str] = Field(default_factory=dict)
@@ -130,7 +128,7 @@ def observe(
     )
 
 
-@task(task_run_name="validate", cache_policy=NO_CACHE)
+@task(task_run_name=of_candidate("validate"), cache_policy=NO_CACHE)
 def validate(
     attempt: ContentFolder[Engine] | Unbuilt,
     reference: ReferenceOutputs,
@@ -211,8 +209,7 @@ def _judge(
         shutil.rmtree(folder, ignore_errors=True)
     return Judgement(
         verdict=verdict_on(built.value, judged, *noise, *reference.notes),
-        results={part.scope: part.result_json for part in judged}
-        | {f"{part.scope}.html": part.page_html for part in judged},
+        results={part.scope: part.result_json for part in judged},
     )
 
 

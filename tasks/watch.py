@@ -93,7 +93,7 @@ def follow_storage(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     return (f"{live} live here, as in {storage.store.url}.",)
 
 
-@task(task_run_name="verify-live", cache_policy=NO_CACHE)
+@task(task_run_name="verify-live-{tables.model}", cache_policy=NO_CACHE)
 def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Problems of the live repository and its server; nothing is changed."""
     repository = open_target(tables, workspace, channel=_CHANNEL)
@@ -134,7 +134,7 @@ def check_upgrades(tables: LiveTables, policy: Path) -> tuple[UpgradeFinding, ..
     return tuple(found)
 
 
-@task(task_run_name="live-release", cache_policy=NO_CACHE)
+@task(task_run_name="live-release-{tables.model}", cache_policy=NO_CACHE)
 def release_to_watch(tables: LiveTables) -> Release | None:
     """The release that is live now; None before the first promotion.
 
@@ -249,7 +249,7 @@ def roll_back_failed(
         return None
 
 
-@task(task_run_name="record-broken-promise", cache_policy=NO_CACHE)
+@task(task_run_name="record-broken-promise-{check.version}", cache_policy=NO_CACHE)
 def record_broken_promise(repository: Path, check: WatchCheck) -> None:
     """Write a failed check into the audit log, where it stays until a person acknowledges it.
 
@@ -263,7 +263,9 @@ def record_broken_promise(repository: Path, check: WatchCheck) -> None:
         _log.error("the audit log does not have check %d yet: %s", check.number, error)
 
 
-@task(task_run_name="record-check", cache_policy=NO_CACHE)
+@task(
+    task_run_name="record-check-{check.number}-of-release-{release.version}", cache_policy=NO_CACHE
+)
 def record_check(
     tables: LiveTables, release: Release, check: WatchCheck, workspace: Workspace
 ) -> WatchCheck:
@@ -281,7 +283,7 @@ def record_check(
     return check
 
 
-@task(task_run_name="unacknowledged", cache_policy=NO_CACHE)
+@task(task_run_name="unacknowledged-{tables.model}", cache_policy=NO_CACHE)
 def unacknowledged(tables: LiveTables, workspace: Workspace) -> tuple[BrokenPromise, ...]:
     """Broken promises of the live release that nobody has acknowledged; others' are logged.
 

@@ -10,11 +10,9 @@ Importing Great Expectations takes seconds, so it happens at the first judgement
 """
 
 import functools
-import html
 import logging
 import math
 import os
-import re
 import threading
 import warnings
 from collections.abc import Mapping, Sequence
@@ -74,7 +72,6 @@ class Judged(Record):
     scope: str
     findings: tuple[Finding, ...]
     result_json: str = Field(description="Great Expectations' result, kept as evidence")
-    page_html: str = Field(default="", description="the same as a page of Data Docs")
 
 
 def judge_comparison(
@@ -97,7 +94,6 @@ def judge_comparison(
         scope=whole.scope,
         findings=(*findings, *own, *notes_on(whole, gates, asked)),
         result_json=evidence_of(result),
-        page_html=_page(ran, findings),
     )
 
 
@@ -126,26 +122,6 @@ def _run(checks: Sequence[GateCheck], frame: "pd.DataFrame", *, name: str) -> An
     )
     run = context.checkpoints.add(checkpoint).run(batch_parameters={"dataframe": frame})
     return next(iter(run.run_results.values()))
-
-
-def _page(ran: Any, findings: Sequence[Finding]) -> str:
-    """A result as Great Expectations' own page, telling of each expectation what its finding says.
-
-    Its renderer does not escape text, and fails at NumPy's numbers; plain text avoids both.
-    """
-    from great_expectations.render.renderer.page_renderer import (  # noqa: PLC0415
-        ValidationResultsPageRenderer,
-    )
-    from great_expectations.render.view.view import DefaultJinjaPageView  # noqa: PLC0415
-
-    told = {(finding.gate, finding.scope): finding for finding in findings}
-    for entry in ran.results:
-        config = entry.expectation_config
-        finding = told[config.meta["gate"], config.meta["scope"]]
-        config.description = html.escape(str(config.description))
-        entry.result["observed_value"] = html.escape(f"{finding.outcome.word}: {finding.reason}")
-    view: Any = DefaultJinjaPageView()
-    return self_contained(str(view.render(ValidationResultsPageRenderer().render(ran))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,26 +255,6 @@ def _expectation_name(check: GateCheck) -> str:
 
 # Named by chance, or holding paths of this machine.
 _VOLATILE = frozenset({"id", "batch_id", "exception_traceback"})
-
-
-_STYLE = """<style>body{font:14px/1.4 sans-serif;margin:2em;max-width:70em}
-table{border-collapse:collapse;width:100%}td,th{border:1px solid #ccc;padding:.3em .5em;
-text-align:left;vertical-align:top}</style>"""
-# What only works with a network, sells something, or differs from run to run.
-_DROPPED = re.compile(
-    r"<script\b.*?</script>|<style\b.*?</style>|<link\b[^>]*>|<img\b[^>]*>|<footer\b.*?</footer>"
-    r"|<a\b[^>]*newsletter.*?</a>|<!--.*?-->",
-    re.DOTALL,
-)
-_CHANGING = re.compile(
-    r"\b\d{4}-?\d\d-?\d\dT\d\d:?\d\d:?\d\d(\.\d+)?Z?\b|\b[0-9a-f]{8}(-?[0-9a-f]{4}){3}-?[0-9a-f]{12}\b"
-)
-
-
-def self_contained(page: str) -> str:
-    """A page of Data Docs that needs nothing from elsewhere, and is the same for the same data."""
-    kept = _CHANGING.sub("", _DROPPED.sub("", page))
-    return re.sub(r"\n\s*\n+", "\n", kept.replace("</head>", f"{_STYLE}</head>", 1))
 
 
 def findings_from(

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
-from waiting import WAIT_S, until
+from docs.screenshots.waiting import WAIT_S, until
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 POLICY = "policies/digits.toml"
@@ -161,7 +161,7 @@ def qualify(stand: Stand) -> str:
 
 def promotion(stand: Stand, digest: str) -> str:
     """Start it; the run's id once it waits for a person."""
-    promote = stand.ask("/deployments/name/promote/digits")
+    promote = stand.ask("/deployments/name/promote/promote-digits")
     asked = {"parameters": {"policy": POLICY, "scorecard": digest[:12]}, "name": "promote-digits"}
     run = str(stand.ask(f"/deployments/{promote['id']}/create_flow_run", asked)["id"])
     reach(stand, run, "Suspended")

@@ -1,15 +1,15 @@
 # ruff: noqa: INP001, T201, S310
-"""Take the pictures of docs/approving.md: a promotion, approved in a real browser.
+"""Take the pictures of docs/images: decision pages, and a promotion approved in a real browser.
 
-Starts everything itself in a temporary folder and stops it at the end: a copy of this checkout, an
-MLflow and a Prefect server, a worker, Triton. Qualifies the digits example, starts its promotion,
-fills in the form, and fails unless the release is live afterwards. Takes three or four minutes.
+The decision pages are of the example decisions that tests have too. For the promotion everything
+is started in a temporary folder and stopped at the end: a copy of this checkout, an MLflow and a
+Prefect server, a worker, Triton. Qualifies the digits example, starts its promotion, fills in the
+form, and fails unless the release is live afterwards. Takes three or four minutes.
 
-Needs Chromium with its driver (Debian: ``apt-get install chromium chromium-driver``), and Selenium
-and Pillow in an environment of their own:
+Needs Chromium with its driver (Debian: ``apt-get install chromium chromium-driver``):
 
-    python3 -m venv /tmp/pictures && /tmp/pictures/bin/pip install selenium pillow
-    /tmp/pictures/bin/python docs/screenshots/take.py
+    make screenshots
+    make screenshots ARGS=--pages    # only the decision pages, in seconds
 """
 
 import argparse
@@ -18,11 +18,23 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from camera import Camera, camera
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
-from stand import CHECKOUT, POLICY, Stand, artifact, new_stand, promotion, qualify, reach, started
-from waiting import WAIT_S
+
+from docs.screenshots.camera import Camera, camera
+from docs.screenshots.pages import take_pages
+from docs.screenshots.stand import (
+    CHECKOUT,
+    POLICY,
+    Stand,
+    artifact,
+    new_stand,
+    promotion,
+    qualify,
+    reach,
+    started,
+)
+from docs.screenshots.waiting import WAIT_S
 
 _IMAGES = CHECKOUT / "docs" / "images"
 _CHARTS = "perf/p"
@@ -31,13 +43,18 @@ _CHARTS = "perf/p"
 def main() -> None:
     """Set everything up, take the pictures, check what is live."""
     options = _options()
+    options.images.mkdir(exist_ok=True)
+    with camera(options.images) as shown:
+        take_pages(shown)
+    if options.pages:
+        return
     with tempfile.TemporaryDirectory(prefix="enginegate-") as folder:
         stand = new_stand(Path(folder), options.commands, options.home)
         print(f"setting up in {folder}")
         with started(stand):
             print("training, qualifying: about two minutes")
             run = promotion(stand, qualify(stand))
-            with camera(_IMAGES) as shown:
+            with camera(options.images) as shown:
                 _approve(stand, shown, run)
                 _compare(stand, shown, run)
             _check_live(stand)
@@ -56,6 +73,8 @@ def _options() -> argparse.Namespace:
         default=CHECKOUT / ".venv" / "bin",
         help="the folder of enginegate, prefect and mlflow",
     )
+    parser.add_argument("--pages", action="store_true", help="only of decision pages")
+    parser.add_argument("--images", type=Path, default=_IMAGES, help="where pictures go")
     return parser.parse_args()
 
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from enginegate.candidate import Candidate
 from enginegate.decision import CLOCK_TOLERANCE, Decision, OnRecord, Release
-from enginegate.errors import ApprovalError
+from enginegate.errors import ApprovalError, RejectedError
 from enginegate.evidence import Finding, Outcome, Scorecard
 from enginegate.policy.operating import Approval, person
 
@@ -88,6 +88,7 @@ def check_decision(
     Raises:
         ApprovalError: nothing on the scorecard can be approved, or there are not enough valid
             approvals of it; the message says of each why it does not count.
+        RejectedError: a person said no.
     """
     check_approvable(scorecard, rules)
     given = tuple(decisions)
@@ -99,7 +100,7 @@ def check_decision(
         )
     standing = approval_status(own, scorecard, rules, now=now, record=record)
     if standing.rejection:
-        raise ApprovalError(standing.rejection)
+        raise RejectedError(standing.rejection)
     if standing.missing:
         raise ApprovalError(_too_few(standing, scorecard, rules))
     return standing.approvals

@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
 from enginegate.errors import RepositoryError
+from enginegate.evidence import ReplacedRelease, Scorecard
 from enginegate.records import Record
 from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 
@@ -261,3 +262,39 @@ class Release(Record):
     def promise(self) -> Promise:
         """Of that engine."""
         return self.engine.promise
+
+
+def replaced_release(release: Release, evidence: Scorecard | None) -> ReplacedRelease:
+    """What a new scorecard says of the release that is live.
+
+    A promise that the release was given later changes nothing of it: the same release is the same
+    record whenever the model is qualified again.
+
+    Args:
+        release: that is live, of one kind of device.
+        evidence: the scorecard that it was published of; None: it is not here.
+    """
+    engine = release.engines[0]
+    verdict = evidence.verdict(engine.candidate) if evidence else None
+    measured = evidence.benchmark(engine.candidate) if evidence else None
+    loss = verdict.task_loss if verdict else None
+    sizes = {file.sha256: file.size_bytes for file in engine.files.values()}
+    led_to = {"measurements": (), "decisions": (), "pareto": (), "patterns": (), "rival": None}
+    recorded = measured.engine_bytes if measured else None
+    return ReplacedRelease(
+        release=release.version,
+        model_uri=release.model_uri,
+        candidate=engine.candidate,
+        engine_sha256=engine.engine_sha256,
+        scorecard_sha256=release.scorecard_sha256,
+        promised_p99_ms=engine.promise.p99_ms,
+        promised_per_s=engine.promise.throughput_per_s,
+        engine_bytes=sizes.get(engine.engine_sha256) if recorded is None else recorded,
+        gpu_bytes=engine.gpu_bytes,
+        qualified_at=evidence.created_at if evidence else None,
+        onnx_sha256=evidence.onnx_sha256 if evidence else None,
+        evaluation_sha256=evidence.data.evaluation if evidence else None,
+        benchmark=measured.model_copy(update=led_to) if measured else None,
+        loss=loss,
+        fp32_score=evidence.fp32_score_of(loss) if evidence else None,
+    )

@@ -23,6 +23,7 @@
     ├── TrackingError             MLflow cannot be reached or refuses
     ├── PromiseBrokenError        exit code 3: a live release fell short (watching.py)
     └── ApprovalError             exit code 7: no valid approval binds to this scorecard
+        └── RejectedError         a person said no, and nobody changed that since
 
 A candidate that is not good enough is never an error: it is a `Finding`. An error means that the
 pipeline could not find out. Each message says what happened, the evidence, and what to do next.
@@ -140,6 +141,10 @@ class ApprovalError(EnginegateError):
     """No valid approval binds to this scorecard."""
 
     exit_code = ExitCode.NOT_APPROVED
+
+
+class RejectedError(ApprovalError):
+    """A person rejected the scorecard, and no later approval changes that."""
 
 
 _log = logging.getLogger("enginegate.tools")

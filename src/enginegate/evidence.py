@@ -410,7 +410,7 @@ class ReplacedRelease(Record):
     model_uri: str
     candidate: Candidate
     engine_sha256: Sha256
-    scorecard_sha256: Sha256 = Field(description="whose promise it is held to")
+    scorecard_sha256: Sha256 = Field(description="that it was published of")
     promised_p99_ms: NonNegativeFloat
     promised_per_s: NonNegativeFloat
     engine_bytes: NonNegativeInt | None = Field(
@@ -518,6 +518,18 @@ class Scorecard(Record):
             return candidate != self.winner, not ties, self.outcome(candidate), -rate
 
         return tuple(sorted((verdict.candidate for verdict in self.verdicts), key=place))
+
+    def fp32_score_of(self, loss: Finding | None) -> Finding | None:
+        """FP32's own score of the measure that a loss is about, on the same data."""
+        return next(
+            (
+                score
+                for score in self.fp32_scores
+                if loss is not None
+                and (loss_gate(score.gate), score.scope) == (loss.gate, loss.scope)
+            ),
+            None,
+        )
 
     def outcome(self, candidate: Candidate) -> Outcome:
         """A candidate's outcome over verdict and benchmark; without a benchmark never PASSED."""

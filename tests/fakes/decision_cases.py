@@ -14,8 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from enginegate.candidate import Candidate, FileDigest
-from enginegate.decision import Decision, Promise, Release, ReleasedEngine
+from enginegate.candidate import Candidate
 from enginegate.evidence import (
     BatchSpeed,
     Benchmark,
@@ -24,6 +23,7 @@ from enginegate.evidence import (
     Outcome,
     Point,
     PointDecision,
+    ReplacedRelease,
     Rival,
     Scorecard,
     Verdict,
@@ -32,10 +32,12 @@ from enginegate.measurement import Generator, Load, Measurement, Percentile, Res
 from enginegate.policy import read_policy
 from enginegate.policy.benchmarking import Search
 from enginegate.records import sha256_bytes
+from enginegate.report.decision_page import PageLink, decision_page, page_history
 from enginegate.repository.history.audit import Event
 from enginegate.repository.history.journal import GENESIS
 from enginegate.search.findings import champion_finding
 from enginegate.serving import ServingConfig
+from enginegate.watch.log import WatchCheck
 from validation.choice import choose
 from validation.statistics import Pairs, loss_interval
 
@@ -48,6 +50,7 @@ _ROWS = 8.0
 _CEILING_PER_S = 20_000.0
 _SERVER = "Triton 2.51.0 on NVIDIA H200"
 _CONFIDENCE = 0.95
+# Of a distance to FP32 that INT8 has.
 _DIVERGENCE = {"tf32": 0.004, "fp16": 0.021}
 
 ORT_FP32 = Candidate.parse("onnxruntime-fp32")
@@ -59,21 +62,31 @@ TRT_INT8 = Candidate.parse("tensorrt-int8")
 PLAN_CONFIG = ServingConfig(max_batch_size=128, max_queue_delay_us=500, instances=2)
 
 
+_LINKS = (
+    PageLink("Comparison in MLflow", "http://mlflow.example:5000/#/experiments/7"),
+    PageLink("Flow run in Prefect", "http://prefect.example:4200/runs/flow-run/5f0c1b7e"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class DecisionCase:
-    """One scorecard with what was live when it was made, and what happened since.
+    """One scorecard, and what happened since it was made.
 
     Attributes:
-        live: the release that the scorecard would replace; None: nothing was live.
-        live_scorecard: whose evidence that release was approved on.
         events: of the repository's audit log, oldest first.
+        checks: of the release that was published of the scorecard.
     """
 
     name: str
     scorecard: Scorecard
-    live: Release | None = None
-    live_scorecard: Scorecard | None = None
     events: tuple[Event, ...] = ()
+    checks: tuple[WatchCheck, ...] = ()
+
+    @property
+    def page(self) -> str:
+        """The decision page, with the links that a qualification gives it."""
+        history = page_history(self.scorecard, self.events, self.checks)
+        return decision_page(self.scorecard, history, _LINKS)
 
 
 @cache
@@ -89,7 +102,9 @@ def eight_candidates() -> DecisionCase:
 def tie() -> DecisionCase:
     """Two candidates that the measurements do not tell apart."""
     card = on_cpu()
-    card = card.model_copy(update={"verdicts": card.verdicts[:2], "replaces": None})
+    before = _replaced(card, 1, ORT_FP32)
+    changes = {"verdicts": card.verdicts[:2], "replaces": 1, "replaced": before}
+    card = card.model_copy(update=changes)
     return DecisionCase("tie", card)
 
 
@@ -108,52 +123,45 @@ def failure() -> DecisionCase:
         "benchmarks": benchmarks,
         "created_at": card.created_at + timedelta(hours=3),
         "replaces": 1,
+        "replaced": _replaced(card, 1),
         "winner": None,
         "tied": (),
         "reason": choose(verdicts, benchmarks, _search()).reason,
     }
-    return DecisionCase(
-        "failure", card.model_copy(update=changes), _release(card, ORT_INT8, 1), card
-    )
+    return DecisionCase("failure", card.model_copy(update=changes))
 
 
 def clear_win() -> DecisionCase:
     """A native TensorRT plan that sustains seven times what is live, waiting for an answer."""
-    before = _on_gpu(with_plan=False)
-    return DecisionCase("clear-win", _on_gpu(), _release(before, ORT_FP16, 4), before)
+    return DecisionCase("clear-win", _on_gpu(), events=_before(_on_gpu(with_plan=False)))
 
 
 def rolled_back() -> DecisionCase:
     """That release, live for a morning: its promise was broken, and the watch rolled it back."""
-    waiting = clear_win()
-    card, before = waiting.scorecard, waiting.live
-    start = card.created_at
-    broken = (
-        "check 27 of release 5 of digits-resnet50: failed (server time: mean 31.7 ms > 14.2 ms at "
-        "3,980/s; latency: 212 of 4,860 requests of ours took more than 50 ms (surely > 1 %))"
-    )
-    told = (
-        (26, "approved", "ada", "seven times the rate, nothing lost", {}),
-        (27, "published", "ada", "seven times the rate, nothing lost", {"release": 5}),
-        (42, "watched", "watch", "every ten minutes from now on", {"release": 5}),
-        (301, "promise broken", "watch", broken, {"release": 5, "check": 27}),
-        (302, "rolled back", "watch", "promise of release 5 broken", {"release": 4}),
+    card = clear_win().scorecard
+    before = _before(_on_gpu(with_plan=False))
+    checks = tuple(_check(card, number) for number in range(1, 28))
+    broken = str(checks[-1])
+    told: tuple[tuple[float, dict[str, Any]], ...] = (
+        (26, {"event": "approved", "who": "ada", "why": "seven times the rate, nothing lost"}),
+        (27, {"event": "published", "who": "ada", "why": "seven times the rate", "release": 5}),
+        (
+            297.5,
+            {"event": "promise broken", "who": "watch", "why": broken, "release": 5, "check": 27},
+        ),
+        (298, {"event": "rolled back", "who": "watch", "why": broken, "release": 4}),
     )
     events = tuple(
-        Event(
-            event=what,
+        _event(
+            number,
             model=card.model,
-            who=who,
-            why=why,
+            at=_after(card, minutes),
             origin="worker@serving-3, Prefect",
-            at=start + timedelta(minutes=minutes),
-            sequence=number,
-            previous=GENESIS,
-            **{"scorecard": card.digest, **more},
+            **{"scorecard": card.digest, **what},
         )
-        for number, (minutes, what, who, why, more) in enumerate(told)
+        for number, (minutes, what) in enumerate(told, start=len(before))
     )
-    return DecisionCase("rolled-back", card, before, waiting.live_scorecard, events)
+    return DecisionCase("rolled-back", card, (*before, *events), checks)
 
 
 def decision_cases() -> tuple[DecisionCase, ...]:
@@ -221,7 +229,7 @@ def _too_slow(benchmark: Benchmark) -> Benchmark:
                 "load": measurement.load.model_copy(update={"rate_per_s": 200.0}),
                 "throughput_per_s": 196.4 + number,
                 "percentiles": tuple(
-                    _percentile(p.quantile, 61.0 * p.value_ms / 1.4 + 9.0 * number, 514)
+                    _percentile(p.quantile, 84.0 * p.value_ms / 1.4 + 9.0 * number, 514)
                     for p in measurement.percentiles
                 ),
             }
@@ -306,6 +314,7 @@ def _on_gpu(*, with_plan: bool = True) -> Scorecard:
             "verdicts": verdicts,
             "benchmarks": benchmarks,
             "replaces": 4 if with_plan else 3,
+            "replaced": _replaced(_on_gpu(with_plan=False), 4) if with_plan else None,
             "winner": chosen.winner,
             "reason": chosen.reason,
             "tied": chosen.tied,
@@ -664,51 +673,95 @@ def _alone(candidate: Candidate) -> EngineSpeed:
     )
 
 
-def _release(card: Scorecard, candidate: Candidate, version: int) -> Release:
-    """One of that candidate, published an hour after its scorecard was made."""
-    benchmark = card.benchmark(candidate)
+def _replaced(card: Scorecard, release: int, candidate: Candidate | None = None) -> ReplacedRelease:
+    """The release of that scorecard's winner, or of another, as a later scorecard has it."""
+    candidate = candidate or card.winner
+    assert candidate is not None
+    benchmark, verdict = card.benchmark(candidate), card.verdict(candidate)
     assert benchmark is not None
-    assert benchmark.chosen is not None
     assert benchmark.p99_at_slo is not None
-    slo_ms = next(f.limit for f in benchmark.findings if f.gate == "p99_ms") or 0.0
-    decision = Decision(
-        scorecard_sha256=card.digest,
-        answer="approve",
-        approver="grace",
-        reason="twice the rate of FP32 at the same accuracy",
-        decided_at=card.created_at + timedelta(minutes=55),
-    )
-    engine = ReleasedEngine(
-        device="gpu" if "gpu" in card.environment else "cpu",
+    assert verdict is not None
+    return ReplacedRelease(
+        release=release,
+        model_uri=card.model_uri,
         candidate=candidate,
         engine_sha256=benchmark.engine_sha256,
-        serving=benchmark.chosen,
-        backend=benchmark.backend,
-        golden=FileDigest(sha256=_digest("golden"), size_bytes=120_000),
-        golden_max_abs_error=0.05,
-        files={},
-        promise=Promise(
-            p99_ms=benchmark.p99_at_slo.value_ms,
-            throughput_per_s=benchmark.throughput_at_slo_per_s,
-            slo_p99_ms=slo_ms,
-        ),
-        cold_start_s=benchmark.cold_start_s,
-    )
-    return Release(
-        model=card.model,
-        version=version,
-        model_uri=card.model_uri,
-        engines=(engine,),
-        inputs=(),
-        outputs=(),
         scorecard_sha256=card.digest,
-        decision=decision,
-        previous_version=version - 1 or None,
-        published_at=_after(card, minutes=60),
+        promised_p99_ms=benchmark.p99_at_slo.value_ms,
+        promised_per_s=benchmark.throughput_at_slo_per_s,
+        engine_bytes=benchmark.engine_bytes,
+        gpu_bytes=benchmark.gpu_bytes,
+        qualified_at=card.created_at,
+        onnx_sha256=card.onnx_sha256,
+        evaluation_sha256=card.data.evaluation,
+        benchmark=benchmark.model_copy(update={"measurements": ()}),
+        loss=verdict.finding("accuracy_loss", "evaluation"),
+        fp32_score=verdict.finding("accuracy_fp32", "evaluation"),
     )
 
 
-def _after(card: Scorecard, *, minutes: float) -> datetime:
+def _before(card: Scorecard) -> tuple[Event, ...]:
+    """How release 4 went live, an hour after its scorecard was made."""
+    told: tuple[tuple[float, dict[str, Any]], ...] = (
+        (55, {"event": "approved", "why": "twice the rate of TF32 at the same accuracy"}),
+        (60, {"event": "published", "why": "twice the rate of TF32", "release": 4}),
+    )
+    return tuple(
+        _event(
+            number,
+            model=card.model,
+            at=_after(card, minutes),
+            who="grace",
+            origin="grace@build-7, command",
+            scorecard=card.digest,
+            **what,
+        )
+        for number, (minutes, what) in enumerate(told)
+    )
+
+
+def _event(number: int, **fields: Any) -> Event:
+    return Event(**{"sequence": number, "previous": GENESIS, **fields})
+
+
+def _check(card: Scorecard, number: int) -> WatchCheck:
+    """One of 27, ten minutes apart; in the last, requests wait in the queue."""
+    broken = number == 27
+    found_ms, relation = (31.7, ">") if broken else (6.0 + 0.1 * (number % 5), "<=")
+    late = (212, "surely > 1 %") if broken else (0, "within 1 %")
+    findings = (
+        Finding(
+            gate="server_time",
+            scope="live",
+            outcome=Outcome.FAILED if broken else Outcome.PASSED,
+            reason=f"mean {found_ms:.1f} ms {relation} 14.2 ms at 3,980/s",
+            value=found_ms,
+            limit=14.2,
+            relation="<=",
+            unit="ms",
+        ),
+        Finding(
+            gate="latency",
+            scope="live",
+            outcome=Outcome.FAILED if broken else Outcome.PASSED,
+            reason=f"{late[0]} of 4,860 requests of ours took more than 50 ms ({late[1]})",
+            samples=4860,
+        ),
+    )
+    return WatchCheck(
+        model=card.model,
+        version=5,
+        release_sha256=_digest("release", 5),
+        number=number,
+        at=_after(card, 27 + 10 * number),
+        intensive=number <= 6,
+        reading=None,
+        findings=findings,
+        action="rollback" if broken else "none",
+    )
+
+
+def _after(card: Scorecard, minutes: float) -> datetime:
     return card.created_at + timedelta(minutes=minutes)
 
 

@@ -32,7 +32,19 @@ from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
-from enginegate.cli.policies import PolicyFile, policies_of, print_check, print_policy
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.output.records import (
+    ModelStatus,
+    PageDocument,
+    ReleaseDocument,
+    StatusDocument,
+    VerifiedRepository,
+    VerifyDocument,
+)
+from enginegate.cli.output.scorecard_document import scorecard_document
+from enginegate.cli.policies import PolicyFile, policies_of, print_check
+from enginegate.cli.report import write_report
+from enginegate.cli.status import model_status, print_status
 from enginegate.cli.terminal import (
     ended_by,
     err,
@@ -42,10 +54,13 @@ from enginegate.cli.terminal import (
     terminable,
 )
 from enginegate.cli.vendor_log import vendors_logged
+from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
-from enginegate.report import explain, print_scorecard
+from enginegate.policy.operating import PromotionTarget
+from enginegate.report import candidates_named, print_explained, print_scorecard
+from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
@@ -80,6 +95,7 @@ RunName = Annotated[
 RulesFile = Annotated[
     Path | None, typer.Option("--policy", help="default: the one of policies/ that it was made by")
 ]
+Policies = Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")]
 Approver = Annotated[str, typer.Option(help="who decides", default_factory=getpass.getuser)]
 
 
@@ -143,29 +159,31 @@ def doctor_command(
     repository: Annotated[
         Path | None, typer.Option(help="with --server: a folder that it reads models from")
     ] = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show what is here (Triton, TensorRT, GPU, …), what is missing, and how to get it."""
     if server is None:
         if repository is not None:
             raise InputError("--repository goes with --server: it names what that server reads.")
-        _doctor.print_parts(out)
+        with printing(as_json=as_json) as output:
+            _doctor.print_parts(output)
         return
-    outcome = _doctor.print_contract(server, repository, out)
+    with printing(as_json=as_json) as output:
+        outcome = _doctor.print_contract(server, repository, output)
     if outcome is not Outcome.PASSED:
         raise typer.Exit(EXIT_CODES[outcome])
 
 
 @policy_app.command("check")
-def policy_check_command(policy: PolicyFile) -> None:
+def policy_check_command(policy: PolicyFile, *, as_json: JsonFlag = False) -> None:
     """Check a policy file, and what it names, and show what it asks for.
 
     Every problem is listed with its place: keys and limits, files, functions and types. What no
     device or data here can decide is listed too. Nothing is built, opened or run.
     """
-    rules = read_policy(policy)
-    print_policy(rules, out)
-    print_check(rules, policy, out)
-    out.print(f"\n{policy} is valid. Next: enginegate qualify {policy}")
+    with printing(as_json=as_json) as output:
+        print_check(read_policy(policy), policy, output)
 
 
 @app.command("qualify")
@@ -174,32 +192,80 @@ def qualify_command(
     model: Annotated[
         str | None, typer.Option(help="another version, e.g. models:/digits/2")
     ] = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
     rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules.with_model(model)
-    flow = of_checkout("flows.qualify")
-    with interruptible(out):
-        scorecard: Scorecard = flow.qualify(policy, model)
-    print_scorecard(scorecard, out, _workspace(policy).engine_sizes(scorecard))
+    with printing(as_json=as_json) as output:
+        flow, out = of_checkout("flows.qualify"), output.console
+        with interruptible(out):
+            scorecard: Scorecard = flow.qualify(policy, model)
+        print_scorecard(scorecard, out, _workspace(policy).engine_sizes(scorecard))
+        short = scorecard.digest[:12]
+        commands = [f"enginegate approve {short} --reason WHY"]
+        commands += [f"enginegate promote {policy} {short}"]
+        if scorecard.winner is None:
+            commands = []
+        for word, command in zip(("Next:", "then:"), commands, strict=False):
+            out.print(f"{word} {command}", markup=False, soft_wrap=True)
+        output.document(scorecard_document(scorecard, commands=commands))
     if scorecard.winner is None:
         raise typer.Exit(_why_not(scorecard))
-    out.print(f"\nNext: enginegate approve {scorecard.digest[:12]} --reason WHY")
-    out.print(f"then: enginegate promote {policy} {scorecard.digest[:12]}")
 
 
 app.command("benchmark")(_benchmark.benchmark_command)
 
 
 @app.command("explain")
-def explain_command(run: RunName) -> None:
+def explain_command(
+    run: RunName,
+    candidate: Annotated[
+        list[str] | None, typer.Option(help="KIND-PRECISION, may repeat; default: all of them")
+    ] = None,
+    only: Annotated[
+        Literal["blocking"] | None,
+        typer.Option(help="only what keeps candidates from passing, and what to do about it"),
+    ] = None,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
     """Explain each verdict of a scorecard in words: which check decided, and by how much."""
-    out.print(explain(Workspace.here().scorecard(run)), markup=False)
+    with printing(as_json=as_json) as output:
+        card = Workspace.here().scorecard(run)
+        wanted = candidates_named(card, candidate or ())
+        print_explained(card, output.console, only=wanted, blocking=only is not None)
+        output.document(scorecard_document(card, only=wanted, blocking=only is not None))
+
+
+@app.command("report")
+def report_command(
+    run: RunName,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="default: decision-DIGEST.html here"),
+    ] = None,
+    policy: RulesFile = None,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Write a scorecard as one HTML page: the verdict, what would change, every check.
+
+    The file needs no network and no other file. Its evidence is the same byte for byte whenever it
+    is made again; state and timeline come from the audit log of the policy's live repository.
+    """
+    workspace = _workspace(policy)
+    scorecard = workspace.scorecard(run)
+    file = output or Path(f"decision-{scorecard.digest[:12]}.html")
+    with printing(as_json=as_json) as printed:
+        write_report(scorecard, policy, file, workspace, printed.console)
+        printed.document(PageDocument(scorecard=scorecard.digest, file=str(file.absolute())))
 
 
 @app.command("approve")
-def approve_command(
+def approve_command(  # noqa: PLR0913 - one argument for each option
     run: RunName,
     reason: Annotated[str, typer.Option(help="why; kept with the release")],
     approver: Approver,
@@ -211,11 +277,13 @@ def approve_command(
         bool, typer.Option("--accept-inconclusive", help="accept what is inconclusive about it")
     ] = False,
     policy: RulesFile = None,
+    as_json: JsonFlag = False,
 ) -> None:
     """Approve the winner of a scorecard. Binds to that digest, and expires."""
     workspace = _workspace(policy)
     given = _approve.PersonAnswer("approve", approver, reason, candidate, accept_inconclusive)
-    _approve.decide_scorecard(workspace.scorecard(run), given, policy, workspace, out)
+    with printing(as_json=as_json) as output:
+        _approve.decide_scorecard(workspace.scorecard(run), given, policy, workspace, output)
 
 
 @app.command("reject")
@@ -224,31 +292,54 @@ def reject_command(
     reason: Annotated[str, typer.Option(help="why; kept in the workspace")],
     approver: Approver,
     policy: RulesFile = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Reject a scorecard: it cannot be promoted unless somebody approves it later."""
     workspace = _workspace(policy)
     given = _approve.PersonAnswer("reject", approver, reason)
-    _approve.decide_scorecard(workspace.scorecard(run), given, policy, workspace, out)
+    with printing(as_json=as_json) as output:
+        _approve.decide_scorecard(workspace.scorecard(run), given, policy, workspace, output)
 
 
 @app.command("promote")
-def promote_command(policy: PolicyFile, run: RunName) -> None:
+def promote_command(policy: PolicyFile, run: RunName, *, as_json: JsonFlag = False) -> None:
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
     target = read_policy(policy).target  # a mistake in it is shown before Prefect is started
-    release = of_checkout("flows.promote").promote(policy, run)
+    with printing(as_json=as_json) as output:
+        release: Release = of_checkout("flows.promote").promote(policy, run)
+        _print_promoted(release, policy, target, output)
+
+
+def _print_promoted(
+    release: Release, policy: Path, target: PromotionTarget, output: Printer
+) -> None:
+    out = output.console
     named = f"Release {release.version} of {release.model}"
     held = Layout(target.repository, release.model).held_to(release)
-    if held.scorecard_sha256 == release.scorecard_sha256:
-        out.print(f"{named} is live: {release.engine.candidate}.")
+    own = held.scorecard_sha256 == release.scorecard_sha256
+    if own:
+        print_hanging(out, f"{named} is live: {release.engine.candidate}.")
     else:
-        out.print(f"{named} serves these very bytes already, so nothing was published.")
-        out.print(
+        print_hanging(out, f"{named} serves these very bytes already, so nothing was published.")
+        print_hanging(
+            out,
             f"From now on the watch holds it to the promise of scorecard "
-            f"{held.scorecard_sha256[:12]}: {held.promise}."
+            f"{held.scorecard_sha256[:12]}: {held.promise}.",
         )
     first = release.previous_version is None
     back = f"withdraw {policy} --reason WHY" if first else f"rollback {policy}"
-    out.print(f"Next: enginegate status {policy}\nback: enginegate {back}")
+    for line in (f"Next: enginegate status {policy}", f"back: enginegate {back}"):
+        out.print(line, markup=False, soft_wrap=True)
+    output.document(
+        ReleaseDocument(
+            action="published" if own else "promised",
+            model=release.model,
+            live=True,
+            release=release,
+            promise=held.promise,
+        )
+    )
 
 
 @app.command("rollback")
@@ -256,9 +347,12 @@ def rollback_command(
     policy: PolicyFile,
     to: Annotated[int | None, typer.Option(help="release number; default: the one before")] = None,
     reason: Annotated[str, typer.Option(help="why; kept in the audit log")] = "",
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Make an earlier release live again, proved like a promotion. Needs folder and server only."""
-    _rollback.roll_back_live(policy, to, reason, out)
+    with printing(as_json=as_json) as output:
+        _rollback.roll_back_live(policy, to, reason, output)
 
 
 @app.command("withdraw")
@@ -269,49 +363,64 @@ def withdraw_command(
         str,
         typer.Option("--approver", "--name", help="who decides", default_factory=getpass.getuser),
     ],
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Unload a first release, with no earlier one to roll back to: nothing is live afterwards."""
-    _rollback.withdraw_live(policy, approver, reason, out)
+    with printing(as_json=as_json) as output:
+        _rollback.withdraw_live(policy, approver, reason, output)
 
 
 @app.command("audit")
 def audit_command(
     policy: PolicyFile,
     *,
-    as_json: Annotated[bool, typer.Option("--json", help="one event a line")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="one event a line on stdout; its fields: docs/json.md")
+    ] = False,
 ) -> None:
     """Show who did what, when and why; verify that nothing was changed or removed."""
-    if not _live.print_audit(read_policy(policy), out, as_json=as_json):
+    with printing(as_json=as_json) as output:
+        holds = _live.print_audit(read_policy(policy), output)
+    if not holds:
         raise typer.Exit(ExitCode.GATES_FAILED)
 
 
 @app.command("status")
 def status_command(
-    policies: Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")] = None,
+    policies: Policies = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
     workspaces: dict[Path, Workspace] = {}
+    models: list[ModelStatus] = []
 
     def show(path: Path) -> None:
         rules = read_policy(path)
         workspace = workspaces.setdefault(rules.root or path, Workspace.of(rules))
-        _live.print_status(rules, path, workspace, out)
+        models.append(model_status(rules, path, workspace))
+        print_status(models[-1], output.console)
 
-    code = _for_each(policies_of(policies), show)
-    unreadable = (message for each in workspaces.values() for message in each.unreadable())
-    for message in dict.fromkeys(unreadable):
-        code = code or ExitCode.BAD_INPUT
-        _print_error(InputError(message))
-    raise typer.Exit(code)
+    with printing(as_json=as_json) as output:
+        errors = _for_each(policies_of(policies), show)
+        unreadable = (message for each in workspaces.values() for message in each.unreadable())
+        for message in dict.fromkeys(unreadable):
+            errors.append(InputError(message))
+            _print_error(errors[-1])
+        words = tuple(str(error) for error in errors)
+        output.document(StatusDocument(models=tuple(models), errors=words))
+    raise typer.Exit(errors[0].exit_code if errors else ExitCode.OK)
 
 
 @app.command("verify")
 def verify_command(
-    policies: Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")] = None,
+    policies: Policies = None,
     *,
     repair: Annotated[
         bool, typer.Option("--repair", help="finish or undo what was cut short")
     ] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Recompute every digest of the live repository, and prove what its server serves.
 
@@ -319,12 +428,18 @@ def verify_command(
     something could not be found out: a server that should answer does not, or a file may not be
     read.
     """
-    ends = []
+    ends: list[ExitCode] = []
+    found: list[VerifiedRepository] = []
 
     def check(path: Path) -> None:
-        ends.append(_live.print_verification(read_policy(path), out, repair=repair))
+        found.append(_live.verified(read_policy(path), path, repair=repair))
+        ends.append(_live.print_verified(found[-1], output.console))
 
-    code = _for_each(policies_of(policies), check)
+    with printing(as_json=as_json) as output:
+        errors = _for_each(policies_of(policies), check)
+        words = tuple(str(error) for error in errors)
+        output.document(VerifyDocument(repositories=tuple(found), errors=words))
+    code = errors[0].exit_code if errors else ExitCode.OK
     for worst in (ExitCode.GATES_FAILED, code, ExitCode.COULD_NOT_FIND_OUT):
         if worst and worst in {*ends, code}:
             raise typer.Exit(worst)
@@ -378,20 +493,16 @@ def _why_not(scorecard: Scorecard) -> ExitCode:
     return ExitCode.GATES_FAILED if worst is Outcome.PASSED else EXIT_CODES[worst]
 
 
-def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> ExitCode:
-    """Call ``do`` for every policy; a policy that cannot be read is reported and left out.
-
-    Returns:
-        The first one's exit code; OK if there is none.
-    """
-    code = ExitCode.OK
+def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> list[EnginegateError]:
+    """Call ``do`` for every policy; those that cannot be read are reported, returned, left out."""
+    errors = []
     for path in paths:
         try:
             do(path)
         except EnginegateError as error:
-            code = code or error.exit_code
+            errors.append(error)
             _print_error(error)
-    return code
+    return errors
 
 
 def _print_error(error: EnginegateError) -> None:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import ValidationError
-from rich.console import Console
 
 from enginegate.approval_rules import (
     ApprovalStatus,
@@ -24,6 +23,8 @@ from enginegate.approval_rules import (
 )
 from enginegate.candidate import Candidate
 from enginegate.cli.checkout import of_checkout
+from enginegate.cli.output.json_output import Printer
+from enginegate.cli.output.records import DecisionDocument, WaitingScorecard
 from enginegate.cli.policies import policies_here
 from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
@@ -32,6 +33,7 @@ from enginegate.messages import counted, explain_validation
 from enginegate.policy import Policy, read_policy
 from enginegate.policy.operating import Approval
 from enginegate.report import page_of_log
+from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
 from enginegate.repository.history.audit import answers_to
 from enginegate.repository.store.live_record import LiveRecord
@@ -62,7 +64,7 @@ def decide_scorecard(
     answer: PersonAnswer,
     policy: Path | None,
     workspace: Workspace,
-    out: Console,
+    output: Printer,
 ) -> None:
     """Put the decision in the audit log, keep it, and update MLflow and suspended promotions.
 
@@ -75,6 +77,7 @@ def decide_scorecard(
         InputError: it is no decision, names a candidate that the scorecard does not have, or is an
             approval for which no policy was found.
     """
+    out = output.console
     path, rules = _rules(scorecard, policy, answer)
     decision = _decision(scorecard, answer)
     _check(decision, scorecard, rules)
@@ -93,20 +96,34 @@ def decide_scorecard(
     else:
         later = _reject(decision, rules, workspace)
     word = "Approved" if answer.answer == "approve" else "Rejected"
-    out.print(
-        f"{word} by {answer.approver}: scorecard {scorecard.digest[:12]} ({scorecard.model_uri}).",
-        markup=False,
-    )
+    named = f"scorecard {scorecard.digest[:12]} ({scorecard.model_uri})"
+    print_hanging(out, f"{word} by {answer.approver}: {named}.")
     if later:
-        out.print(f"The audit log gets it at the promotion: {later}", markup=False)
+        print_hanging(out, f"The audit log gets it at the promotion: {later}")
     if scorecard.mlflow_run and rules is not None:
         refusal = try_deliver(workspace, rules.target.repository, page_of_log)
         if refusal:
-            out.print(f"MLflow is updated later: {refusal.splitlines()[0]}", markup=False)
-    if not _goes_on(decision, scorecard, rules, workspace, out):
-        out.print(
-            f"Next: enginegate promote {path} {scorecard.digest[:12]}", markup=False, soft_wrap=True
+            print_hanging(out, f"MLflow is updated later: {refusal.splitlines()[0]}")
+    resumed = _resume_suspended(decision)
+    missing = _still_missing(decision, scorecard, rules, workspace)
+    command = f"enginegate promote {path} {scorecard.digest[:12]}"
+    if decision.answer == "reject" or resumed or missing.approvals:
+        command = ""
+    for sentence in (*(f"The suspended run {name} continues." for name in resumed), *missing.why):
+        print_hanging(out, sentence)
+    if command:
+        out.print(f"Next: {command}", markup=False, soft_wrap=True)
+    output.document(
+        DecisionDocument(
+            decision=decision,
+            model=scorecard.model,
+            model_uri=scorecard.model_uri,
+            in_audit_log=not later,
+            missing=missing.approvals,
+            resumed=resumed,
+            next=command,
         )
+    )
 
 
 def _reject(decision: Decision, rules: Policy, workspace: Workspace) -> str:
@@ -188,32 +205,27 @@ def _check(decision: Decision, scorecard: Scorecard, rules: Policy | None) -> No
         raise ApprovalError(f"This approval would not count: {reason}")
 
 
-def _goes_on(
-    decision: Decision,
-    scorecard: Scorecard,
-    rules: Policy | None,
-    workspace: Workspace,
-    out: Console,
-) -> bool:
-    """Whether nothing is left to do here: a suspended run continues, or others must answer too."""
-    resumed = _resume_suspended(decision)
-    for name in resumed:
-        out.print(f"The suspended run {name} continues.")
-    if decision.answer == "reject":
-        return True
-    if rules is not None:
-        given = answers_to(
-            scorecard, workspace.decisions(scorecard.digest), rules.target.repository
-        )
-        standing = approval_status(
-            given.decisions, scorecard, rules.approval, now=now(), record=given.record
-        )
-        if standing.missing:
-            out.print(f"Still missing: {counted(standing.missing, 'approval')} by other people.")
-            for sentence in (standing.rejection, *standing.objections):
-                out.print(sentence, markup=False)
-            return True
-    return bool(resumed)
+class _Missing(NamedTuple):
+    """Approvals by other people that are still needed, with the reasons in sentences."""
+
+    approvals: int = 0
+    why: tuple[str, ...] = ()
+
+
+def _still_missing(
+    decision: Decision, scorecard: Scorecard, rules: Policy | None, workspace: Workspace
+) -> _Missing:
+    if decision.answer == "reject" or rules is None:
+        return _Missing()
+    given = answers_to(scorecard, workspace.decisions(scorecard.digest), rules.target.repository)
+    standing = approval_status(
+        given.decisions, scorecard, rules.approval, now=now(), record=given.record
+    )
+    if not standing.missing:
+        return _Missing()
+    needed = f"Still missing: {counted(standing.missing, 'approval')} by other people."
+    said = (needed, standing.rejection, *standing.objections)
+    return _Missing(standing.missing, tuple(sentence for sentence in said if sentence))
 
 
 def _rules(
@@ -263,8 +275,8 @@ def _resume_suspended(decision: Decision) -> tuple[str, ...]:
 _WHEN = "%Y-%m-%d %H:%M:%S %Z"
 
 
-def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[str]:
-    """One sentence for each scorecard of the policy that somebody has to do something about.
+def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[WaitingScorecard]:
+    """Each scorecard of the policy that somebody has to do something about.
 
     Args:
         policy: the rules as they are now.
@@ -289,20 +301,25 @@ def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[str]:
         why = outdated(card, None, policy_sha256=rules, live=live, known=known)
         try:
             given = workspace.decisions(card.digest)
-            sentence = _sentence(card, policy, workspace, path) if given and not why else ""
+            found = _state_of(card, policy, workspace, path) if given and not why else None
         except EnginegateError as error:
-            yield f"cannot be decided: {_named(card)}: {error}"
+            yield _waits(card, "cannot be decided", str(error))
             continue
         if why:
             past += card.digest not in published and card.winner is not None
         elif not given and card.winner:
-            yield f"waits for a decision: {_named(card)}"
-        elif sentence:
-            yield sentence
+            command = f"enginegate approve {card.digest[:12]} --reason WHY"
+            yield _waits(card, "waits for a decision", command=command)
+        elif found is not None:
+            yield found
     if past:
-        yield (
-            f"not promoted, and cannot be any more: {past} of the scorecards, made under other "
-            "rules or before another release went live"
+        yield WaitingScorecard(
+            scorecard="",
+            state="not promoted, and cannot be any more",
+            sentence=(
+                f"not promoted, and cannot be any more: {past} of the scorecards, made under other "
+                "rules or before another release went live"
+            ),
         )
 
 
@@ -315,26 +332,37 @@ def knows_what_is_live(layout: Layout) -> bool:
     return layout.current() is not None or LiveRecord.of(layout).last_number > 0
 
 
-def _sentence(card: Scorecard, policy: Policy, workspace: Workspace, path: Path) -> str:
-    """The state of a scorecard's approval; empty where somebody rejected it."""
+def _state_of(
+    card: Scorecard, policy: Policy, workspace: Workspace, path: Path
+) -> WaitingScorecard | None:
+    """The state of a scorecard's approval; None where somebody rejected it."""
     rules, given = policy.approval, workspace.decisions(card.digest)
     answers = answers_to(card, given, policy.target.repository)
     standing = approval_status(answers.decisions, card, rules, now=now(), record=answers.record)
     if standing.approvals and not standing.missing and not standing.rejection:
-        return (
-            f"approved and not promoted: {_named(card)}: approved by {_by(standing, rules)}. "
-            f"Next: enginegate promote {path} {card.digest[:12]}"
+        return _waits(
+            card,
+            "approved and not promoted",
+            f"approved by {_by(standing, rules)}",
+            command=f"enginegate promote {path} {card.digest[:12]}",
         )
     if standing.approvals:
         left = " or ".join(still_asked(standing, card, rules)) or "nobody that the policy names"
         asked = left if rules.approvers else "anybody else"
-        return (
-            f"waits for more approvals: {_named(card)}: approved by {_by(standing, rules)}; "
-            f"{standing.missing} more needed, by {asked}"
+        return _waits(
+            card,
+            "waits for more approvals",
+            f"approved by {_by(standing, rules)}; {standing.missing} more needed, by {asked}",
         )
     if standing.objections and not standing.rejection:
-        return f"waits for a new decision: {_named(card)}: {' '.join(standing.objections)}"
-    return ""
+        return _waits(card, "waits for a new decision", " ".join(standing.objections))
+    return None
+
+
+def _waits(card: Scorecard, state: str, words: str = "", command: str = "") -> WaitingScorecard:
+    named = f"{state}: {card.digest[:12]} ({card.model_uri})"
+    sentence = f"{named}: {words}" if words else named
+    return WaitingScorecard(scorecard=card.digest, state=state, sentence=sentence, next=command)
 
 
 def _by(standing: ApprovalStatus, rules: Approval) -> str:
@@ -342,7 +370,3 @@ def _by(standing: ApprovalStatus, rules: Approval) -> str:
         f"{each.approver} (valid until {expires_at(each, rules):{_WHEN}})"
         for each in standing.approvals
     )
-
-
-def _named(card: Scorecard) -> str:
-    return f"{card.digest[:12]} ({card.model_uri})"

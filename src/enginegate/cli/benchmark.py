@@ -13,8 +13,10 @@ from enginegate.benchmark.remote import RemoteModel, remote_model
 from enginegate.candidate import Candidate
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.output.records import BenchmarkDocument
 from enginegate.cli.policies import PolicyFile
-from enginegate.cli.terminal import interruptible, out
+from enginegate.cli.terminal import interruptible
 from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.schedule import load_pattern
@@ -30,6 +32,7 @@ from enginegate.report import (
     serving_figures,
     serving_page,
 )
+from enginegate.report.tables import print_hanging
 from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
 
@@ -142,6 +145,8 @@ def benchmark_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     server: ServerAddress = None,
     model: ModelName = None,
     folder: Folder = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Find the serving configuration that meets the SLO at the highest rate, and nothing else.
 
@@ -169,9 +174,14 @@ def benchmark_command(  # noqa: PLR0913, PLR0917 - one argument for each option
     _check_use(asked, server, candidate, model)
     if results.exists() and not results.is_dir():
         raise InputError(f"--out {results} is a file. Name a folder, which need not be there yet.")
-    if server is not None:
-        raise typer.Exit(_measure_there(rules, asked, (server, model or rules.name), results))
-    raise typer.Exit(_search_here(rules, _candidates_named(rules, candidate or []), results))
+    with printing(as_json=as_json) as output:
+        if server is not None:
+            where = (server, model or rules.name)
+            code = _measure_there(rules, asked, where, results, output)
+        else:
+            wanted = _candidates_named(rules, candidate or [])
+            code = _search_here(rules, wanted, results, output)
+    raise typer.Exit(code)
 
 
 def _check_use(
@@ -187,31 +197,40 @@ def _check_use(
         )
 
 
-def _search_here(rules: Policy, candidates: tuple[Candidate, ...], folder: Path) -> ExitCode:
-    flow = of_checkout("flows.benchmark")
+def _search_here(
+    rules: Policy, candidates: tuple[Candidate, ...], folder: Path, output: Printer
+) -> ExitCode:
+    flow, out = of_checkout("flows.benchmark"), output.console
     with interruptible(out):
         found = flow.benchmark_candidates(rules, candidates)
     report: ServingReport = found.report
     print_serving(report, out)
     for candidate, why in found.unmeasured.items():
-        out.print(f"Not measured: {candidate}: {' '.join(why.split())}", markup=False)
+        print_hanging(out, f"Not measured: {candidate}: {' '.join(why.split())}")
     files = {
         "serving.html": serving_page(report, serving_figures(report)).encode(),
         "serving.json": report.pretty_json(),
         "config.pbtxt": found.config_pbtxt.encode(),
     }
-    for name, content in files.items():
-        if content:
-            write_file(folder / name, content)
-            out.print(f"Written: {folder / name}", markup=False)
-    if report.winner is not None:
-        return ExitCode.OK
+    written = {folder / name: content for name, content in files.items() if content}
+    for path, content in written.items():
+        write_file(path, content)
+        print_hanging(out, str(path), "Written: ")
     outcomes = [benchmark.outcome for benchmark in report.candidates]
-    return EXIT_CODES[max(outcomes, default=Outcome.INCONCLUSIVE)]
+    worst = max(outcomes, default=Outcome.INCONCLUSIVE)
+    output.document(
+        BenchmarkDocument(
+            outcome=Outcome.PASSED if report.winner is not None else worst,
+            report=report,
+            unmeasured={str(candidate): why for candidate, why in found.unmeasured.items()},
+            files=tuple(str(path) for path in written),
+        )
+    )
+    return ExitCode.OK if report.winner is not None else EXIT_CODES[worst]
 
 
 def _measure_there(
-    rules: Policy, asked: BenchmarkRequest, where: tuple[str, str], folder: Path
+    rules: Policy, asked: BenchmarkRequest, where: tuple[str, str], folder: Path, output: Printer
 ) -> ExitCode:
     """One load; of an open loop the exit code says whether the SLO is shown to be met."""
     served, workspace = remote_model(*where), Workspace.of(rules)
@@ -226,11 +245,20 @@ def _measure_there(
         # Nothing can be compared there: no do-nothing model can be placed on somebody's server.
         driver="python" if rules.load.driver == "auto" else rules.load.driver,
     )
-    print_measured([found.measurement], rules.slo, out)
-    write_file(folder / "measurement.json", found.measurement.pretty_json())
-    out.print(f"Written: {folder / 'measurement.json'}", markup=False)
+    print_measured([found.measurement], rules.slo, output.console)
+    path = folder / "measurement.json"
+    write_file(path, found.measurement.pretty_json())
+    print_hanging(output.console, str(path), "Written: ")
     code, sentence = slo_sentence(found, rules.slo)
-    out.print(sentence, markup=False)
+    print_hanging(output.console, sentence)
+    output.document(
+        BenchmarkDocument(
+            outcome=next(outcome for outcome, each in EXIT_CODES.items() if each is code),
+            measurement=found.measurement,
+            conclusion=sentence,
+            files=(str(path),),
+        )
+    )
     return code
 
 

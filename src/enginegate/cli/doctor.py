@@ -8,6 +8,14 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from enginegate.cli.output.json_output import Printer
+from enginegate.cli.output.records import (
+    CheckedPromise,
+    DoctorDocument,
+    InstalledPart,
+    ServerCheck,
+    UpgradeProblem,
+)
 from enginegate.contract.server_contract import ContractCheck, check_contract
 from enginegate.contract.server_versions import ServerVersions, read_versions
 from enginegate.engine_kinds import native_backends
@@ -16,9 +24,9 @@ from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.perf_analyzer import find_perf_analyzer
 from enginegate.machine import gpus
-from enginegate.report.tables import FittedTable, TableColumn
+from enginegate.report.tables import FittedTable, TableColumn, print_hanging
 from enginegate.repository import Layout, models
-from enginegate.repository.deploy.upgrades import find_upgrades, live_engines
+from enginegate.repository.deploy.upgrades import UpgradeFinding, find_upgrades, live_engines
 from enginegate.triton.backends import server_backends
 from enginegate.triton.endpoint import LiveAddresses
 from enginegate.triton.install import find_triton
@@ -43,11 +51,12 @@ _PACKAGES = (
 )
 
 
-def print_parts(out: Console) -> None:
+def print_parts(output: Printer) -> None:
     """Print every part; what is missing, with what that costs and how to get it."""
     columns = ("part", "here", "without it", "how to get it")
     shown = FittedTable([TableColumn(name, heads=name == columns[0]) for name in columns])
-    for part in parts():
+    found = tuple(parts())
+    for part in found:
         missing = not part.found
         shown.add_row(
             Text(part.name, style="bold"),
@@ -55,10 +64,12 @@ def print_parts(out: Console) -> None:
             part.cost if missing else "",
             part.remedy if missing else "",
         )
-    shown.print(out)
+    shown.print(output.console)
+    listed = tuple(InstalledPart.model_validate(part._asdict()) for part in found)
+    output.document(DoctorDocument(parts=listed))
 
 
-def print_contract(address: str, repository: Path | None, out: Console) -> Outcome:
+def print_contract(address: str, repository: Path | None, output: Printer) -> Outcome:
     """Check on a running server what promotions rely on, and show the results.
 
     Returns:
@@ -67,47 +78,68 @@ def print_contract(address: str, repository: Path | None, out: Console) -> Outco
     Raises:
         ServerError: nothing answers there, or it stopped answering.
     """
-    server = connect(address)
-    out.print(f"Triton {server.version} at {address}; this takes about half a minute.")
-    out.print(_backend_words(server), markup=False)
-    breaks = _print_upgrades(address, repository, out)
+    server, out = connect(address), output.console
+    print_hanging(out, f"Triton {server.version} at {address}; this takes about half a minute.")
+    backends = _backend_words(server)
+    print_hanging(out, backends)
+    versions = read_versions(LiveAddresses(grpc=address))
+    print_hanging(out, _version_words(versions))
+    upgrades = _print_upgrades(versions, repository, out)
     checks = check_contract(address, repository=repository)
-    print_checks(checks, out)
+    _print_checks(checks, out)
     worst = max(check.outcome for check in checks)
-    if breaks:
+    if any(finding.certain for finding in upgrades):
         worst = max(worst, Outcome.FAILED)
-    if worst is Outcome.PASSED:
-        out.print("Releases can be promoted and rolled back on this server under load.")
-    elif worst is Outcome.FAILED:
-        out.print(
-            "[bold red]Do not promote on this server under load[/]: take it out of rotation first, "
-            "or use another version of Triton."
+    _print_conclusion(worst, repository, out)
+    output.document(
+        DoctorDocument(
+            server=ServerCheck(
+                address=address,
+                triton=server.version,
+                backends=backends,
+                versions=_version_words(versions),
+                outcome=worst,
+                checks=tuple(
+                    CheckedPromise(promise=c.promise, outcome=c.outcome, reason=c.reason)
+                    for c in checks
+                ),
+                upgrades=tuple(
+                    UpgradeProblem(certain=found.certain, reason=found.words) for found in upgrades
+                ),
+            )
         )
-    if repository is None and worst is not Outcome.INCONCLUSIVE:
-        out.print(
-            "Files travelled in the load call. With --repository PATH, the folder that this server "
-            "reads, they are loaded as a promotion does it."
-        )
+    )
     return worst
 
 
-def _print_upgrades(address: str, repository: Path | None, out: Console) -> bool:
-    """Say which TensorRT and driver are there, and what of a repository would not load with them.
+def _print_conclusion(worst: Outcome, repository: Path | None, out: Console) -> None:
+    if worst is Outcome.PASSED:
+        print_hanging(out, "Releases can be promoted and rolled back on this server under load.")
+    elif worst is Outcome.FAILED:
+        refusal = ("Do not promote on this server under load", "bold red")
+        instead = ": take it out of rotation first, or use another version of Triton."
+        print_hanging(out, Text.assemble(refusal, instead))
+    if repository is None and worst is not Outcome.INCONCLUSIVE:
+        print_hanging(
+            out,
+            "Files travelled in the load call. With --repository PATH, the folder that this server "
+            "reads, they are loaded as a promotion does it.",
+        )
 
-    Returns:
-        Whether something surely does not.
-    """
-    versions = read_versions(LiveAddresses(grpc=address))
-    out.print(_version_words(versions), markup=False)
+
+def _print_upgrades(
+    versions: ServerVersions, repository: Path | None, out: Console
+) -> tuple[UpgradeFinding, ...]:
+    """Print what of a repository would not load with the TensorRT and driver that are there."""
     if repository is None:
-        return False
+        return ()
     engines = [
         each for name in models(repository) for each in live_engines(Layout(repository, name))
     ]
-    found = find_upgrades(engines, versions, policy="POLICY")
+    found = tuple(find_upgrades(engines, versions, policy="POLICY"))
     for finding in found:
-        out.print(finding.words, markup=False, style="bold red" if finding.certain else "yellow")
-    return any(finding.certain for finding in found)
+        print_hanging(out, Text(finding.words, style="bold red" if finding.certain else "yellow"))
+    return found
 
 
 def _version_words(versions: ServerVersions) -> str:
@@ -140,7 +172,7 @@ def _backend_words(server: Server) -> str:
     return f"{words}; it lacks {' and '.join(missing)}." if missing else f"{words}."
 
 
-def print_checks(checks: tuple[ContractCheck, ...], out: Console) -> None:
+def _print_checks(checks: tuple[ContractCheck, ...], out: Console) -> None:
     """Print one row for each promise."""
     names = ("promise", "kept", "evidence")
     shown = FittedTable([TableColumn(name, heads=name != names[2]) for name in names])

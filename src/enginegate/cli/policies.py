@@ -5,12 +5,16 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
+from enginegate.cli.output.json_output import Printer
+from enginegate.cli.output.records import OpenCandidate, PolicyDocument
 from enginegate.errors import InputError
 from enginegate.messages import counted
 from enginegate.policy import Policy
 from enginegate.policy.paths import project_of
 from enginegate.preflight import check_policy
+from enginegate.report.tables import print_hanging
 
 PolicyFile = Annotated[
     Path, typer.Argument(help="the model family's policy, e.g. policies/digits.toml")
@@ -37,32 +41,61 @@ def policies_here() -> list[Path]:
     return sorted((project_of(Path.cwd()) / "policies").glob("*.toml"))
 
 
-def print_check(policy: Policy, origin: Path, out: Console) -> None:
-    """Check that everything the policy names is here, and print what will be inconclusive.
+def print_check(policy: Policy, origin: Path, output: Printer) -> None:
+    """Print what a policy asks for, check that it is here, and print what will be inconclusive.
 
     Raises:
         PolicyError: something that it names is not there.
     """
+    out = output.console
+    _print_policy(policy, out)
     found = check_policy(policy)
     found.refuse(origin)
     will_be = [f"{c}: {o.why}. {o.remedy}" for c, o in found.undecidable.items()]
     for sentence in (*will_be, *found.notes):
-        out.print("[yellow]inconclusive[/] ", end="")
-        out.print(sentence, markup=False, soft_wrap=True)
+        print_hanging(out, sentence, Text("inconclusive ", style="yellow"))
+    out.print()
+    print_hanging(out, f"{origin} is valid.")
+    out.print(f"Next: enginegate qualify {origin}", markup=False, soft_wrap=True)
+    output.document(
+        PolicyDocument(
+            policy=str(origin),
+            model=policy.name,
+            model_uri=policy.model.uri,
+            repository=str(policy.target.repository),
+            candidates=tuple(str(candidate) for candidate in policy.candidates.all()),
+            slo_p99_ms=policy.slo.p99_ms,
+            slo_min_throughput_per_s=policy.slo.min_throughput_per_s,
+            slo_confidence=policy.slo.confidence,
+            policy_sha256=policy.digest,
+            inconclusive=tuple(
+                OpenCandidate(candidate=str(c), why=o.why, remedy=o.remedy)
+                for c, o in found.undecidable.items()
+            ),
+            notes=tuple(found.notes),
+        )
+    )
 
 
-def print_policy(policy: Policy, out: Console) -> None:
+def _print_policy(policy: Policy, out: Console) -> None:
     """Print model, candidates, SLO, search budget and digest."""
-    names = ", ".join(str(candidate) for candidate in policy.candidates.all())
-    search = policy.search
-    out.print(f"model       {policy.model.uri} -> {policy.name} in {policy.target.repository}")
-    out.print(f"candidates  {names}")
-    out.print(
-        f"SLO         p99 <= {policy.slo.p99_ms:g} ms at {policy.slo.min_throughput_per_s:g} "
-        f"requests/s or more, with {policy.slo.confidence:.0%} confidence"
+    search, slo = policy.search, policy.slo
+    promised = (
+        f"p99 <= {slo.p99_ms:g} ms at {slo.min_throughput_per_s:g} requests/s or more, with "
+        f"{slo.confidence:.0%} confidence"
     )
-    out.print(
-        f"search      {counted(search.configurations, 'configuration')}, {search.budget_s:g} "
-        "s a candidate"
+    facts = (
+        ("model", f"{policy.model.uri} -> {policy.name} in {policy.target.repository}"),
+        ("candidates", ", ".join(str(candidate) for candidate in policy.candidates.all())),
+        (
+            "SLO",
+            promised,
+        ),
+        (
+            "search",
+            f"{counted(search.configurations, 'configuration')}, {search.budget_s:g} s a candidate",
+        ),
+        ("digest", policy.digest),
     )
-    out.print(f"digest      {policy.digest}")
+    for name, text in facts:
+        print_hanging(out, text, f"{name:<10}  ")

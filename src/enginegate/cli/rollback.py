@@ -7,15 +7,18 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from rich.text import Text
 
 from enginegate.cli.checkout import of_checkout
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.output.records import ReleaseDocument
 from enginegate.cli.policies import PolicyFile
-from enginegate.cli.terminal import plain
 from enginegate.decision import Release
 from enginegate.errors import InputError, PolicyError
 from enginegate.policy import read_policy
 from enginegate.report import page_of_log
-from enginegate.repository import open_target
+from enginegate.report.tables import print_hanging
+from enginegate.repository import Layout, open_target
 from enginegate.repository.recovery import Withdrawal
 from enginegate.tracking import try_deliver
 from enginegate.workspace import Workspace
@@ -24,7 +27,7 @@ _ANSWER_S = 2.0
 _SHORTEST_REASON = 5
 
 
-def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> None:
+def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -> None:
     """Make an earlier release live, as a flow where Prefect's server answers, else right here.
 
     Raises:
@@ -32,20 +35,30 @@ def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> N
     """
     if to is not None and to < 1:
         raise InputError(f"--to {to} is no release number: they begin at 1.")
+    rules, undelivered = read_policy(policy), ""
     if prefect_answers() and Path("flows/rollback.py").is_file():
         release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
-        _print_live(release, out)
-        return
-    rules = read_policy(policy)
-    workspace = Workspace.of(rules)
-    repository = open_target(rules.live_tables, workspace, channel="command")
-    release = repository.rollback(rules.name, to, reason=reason)
-    _print_live(release, out)
-    refusal = try_deliver(workspace, rules.target.repository, page_of_log)
-    _print_undelivered(refusal, out)
+        _print_live(release, policy, output.console)
+    else:
+        workspace = Workspace.of(rules)
+        repository = open_target(rules.live_tables, workspace, channel="command")
+        release = repository.rollback(rules.name, to, reason=reason)
+        _print_live(release, policy, output.console)
+        undelivered = try_deliver(workspace, rules.target.repository, page_of_log)
+        _print_undelivered(undelivered, output.console)
+    output.document(
+        ReleaseDocument(
+            action="rolled back",
+            model=release.model,
+            live=True,
+            release=release,
+            promise=Layout(rules.target.repository, rules.name).held_to(release).promise,
+            undelivered=undelivered,
+        )
+    )
 
 
-def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
+def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
     """Leave nothing live, as a flow where Prefect's server answers, else right here.
 
     Raises:
@@ -57,17 +70,28 @@ def withdraw_live(policy: Path, who: str, reason: str, out: Console) -> None:
             f"A withdrawal needs a name and a reason (at least {_SHORTEST_REASON} characters); "
             f"given were {who!r} and {reason!r}."
         )
+    undelivered = ""
     if prefect_answers() and Path("flows/withdraw.py").is_file():
         release: Release = of_checkout("flows.withdraw").withdraw(policy, reason, who)
-        _print_withdrawn(release, policy, out)
-        return
-    rules = read_policy(policy)
-    workspace = Workspace.of(rules)
-    repository = open_target(rules.live_tables, workspace, channel="command")
-    release = repository.withdraw(rules.name, Withdrawal(who, reason))
-    _print_withdrawn(release, policy, out)
-    refusal = try_deliver(workspace, rules.target.repository, page_of_log)
-    _print_undelivered(refusal, out)
+        _print_withdrawn(release, policy, output.console)
+    else:
+        rules = read_policy(policy)
+        workspace = Workspace.of(rules)
+        repository = open_target(rules.live_tables, workspace, channel="command")
+        release = repository.withdraw(rules.name, Withdrawal(who, reason))
+        _print_withdrawn(release, policy, output.console)
+        undelivered = try_deliver(workspace, rules.target.repository, page_of_log)
+        _print_undelivered(undelivered, output.console)
+    output.document(
+        ReleaseDocument(
+            action="withdrawn",
+            model=release.model,
+            live=False,
+            release=release,
+            promise=None,
+            undelivered=undelivered,
+        )
+    )
 
 
 def prefect_answers() -> bool:
@@ -84,34 +108,48 @@ def prefect_answers() -> bool:
 
 def _print_undelivered(refusal: str, out: Console) -> None:
     if os.environ.get("PREFECT_API_URL"):
-        out.print("Prefect does not know yet; the next promotion, rollback or watch updates it.")
+        print_hanging(
+            out, "Prefect does not know yet; the next promotion, rollback or watch updates it."
+        )
     if refusal:
-        out.print("MLflow does not know yet; the next promotion, rollback or watch updates it:")
-        out.print(f"  {refusal}", markup=False)
+        print_hanging(
+            out, "MLflow does not know yet; the next promotion, rollback or watch updates it:"
+        )
+        print_hanging(out, refusal, "  ")
 
 
 def _print_withdrawn(release: Release, policy: Path, out: Console) -> None:
     named = f"Release {release.version} of {release.model} ({release.engine.candidate})"
-    out.print(f"{named} was withdrawn. Nothing is live.", markup=False)
-    out.print(f"Next: enginegate qualify {policy}; a promotion starts anew.", markup=False)
+    print_hanging(out, f"{named} was withdrawn. Nothing is live.")
+    next_ = f"Next: enginegate qualify {policy}; a promotion starts anew."
+    out.print(next_, markup=False, soft_wrap=True)
 
 
-def _print_live(release: Release, out: Console) -> None:
-    out.print(
-        f"Release {release.version} of {release.model} is live again: {release.engine.candidate}."
-    )
+def _print_live(release: Release, policy: Path, out: Console) -> None:
+    named = f"Release {release.version} of {release.model}"
+    print_hanging(out, f"{named} is live again: {release.engine.candidate}.")
+    out.print(f"Next: enginegate status {policy}", markup=False, soft_wrap=True)
 
 
-def pull_command(policy: PolicyFile) -> None:
+def pull_command(policy: PolicyFile, *, as_json: JsonFlag = False) -> None:
     """Bring this host to what is live in object storage: fetch, check, load, prove."""
     rules = read_policy(policy)
     storage = open_target(rules.live_tables, Workspace.of(rules), channel="command").storage
     if storage is None:
         raise PolicyError(f"{policy} names no target.objects, so there is nothing to pull.")
-    release = storage.pull()
     where = storage.store.url
-    if release is None:
-        plain.print(f"Nothing of {rules.name} is live in {where}.", soft_wrap=True)
-    else:
-        sentence = f"Release {release.version} of {rules.name} is live here, as in {where}."
-        plain.print(sentence, soft_wrap=True)
+    with printing(as_json=as_json) as printed:
+        release = storage.pull()
+        sentence = f"Nothing of {rules.name} is live in {where}."
+        if release is not None:
+            sentence = f"Release {release.version} of {rules.name} is live here, as in {where}."
+        printed.console.print(Text(sentence), soft_wrap=True)
+        printed.document(
+            ReleaseDocument(
+                action="pulled" if release else "none",
+                model=rules.name,
+                live=release is not None,
+                release=release,
+                promise=release.promise if release else None,
+            )
+        )

@@ -5,14 +5,24 @@ from contextlib import suppress
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from enginegate.cli.checkout import of_checkout
-from enginegate.cli.live import live_checks
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.output.records import (
+    AcknowledgeDocument,
+    AutomationsDocument,
+    BrokenPromiseStatus,
+    CheckDone,
+    ScanDocument,
+    WatchDocument,
+)
 from enginegate.cli.policies import PolicyFile
-from enginegate.cli.terminal import plain
+from enginegate.cli.status import live_checks
 from enginegate.errors import EnginegateError
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
+from enginegate.report.tables import print_hanging
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history import broken_promises as promises
 from enginegate.tracking import try_deliver
@@ -24,18 +34,20 @@ def watch_command(
     policy: PolicyFile,
     *,
     once: Annotated[bool, typer.Option("--once", help="only one check")] = False,
+    as_json: JsonFlag = False,
 ) -> None:
     """Compare what is live with what was promised; does what watch.on_failure says.
 
     Ends with 3 if a promise was broken, now or earlier, and nobody has acknowledged it.
     """
     read_policy(policy)  # a mistake in it is shown before Prefect is started
-    flow = of_checkout("flows.watch")
-    try:
-        _print_run(flow.watch(policy, 0.0) if once else flow.watch(policy))
-    except PromiseBrokenError as error:
-        _print_run(error.watched)
-        raise
+    with printing(as_json=as_json) as output:
+        flow = of_checkout("flows.watch")
+        try:
+            _print_run(flow.watch(policy, 0.0) if once else flow.watch(policy), output)
+        except PromiseBrokenError as error:
+            _print_run(error.watched, output, broken=str(error))
+            raise
 
 
 def acknowledge_command(
@@ -50,21 +62,26 @@ def acknowledge_command(
     release: Annotated[
         int | None, typer.Option(help="only this release; default: each that waits")
     ] = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Acknowledge a broken promise: from then on the newest check is shown. Kept in the audit log.
 
     A check that fails later needs its own acknowledgement.
     """
-    _acknowledge(read_policy(policy), approver, reason, release)
+    with printing(as_json=as_json) as output:
+        _acknowledge(read_policy(policy), approver, reason, release, output)
 
 
-def _print_run(watched: WatchResult) -> None:
+def _print_run(watched: WatchResult, output: Printer, *, broken: str = "") -> None:
     for sentence in watched.done:
-        plain.print(sentence)
+        print_hanging(output.console, sentence)
     for check in watched.checks:
-        _print_check(check)
+        _print_check(check, output.console)
     if not watched.checks:
-        plain.print("Nothing is live, or it is being rolled out to a fleet.")
+        print_hanging(output.console, "Nothing is live, or it is being rolled out to a fleet.")
+    checks = tuple(CheckDone(outcome=check.outcome, check=check) for check in watched.checks)
+    output.document(WatchDocument(done=watched.done, checks=checks, broken=broken))
 
 
 def automations_command(
@@ -76,44 +93,54 @@ def automations_command(
             envvar="ENGINEGATE_WEBHOOK",
         ),
     ] = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Create or update, on your Prefect server, the automations in automations/ of this checkout.
 
     They send a message when a promise was broken, when a promotion waits for a person, and when no
     watch ran for half an hour.
     """
-    done: tuple[str, ...] = of_checkout("flows.automations").apply_automations(webhook)
-    for sentence in done:
-        plain.print(sentence)
+    with printing(as_json=as_json) as output:
+        done: tuple[str, ...] = of_checkout("flows.automations").apply_automations(webhook)
+        for sentence in done:
+            print_hanging(output.console, sentence)
+        output.document(AutomationsDocument(done=done))
 
 
 def scan_command(
     policy: PolicyFile,
     deployment: Annotated[
-        str | None, typer.Option(help="who qualifies, e.g. qualify/digits; default: this process")
+        str | None,
+        typer.Option(help="who qualifies, e.g. qualify/qualify-digits; default: this process"),
     ] = None,
+    *,
+    as_json: JsonFlag = False,
 ) -> None:
     """Qualify each version of the registry that carries the policy's alias or tag, once."""
     read_policy(policy)  # a mistake in it is shown before Prefect is started
-    started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
-    for uri in started:
-        plain.print(f"Started: {uri}")
-    if not started:
-        plain.print("No new version.")
+    with printing(as_json=as_json) as output:
+        started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
+        for uri in started:
+            print_hanging(output.console, f"Started: {uri}")
+        if not started:
+            print_hanging(output.console, "No new version.")
+        output.document(ScanDocument(started=started))
 
 
-def _print_check(check: WatchCheck) -> None:
+def _print_check(check: WatchCheck, out: Console) -> None:
     kind = "intensive" if check.intensive else "steady"
-    plain.print(
+    print_hanging(
+        out,
         f"Check {check.number} ({kind}) of release {check.version} of {check.model}: "
-        f"{check.outcome.word}; action: {check.action}"
+        f"{check.outcome.word}; action: {check.action}",
     )
     for finding in check.findings:
         word = f"{finding.outcome.word}{', advisory' if finding.advisory else ''}"
-        plain.print(f"  {gate_of(finding)} ({word}): {finding.reason}")
+        print_hanging(out, f"{gate_of(finding)} ({word}): {finding.reason}", "  ")
 
 
-def _acknowledge(policy: Policy, who: str, why: str, release: int | None) -> None:
+def _acknowledge(policy: Policy, who: str, why: str, release: int | None, output: Printer) -> None:
     """Write who knows of a broken promise into the audit log, and update MLflow.
 
     Raises:
@@ -124,15 +151,21 @@ def _acknowledge(policy: Policy, who: str, why: str, release: int | None) -> Non
     layout = Layout(root, policy.name)
     given = promises.Acknowledgement(who, why, release, channel="command")
     done = promises.acknowledge(root, policy.name, given, live_checks(layout, workspace))
+    out = output.console
     for broken in done:
-        plain.print(f"Acknowledged by {who}: {broken}.")
-    events = AuditLog(root).read()
+        print_hanging(out, f"Acknowledged by {who}: {broken}.")
+    events, states = AuditLog(root).read(), {}
     for number in sorted({broken.release for broken in done}):
         with suppress(EnginegateError):  # the manifest of a withdrawn release is gone
             manifest = layout.release(number)
             checks = WatchLog.at(workspace, manifest).read()
             state = promises.shown_state(events, policy.name, number, checks)
-            plain.print(f"Release {number} is shown as: {state.word}.")
+            states[number] = state.word
+            print_hanging(out, f"Release {number} is shown as: {state.word}.")
     refusal = try_deliver(workspace, root, page_of_log)
     if refusal:
-        plain.print(f"MLflow is updated later: {refusal.splitlines()[0]}")
+        print_hanging(out, f"MLflow is updated later: {refusal.splitlines()[0]}")
+    acknowledged = tuple(
+        BrokenPromiseStatus(release=b.release, check=b.check, at=b.at, why=b.why) for b in done
+    )
+    output.document(AcknowledgeDocument(acknowledged=acknowledged, states=states))

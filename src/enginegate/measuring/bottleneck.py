@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from enginegate.measurement import Measurement, StageSplit
 from enginegate.messages import short_number
-from enginegate.policy.benchmarking import Slo
 
 _ADVICE = {
     "queueing": "add instances, shorten max_queue_delay, or let batches grow",
@@ -52,13 +51,13 @@ def largest_stage(measurement: Measurement) -> str:
     return f"{name} is {share:.0%} of the mean server time: {_ADVICE[name]}"
 
 
-def explain_p99(measurement: Measurement, slo: Slo) -> str:
+def explain_p99(measurement: Measurement, limit_ms: float) -> str:
     """What p99 is, which part of a request's time is the largest, and what to try, in sentences."""
     p99 = measurement.p99
     if p99 is None:
         return _failures(measurement)
-    relation = "within" if p99.value_ms <= slo.p99_ms else "above"
-    said = [f"p99 is {short_number(p99.value_ms)} ms, {relation} the limit of {slo.p99_ms:g} ms."]
+    relation = "within" if p99.value_ms <= limit_ms else "above"
+    said = [f"p99 is {short_number(p99.value_ms)} ms, {relation} the limit of {limit_ms:g} ms."]
     found = latency_breakdown(measurement.stages) if measurement.stages else ()
     if measurement.stages is None or not found:
         return f"{said[0]} What the server did meanwhile was not counted."

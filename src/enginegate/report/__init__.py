@@ -15,12 +15,22 @@ from enginegate.report.decision_page import (
     TimelineEntry,
     decision_page,
     evidence_part,
+    history_of,
     page_history,
     page_of_log,
 )
-from enginegate.report.explain import explain
+from enginegate.report.explain import (
+    candidate_meaning,
+    candidates_named,
+    explain,
+    print_explained,
+)
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
-from enginegate.report.markdown import approval_markdown, scorecard_markdown
+from enginegate.report.markdown import (
+    approval_markdown,
+    escape_markdown,
+    scorecard_markdown,
+)
 from enginegate.report.serving import ServingReport, accuracies, serving_report
 from enginegate.report.terminal import (
     print_approval,
@@ -44,13 +54,18 @@ __all__ = [
     "accuracies",
     "approval_markdown",
     "candidate_figures",
+    "candidate_meaning",
+    "candidates_named",
     "decision_page",
+    "escape_markdown",
     "evidence_part",
     "explain",
+    "history_of",
     "obstacles",
     "page_history",
     "page_of_log",
     "print_approval",
+    "print_explained",
     "print_measured",
     "print_scorecard",
     "print_serving",

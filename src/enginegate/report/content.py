@@ -158,7 +158,7 @@ def sentences(scorecard: Scorecard) -> tuple[str, ...]:
         f"{subject}: {one_line(scorecard.reason).rstrip('.')}.",
         *fp32_sentences(scorecard),
         *fp32_slices(scorecard),
-        *_winner_sentences(scorecard),
+        *winner_sentences(scorecard),
     )
 
 
@@ -239,7 +239,8 @@ def without_line_breaks(text: str) -> str:
     return " ".join(text.split())
 
 
-def _winner_sentences(scorecard: Scorecard) -> Iterator[str]:
+def winner_sentences(scorecard: Scorecard) -> Iterator[str]:
+    """The winner's accuracy, how it was served, last what it would replace; none without one."""
     winner = scorecard.winner
     if winner is None:
         return
@@ -275,7 +276,7 @@ def accuracy_text(verdict: Verdict | None) -> str:
 
 
 def task_loss(verdict: Verdict | None) -> Finding | None:
-    """The task's loss on all labelled data: accuracy, else the first metric of the policy."""
+    """The task's loss on all labelled data; None: it was not judged."""
     return verdict.task_loss if verdict else None
 
 

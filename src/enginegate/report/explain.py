@@ -1,18 +1,25 @@
 """Each verdict in words that a release manager understands. Nothing is decided here."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
+from rich.console import Console
+from rich.text import Text
+
 from enginegate.candidate import Candidate
+from enginegate.errors import InputError
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard, Verdict
 from enginegate.report.content import (
     alone_sentence,
     fp32_sentences,
     fp32_slices,
     short_digest,
+    winner_sentences,
     without_line_breaks,
 )
 from enginegate.report.serving import pattern_sentences, roofline_sentence
+from enginegate.report.tables import print_hanging
 
 _MEANINGS = MappingProxyType(
     {
@@ -65,21 +72,88 @@ _QUESTIONS: Mapping[str, str] = MappingProxyType(
     }
 )
 _PER = 1000
+_INDENT = re.compile(r" +(?:- )?")
+_COMMAND = "enginegate explain"
+_OUTCOME_WORDS = tuple(f": {outcome.word.upper()}" for outcome in Outcome)
 
 
-def explain(scorecard: Scorecard) -> str:
-    """The whole scorecard in words: what may be approved, and for each candidate why or why not."""
-    lines = [
-        f"{scorecard.model_uri} for {scorecard.model}, scorecard {short_digest(scorecard)}",
-        "",
-        _headline(scorecard),
-    ]
-    baseline = (*fp32_sentences(scorecard), *fp32_slices(scorecard, most=None))
-    if baseline:
-        lines += ["", *baseline]
-    for verdict in scorecard.verdicts:
-        lines += ["", *_candidate(scorecard, verdict)]
+def explain(
+    scorecard: Scorecard, *, only: Collection[Candidate] | None = None, blocking: bool = False
+) -> str:
+    """The scorecard in words: at most ten lines for all of it, then each candidate by itself.
+
+    Args:
+        scorecard: what was found.
+        only: explain these candidates; None: all of them.
+        blocking: explain only candidates that did not pass, and of them only what keeps them.
+    """
+    lines = list(_opening(scorecard))
+    shown = [v for v in scorecard.verdicts if only is None or v.candidate in only]
+    if blocking:
+        shown = [v for v in shown if scorecard.outcome(v.candidate) is not Outcome.PASSED]
+    elif only is None:
+        baseline = (*fp32_sentences(scorecard), *fp32_slices(scorecard, most=None))
+        if baseline:
+            lines += ["", *baseline]
+    for verdict in shown:
+        lines += ["", *_candidate(scorecard, verdict, blocking=blocking)]
     return "\n".join(lines) + "\n"
+
+
+def print_explained(
+    scorecard: Scorecard,
+    console: Console,
+    *,
+    only: Collection[Candidate] | None = None,
+    blocking: bool = False,
+) -> None:
+    """Print `explain` with each line's own indentation kept where it wraps."""
+    for line in explain(scorecard, only=only, blocking=blocking).splitlines():
+        begins = _INDENT.match(line)
+        indent = begins.group() if begins else ""
+        if _COMMAND in line:
+            console.print(Text(line), soft_wrap=True)
+        else:
+            style = "bold" if not indent and line.endswith(_OUTCOME_WORDS) else ""
+            print_hanging(console, Text(line[len(indent) :], style=style), indent)
+
+
+def candidates_named(scorecard: Scorecard, names: Sequence[str]) -> tuple[Candidate, ...] | None:
+    """The scorecard's candidates of those names; None when none is given.
+
+    Raises:
+        InputError: a name is not one of them; lists those there are.
+    """
+    there = {verdict.candidate.name: verdict.candidate for verdict in scorecard.verdicts}
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise InputError(
+            f"Scorecard {short_digest(scorecard)} has no candidate "
+            f"{', '.join(map(repr, unknown))}. It has: {', '.join(there)}."
+        )
+    return tuple(there[name] for name in dict.fromkeys(names)) or None
+
+
+def _opening(scorecard: Scorecard) -> Iterator[str]:
+    """At most ten lines: which, what may be approved, its numbers, everybody's outcome, next."""
+    short = short_digest(scorecard)
+    by = f", for {scorecard.requested_by}" if scorecard.requested_by else ""
+    yield (
+        f"{scorecard.model_uri} for {scorecard.model}, scorecard {short} of "
+        f"{scorecard.created_at:%Y-%m-%d %H:%M:%S %Z}{by}"
+    )
+    yield _headline(scorecard)
+    numbers = tuple(winner_sentences(scorecard))
+    yield from (f"  {sentence}" for sentence in (*numbers[:-1][:2], *numbers[-1:]))
+    groups: dict[Outcome, list[str]] = {}
+    for verdict in scorecard.verdicts:
+        candidate = verdict.candidate
+        mark = " (tied)" if candidate in scorecard.tied else ""
+        groups.setdefault(scorecard.outcome(candidate), []).append(f"{candidate}{mark}")
+    for outcome in sorted(groups):
+        yield f"{outcome.word.capitalize()}: {', '.join(groups[outcome])}"
+    if set(groups) - {Outcome.PASSED}:
+        yield f"Only what blocks: {_COMMAND} {short} --only blocking"
 
 
 def _headline(scorecard: Scorecard) -> str:
@@ -88,15 +162,15 @@ def _headline(scorecard: Scorecard) -> str:
     return f"{scorecard.winner} is up for approval: {without_line_breaks(scorecard.reason)}"
 
 
-def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
+def _candidate(scorecard: Scorecard, verdict: Verdict, *, blocking: bool) -> Iterator[str]:
     candidate = verdict.candidate
     outcome = scorecard.outcome(candidate)
     benchmark = scorecard.benchmark(candidate)
     findings = (*verdict.findings, *(benchmark.findings if benchmark else ()))
     counting = [finding for finding in findings if not finding.advisory]
     yield f"{candidate}: {outcome.word.upper()}"
-    yield f"  {_meaning(scorecard, candidate, outcome)}"
-    for word, heading in _HEADINGS:
+    yield f"  {candidate_meaning(scorecard, candidate)}"
+    for word, heading in _HEADINGS[:-1] if blocking else _HEADINGS:
         found = [finding for finding in counting if finding.outcome is word]
         if found:
             yield f"  {heading}:"
@@ -105,6 +179,8 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
         yield f"  It was not benchmarked: {scorecard.unmeasured[candidate.name]}."
     elif benchmark is None and outcome is Outcome.INCONCLUSIVE:
         yield "  It was not benchmarked, so nothing is known about its speed."
+    if blocking:
+        return
     if benchmark is not None:
         yield f"  {_speed(benchmark)}"
         yield from (f"  {sentence}" for sentence in _serving(benchmark))
@@ -118,7 +194,9 @@ def _candidate(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
         yield from (f"    - {without_line_breaks(_plain(finding))}" for finding in shown)
 
 
-def _meaning(scorecard: Scorecard, candidate: Candidate, outcome: Outcome) -> str:
+def candidate_meaning(scorecard: Scorecard, candidate: Candidate) -> str:
+    """Whether a candidate may be approved, in a sentence."""
+    outcome = scorecard.outcome(candidate)
     if candidate in scorecard.tied:
         return (
             f"It passed every gate and is tied with {scorecard.winner}: the measurements do not "

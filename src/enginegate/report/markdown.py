@@ -17,13 +17,13 @@ from enginegate.report.content import (
 
 def scorecard_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> str:
     """Sentences, table, and why candidates did not pass; ``sizes`` are engine bytes."""
-    lines = [*(f"- {_escaped(sentence)}" for sentence in sentences(scorecard)), ""]
+    lines = [*(f"- {escape_markdown(sentence)}" for sentence in sentences(scorecard)), ""]
     lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
     for verdict in scorecard.verdicts:
         lines.append(_row(row_of(scorecard, verdict.candidate, sizes)))
     for obstacle in obstacles(scorecard):
         lines += ["", f"**{obstacle.names}**: {obstacle.outcome.word}", ""]
-        lines += [f"- {_escaped(line)}" for line in obstacle.lines]
+        lines += [f"- {escape_markdown(line)}" for line in obstacle.lines]
     return "\n".join(lines) + "\n"
 
 
@@ -44,15 +44,19 @@ def approval_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> st
         *(f"- {name} data: {f'sha256 {digest}' if digest else 'none'}" for name, digest in data),
         f"- made at {scorecard.created_at.isoformat(timespec='seconds')}",
         f"- MLflow run {scorecard.mlflow_run or 'none'}",
-        *(f"- {name}: {_escaped(value)}" for name, value in sorted(scorecard.environment.items())),
+        *(
+            f"- {name}: {escape_markdown(value)}"
+            for name, value in sorted(scorecard.environment.items())
+        ),
     ]
     return "\n".join(lines) + "\n"
 
 
 def _row(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
+    return "| " + " | ".join(escape_markdown(cell) for cell in cells) + " |"
 
 
-def _escaped(text: str) -> str:
-    """Text that Markdown must not read as table cells, emphasis, links or HTML."""
-    return re.sub(r"([\\|*`\[\]]|<(?=[A-Za-z/!?]))", r"\\\1", text)
+def escape_markdown(text: str) -> str:
+    """One line of text that Markdown must not read as table cells, emphasis, links or HTML."""
+    joined = " ".join(text.splitlines())
+    return re.sub(r"([\\|*`\[\]]|<(?=[A-Za-z/!?]))", r"\\\1", joined)

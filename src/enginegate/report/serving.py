@@ -150,7 +150,7 @@ def serving_sentences(benchmark: Benchmark, slo: Slo) -> tuple[str, ...]:
     sentences += _result(benchmark)
     nearest = benchmark.at_slo or best_of(benchmark.measurements, slo.p99_ms)
     if nearest is not None:
-        sentences += [explain_p99(nearest, slo), generator_sentence(nearest)]
+        sentences += [explain_p99(nearest, slo.p99_ms), generator_sentence(nearest)]
     sentences += [_keeping_up(benchmark), *_standing(benchmark)]
     sentences += pattern_sentences(benchmark.patterns)
     return tuple(sentence for sentence in sentences if sentence)

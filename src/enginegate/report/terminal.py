@@ -107,7 +107,7 @@ def print_measured(measured: Sequence[Measurement], slo: Slo, console: Console) 
     for m in measured:
         for why in m.invalid:
             print_hanging(console, f"Not valid: {why}.")
-        print_hanging(console, explain_p99(m, slo))
+        print_hanging(console, explain_p99(m, slo.p99_ms))
         print_hanging(console, generator_sentence(m))
 
 

@@ -30,6 +30,9 @@ from enginegate.serving import ServingConfig
 
 # Points that are confirmed at most; on a restless machine each costs seconds, and they get lower.
 _MOST_POINTS = 9
+# Share of a rate that was not confirmed, or that a rejected trial lets hope for, at which the last
+# confirmation that fits is made: 0.9 ends without an answer twice as often, 0.7 gives away more.
+_LAST_TRY = 0.8
 # Requests sent beyond those that are judged: a tenth is warm-up, and arrivals vary.
 _SPARE = 1.2
 # Overload: a third past the answer is past every server's capacity; less than a fifth may not be.
@@ -108,11 +111,13 @@ class Confirmation:
 
     Attributes:
         unusable: some confirming measurement was invalid, and so was its repetition.
+        cautious: the last confirmation was made far below what may be sustained, for the budget.
     """
 
     state: SearchState
     champion: Champion | None = None
     unusable: bool = False
+    cautious: bool = False
     _live_runs: list[LatencySample] = field(default_factory=list)
     _live: TrialRunner | None = field(init=False, default=None)
 
@@ -200,12 +205,34 @@ class Confirmation:
                 lower = min(self._below(config, rejected), highest)
                 if (rate or 0.0) < lower < rejected:
                     rate, p99_ms = lower, state.slo.p99_ms
+            elif rate is None and state.runner.budget.exhausted:
+                rate = self._hoped_for(config)
             if rate is not None:
                 options.append((state.value(config, rate), -p99_ms, config, rate))
         if not options:
             return None
         _, _, config, rate = max(options, key=lambda option: option[:2])
-        return config, rate
+        return config, self._cautious_at_last(config, rate)
+
+    def _hoped_for(self, config: ServingConfig) -> float | None:
+        """A rate for a configuration of which nothing is sustained, once no trial fits any more."""
+        guess = self.state.history.below_rejected(config)
+        grid = self.state.runner.grid
+        if guess is None or self.state.history.fails(config, grid.low):
+            return None
+        self.cautious = True
+        return grid.at_most(_LAST_TRY * guess.rate_per_s)
+
+    def _cautious_at_last(self, config: ServingConfig, rate_per_s: float) -> float:
+        """The rate, or far below those that were not confirmed if this is the last that fits."""
+        state = self.state
+        unconfirmed = (p.rate_per_s for p in state.history.of(config) if p.unconfirmed)
+        rejected = min(unconfirmed, default=None)
+        once = self.durations_s(rate_per_s)[:-1]
+        if rejected is None or state.runner.budget.fits(*once, *once):
+            return rate_per_s
+        self.cautious = True
+        return min(rate_per_s, state.runner.grid.at_most(_LAST_TRY * rejected))
 
     def _below(self, config: ServingConfig, rejected: float) -> float:
         """One resolution below a rejected rate; further each time, and where less was served."""

@@ -58,7 +58,7 @@ _GATHERED = 1.5
 # Batches at least this full show what full ones take; lower, the line is extrapolated further.
 _NEARLY_FULL = 0.6
 # Served less than this share of what was offered: the server, not chance, was the limit.
-_SATURATED = 0.92
+SATURATED = 0.92
 # How much instances of one processor are expected to slow one another down before it was seen, from
 # not at all (0) to sharing everything (1); on simulated servers 0.5 saves most measurements where
 # serving takes 1 to 3 times as long as the engine alone (12 %, and 12 % of the time).
@@ -111,8 +111,8 @@ class ServiceTimeEstimate:
         if client_ms is None:
             client_ms = max(0.0, float(answered.mean()) - stages.queue_ms - service_ms)
         instances = instances_of(measurement.config)
-        served_per_s = _served_per_s(measurement)
-        executed_per_s = served_per_s * items / stages.mean_batch_size
+        answered_per_s = served_per_s(measurement)
+        executed_per_s = answered_per_s * items / stages.mean_batch_size
         # Much more than all of the time is waiting inside a pipeline, behind other batches.
         busy = executed_per_s * service_ms / 1e3 / instances
         overlap = busy if busy > _OVERLAPPING else 1.0
@@ -126,7 +126,7 @@ class ServiceTimeEstimate:
             busy=busy / overlap,
             p99_ms=p99.value_ms if p99 else float("inf"),
             client_ms=client_ms,
-            saturated=served_per_s < _SATURATED * measurement.rate_per_s,
+            saturated=answered_per_s < SATURATED * measurement.rate_per_s,
         )
 
     def shows_saturation_of(self, config: ServingConfig) -> bool:
@@ -145,7 +145,7 @@ def _batches(stages: StageSplit, sent: int) -> tuple[float, float]:
     return max(1.0, counted / sent), squares / counted
 
 
-def _served_per_s(measurement: Measurement) -> float:
+def served_per_s(measurement: Measurement) -> float:
     """Answers a second from the first request to the last answer, the warm-up's among them.
 
     Throughput leaves the warm-up's requests out, but not the time they took from the others, which

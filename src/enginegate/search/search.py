@@ -156,7 +156,8 @@ def _confirmed_result(
     overload, rival = confirmation.overload(best), confirmation.rival(best)
     durations_s = confirmation.durations_s(best.throughput_per_s)
     cut_short, generator_limit_per_s = _unmeasurable_above(runner, best)
-    if not runner.budget.left_room_for(state.bounds.measurement_s, *durations_s):
+    left_room = runner.budget.left_room_for(state.bounds.measurement_s, *durations_s)
+    if confirmation.cautious or not left_room:
         cut_short = "the budget ended the search: raise [search] budget_s"
     return SearchResult(
         measurements=_measurements(runner),

@@ -228,7 +228,10 @@ class SearchStrategy:
         if self.state.bounds.objective == "latency":
             self._compare_latencies()
             return
-        self._follow(self.state.configs[0], roughly=True)
+        first = self.state.configs[0]
+        self._follow(first, roughly=True)
+        if self._exhausted() and self.state.history.below_rejected(first) is not None:
+            return  # what is left is for a confirmation of what the rejected trial lets hope for
         failures, second_trial = 0, None
         while failures < _MOST_FAILURES or self._below_wanted():
             challenge = second_trial or self._challenge(failures)
@@ -284,7 +287,12 @@ class SearchStrategy:
             if self._hopeless():
                 return
             rate_per_s = next_rate(
-                state.grid(config), sustained, unsustained, estimate, slack=state.slack(config)
+                state.grid(config),
+                sustained,
+                unsustained,
+                estimate,
+                slack=state.slack(config),
+                guess=history.below_rejected(config),
             )
             # Tried before and no wiser: measurements contradict one another.
             if rate_per_s is None or (config, rate_per_s) in history.points:

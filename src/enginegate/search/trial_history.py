@@ -16,7 +16,7 @@ from enginegate.evidence import Outcome
 from enginegate.measurement import P99, LatencySample
 from enginegate.measuring.p99 import SloDecision, decide_fixed, nearest_rank
 from enginegate.policy.benchmarking import Slo
-from enginegate.search.queueing import CapacityInterval
+from enginegate.search.queueing import SATURATED, CapacityInterval, served_per_s
 from enginegate.search.space import Grid
 from enginegate.serving import ServingConfig
 
@@ -34,6 +34,9 @@ WIDE = 2.0
 # p99 rises steeply near capacity, so slack in p99 is worth about its cube root in rate; a larger
 # power overshoots where the model is wrong, a smaller one creeps.
 _SLACK_EXPONENT = 1.0 / 3.0
+# Share of what a saturated server answered at which its queue settles: 0.9 starts lower and needs
+# one trial more, 0.98 is refuted more often.
+_SETTLES = 0.94
 
 
 class PointStatus(Enum):
@@ -143,6 +146,27 @@ class TrialHistory:
             default=None,
         )
 
+    def below_rejected(self, config: ServingConfig) -> "Guess | None":
+        """Where the capacity may be, by the lowest rejected rate; None while something else tells.
+
+        A server that answered less than was offered settles a little below what it answered. One
+        that kept up has its limit a little below that rate, by the cube root of p99.
+        """
+        if self.sustained(config) is not None:
+            return None
+        rejected = min(
+            (point for point in self.of(config) if point.runs),
+            key=lambda point: point.rate_per_s,
+            default=None,
+        )
+        if rejected is None:
+            return None
+        served = max(served_per_s(run.measurement) for run in rejected.runs)
+        if served < SATURATED * rejected.rate_per_s:
+            return Guess(_SETTLES * served, saturated=True) if served > 0.0 else None
+        slack = min(1.0, self.slo.p99_ms / rejected.p99_ms)
+        return Guess(rejected.rate_per_s * slack**_SLACK_EXPONENT, saturated=False)
+
     def best_points(self) -> Iterator[OperatingPoint]:
         """The highest sustained point of each configuration that has one."""
         for config in self.configs:
@@ -156,6 +180,18 @@ class TrialHistory:
             point = self.points[config, rate_per_s] = OperatingPoint(config, rate_per_s)
             self.configs.setdefault(config, []).append(point)
         return point
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A rate that a configuration may sustain, by what it did at one that it did not.
+
+    Attributes:
+        saturated: it answered less than was offered there, so that it cannot do more than that.
+    """
+
+    rate_per_s: float
+    saturated: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +216,14 @@ def next_rate(
     estimate: CapacityEstimate,
     *,
     slack: float = 1.0,
+    guess: Guess | None = None,
 ) -> float | None:
     """The next rate to try on the way to one configuration's capacity; None once close enough.
 
     Close enough is two steps of the grid, which is the policy's resolution. A wide estimate is
-    halved in the logarithm; a narrow one is taken, slightly below. Where the model expects the
-    capacity below what was sustained, the slack there says how far to go on.
+    halved in the logarithm, unless a rejected rate says more; a narrow one is taken, slightly
+    below, but never above what a saturated server answered. Where the model expects the capacity
+    below what was sustained, the slack there says how far to go on.
 
     Args:
         grid: rates that may be offered.
@@ -193,6 +231,7 @@ def next_rate(
         unsustained: lowest rate above it that was not, if any.
         estimate: what the model expects.
         slack: the limit over p99 at the sustained rate, >= 1.
+        guess: what a rejected rate says, while none is sustained.
     """
     close = math.exp(2.0 * grid.step) * (1.0 + 1e-4)
     if sustained is not None and (
@@ -203,6 +242,8 @@ def next_rate(
         return None
     wide = estimate.high > WIDE * estimate.low
     target = math.sqrt(estimate.low * estimate.high) if wide else estimate.expected * AIM
+    if guess is not None and (wide or (guess.saturated and guess.rate_per_s < target)):
+        target = guess.rate_per_s
     lowest = grid.beside(sustained, 2) if sustained is not None else grid.low
     highest = grid.beside(unsustained, -2) if unsustained is not None else grid.high
     if sustained is not None:

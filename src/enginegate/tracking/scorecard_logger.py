@@ -53,14 +53,12 @@ class CandidateArtifacts:
         built: the engine and its folder in the store, as `Workspace.engine` returns them.
         config_pbtxt: how Triton served it.
         expectations_json: the Great Expectations result its findings came from.
-        pages: the same for people, by file name.
         plots: pictures as SVG, by name.
     """
 
     built: tuple[Engine, Path] | None = None
     config_pbtxt: str = ""
     expectations_json: str = ""
-    pages: Mapping[str, str] = field(default_factory=dict)
     plots: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
@@ -306,8 +304,6 @@ def _candidate_files(
         **evidence_tables(scorecard, candidate),
     }
     files |= {f"engine/{name}": content for name, content in _texts_beside(artifacts)}
-    for name, text in artifacts.pages.items():
-        files[f"evidence/data_docs/{name.replace(':', '_')}"] = text.encode()
     return files | {f"plots/{name}.svg": svg for name, svg in artifacts.plots.items()}
 
 

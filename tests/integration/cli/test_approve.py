@@ -9,6 +9,7 @@ from rich.console import Console
 
 from enginegate.cli.approve import PersonAnswer, decide_scorecard, waiting
 from enginegate.cli.live import print_audit
+from enginegate.cli.output.json_output import Printer
 from enginegate.decision import Decision, RenewedPromise
 from enginegate.errors import ApprovalError, InputError, RepositoryBusyError
 from enginegate.evidence import Outcome
@@ -40,7 +41,15 @@ class Desk:
 
     def say(self, card, answer="approve", approver="ada", **options):
         given = PersonAnswer(answer, approver, "margins are wide", **options)
-        decide_scorecard(card, given, None, self.workspace, self.out)
+        decide_scorecard(card, given, None, self.workspace, Printer(self.out))
+
+    def waiting(self):
+        """What `status` says of each scorecard."""
+        return [each.sentence for each in waiting(self.rules, self.workspace, self.policy)]
+
+    def commands(self):
+        """The command that `status` names for each scorecard."""
+        return [each.next for each in waiting(self.rules, self.workspace, self.policy)]
 
     @property
     def said(self):
@@ -92,26 +101,25 @@ def test_status_says_who_approved_who_may_and_until_when(desk):
     both = desk('approvers = ["ada", "grace", "linus"]\nrequired = 2\n')
     card = both.card()
     named = f"{card.digest[:12]} (models:/tiny/1)"
+    short = card.digest[:12]
 
-    def lines():
-        return list(waiting(both.rules, both.workspace, both.policy))
-
-    assert lines() == [f"waits for a decision: {named}"]
+    assert both.waiting() == [f"waits for a decision: {named}"]
+    assert both.commands() == [f"enginegate approve {short} --reason WHY"]
     both.say(card)
     until = both.workspace.decision(card.digest).decided_at + timedelta(hours=1)
-    (sentence,) = lines()
+    (sentence,) = both.waiting()
     assert sentence == (
         f"waits for more approvals: {named}: approved by ada "
         f"(valid until {until:%Y-%m-%d %H:%M:%S} UTC); 1 more needed, by grace or linus"
     )
     both.say(card, approver="grace")
     last = both.workspace.decision(card.digest).decided_at + timedelta(hours=1)
-    (sentence,) = lines()
+    (sentence,) = both.waiting()
     assert sentence == (
         f"approved and not promoted: {named}: approved by ada (valid until "
-        f"{until:%Y-%m-%d %H:%M:%S} UTC), grace (valid until {last:%Y-%m-%d %H:%M:%S} UTC). "
-        f"Next: enginegate promote {both.policy} {card.digest[:12]}"
+        f"{until:%Y-%m-%d %H:%M:%S} UTC), grace (valid until {last:%Y-%m-%d %H:%M:%S} UTC)"
     )
+    assert both.commands() == [f"enginegate promote {both.policy} {short}"]
 
 
 def test_status_passes_over_who_may_not_approve(desk):
@@ -120,11 +128,11 @@ def test_status_passes_over_who_may_not_approve(desk):
     card = four.card(requested_by="grace@host")
     four.say(card)
 
-    (sentence,) = waiting(four.rules, four.workspace, four.policy)
+    (sentence,) = four.waiting()
     assert sentence.endswith("1 more needed, by nobody that the policy names")
 
     four.say(card, "reject", approver="grace")
-    assert list(waiting(four.rules, four.workspace, four.policy)) == []
+    assert four.waiting() == []
 
 
 def test_rejection_is_audited(desk):
@@ -213,7 +221,7 @@ def test_unpromotable_scorecard_is_not_approved(desk):
 
     assert [event.event for event in here.log.read()] == ["published", "withdrawn"]
     assert not (here.workspace.root / "decisions").exists()
-    asked, sentence = waiting(here.rules, here.workspace, here.policy)
+    asked, sentence = here.waiting()
     assert asked.startswith(f"waits for a decision: {won.digest[:12]}")
     assert sentence.startswith("not promoted, and cannot be any more: 2 of the scorecards")
     here.say(changed, "reject")
@@ -228,7 +236,7 @@ def test_where_nothing_is_known_of_what_is_live_an_answer_can_be_given(desk):
     here.say(card)
 
     assert "Approved by ada" in here.said
-    (sentence,) = waiting(here.rules, here.workspace, here.policy)
+    (sentence,) = here.waiting()
     assert sentence.startswith("approved and not promoted")
 
 
@@ -242,7 +250,7 @@ def test_scorecard_renewed_as_promise_is_not_waiting(desk, tmp_path):
     made = replace(package_in(tmp_path, 1.0), model="tiny", scorecard_sha256=first.digest)
     live = LiveRepository(root, FakeTriton(root), load_timeout_s=1.0)
     published = live.publish(made, expected=None)
-    sentence, past = waiting(here.rules, here.workspace, here.policy)
+    sentence, past = here.waiting()
     assert sentence.startswith(f"approved and not promoted: {second.digest[:12]}")
 
     live.renew(
@@ -257,7 +265,7 @@ def test_scorecard_renewed_as_promise_is_not_waiting(desk, tmp_path):
         )
     )
 
-    assert list(waiting(here.rules, here.workspace, here.policy)) == [past]
+    assert here.waiting() == [past]
     with pytest.raises(ApprovalError, match="while nothing was live; now it is release 1"):
         here.say(late)
 
@@ -270,7 +278,7 @@ def test_expired_approval_is_listed_again(desk, monkeypatch):
     here.say(card)
     monkeypatch.setattr("enginegate.cli.approve.now", lambda: now() + timedelta(hours=2))
 
-    (sentence,) = waiting(here.rules, here.workspace, here.policy)
+    (sentence,) = here.waiting()
 
     assert sentence.startswith(f"waits for a new decision: {card.digest[:12]}")
     assert "2.0 h old; an approval stands for 1 h" in sentence
@@ -288,7 +296,7 @@ def test_unreadable_decision_blocks_only_its_scorecard(desk):
         here.say(card, approver="grace")
 
     assert list(path.parent.glob("*.json")) == [path]
-    said = list(waiting(here.rules, here.workspace, here.policy))
+    said = here.waiting()
     assert f"waits for a decision: {other.digest[:12]} (models:/tiny/1)" in said
     assert any(line.startswith(f"cannot be decided: {card.digest[:12]}") for line in said)
 
@@ -368,11 +376,11 @@ def test_the_audit_log_is_shown_and_verified(desk):
     ada.say(ada.card())
     ada.say(ada.card(), approver="grace")
 
-    assert print_audit(ada.rules, ada.out, as_json=False)
-    assert print_audit(ada.rules, ada.out, as_json=True)
+    assert print_audit(ada.rules, Printer(ada.out))
+    assert print_audit(ada.rules, Printer(ada.out, ada.out.file))
     assert "The chain holds: 2 lines" in ada.said
     assert '"who":"grace"' in ada.said
 
     ada.log.path.write_bytes(ada.log.path.read_bytes().replace(b'"ada"', b'"eve"'))
-    assert not print_audit(ada.rules, ada.out, as_json=False)
+    assert not print_audit(ada.rules, Printer(ada.out))
     assert "jsonl, line 2: the chain is broken" in ada.said

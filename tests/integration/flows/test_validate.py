@@ -55,7 +55,7 @@ def test_chunks_in_parallel_workers(lab, tmp_path, monkeypatch):
     assert first.verdict.outcome is Outcome.PASSED
     assert first.verdict.finding("samples", "evaluation").value == 3000
     assert "evaluation/input_norm=lowest quarter" in {f.scope for f in first.verdict.findings}
-    assert set(first.results) == {"evaluation", "evaluation.html"}
+    assert set(first.results) == {"evaluation"}
     assert list((tmp_path / "store" / "results" / "chunks").iterdir()) == []
     outputs = next((tmp_path / "store" / "results" / "reference").glob("*/outputs"))
     assert len(list(outputs.iterdir())) == 3

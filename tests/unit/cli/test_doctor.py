@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from enginegate.cli import doctor
 from enginegate.cli.app import app
+from enginegate.cli.output.json_output import Printer
 from enginegate.contract.server_versions import ServerVersions
 from enginegate.errors import InputError
 from enginegate.repository.deploy.upgrades import UpgradeFinding
@@ -98,7 +99,7 @@ def test_long_path_is_shown_whole(monkeypatch, width):
     monkeypatch.setattr(doctor, "parts", lambda: iter([doctor.DoctorPart("Triton", path, "", "")]))
     console = Console(width=width, file=io.StringIO())
 
-    doctor.print_parts(console)
+    doctor.print_parts(Printer(console))
 
     said = "".join(c for c in console.file.getvalue() if c.isalnum() or c == "/")
     assert path in said.replace("Triton", "")
@@ -128,10 +129,11 @@ def test_versions_of_a_running_server_are_said(versions, words):
 def test_upgrade_beneath_a_live_release_fails_the_doctor(monkeypatch, tmp_path, breaks):
     """The releases are those of the folder that is named; each sentence is printed."""
     finding = UpgradeFinding(certain=breaks, words="release 3 will not load")
-    monkeypatch.setattr(doctor, "read_versions", lambda _: ServerVersions("127.0.0.1:8001"))
     monkeypatch.setattr(doctor, "models", lambda _: ("digits",))
     monkeypatch.setattr(doctor, "find_upgrades", lambda *_, **__: (finding,))
     console = Console(file=io.StringIO(), width=200)
 
-    assert doctor._print_upgrades("127.0.0.1:8001", tmp_path, console) is breaks
+    found = doctor._print_upgrades(ServerVersions("127.0.0.1:8001"), tmp_path, console)
+
+    assert [each.certain for each in found] == [breaks]
     assert "release 3 will not load" in console.file.getvalue()

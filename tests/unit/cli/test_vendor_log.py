@@ -82,8 +82,7 @@ def test_every_command_runs_so(monkeypatch):
         said.append("ends")
 
     monkeypatch.setattr("enginegate.cli.app.vendors_logged", vendors_logged)
-    monkeypatch.setattr("enginegate.cli.app.print_policy", lambda *_: said.append("runs"))
-    monkeypatch.setattr("enginegate.cli.app.print_check", lambda *_: None)
+    monkeypatch.setattr("enginegate.cli.app.print_check", lambda *_: said.append("runs"))
 
     assert CliRunner().invoke(app, ["policy", "check", str(_DIGITS)]).exit_code == 0
     assert said == ["begins", "runs", "ends"]

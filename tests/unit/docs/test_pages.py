@@ -57,6 +57,13 @@ def test_policy_reference_is_current():
     assert (ROOT / "docs" / "policy.md").read_text() == script["reference"]()
 
 
+def test_json_reference_is_current():
+    """docs/json.md is what its script writes now; run the script when this fails."""
+    script = runpy.run_path(str(ROOT / "docs" / "write_json_reference.py"))
+
+    assert (ROOT / "docs" / "json.md").read_text() == script["json_reference"]()
+
+
 def test_every_key_is_described():
     """No key of a policy is left without its meaning."""
     keys = re.findall(r"^\| `.+$", (ROOT / "docs" / "policy.md").read_text(), re.MULTILINE)

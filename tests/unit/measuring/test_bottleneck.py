@@ -4,10 +4,9 @@ import pytest
 from enginegate.measurement import Load, Measurement, StageSplit
 from enginegate.measuring.bottleneck import explain_p99, largest_stage, latency_breakdown
 from enginegate.measuring.p99 import percentiles
-from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
 
-SLO = Slo(p99_ms=50, min_throughput_per_s=1, confidence=0.99)
+LIMIT_MS = 50.0
 
 
 def _measurement(stages, latencies_ms=(), batch=8, **fields):
@@ -69,7 +68,7 @@ def _split(queue, infer, client=None, batches=None, **fields):
 )
 def test_largest_bucket_is_named(stages, said):
     """What is named is a share of the mean, because means are all that the server counts."""
-    explained = explain_p99(_measurement(stages), SLO)
+    explained = explain_p99(_measurement(stages), LIMIT_MS)
 
     assert explained.startswith("p99 is 40 ms, within the limit of 50 ms. ")
     assert said in explained
@@ -85,7 +84,7 @@ def test_shares_add_up():
 
 def test_tail_beyond_the_mean_is_called_waiting():
     """What p99 is beyond a mean execution is called waiting, and said not to be measured."""
-    explained = explain_p99(_measurement(_split(6.0, 4.0)), SLO)
+    explained = explain_p99(_measurement(_split(6.0, 4.0)), LIMIT_MS)
 
     assert "p99 is 4 times the mean" in explained
     assert "if the slowest requests were executed as fast as the mean (4 ms), 90%" in explained
@@ -94,7 +93,7 @@ def test_tail_beyond_the_mean_is_called_waiting():
 
 def test_tail_below_the_mean_is_not_explained():
     """Nothing is said of a tail when counters and latencies do not fit together."""
-    assert "times the mean" not in explain_p99(_measurement(_split(60.0, 4.0)), SLO)
+    assert "times the mean" not in explain_p99(_measurement(_split(60.0, 4.0)), LIMIT_MS)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,9 @@ def test_tail_below_the_mean_is_not_explained():
 )
 def test_batches_give_a_hint(batches, batch, queue, said):
     """Full batches are pointed out, and nearly empty ones where requests do not wait already."""
-    explained = explain_p99(_measurement(_split(queue, 4.0, batches=batches), batch=batch), SLO)
+    explained = explain_p99(
+        _measurement(_split(queue, 4.0, batches=batches), batch=batch), LIMIT_MS
+    )
 
     assert said in explained
     if not said:
@@ -123,7 +124,7 @@ def test_failures_are_named_before_latency():
     latencies_ms = [10.0] * 900 + [np.inf] * 100
     errors = {"UNAVAILABLE": 60, "DEADLINE_EXCEEDED": 40}
 
-    explained = explain_p99(_measurement(_split(6.0, 4.0), latencies_ms, errors=errors), SLO)
+    explained = explain_p99(_measurement(_split(6.0, 4.0), latencies_ms, errors=errors), LIMIT_MS)
 
     assert "100 of 1000 failed (40 DEADLINE_EXCEEDED, 60 UNAVAILABLE)" in explained
     assert "queueing" not in explained
@@ -131,7 +132,7 @@ def test_failures_are_named_before_latency():
 
 def test_no_stage_is_named_without_counters():
     """A server whose counters are not known has no largest stage."""
-    assert explain_p99(_measurement(None), SLO).endswith("meanwhile was not counted.")
+    assert explain_p99(_measurement(None), LIMIT_MS).endswith("meanwhile was not counted.")
     assert largest_stage(_measurement(None)) == ""
     assert largest_stage(_measurement(_split(0.0, 0.0))) == ""
     assert largest_stage(_measurement(_split(6.1, 3.9))).startswith(

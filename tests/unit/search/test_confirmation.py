@@ -5,11 +5,14 @@ import pytest
 
 from enginegate.evidence import Outcome
 from enginegate.measurement import Load
+from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.confirmation import pooled_throughput_per_s
+from enginegate.search.queueing import EngineTimes
 from enginegate.search.search import search
 from enginegate.search.trial_runner import Champion
 from enginegate.serving import ServingConfig
 from tests.fakes.searches import finding_of, search_on
+from tests.fakes.simulated_triton import SimulatedServer
 
 CONFIG = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
 
@@ -192,3 +195,36 @@ def test_rival_says_at_which_rate_the_champion_is_refuted(
     assert (rejected is not None) is refuted
     tried = {load.rate_per_s for _, load in live.calls}
     assert rejected is None or min(tried) <= rejected <= result.throughput_at_slo_per_s
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "base_ms", "slower"), [(12.0, 0.65, 3.0), (40.0, 3.2, 2.0)], ids=["one", "some"]
+)
+def test_short_budget_still_confirms_something(budget_s, base_ms, slower):
+    """A first rate far too high, or confirmations that fail: the last one is made well below."""
+    server = SimulatedServer(base_ms, 0.0, limit_ms=50.0)
+    bounds = Search(
+        max_batch_sizes=(1,),
+        queue_delays_us=(0,),
+        instances=(1,),
+        min_rate_per_s=5.0,
+        max_rate_per_s=5000.0,
+        measurement_s=2.0,
+        budget_s=budget_s,
+        max_measurements=30,
+    )
+    slo = Slo(
+        p99_ms=50.0,
+        min_throughput_per_s=1.0,
+        confidence=0.95,
+        confirmations=2,
+        confirm_requests=1200,
+    )
+    alone = EngineTimes.fit(dict.fromkeys((1, 8), base_ms / slower))
+
+    result = search_on(server, bounds, slo, alone=alone)
+
+    assert result.confirmed
+    assert 0.6 <= result.throughput_at_slo_per_s / (1e3 / base_ms) <= 0.95
+    assert "raise [search] budget_s" in result.cut_short
+    assert server.now_s <= budget_s

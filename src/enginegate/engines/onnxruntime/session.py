@@ -8,7 +8,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -64,6 +64,7 @@ class OpenSession:
         layers: Conv, Gemm, MatMul and recurrent layers of the optimised graph, by type.
         copies: copies between CPU and GPU that the runtime put into the graph.
         elsewhere: layers that multiply and were left to another provider.
+        on_cpu: types of the operators that a session on a GPU leaves to the CPU.
     """
 
     session: "InferenceSession"
@@ -72,6 +73,7 @@ class OpenSession:
     layers: dict[str, int] | None = None
     copies: int = 0
     elsewhere: int = 0
+    on_cpu: tuple[str, ...] = ()
 
 
 def version() -> str | None:
@@ -275,9 +277,7 @@ def _example(spec: TensorSpec, shape: ShapeRange | None) -> Array:
 
 
 def _without_graphs(found: OpenSession) -> OpenSession:
-    return OpenSession(
-        found.session, found.provider, layers=found.layers, elsewhere=found.elsewhere
-    )
+    return replace(found, graphs=False, copies=0)
 
 
 def _cuda(precision: Precision, *, graphs: bool) -> tuple[str, dict[str, str]]:
@@ -300,13 +300,15 @@ def _opened(
         options.add_session_config_entry(_WEIGHTS_BESIDE, "weights.bin")
         session = _load(path, options, providers)
         graph = onnx.load(optimised, load_external_data=False)
+    left = _left_over(session)
     return OpenSession(
         session,
         session.get_providers()[0],
         _graphs_on(session),
         layers=executed_layers(graph),
         copies=sum(node.op_type.startswith("Memcpy") for node in graph.graph.node),
-        elsewhere=_elsewhere(session),
+        elsewhere=sum(any(word in name for word in _MULTIPLYING) for name in left),
+        on_cpu=tuple(sorted(set(left))),
     )
 
 
@@ -320,16 +322,16 @@ def _graphs_on(session: "InferenceSession") -> bool:
     return is_on(told.get("enable_cuda_graph", ""))
 
 
-def _elsewhere(session: "InferenceSession") -> int:
-    """Layers that multiply and are not on the session's first provider."""
+def _left_over(session: "InferenceSession") -> list[str]:
+    """Types of the operators that are not on the session's first provider, one each."""
     if not hasattr(session, "get_provider_graph_assignment_info"):
-        return 0
-    return sum(
-        any(word in node.op_type for word in _MULTIPLYING)
+        return []
+    return [
+        node.op_type
         for group in session.get_provider_graph_assignment_info()
         if group.ep_name != session.get_providers()[0]
         for node in group.get_nodes()
-    )
+    ]
 
 
 def _options(*, level: str) -> "SessionOptions":

@@ -4,9 +4,12 @@ Copied into a model's version folder as ``model.py``, with the engine, its manif
 ``engine.json`` and the module of its kind as ``engine_KIND.py``; for a GPU also ``pipeline.py`` and
 ``device.py``. On a processor an instance is a process that runs one batch at a time. On a GPU there
 is one process for all of its streams: a batch is handed to the pipeline, `execute` returns, and the
-answers are sent when they are there, so that copies overlap with computing.
+answers are sent when they are there, so that copies overlap with computing. Where a batch is of
+many requests and quick, sending each answer costs more than that gains: `execute` waits instead,
+and returns them all.
 
-Parameters of the model's configuration, all optional: ``streams``, and those of the kind.
+Parameters of the model's configuration, all optional: ``streams``; ``answers``, which decides for
+``sent`` or ``returned``; and those of the kind.
 """
 
 import ctypes
@@ -61,6 +64,7 @@ class TritonPythonModel:
         kind = _module(folder, f"engine_{manifest['candidate']['kind']}")
         self._engine = kind.open_for_triton(folder, content, manifest, parameters, device_id)
         self._pipeline: Any = None
+        self._answers = parameters.get("answers", "")
         self._metrics: _Metrics | None = None
         if hasattr(self._engine, "lane"):
             sys.setswitchinterval(_SWITCH_S)
@@ -96,68 +100,75 @@ class TritonPythonModel:
             self._metrics.close()
 
     def _begin(self, requests: list[Any]) -> list[Any] | None:
-        """Hand requests to the pipeline; returns when it has taken them."""
+        """Hand requests to the pipeline; returns when it has taken them, or answered them.
+
+        The next batch overlaps with this one only if answers are sent one by one. Many requests to
+        a quick engine lose more by that than they gain.
+        """
+        given = [self._read(request) for request in requests]
+        groups = self._grouped(given)
+        if self._waits_for(groups):
+            return self._answered(given, groups)
         try:
             senders = [request.get_response_sender() for request in requests]
         except Exception:  # noqa: BLE001 - before Triton 24.06 answers can only be returned
-            return self._wait_for(requests)
+            return self._answered(given, groups)
 
         def send(at: int, response: Any) -> None:
             senders[at].send(response, flags=triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
-        self._submit(requests, send)
+        for at, each in enumerate(given):
+            if isinstance(each, str):
+                _respond(send, at, _refused(each))
+        for group in groups:
+            self._pipeline.submit([parts for _, parts in group.requests], self._answer(group, send))
         return None
 
-    def _wait_for(self, requests: list[Any]) -> list[Any]:
-        responses: list[Any] = [None] * len(requests)
-        missing = threading.Semaphore(0)
+    def _waits_for(self, groups: "list[_Group]") -> bool:
+        if self._answers:
+            return bool(self._answers == "returned")
+        return all(
+            self._pipeline.is_worth_waiting(len(group.requests), group.rows) for group in groups
+        )
 
-        def collect(at: int, response: Any) -> None:
-            responses[at] = response
-            missing.release()
-
-        self._submit(requests, collect)
-        for _ in requests:
-            missing.acquire()
+    def _answered(self, given: list[Any], groups: "list[_Group]") -> list[Any]:
+        """Every request's response, once there are all."""
+        responses = [_refused(each) if isinstance(each, str) else None for each in given]
+        waiting = [self._pipeline.begin([parts for _, parts in group.requests]) for group in groups]
+        for group, outcome in zip(groups, waiting, strict=True):
+            numbers = range(len(group.requests))
+            self._answer(group, responses.__setitem__)(outcome(), numbers)
         return responses
 
-    def _submit(self, requests: list[Any], respond: Callable[[int, Any], None]) -> None:
-        """Run all requests that fit together in one batch; each is responded to once."""
+    def _grouped(self, given: list[Any]) -> "list[_Group]":
+        """Requests that run together: alike in every axis but the first, as many as fit.
+
+        Those that fit nowhere get what is wrong with them into their place.
+        """
         limit = self._pipeline.buckets[-1]
-        group: list[tuple[int, Any]] = []
-        group_rows, group_form = 0, None
-        for at, request in enumerate(requests):
-            parts = self._read(request)
-            rows = 0 if isinstance(parts, str) else self._rows(parts)
-            if rows > limit:
-                parts = f"it has more rows than the {limit} of the engine"
+        groups: list[_Group] = []
+        for at, parts in enumerate(given):
             if isinstance(parts, str):
-                _respond(respond, at, _refused(parts))
+                continue
+            rows = int(parts[self._inputs[0].name].shape[0])
+            if rows > limit:
+                given[at] = f"it has more rows than the {limit} of the engine"
                 continue
             form = [tensor.shape[1:] for tensor in parts.values()]
-            if group and (group_rows + rows > limit or form != group_form):
-                self._submit_group(group, respond)
-                group, group_rows = [], 0
-            group.append((at, parts))
-            group_rows, group_form = group_rows + rows, form
-        if group:
-            self._submit_group(group, respond)
+            if not groups or groups[-1].rows + rows > limit or form != groups[-1].form:
+                groups.append(_Group(form))
+            groups[-1].add(at, parts, rows)
+        return groups
 
-    def _submit_group(
-        self, group: list[tuple[int, Any]], respond: Callable[[int, Any], None]
-    ) -> None:
-        ends = np.cumsum([self._rows(parts) for _, parts in group]).tolist()
-        starts = [0, *ends]
-
+    def _answer(
+        self, group: "_Group", respond: Callable[[int, Any], None]
+    ) -> Callable[[Arrays | Exception, range], None]:
         def answer(outcome: Arrays | Exception, numbers: range) -> None:
             for number in numbers:
-                part = self._part(outcome, slice(starts[number], ends[number]))
-                _respond(respond, group[number][0], part)
+                rows = slice(group.starts[number], group.starts[number + 1])
+                _respond(respond, group.requests[number][0], self._part(outcome, rows))
 
-        self._pipeline.submit([parts for _, parts in group], answer)
-
-    def _rows(self, parts: dict[str, Any]) -> int:
-        return int(parts[self._inputs[0].name].shape[0])
+        return answer
 
     def _part(self, outcome: Arrays | Exception, rows: slice) -> Any:
         """One request's response: its rows, or what went wrong, here too."""
@@ -213,6 +224,22 @@ class TritonPythonModel:
     def _response(self, parts: Sequence[NDArray[Any]]) -> Any:
         tensors = [_output(name, p) for name, p in zip(self._outputs, parts, strict=True)]
         return triton.InferenceResponse(output_tensors=tensors)
+
+
+class _Group:
+    """Requests that run together, by their place in what Triton gave."""
+
+    def __init__(self, form: list[Any]) -> None:
+        self.form, self.starts = form, [0]
+        self.requests: list[tuple[int, dict[str, Any]]] = []
+
+    @property
+    def rows(self) -> int:
+        return self.starts[-1]
+
+    def add(self, at: int, parts: dict[str, Any], rows: int) -> None:
+        self.requests.append((at, parts))
+        self.starts.append(self.rows + rows)
 
 
 class _Input:

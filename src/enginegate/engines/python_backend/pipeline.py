@@ -41,6 +41,9 @@ _SETTLING_RUNS = 3  # algorithm search, then capture, then a first replay
 _KEPT_SHAPES = 64  # least recently used ones give their buffers back
 _OPEN_FOR_S = 3600.0  # a hang while opening is ended by whoever loads the model
 STAGES = ("slot", "fill", "compute", "answer")
+# An answer of its own costs a request a message to Triton, a thread of Triton's, and the way back:
+# so much more than one of many that `execute` returns (benchmarks/runner_profile.py).
+_SENDING_S = 120e-6
 
 
 class Memory(NamedTuple):
@@ -70,12 +73,15 @@ class _Binding(NamedTuple):
     inputs: Mapping[str, Memory]
     outputs: Mapping[str, Memory]
     launch: Callable[[], None]
+    takes_s: float
 
 
 class _Batch:
-    """Requests that run together."""
+    """Requests that run together; without ``answer``, somebody waits for their outcome."""
 
-    def __init__(self, parts: Sequence[Mapping[str, Any]], size: int, answer: Answer) -> None:
+    def __init__(
+        self, parts: Sequence[Mapping[str, Any]], size: int, answer: Answer | None
+    ) -> None:
         self.parts, self.answer = parts, answer
         self.ends = np.cumsum([part[next(iter(part))].shape[0] for part in parts]).tolist()
         self.rows = int(self.ends[-1])
@@ -85,6 +91,7 @@ class _Batch:
         self.outputs: dict[str, Any] = {}
         self.error: Exception | None = None
         self.computed = threading.Event()
+        self.outcome: SimpleQueue[Arrays | Exception] = SimpleQueue()
         self.at_s = [time.perf_counter()]
 
     def mark(self) -> None:
@@ -117,6 +124,7 @@ class Pipeline:
             lane = _Lane(engine, device, self._ready, number, alone=lanes == 1)
             self._lanes.append(lane)
             lane.open(example, self.buckets)
+        self._takes_s = self._lanes[0].takes_s
         self._answers: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._unanswered = threading.Semaphore(_UNANSWERED)
         self._answering = [
@@ -141,19 +149,34 @@ class Pipeline:
             answer: called in other threads, once for each range of requests, with the outputs of
                 all rows or with what went wrong.
         """
-        rows = sum(_rows(part) for part in parts)
-        size = next(bucket for bucket in self.buckets if bucket >= rows)
-        batch = _Batch(parts, size, answer)
+        self._take(parts, answer)
+
+    def begin(self, parts: Sequence[Mapping[str, Any]]) -> Callable[[], Arrays | Exception]:
+        """As `submit`, for a caller that waits: returns what gives the outputs of all rows."""
+        return self._take(parts, None).outcome.get
+
+    def is_worth_waiting(self, requests: int, rows: int) -> bool:
+        """Whether so many answers of their own cost more than a batch that nothing overlaps."""
+        size = self._bucket(rows)
+        return requests * _SENDING_S > self._takes_s.get(size, float("inf"))
+
+    def _bucket(self, rows: int) -> int:
+        return next(bucket for bucket in self.buckets if bucket >= rows)
+
+    def _take(self, parts: Sequence[Mapping[str, Any]], answer: Answer | None) -> _Batch:
+        batch = _Batch(parts, self._bucket(sum(_rows(part) for part in parts)), answer)
         slot = self._free.get()
         batch.mark()
         slot.take(batch)
+        return batch
 
     def totals(self) -> dict[str, float]:
         """Batches and requests answered, and seconds summed over batches by stage.
 
         ``slot``: until a slot was free; ``fill``: copied on the host; ``compute``: copied to the
         device, run, copied back, with the waits between; ``answer``: sent. ``pending``: seconds
-        summed over requests from when a slot had their batch to when it was answered.
+        summed over requests from when a slot had their batch to when it was answered, where nobody
+        waited for it.
         """
         with self._lock:
             return self._totals_s | {"pending": self._pending_s}
@@ -175,6 +198,13 @@ class Pipeline:
 
     def _answer(self, batch: _Batch, outcome: Arrays | Exception) -> None:
         """Have a batch answered; the outputs are the threads' that send them."""
+        answer = batch.answer
+        if answer is None:
+            batch.mark()
+            if not isinstance(outcome, Exception):
+                self._count(batch)
+            batch.outcome.put(outcome)
+            return
         self._unanswered.acquire()
         count = len(batch.parts)
         shares = min(_ANSWERING, -(-count // _FEWEST_ANSWERS))
@@ -184,7 +214,7 @@ class Pipeline:
         def send(numbers: range) -> None:
             nonlocal left
             try:
-                batch.answer(outcome, numbers)
+                answer(outcome, numbers)
             finally:
                 with self._lock:
                     left -= 1
@@ -213,7 +243,8 @@ class Pipeline:
             self._totals_s["requests"] += len(batch.parts)
             for stage, start_s, end_s in zip(STAGES, batch.at_s, batch.at_s[1:], strict=False):
                 self._totals_s[stage] += end_s - start_s
-            self._pending_s += len(batch.parts) * (batch.at_s[-1] - batch.at_s[1])
+            if batch.answer is not None:
+                self._pending_s += len(batch.parts) * (batch.at_s[-1] - batch.at_s[1])
 
 
 class _Slot:
@@ -350,6 +381,7 @@ class _Lane:
     ) -> None:
         self._engine, self._device, self._ready, self._alone = engine, device, ready, alone
         self._bindings: dict[Shapes, _Binding] = {}
+        self.takes_s: dict[int, float] = {}
         self._kept: OrderedDict[Shapes, tuple[_Binding, DeviceBuffers]] = OrderedDict()
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"lane {number}", daemon=True)
@@ -376,6 +408,7 @@ class _Lane:
                 }
                 key = tuple((name, array.shape) for name, array in sorted(inputs.items()))
                 self._bindings[key] = self._bound(inputs, self._shared, warm=True)
+                self.takes_s[size] = self._bindings[key].takes_s
         except Exception as error:  # noqa: BLE001 - raised again where the lane is opened
             self._opened.put(error)
             return
@@ -435,10 +468,12 @@ class _Lane:
             inputs[name] = buffers.memory(name, array.shape, array.dtype)
         self._stream.wait()
         outputs, launch = self._lane.bind(inputs, buffers.memory, warm=warm)
+        started_s = 0.0
         for _ in range(_SETTLING_RUNS):
+            started_s = time.perf_counter()
             launch()
             self._stream.wait()
-        return _Binding(inputs, outputs, launch)
+        return _Binding(inputs, outputs, launch, time.perf_counter() - started_s)
 
 
 class DeviceBuffers:

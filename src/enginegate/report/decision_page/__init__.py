@@ -7,6 +7,7 @@ draws and decides nothing is kept apart from what is shown: nothing here reads a
 from enginegate.report.decision_page.history import (
     PageHistory,
     TimelineEntry,
+    history_of,
     page_history,
 )
 from enginegate.report.decision_page.page import (
@@ -22,6 +23,7 @@ __all__ = [
     "TimelineEntry",
     "decision_page",
     "evidence_part",
+    "history_of",
     "page_history",
     "page_of_log",
 ]

@@ -3,12 +3,13 @@
 Headroom is the part of a limit that is left, counted from the end of the interval that decides.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
 from enginegate.candidate import Candidate
-from enginegate.evidence import Finding, Outcome, Scorecard
+from enginegate.evidence import Finding, Outcome, Scorecard, Verdict
 from enginegate.messages import counted, short_number
 from enginegate.report.content import one_line, without_line_breaks
 from enginegate.report.decision_page.forest import EMULATED
@@ -16,37 +17,41 @@ from enginegate.report.decision_page.verdict_band import ICONS
 
 _NAMES: Mapping[str, str] = MappingProxyType(
     {
-        "build": "can be built",
-        "runnable": "runs here",
-        "precision_proof": "precision is proven",
-        "samples": "enough samples",
+        "build": "Can be built",
+        "runnable": "Runs here",
+        "precision_proof": "Precision is proven",
+        "samples": "Enough samples",
         "nonfinite": "NaN or infinity",
         "kl_p99": "KL divergence, 99th percentile",
-        "max_abs_error": "largest absolute error",
-        "max_rel_error": "largest relative error",
-        "p99_abs_error": "absolute error, 99th percentile",
-        "p99_rel_error": "relative error, 99th percentile",
-        "top1_agreement": "top-1 agreement with FP32",
-        "sqnr": "signal to noise",
-        "cosine_p1": "cosine, 1st percentile",
+        "max_abs_error": "Largest absolute error",
+        "max_rel_error": "Largest relative error",
+        "p99_abs_error": "Absolute error, 99th percentile",
+        "p99_rel_error": "Relative error, 99th percentile",
+        "top1_agreement": "Top-1 agreement with FP32",
+        "sqnr": "Signal to noise",
+        "cosine_p1": "Cosine, 1st percentile",
         "noise_floor": "FP32's own noise",
-        "slice_samples": "slices are large enough",
-        "shadow_integrity": "traffic belongs to this model",
-        "shadow_version": "traffic belongs to this version",
-        "input_drift": "input drift",
-        "emulated_range": "range, emulated",
+        "slice_samples": "Slices are large enough",
+        "shadow_integrity": "Traffic belongs to this model",
+        "shadow_version": "Traffic belongs to this version",
+        "input_drift": "Input drift",
+        "emulated_range": "Range, emulated",
         "p99_ms": "p99 latency",
-        "throughput": "throughput within the SLO",
-        "speedup": "speedup",
-        "overload": "past the answer",
-        "faster_alone": "faster than the winner without a server",
-        "slower_than_eager": "slower than PyTorch without compiling",
+        "throughput": "Throughput within the SLO",
+        "speedup": "Speedup",
+        "overload": "Load past the answer",
+        "faster_alone": "Faster than the winner without a server",
+        "slower_than_eager": "Slower than PyTorch without compiling",
     }
 )
 _DATA: Mapping[str, str] = MappingProxyType(
     {"evaluation": "labelled data", "shadow": "recorded traffic", "benchmark": "under Triton"}
 )
+_SLICE_SIZES = "slice_samples"
 _ALL_LEFT = 0.995
+_SMALLEST = 1e-3
+# Counts of things have no part that is left.
+_COUNTED_UNITS = frozenset({"samples", "versions"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,7 @@ class CheckLine:
 
     Attributes:
         data: on what it was checked.
+        said: of one without a number, what was found.
         headroom: the part of the limit that is left, in words.
         left: the same as a share from 0 to 1 to draw; None: there is none to draw.
         reason: of what did not pass, and what to do.
@@ -64,6 +70,7 @@ class CheckLine:
     icon: str
     name: str
     data: str
+    said: str
     value: str
     limit: str
     headroom: str
@@ -74,17 +81,20 @@ class CheckLine:
 
 @dataclass(frozen=True, slots=True)
 class CandidateChecks:
-    """Everything that was checked of one candidate.
+    """Everything that was checked of one candidate, or of several that end for the same reasons.
 
     Attributes:
+        names: of the candidates.
         summary: how many ended how.
         open: whether it is shown unfolded.
         blocking: what keeps it from passing, worst first.
         warnings: what decides nothing and somebody should know.
         lines: the rest; empty for a candidate that is not proposed.
+        fine: how many those are, and which has the least headroom.
+        unlimited: what was measured and has no limit, in one sentence.
     """
 
-    candidate: str
+    names: str
     outcome: str
     icon: str
     summary: str
@@ -92,14 +102,33 @@ class CandidateChecks:
     blocking: tuple[CheckLine, ...]
     warnings: tuple[CheckLine, ...]
     lines: tuple[CheckLine, ...]
+    fine: str
     unlimited: str
 
 
 @dataclass(frozen=True, slots=True)
-class Checks:
-    """All candidates, the proposed one first, and what concerns the whole evidence."""
+class NotJudged:
+    """A part of the evidence that is missing.
 
-    warnings: tuple[str, ...]
+    Attributes:
+        what: in a few words.
+        reason: all of it.
+    """
+
+    what: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """All candidates, the proposed one first.
+
+    Attributes:
+        not_judged: of the proposed candidate, what no verdict is about.
+    """
+
+    not_judged: tuple[NotJudged, ...]
     candidates: tuple[CandidateChecks, ...]
 
 
@@ -111,25 +140,44 @@ def checks_section(scorecard: Scorecard) -> Checks:
     )
     proposed = scorecard.winner or (order[0].candidate if order else None)
     return Checks(
-        warnings=tuple(not_judged(scorecard, proposed)) if proposed else (),
-        candidates=tuple(_of_candidate(scorecard, v.candidate) for v in order),
+        not_judged=not_judged(scorecard, proposed) if proposed else (),
+        candidates=tuple(_of_group(scorecard, group) for group in _groups(scorecard, order)),
     )
 
 
-def not_judged(scorecard: Scorecard, candidate: Candidate) -> Iterator[str]:
-    """What was not judged of a candidate, one sentence for each kind of data."""
+def _groups(scorecard: Scorecard, order: Sequence[Verdict]) -> Iterable[list[Candidate]]:
+    """The proposed candidate alone; others with the same outcome and reasons together."""
+    groups: dict[object, list[Candidate]] = {}
+    for verdict in order:
+        candidate = verdict.candidate
+        blocking = tuple((f.gate, f.scope, f.reason) for f in verdict.blocking)
+        measured = scorecard.benchmark(candidate) is not None
+        alone = candidate if measured or not blocking else None
+        key = (alone, scorecard.outcome(candidate), blocking)
+        groups.setdefault(key, []).append(candidate)
+    return groups.values()
+
+
+def not_judged(scorecard: Scorecard, candidate: Candidate) -> tuple[NotJudged, ...]:
+    """What was not judged of a candidate, once for each kind of data."""
     verdict = scorecard.verdict(candidate)
-    for finding in verdict.findings if verdict else ():
-        if finding.gate == "slice_samples" and finding.outcome is not Outcome.PASSED:
-            yield f"{_on(finding)}: {without_line_breaks(finding.reason)}"
+    return tuple(
+        _not_judged(finding)
+        for finding in (verdict.findings if verdict else ())
+        if finding.gate == _SLICE_SIZES and finding.outcome is not Outcome.PASSED
+    )
 
 
-def _on(finding: Finding) -> str:
+def _not_judged(finding: Finding) -> NotJudged:
     scope = finding.scope.partition("/")[0]
-    return _DATA.get(scope, scope)
+    which = {"evaluation": "labelled slices", "shadow": "traffic slices"}.get(scope, "slices")
+    counts = re.match(r"(\d+ of \d+) slices", finding.reason)
+    what = f"{counts[1] if counts else 'some'} {which}, too small"
+    return NotJudged(what, without_line_breaks(finding.reason), finding.remedy)
 
 
-def _of_candidate(scorecard: Scorecard, candidate: Candidate) -> CandidateChecks:
+def _of_group(scorecard: Scorecard, group: Sequence[Candidate]) -> CandidateChecks:
+    candidate = group[0]
     verdict, measured = scorecard.verdict(candidate), scorecard.benchmark(candidate)
     findings = [*(verdict.findings if verdict else ()), *(measured.findings if measured else ())]
     findings = [f for f in findings if not f.of_fp32]
@@ -144,20 +192,34 @@ def _of_candidate(scorecard: Scorecard, candidate: Candidate) -> CandidateChecks
         for f in scorecard.speed_findings
         if f.scope == candidate.name and f.outcome is not Outcome.PASSED
     ]
-    warnings = [f for f in warnings if f.scope.partition("/")[0] != EMULATED]
+    # What was not judged of the proposed candidate stands above all checks.
+    told = {_SLICE_SIZES} if candidate == scorecard.winner else set()
+    above = sum(f.gate in told for f in warnings)
+    warnings = [f for f in warnings if f.scope.partition("/")[0] != EMULATED and f.gate not in told]
     outcome = scorecard.outcome(candidate)
     proposed = candidate == scorecard.winner
+    lines = tuple(_grouped(passed)) if proposed else ()
     return CandidateChecks(
-        candidate=candidate.name,
+        names=", ".join(each.name for each in group),
         outcome=outcome.word,
         icon=ICONS[outcome],
-        summary=_summary(passed, blocking, warnings),
+        summary=_summary(passed if len(group) == 1 else [], blocking, len(warnings) + above),
         open=proposed or outcome >= Outcome.FAILED,
         blocking=tuple(_line(f) for f in sorted(blocking, key=lambda f: -f.outcome)),
         warnings=tuple(_line(f) for f in warnings),
-        lines=tuple(_grouped(passed)) if proposed else (),
+        lines=lines,
+        fine=_fine_text(lines),
         unlimited=_unlimited_text(unlimited) if proposed else "",
     )
+
+
+def _fine_text(lines: Sequence[CheckLine]) -> str:
+    drawn = [(line.left, line) for line in lines if line.left is not None]
+    if not drawn:
+        return f"{counted(len(lines), 'check')} passed"
+    _, tightest = min(drawn, key=lambda pair: pair[0])
+    said = f"{counted(len(lines), 'check')} passed, each with value, limit and headroom"
+    return f"{said}; the least headroom is {tightest.headroom}: {tightest.name}"
 
 
 def _without_limit(finding: Finding) -> bool:
@@ -172,17 +234,16 @@ def _unlimited_text(findings: Sequence[Finding]) -> str:
     return f"Measured, and without a limit in the policy: {', '.join(names)}."
 
 
-def _summary(
-    passed: Sequence[Finding], blocking: Sequence[Finding], warnings: Sequence[Finding]
-) -> str:
+def _summary(passed: Sequence[Finding], blocking: Sequence[Finding], warnings: int) -> str:
     words = [
         counted(sum(f.outcome is outcome for f in blocking), outcome.word, outcome.word)
         for outcome in (Outcome.ERRORED, Outcome.FAILED, Outcome.INCONCLUSIVE)
         if any(f.outcome is outcome for f in blocking)
     ]
-    words.append(f"{len(passed)} passed")
+    if passed:
+        words.append(f"{len(passed)} passed")
     if warnings:
-        words.append(counted(len(warnings), "warning"))
+        words.append(counted(warnings, "warning"))
     return ", ".join(words)
 
 
@@ -206,12 +267,13 @@ def _grouped(findings: Sequence[Finding]) -> Iterator[CheckLine]:
 def _slices_line(found: Sequence[Finding]) -> CheckLine:
     tightest = min(found, key=lambda f: 1.0 if (left := share_left(f)) is None else left)
     line = _line(tightest)
-    part = tightest.scope.partition("/")[2]
+    data, _, part = tightest.scope.partition("/")
     return CheckLine(
         outcome=line.outcome,
         icon=line.icon,
         name=f"{line.name}, {counted(len(found), 'slice')}",
-        data=f"{line.data}, tightest {part}",
+        data=f"{_DATA.get(data, data)}, tightest {part}",
+        said="",
         value=line.value,
         limit=line.limit,
         headroom=line.headroom,
@@ -230,18 +292,24 @@ def _line(finding: Finding) -> CheckLine:
         icon=ICONS[finding.outcome],
         name=_name(finding),
         data=f"{_DATA.get(data, data)}{f', {part}' if part else ''}",
+        said=one_line(finding.reason) if fine and finding.value is None else "",
         value="" if finding.value is None else _number(finding, finding.value),
         limit=_limit(finding),
         headroom=_headroom(finding, left),
         left=None if left is None else max(0.0, min(1.0, left)),
         reason="" if fine else one_line(finding.reason),
-        remedy="" if fine else one_line(finding.remedy),
+        remedy="" if fine else _sentence(finding.remedy),
     )
+
+
+def _sentence(remedy: str) -> str:
+    said = one_line(remedy)
+    return said[:1].upper() + said[1:]
 
 
 def _name(finding: Finding) -> str:
     gate = finding.gate.removeprefix("slice_") if finding.gate not in _NAMES else finding.gate
-    return _NAMES.get(gate, gate.replace("_", " "))
+    return _NAMES.get(gate, gate.replace("_", " ").capitalize())
 
 
 def _number(finding: Finding, number: float) -> str:
@@ -250,7 +318,9 @@ def _number(finding: Finding, number: float) -> str:
     if finding.unit == "fraction":
         return f"{100 * number:.4g} %"
     unit = {"1/s": "/s", "": ""}.get(finding.unit, f" {finding.unit}")
-    return f"{short_number(number, 3)}{unit}"
+    # Longer than this in digits, it is read as a power.
+    shown = f"{number:.2g}" if 0 < abs(number) < _SMALLEST else short_number(number, 3)
+    return f"{shown}{unit}"
 
 
 def _limit(finding: Finding) -> str:
@@ -269,6 +339,8 @@ def share_left(finding: Finding) -> float | None:
     limit, value = finding.limit, finding.value
     if limit is None or value is None:
         return None
+    if finding.unit in _COUNTED_UNITS:
+        return None
     if finding.relation == "<=" and limit > 0:
         end = finding.high if finding.high is not None else value
         return 1.0 - end / limit
@@ -280,9 +352,12 @@ def share_left(finding: Finding) -> float | None:
 
 def _headroom(finding: Finding, left: float | None) -> str:
     if left is not None:
+        if left == 0 and finding.outcome is Outcome.PASSED:
+            return ""  # a count that must be just that, such as one version
         if left < 0:
             return "over the limit" if finding.relation == "<=" else "below the limit"
         return "> 99 %" if left > _ALL_LEFT else f"{100 * left:.0f} %"
     if finding.relation == ">=" and finding.limit and finding.value is not None:
-        return f"{finding.value / finding.limit:.3g} times the limit"
+        times = finding.value / finding.limit
+        return "below the limit" if times < 1 else f"{times:.3g} times the limit"
     return ""

@@ -4,17 +4,18 @@
 comparison is part of what is approved. An interval that overlaps the other's shows no difference.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Literal, NamedTuple
 
 from enginegate.candidate import Candidate
-from enginegate.evidence import Benchmark, Finding, ReplacedRelease, Scorecard, loss_gate
+from enginegate.evidence import Benchmark, Finding, ReplacedRelease, Scorecard
 from enginegate.measurement import Percentile
-from enginegate.messages import short_number
+from enginegate.messages import per_second, short_number
 from enginegate.report.content import (
     MISSING,
-    change_text,
     in_points,
     percentile_text,
     size_text,
@@ -110,7 +111,7 @@ def _proposed(scorecard: Scorecard, winner: Candidate) -> _Side:
         engine_sha256=verdict.engine_sha256 if verdict else None,
         model_uri=scorecard.model_uri,
         loss=loss,
-        fp32=fp32_score_of(scorecard, loss),
+        fp32=scorecard.fp32_score_of(loss),
         p99=measured.p99_at_slo if measured else None,
         benchmark=measured,
         engine_bytes=measured.engine_bytes if measured else None,
@@ -133,30 +134,18 @@ def _live(replaced: ReplacedRelease) -> _Side:
     )
 
 
-def fp32_score_of(scorecard: Scorecard, loss: Finding | None) -> Finding | None:
-    """FP32's own score of the measure that a loss is about, on the same data."""
-    return next(
-        (
-            score
-            for score in scorecard.fp32_scores
-            if loss is not None and loss_gate(score.gate) == loss.gate and score.scope == loss.scope
-        ),
-        None,
-    )
-
-
 def _lines(old: _Side | None, new: _Side) -> Iterator[ComparedLine]:
     same = old is not None and old.engine_sha256 == new.engine_sha256
     yield _named(
-        "engine", _engine(old) if old else None, _engine(new), same="same bytes" if same else ""
+        "Engine", _engine(old) if old else None, _engine(new), same="same bytes" if same else ""
     )
-    yield _named("model version", old.model_uri if old else None, new.model_uri)
+    yield _named("Model version", old.model_uri if old else None, new.model_uri)
     yield _accuracy(old, new)
-    yield _paired(old, new)
-    yield _p99(old, new)
     yield _rate(old, new)
+    yield _p99(old, new)
+    yield from _in_turns(new)
     live_bytes, live_gpu = (old.engine_bytes, old.gpu_bytes) if old else (None, None)
-    yield _bytes("engine size", live_bytes, new.engine_bytes, known=bool(old))
+    yield _bytes("Engine size", live_bytes, new.engine_bytes, known=bool(old))
     if new.gpu_bytes is not None or live_gpu is not None:
         yield _bytes("GPU memory", live_gpu, new.gpu_bytes, known=bool(old))
     costs = [s.benchmark.cost_per_million if s and s.benchmark else None for s in (old, new)]
@@ -164,7 +153,7 @@ def _lines(old: _Side | None, new: _Side) -> Iterator[ComparedLine]:
         currency = new.benchmark.currency if new.benchmark else ""
         words = [MISSING if cost is None else f"{cost:.3g} {currency}" for cost in costs]
         effect, change = _moved(*costs, lower_is_better=True)
-        name = "cost of a million requests"
+        name = "Cost of a million requests"
         yield ComparedLine(name, words[0] if old else "", words[1], effect, change)
 
 
@@ -196,7 +185,11 @@ def _absolute(side: _Side) -> _Estimate | None:
 
 
 def _accuracy(old: _Side | None, new: _Side) -> ComparedLine:
-    name = (new.loss.gate.removesuffix("_loss") if new.loss else "accuracy").replace("_", " ")
+    name = (
+        (new.loss.gate.removesuffix("_loss") if new.loss else "accuracy")
+        .replace("_", " ")
+        .capitalize()
+    )
     share = new.loss is None or in_points(new.loss)
     now, proposed = _absolute(old) if old else None, _absolute(new)
     words = [_score_text(each, share=share) for each in (now, proposed)]
@@ -219,33 +212,50 @@ def _score_text(score: _Estimate | None, *, share: bool) -> str:
     return f"{show(score.value)}{unit} ({show(score.low)} to {show(score.high)})"
 
 
-def _paired(old: _Side | None, new: _Side) -> ComparedLine:
-    def words(side: _Side) -> str:
-        if side.loss is None:
-            return MISSING
-        unit = " pp" if in_points(side.loss) else ""
-        return f"{change_text(side.loss)}{unit}"
-
-    name = "change against its FP32, paired"
-    return ComparedLine(name, words(old) if old else "", words(new), "unknown", "")
-
-
 def _p99(old: _Side | None, new: _Side) -> ComparedLine:
-    name, words = "p99 at that rate", f"{percentile_text(new.p99)} ms"
+    """Each at its own rate, so that they compare only where the rates are equal."""
+    name, words = "p99 at that rate", _ms(new.p99)
     if old is None:
         return ComparedLine(name, "", words, "unknown", "")
-    now = f"{percentile_text(old.p99)} ms" if old.p99 else MISSING
-    if old.p99 is None or new.p99 is None:
+    now = _ms(old.p99)
+    if old.p99 is None or new.p99 is None or old.benchmark is None or new.benchmark is None:
         return ComparedLine(name, now, words, "unknown", "")
+    rates = [side.benchmark.offered_at_slo_per_s for side in (old, new) if side.benchmark]
+    if not math.isclose(*rates, rel_tol=_EQUAL):
+        return ComparedLine(name, now, words, "changed", "at another rate")
     ends = [_Estimate(p.value_ms, p.low_ms, p.high_ms) for p in (old.p99, new.p99)]
     effect, change = _apart(ends[0], ends[1], higher_is_better=False)
     return ComparedLine(name, now, words, effect, change)
 
 
+def _ms(percentile: Percentile | None) -> str:
+    return MISSING if percentile is None else f"{percentile_text(percentile)} ms"
+
+
+def _in_turns(new: _Side) -> Iterator[ComparedLine]:
+    """p99 of both at one rate, where they were measured in turns; the spread is over the turns."""
+    rival = new.benchmark.rival if new.benchmark else None
+    if rival is None or not rival.candidate_p99_ms or not rival.champion_p99_ms:
+        return
+    ends = [_turns(turns) for turns in (rival.champion_p99_ms, rival.candidate_p99_ms)]
+    words = [f"{e.value:.2f} ({e.low:.2f} to {e.high:.2f}) ms" for e in ends]
+    effect, change = _apart(ends[0], ends[1], higher_is_better=False)
+    if abs(ends[0].value - ends[1].value) <= rival.noise_ms:
+        effect, change = "same", "within the live release's own noise"
+    name = f"p99 at {per_second(rival.rate_per_s)}, in turns"
+    yield ComparedLine(name, words[0], words[1], effect, change)
+
+
+def _turns(values_ms: Sequence[float]) -> _Estimate:
+    return _Estimate(fmean(values_ms), min(values_ms), max(values_ms))
+
+
 def _rate(old: _Side | None, new: _Side) -> ComparedLine:
-    name = "rate within the SLO"
+    name = "Rate within the SLO"
     words = [
-        f"{side.benchmark.throughput_text} requests/s" if side and side.benchmark else MISSING
+        f"{side.benchmark.throughput_text} requests/s{side.benchmark.rows_text}"
+        if side and side.benchmark
+        else MISSING
         for side in (old, new)
     ]
     if old is None:
@@ -275,8 +285,10 @@ def _moved(
     if abs(share) < _EQUAL:
         return "same", "the same"
     better = (share < 0) == lower_is_better
-    word = "less" if share < 0 else "more"
-    return ("better" if better else "worse"), f"{100 * abs(share):.3g} % {word}"
+    effect: Effect = "better" if better else "worse"
+    if share >= 1:
+        return effect, f"{share + 1:.3g} times as much"
+    return effect, f"{100 * abs(share):.3g} % {'less' if share < 0 else 'more'}"
 
 
 def _apart(now: _Estimate, proposed: _Estimate, *, higher_is_better: bool) -> tuple[Effect, str]:
@@ -287,7 +299,8 @@ def _apart(now: _Estimate, proposed: _Estimate, *, higher_is_better: bool) -> tu
         return "unknown", ""
     if proposed.low > now.high or proposed.high < now.low:
         rose = proposed.value > now.value
-        return ("better" if rose == higher_is_better else "worse"), "higher" if rose else "lower"
+        effect: Effect = "better" if rose == higher_is_better else "worse"
+        return effect, _moved(now.value, proposed.value, lower_is_better=not higher_is_better)[1]
     return "same", "intervals overlap: no difference shown"
 
 

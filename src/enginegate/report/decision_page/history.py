@@ -8,13 +8,16 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from pydantic import Field, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
+from enginegate.approval_rules import expires_at
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import counted
+from enginegate.policy.operating import Approval
 from enginegate.records import Record
-from enginegate.repository.history.audit import LIVE_EVENTS, Event, LiveChange, live_changes
+from enginegate.repository.history.audit import Event, LiveChange, live_changes
 from enginegate.repository.history.broken_promises import broken_promises
+from enginegate.repository.store.scorecard_history import ScorecardHistory
 from enginegate.watch.log import WatchCheck
 
 
@@ -55,11 +58,15 @@ class TimelineEntry(Record):
 class PageHistory(Record):
     """The part of a page that changes after the scorecard was made."""
 
+    known: bool = Field(default=True, description="false: no audit log could be asked")
     standing: Standing = Standing.WAITING
     sentence: str = Field(default="", description="the standing in one sentence")
     release: PositiveInt | None = Field(default=None, description="published of this scorecard")
     expires_at: datetime | None = Field(
         default=None, description="when the newest approval ends to count; None: none was given"
+    )
+    stands_hours: PositiveFloat | None = Field(
+        default=None, description="for how long an approval stands; None: not known"
     )
     entries: tuple[TimelineEntry, ...] = Field(default=(), description="oldest first")
 
@@ -81,62 +88,84 @@ class PageHistory(Record):
 NO_HISTORY = PageHistory()
 
 
+def history_of(
+    scorecard: Scorecard, found: ScorecardHistory, rules: Approval | None = None
+) -> PageHistory:
+    """A scorecard's history from what was read of it.
+
+    Args:
+        scorecard: that the page is about.
+        found: in the repository that it is promoted into, and in the workspace.
+        rules: say for how long an approval stands; None: not known, so that it is not shown.
+    """
+    newest = found.approvals[-1] if found.approvals else None
+    expires = expires_at(newest, rules) if newest and rules else None
+    history = page_history(scorecard, found.events, found.checks, expires=expires)
+    if rules is None or history.standing is not Standing.WAITING:
+        return history
+    return history.model_copy(update={"stands_hours": rules.expires_hours})
+
+
 def page_history(
     scorecard: Scorecard,
     events: Sequence[Event],
     checks: Iterable[WatchCheck] = (),
     *,
-    expires_at: datetime | None = None,
+    expires: datetime | None = None,
 ) -> PageHistory:
     """A scorecard's history from the log of the repository that it is promoted into.
 
     Args:
         scorecard: that the page is about.
         events: of the audit log, oldest first, of every model.
-        checks: of the release that was published of it.
-        expires_at: when its newest approval ends to count; see ``approval_rules.expires_at``.
+        checks: of the releases that were published of it.
+        expires: when its newest approval ends to count.
     """
     own = [event for event in events if event.model == scorecard.model]
-    release = _release(scorecard, own)
-    seen = [check for check in checks if check.version == release]
+    releases = _releases(scorecard, own)
+    seen = [check for check in checks if check.version in releases]
     entries = [
-        *(_entry(change, scorecard) for change in _told(scorecard, own, release)),
-        *_checked(seen),
+        *(_entry(told, scorecard) for told in _told(scorecard, own, releases)),
+        *(line for number in releases for line in _checked(seen, number)),
     ]
-    standing, sentence = _standing(scorecard, own, release, seen)
+    standing, sentence = _standing(scorecard, own, releases, seen)
     return PageHistory(
         standing=standing,
         sentence=sentence,
-        release=release,
-        expires_at=expires_at if standing is Standing.APPROVED else None,
+        release=releases[-1] if releases else None,
+        expires_at=expires if standing is Standing.APPROVED else None,
         entries=tuple(sorted(entries, key=lambda entry: entry.at)),
     )
 
 
-def _release(scorecard: Scorecard, own: Sequence[Event]) -> int | None:
-    """The release that serves this scorecard's engine, or was given its promise."""
-    found = [
+def _releases(scorecard: Scorecard, own: Sequence[Event]) -> tuple[int, ...]:
+    """The releases that were published of it, or given its promise, in that order."""
+    found = (
         event.release
         for event in own
         if event.scorecard == scorecard.digest and event.event in {"published", "promised"}
-    ]
-    return found[-1] if found else None
+    )
+    return tuple(dict.fromkeys(release for release in found if release is not None))
 
 
 def _told(
-    scorecard: Scorecard, own: Sequence[Event], release: int | None
+    scorecard: Scorecard, own: Sequence[Event], releases: Sequence[int]
 ) -> list[Event | LiveChange]:
-    """The events that are about this scorecard or its release, or took it from service."""
+    """The events about this scorecard, and those of its releases from their publication on."""
     changes = {change.event.sequence: change for change in live_changes(own)}
+    begun = {
+        event.release: event.sequence
+        for event in reversed(own)
+        if event.scorecard == scorecard.digest and event.event in {"published", "promised"}
+    }
     told: list[Event | LiveChange] = []
     for event in own:
         change = changes.get(event.sequence)
-        if change is not None and release is not None and release in {change.before, change.after}:
-            told.append(change)
-        elif event.event not in LIVE_EVENTS and (
-            event.scorecard == scorecard.digest
-            or (release is not None and event.release == release)
-        ):
+        since = [n for n in releases if begun[n] <= event.sequence]
+        if change is not None:
+            if {change.before, change.after} & set(since):
+                told.append(change)
+        elif event.scorecard == scorecard.digest or event.release in since:
             told.append(event)
     return told
 
@@ -171,58 +200,62 @@ def _words(what: Event | LiveChange, scorecard: Scorecard) -> tuple[str, str]:
     return f"replaced by release {what.after}", "past"
 
 
-def _checked(checks: Sequence[WatchCheck]) -> list[TimelineEntry]:
-    """The checks that broke nothing as one line; the audit log has each of the others."""
-    fine = [check for check in checks if not check.broken]
+def _checked(checks: Sequence[WatchCheck], release: int) -> list[TimelineEntry]:
+    """A release's checks that broke nothing as one line; those that failed are events."""
+    fine = [check for check in checks if check.version == release and not check.broken]
     if not fine:
         return []
     passed = sum(check.outcome is Outcome.PASSED for check in fine)
-    newest = fine[-1]
     others = len(fine) - passed
-    said = f"{counted(passed, 'check')} of the watch passed" if passed else "checked by the watch"
-    why = f"{others} could not decide." if others else ""
-    return [
-        TimelineEntry(
-            at=newest.at, what=said, tone="good" if passed else "waiting", who="watch", why=why
-        )
-    ]
+    said = f"{counted(passed, 'check')} passed" if passed else "checked"
+    why = f"{counted(others, 'check')} could not decide." if others else ""
+    tone = "good" if passed else "waiting"
+    what = f"release {release}: {said}"
+    return [TimelineEntry(at=fine[-1].at, what=what, tone=tone, who="watch", why=why)]
 
 
 def _standing(
-    scorecard: Scorecard, own: Sequence[Event], release: int | None, checks: Sequence[WatchCheck]
+    scorecard: Scorecard,
+    own: Sequence[Event],
+    releases: Sequence[int],
+    checks: Sequence[WatchCheck],
 ) -> tuple[Standing, str]:
+    changes = live_changes(own)
+    live = changes[-1].after if changes else None
     answers = [
         event
         for event in own
         if event.scorecard == scorecard.digest and event.event in {"approved", "rejected"}
     ]
-    if release is None:
+    published = [
+        event.sequence
+        for event in own
+        if event.scorecard == scorecard.digest and event.event in {"published", "promised"}
+    ]
+    if not releases or (live not in releases and answers and answers[-1].sequence > published[-1]):
         return _unpublished(scorecard, answers)
-    changes = live_changes(own)
-    ended = [change for change in changes if change.before == release != change.after]
-    began = [change for change in changes if change.after == release]
-    if ended and ended[-1].event.sequence > began[-1].event.sequence:
-        return _over(ended[-1], release)
+    if live not in releases:
+        ended = [change for change in changes if change.before in releases]
+        return _over(ended[-1])
     broken = [
         each
         for each in broken_promises(own, scorecard.model, checks)
-        if each.release == release and each.acknowledged is None
+        if each.release == live and each.acknowledged is None
     ]
     if broken:
-        return Standing.BROKEN, f"Release {release} is live and broke its promise: {broken[-1].why}"
-    return Standing.LIVE, f"Live as release {release}."
+        return Standing.BROKEN, f"Release {live} is live and broke its promise: {broken[-1].why}"
+    return Standing.LIVE, ""
 
 
-def _over(ended: LiveChange, release: int) -> tuple[Standing, str]:
-    who = f"{ended.event.who}: {ended.event.why}" if ended.event.why else ended.event.who
+def _over(ended: LiveChange) -> tuple[Standing, str]:
+    by = f"{ended.event.who}: {ended.event.why}" if ended.event.why else ended.event.who
     if ended.kind == "withdrawn":
-        return Standing.WITHDRAWN, f"Release {release} was withdrawn by {who}"
+        return Standing.WITHDRAWN, f"Release {ended.before} was withdrawn by {by}"
     if ended.kind == "rolled back":
-        return (
-            Standing.ROLLED_BACK,
-            f"Release {release} was rolled back to release {ended.after} by {who}",
-        )
-    return Standing.REPLACED, f"Release {release} was replaced by release {ended.after}."
+        said = f"Release {ended.before} was rolled back to release {ended.after} by {by}"
+        return Standing.ROLLED_BACK, said
+    said = f"Release {ended.before} was replaced by release {ended.after}."
+    return Standing.REPLACED, said
 
 
 def _unpublished(scorecard: Scorecard, answers: Sequence[Event]) -> tuple[Standing, str]:

@@ -1,15 +1,203 @@
-"""Latency against throughput, as it was measured, with the chosen point."""
+"""Latency against load, as it was measured, with the chosen point."""
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from enginegate.evidence import Scorecard
+from enginegate.charts.intervals import Interval
+from enginegate.charts.load_curve import LoadCurve, LoadPoint, PointKind, load_chart
+from enginegate.charts.svg import Svg
+from enginegate.evidence import Benchmark, Scorecard
+from enginegate.measurement import Measurement, Percentile
+from enginegate.messages import per_second, short_number
+from enginegate.report.content import MISSING, one_line, percentile_text
+from enginegate.report.decision_page.forest import forest_section, slo_p99_ms
+from enginegate.serving import ServingConfig
+
+# Lines of the table under the curve: a search makes 20 to 60 measurements of one candidate.
+_MOST_LINES = 60
+_MEDIAN = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class LoadCurve:
-    """The chart and its text alternative."""
+class LoadLine(NamedTuple):
+    """One measurement as text."""
+
+    load: str
+    answered: str
+    p50: str
+    p99: str
+    requests: str
+    batch: str
+    note: str
 
 
-def load_curve_section(scorecard: Scorecard) -> LoadCurve | None:
-    """The content of ``load_curve.html``; None: there is nothing to show."""
-    return None if scorecard.winner is None else LoadCurve()
+class LoadKey(NamedTuple):
+    """One entry of the legend: the class and form of a mark, and what it stands for."""
+
+    glyph: str
+    classes: str
+    meaning: str
+
+
+class CandidateCurve(NamedTuple):
+    """One candidate's picture, with what is needed to read it."""
+
+    candidate: str
+    configuration: str
+    chart: Svg
+    keys: tuple[LoadKey, ...]
+    lines: tuple[LoadLine, ...]
+    hidden: int
+
+
+class LoadCurves(NamedTuple):
+    """The proposed candidate's curve, and smaller ones of all others that were benchmarked."""
+
+    first: CandidateCurve
+    others: tuple[CandidateCurve, ...]
+
+
+def load_curve_section(scorecard: Scorecard) -> LoadCurves | None:
+    """The content of ``load_curve.html``; None: nothing was measured under Triton."""
+    slo_ms = slo_p99_ms(scorecard)
+    by_name = {b.candidate.name: b for b in scorecard.benchmarks if b.measurements}
+    order = [row.candidate for row in forest_section(scorecard).rows if row.candidate in by_name]
+    if not order:
+        return None
+    first, *others = (by_name[name] for name in order)
+    return LoadCurves(
+        _whole(first, slo_ms),
+        tuple(_small(benchmark, slo_ms) for benchmark in others),
+    )
+
+
+def curve_of(benchmark: Benchmark, slo_ms: float | None) -> LoadCurve:
+    """What is drawn of a benchmark."""
+    config = shown_config(benchmark)
+    p99 = benchmark.p99_at_slo
+    chosen = None
+    if benchmark.chosen is not None and p99 is not None:
+        chosen = (benchmark.offered_at_slo_per_s, _interval(p99))
+    return LoadCurve(
+        name=benchmark.candidate.name,
+        points=tuple(_point(m, config) for m in benchmark.measurements),
+        chosen=chosen,
+        slo_ms=slo_ms,
+        ceiling_per_s=_ceiling(benchmark),
+    )
+
+
+def shown_config(benchmark: Benchmark) -> ServingConfig | None:
+    """The chosen configuration; where none meets the SLO, that of the lowest valid p99."""
+    if benchmark.chosen is not None:
+        return benchmark.chosen
+    found = [
+        (bool(m.invalid), p99.value_ms, m.config)
+        for m in benchmark.measurements
+        if (p99 := m.p99) is not None
+    ]
+    best = min(found, key=lambda each: each[:2], default=None)
+    return best[2] if best else None
+
+
+def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
+    curve, config = curve_of(benchmark, slo_ms), shown_config(benchmark)
+    order = sorted(
+        benchmark.measurements,
+        key=lambda m: (bool(m.invalid), m.config != config, str(m.config), m.rate_per_s),
+    )
+    return CandidateCurve(
+        candidate=benchmark.candidate.name,
+        configuration=str(config) if config else MISSING,
+        chart=load_chart(curve),
+        keys=_keys(benchmark, curve),
+        lines=tuple(_line(m, config) for m in order[:_MOST_LINES]),
+        hidden=max(0, len(order) - _MOST_LINES),
+    )
+
+
+def _small(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
+    config = shown_config(benchmark)
+    return CandidateCurve(
+        candidate=benchmark.candidate.name,
+        configuration=str(config) if config else MISSING,
+        chart=load_chart(curve_of(benchmark, slo_ms), small=True),
+        keys=(),
+        lines=(),
+        hidden=0,
+    )
+
+
+def _point(m: Measurement, config: ServingConfig | None) -> LoadPoint:
+    p50, p99 = m.percentile(_MEDIAN), m.p99
+    kind: PointKind = "chosen" if m.config == config else "other"
+    requests = max((p.samples for p in m.percentiles), default=0)
+    said = f"p99 {percentile_text(p99)} ms" if p99 else "p99 falls on failed requests"
+    text = f"{per_second(m.rate_per_s)}: {said} of {requests:,} requests"
+    if kind == "other":
+        text += f"; {m.config}"
+    if m.invalid:
+        text += f"; invalid: {one_line(m.invalid[0])}"
+    return LoadPoint(
+        load_per_s=m.rate_per_s,
+        p50_ms=p50.value_ms if p50 else None,
+        p99=_interval(p99) if p99 else None,
+        kind="invalid" if m.invalid else kind,
+        requests=requests,
+        words=text,
+    )
+
+
+def _interval(p: Percentile) -> Interval:
+    return Interval.of(p.value_ms, p.low_ms, p.high_ms)
+
+
+def _ceiling(benchmark: Benchmark) -> float | None:
+    """The lowest rate above which nothing could be offered, by the policy or by the sender."""
+    known = (benchmark.ceiling_per_s, benchmark.generator_limit_per_s)
+    return min((rate for rate in known if rate is not None), default=None)
+
+
+def _keys(benchmark: Benchmark, curve: LoadCurve) -> tuple[LoadKey, ...]:
+    """What the marks that are there stand for."""
+    kinds = {point.kind for point in curve.points}
+    beyond = any(
+        point.p99 is None or not curve.axes[1].holds(point.p99.value) for point in curve.points
+    )
+    found = [
+        ("●", "p99", "p99, with its interval", "chosen" in kinds),
+        ("■", "p50", "p50", "chosen" in kinds),
+        ("◯", "ring", "chosen, all its confirmations together", curve.chosen is not None),
+        ("◇", "other", "p99 of other configurations", "other" in kinds),
+        ("✕", "invalid", "invalid: decides nothing", "invalid" in kinds),
+        ("▲", "beyond", "above this axis, or on failed requests", beyond),
+    ]
+    keys = [LoadKey(*entry) for *entry, is_there in found if is_there]
+    ceiling = _ceiling_words(benchmark)
+    if ceiling:
+        keys.append(LoadKey("▒" if curve.ceiling_is_drawn else "→", "ceiling-key", ceiling))
+    return tuple(keys)
+
+
+def _ceiling_words(benchmark: Benchmark) -> str:
+    """Who sets the highest load."""
+    sender, policy = benchmark.generator_limit_per_s, benchmark.ceiling_per_s
+    if sender is not None and (policy is None or sender < policy):
+        return f"from {per_second(sender)} on the load generator, not the server, is the limit"
+    return f"above {per_second(policy)} the policy allows no trial" if policy is not None else ""
+
+
+def _line(m: Measurement, config: ServingConfig | None) -> LoadLine:
+    p50 = m.percentile(_MEDIAN)
+    notes = []
+    if m.invalid:
+        notes.append(f"invalid: {one_line(m.invalid[0])}")
+    if m.config != config:
+        notes.append(str(m.config))
+    return LoadLine(
+        load=short_number(m.rate_per_s, 4),
+        answered=short_number(m.throughput_per_s, 4),
+        p50=f"{p50.value_ms:.2f}" if p50 else MISSING,
+        p99=percentile_text(m.p99),
+        requests=f"{max((p.samples for p in m.percentiles), default=0):,}",
+        batch=f"{m.stages.mean_batch_size:.1f}" if m.stages else MISSING,
+        note="; ".join(notes),
+    )

@@ -44,6 +44,7 @@ def verdict_band(scorecard: Scorecard) -> VerdictBand:
         headline = f"{winner} passed every gate, tied with {ties}"
     else:
         headline = f"{winner} passed every gate"
+    reason = one_line(scorecard.reason)
     passed = outcomes.count(Outcome.PASSED)
     return VerdictBand(
         outcome=outcome.word,
@@ -51,7 +52,7 @@ def verdict_band(scorecard: Scorecard) -> VerdictBand:
         headline=headline,
         question=f"{scorecard.model_uri} for {scorecard.model}: "
         f"{passed} of {counted(len(outcomes), 'candidate')} passed",
-        reason=one_line(scorecard.reason),
+        reason=reason[:1].upper() + reason[1:],
     )
 
 

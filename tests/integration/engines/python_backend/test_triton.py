@@ -76,9 +76,21 @@ def array(memory):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with the model ``doubling``: one instance, two streams."""
+    """A server with two models that double, each one instance with two streams.
+
+    ``doubling`` sends its answers, and ``returning`` waits for them.
+    """
     root = tmp_path_factory.mktemp("runner")
-    version = root / "repository" / "doubling" / "1"
+    place(root, "doubling", "sent")
+    place(root, "returning", "returned")
+    install = find_triton(root / "triton")
+    folder, models = root / "server", ["doubling", "returning"]
+    with start(install, root / "repository", folder=folder, load=models) as running:
+        yield running
+
+
+def place(root, model, answers):
+    version = root / "repository" / model / "1"
     version.mkdir(parents=True)
     module = root / "engine_toy.py"
     module.write_text(ENGINE)
@@ -93,12 +105,12 @@ def server(tmp_path_factory):
     }
     (version / "engine.json").write_text(json.dumps(manifest))
     config = model_config(
-        name="doubling",
+        name=model,
         inputs=(TensorSpec(name="x", dtype="float32", shape=(-1, 2)),),
         outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, 2)),),
         serving=ServingConfig(max_batch_size=2 * ROWS, max_queue_delay_us=500, instances=2),
         backend="python",
-        parameters={},
+        parameters={"answers": answers},
         gpu=True,
         options=ServingOptions(warmup_batch_sizes=(1, ROWS)),
     )
@@ -106,10 +118,6 @@ def server(tmp_path_factory):
     assert group.count == 1
     group.kind = group.KIND_CPU
     (version.parent / "config.pbtxt").write_text(config_text(config))
-    install = find_triton(root / "triton")
-    folder = root / "server"
-    with start(install, root / "repository", folder=folder, load=["doubling"]) as running:
-        yield running
 
 
 @pytest.fixture
@@ -118,9 +126,9 @@ def client(server):
         yield opened
 
 
-def ask(client, value, rows=1):
+def ask(client, value, rows=1, model="doubling"):
     x = np.full((rows, 2), value, np.float32)
-    return client.infer("doubling", {"x": x}).outputs["y"]
+    return client.infer(model, {"x": x}).outputs["y"]
 
 
 def until(condition, within_s=60):
@@ -139,23 +147,25 @@ def test_two_batches_compute_at_once_in_one_instance(client):
             np.testing.assert_array_equal(each.result(), np.full((ROWS, 2), 2 * TOGETHER))
 
 
-def test_every_request_gets_its_own_rows_under_load(client):
+@pytest.mark.parametrize("model", ["doubling", "returning"])
+def test_every_request_gets_its_own_rows_under_load(client, model):
     """Requests of all sizes from many clients, in batches that are cut where they do not fit."""
     asked = [(number, int(size)) for number, size in enumerate(np.tile([1, 2, 3, 5, ROWS], 40))]
 
     with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda each: ask(client, *each), asked))
+        answers = list(pool.map(lambda each: ask(client, *each, model), asked))
 
     for (number, size), answer in zip(asked, answers, strict=True):
         np.testing.assert_array_equal(answer, np.full((size, 2), 2.0 * number))
 
 
-def test_requests_that_fail_do_not_cost_others_their_answers(client):
+@pytest.mark.parametrize("model", ["doubling", "returning"])
+def test_requests_that_fail_do_not_cost_others_their_answers(client, model):
     """A request with too many rows and a batch whose run fails get errors, the others answers."""
 
     def outcome(value, rows):
         try:
-            return float(ask(client, value, rows)[0, 0])
+            return float(ask(client, value, rows, model)[0, 0])
         except ServerError as error:
             return str(error)
 
@@ -170,6 +180,19 @@ def test_requests_that_fail_do_not_cost_others_their_answers(client):
             assert "MemoryError: no room" in answer
         else:
             assert answer == 2 * value
+
+
+def test_time_of_returned_answers_is_triton_s_own(server, client):
+    """Triton has counted the wait, so the runner adds nothing to it."""
+    before = client.statistics("returning")
+    ask(client, SLOW, ROWS, "returning")
+    counted = client.statistics_since("returning", before, answers=1)
+    time.sleep(0.2)
+
+    found = read_metrics(server.metrics).matching("enginegate_runner", model="returning")
+    told = {series.labels["counted"]: series.value for series in found}
+    assert counted.compute_infer_ns >= 0.3e9
+    assert (told["batches"] >= 1, told["pending"]) == (True, 0.0)
 
 
 def test_client_that_went_away_blocks_nobody(server, client):
@@ -189,7 +212,7 @@ def test_unload_waits_for_what_is_under_way(client):
         until(lambda: client.statistics("doubling").requests >= before + 3)
         client.unload("doubling")
         answers = [each.result() for each in asked]
-    until(lambda: all(row.state == "UNAVAILABLE" for row in client.index()))
+    until(lambda: ("doubling", "UNAVAILABLE") in [(row.name, row.state) for row in client.index()])
     client.load("doubling")
 
     assert [answer[0, 0] for answer in answers] == [2 * SLOW] * 3

@@ -6,6 +6,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
+from enginegate.engines.python_backend import pipeline as pipelines
 from enginegate.engines.python_backend.pipeline import Memory, Pipeline
 from tests.fakes import host_device
 from tests.fakes.host_device import GpuDevice, host_array
@@ -96,6 +97,30 @@ def test_requests_of_a_batch_are_joined_in_order(open_pipeline):
     pipeline.submit([rows(1), rows(2, 3), rows(4)], answers.of("all"))
 
     np.testing.assert_array_equal(answers.get(1)["all"]["y"][:, 0], [2, 4, 6, 8])
+
+
+def test_outcome_can_be_waited_for(open_pipeline):
+    """Batches that were begun give all of their rows, or the failure, to whoever asks."""
+    pipeline = open_pipeline()
+    torn = [{"x": np.ones((1, 2), np.float32)}, {"x": np.ones((1, 3), np.float32)}]
+
+    first, second = pipeline.begin([rows(1), rows(2)]), pipeline.begin(torn)
+
+    np.testing.assert_array_equal(first()["y"][:, 0], [2, 4])
+    assert isinstance(second(), ValueError)
+    assert (pipeline.totals()["requests"], pipeline.totals()["pending"]) == (2, 0)
+
+
+def test_many_requests_to_a_quick_engine_are_worth_waiting_for(open_pipeline, engine, monkeypatch):
+    """An engine that takes longer than sending the answers is better overlapped."""
+    monkeypatch.setattr(host_device, "LATE_S", 0.02)
+    slow = open_pipeline()
+    monkeypatch.setattr(host_device, "LATE_S", 0.0)
+    monkeypatch.setattr(pipelines, "_SENDING_S", 1e3)
+
+    assert not [size for size in engine.buckets if slow.is_worth_waiting(0, size)]
+    assert all(slow.is_worth_waiting(1, size) for size in engine.buckets)
+    assert min(slow._takes_s.values()) >= 0.02
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8])

@@ -1,0 +1,1 @@
+"""What verbs print: JSON documents for programs, one live table for people."""

@@ -1,0 +1,370 @@
+"""The documents of `--json`, one for each verb that reports; docs/json.md is written from these.
+
+A field is never renamed or removed within a schema version; new ones may come.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from enginegate.candidate import Sha256
+from enginegate.decision import Decision, Promise, Release
+from enginegate.evidence import Finding, OutcomeWord
+from enginegate.measurement import Measurement, Percentile
+from enginegate.records import Record
+from enginegate.report import ServingReport
+from enginegate.repository.history.audit import Event
+from enginegate.repository.verify import VerifyCheck
+from enginegate.serving import ServingConfig
+from enginegate.shadow import SampleInfo
+from enginegate.watch.log import WatchCheck
+from enginegate.watch.probe import LiveReading
+
+ReleaseState = Literal["live", "standing by", "rolled back", "withdrawn", "replaced"]
+
+
+class Document(Record):
+    """What every document has."""
+
+    schema_version: Literal[1] = 1
+
+
+class InstalledPart(Record):
+    """One thing that the pipeline can use."""
+
+    name: str
+    found: str = Field(description="version, place or what it can do; empty: it is missing")
+    cost: str = Field(description="what is not possible without it")
+    remedy: str = Field(description="how to get it")
+
+
+class CheckedPromise(Record):
+    """One thing that promotions rely on, tried on a running server."""
+
+    promise: str
+    outcome: OutcomeWord = Field(description="passed, inconclusive, failed or errored")
+    reason: str
+
+
+class UpgradeProblem(Record):
+    """Why what is live would not load with what is installed."""
+
+    certain: bool = Field(description="read from the server's machine; else usual for its version")
+    reason: str
+
+
+class ServerCheck(Record):
+    """A running Triton, as `doctor --server` found it."""
+
+    address: str
+    triton: str = Field(description="its version")
+    backends: str = Field(description="which of Triton's own backends it has, in a sentence")
+    versions: str = Field(description="TensorRT and driver, in a sentence")
+    outcome: OutcomeWord = Field(description="the worst of the checks")
+    checks: tuple[CheckedPromise, ...]
+    upgrades: tuple[UpgradeProblem, ...] = ()
+
+
+class DoctorDocument(Document):
+    """What is installed; with `--server` what that server keeps instead."""
+
+    parts: tuple[InstalledPart, ...] = ()
+    server: ServerCheck | None = Field(default=None, description="with --server")
+
+
+class OpenCandidate(Record):
+    """A candidate that cannot be decided here."""
+
+    candidate: str
+    why: str
+    remedy: str
+
+
+class PolicyDocument(Document):
+    """A valid policy, and what will be inconclusive under it."""
+
+    policy: str = Field(description="its file")
+    model: str = Field(description="the model's name in Triton")
+    model_uri: str
+    repository: str
+    candidates: tuple[str, ...] = Field(description="as KIND-PRECISION")
+    slo_p99_ms: NonNegativeFloat
+    slo_min_throughput_per_s: NonNegativeFloat
+    slo_confidence: NonNegativeFloat
+    policy_sha256: Sha256 = Field(description="digest of what it asks for, as scorecards name it")
+    inconclusive: tuple[OpenCandidate, ...]
+    notes: tuple[str, ...] = Field(description="what else will be inconclusive, or not work later")
+
+
+class CandidateSummary(Record):
+    """One candidate of a scorecard."""
+
+    candidate: str = Field(description="as KIND-PRECISION")
+    outcome: OutcomeWord = Field(description="passed, inconclusive, failed or errored")
+    meaning: str = Field(description="whether it may be approved, in a sentence")
+    tied: bool = Field(description="passed, and not told apart from the winner")
+    engine_sha256: Sha256 | None = Field(description="null: no engine could be built")
+    engine_bytes: NonNegativeInt | None = None
+    accuracy: str = Field(description="change against FP32 with its interval, as in the table")
+    throughput_per_s: NonNegativeFloat | None = Field(
+        description="requests within the SLO; null: not benchmarked"
+    )
+    throughput_is_bound: bool = Field(
+        description="whether the policy allowed no higher rate, so that it is a lower bound"
+    )
+    p99: Percentile | None
+    serving: ServingConfig | None
+    unmeasured: str = Field(description="why it was not benchmarked; empty: it was, or could not")
+    findings: tuple[Finding, ...] = Field(description="of verdict and benchmark")
+
+
+class ScorecardDocument(Document):
+    """A scorecard, as `qualify` made it or as `explain` reads it."""
+
+    scorecard: Sha256 = Field(description="the digest that an approval binds to")
+    model: str
+    model_uri: str
+    created_at: datetime
+    requested_by: str
+    policy_sha256: Sha256
+    winner: str | None = Field(description="null: nothing can be approved")
+    reason: str
+    replaces: PositiveInt | None = Field(description="the release that was live; null: none")
+    mlflow_run: str | None
+    candidates: tuple[CandidateSummary, ...] = Field(
+        description="in the scorecard's order; `explain --candidate` and `--only` leave some out"
+    )
+    next: tuple[str, ...] = Field(description="commands that come next; empty: no winner")
+
+
+class PageDocument(Document):
+    """The page that `report` wrote."""
+
+    scorecard: Sha256
+    file: str = Field(description="its absolute path")
+
+
+class BenchmarkDocument(Document):
+    """What `benchmark` measured: a search here, or one load on a server."""
+
+    outcome: OutcomeWord = Field(description="passed: the SLO is shown to be met")
+    report: ServingReport | None = Field(default=None, description="of a search")
+    measurement: Measurement | None = Field(default=None, description="with --server")
+    conclusion: str = Field(default="", description="with --server: whether the SLO is met")
+    unmeasured: dict[str, str] = Field(default_factory=dict, description="candidate -> why")
+    files: tuple[str, ...] = Field(description="that were written")
+
+
+class DecisionDocument(Document):
+    """An answer to a scorecard, as `approve` or `reject` recorded it."""
+
+    decision: Decision
+    model: str
+    model_uri: str
+    in_audit_log: bool = Field(description="false: a promotion writes it there later")
+    missing: NonNegativeInt = Field(description="approvals by other people that are still needed")
+    resumed: tuple[str, ...] = Field(description="suspended Prefect runs that go on now")
+    next: str = Field(description="the command that comes next; empty: none here")
+
+
+class ReleaseDocument(Document):
+    """What `promote`, `rollback`, `withdraw` or `pull` did."""
+
+    action: Literal["published", "promised", "rolled back", "withdrawn", "pulled", "none"] = Field(
+        description="promised: the same bytes serve already, and have a new promise; none: nothing "
+        "is live in object storage"
+    )
+    model: str
+    live: bool = Field(description="whether the release is live now")
+    release: Release | None
+    promise: Promise | None = Field(description="that the watch holds it to now")
+    undelivered: str = Field(default="", description="why MLflow does not know yet; empty: it does")
+
+
+class ReleaseStatus(Record):
+    """One release of the live repository."""
+
+    release: PositiveInt
+    state: ReleaseState
+    candidate: str
+    model_uri: str
+    published_at: datetime
+    approved_by: str
+    reason: str
+    since: datetime | None = Field(description="when that state began; null: not in the audit log")
+    engine_sha256: Sha256
+    release_sha256: Sha256 = Field(description="digest of the release's manifest")
+    has_bytes: bool = Field(description="false: only its history is kept")
+
+
+class MeasuredLive(Record):
+    """The newest check of what is live."""
+
+    check: PositiveInt
+    at: datetime
+    outcome: OutcomeWord
+    reading: LiveReading | None = Field(description="null: nothing could be read")
+    findings: tuple[Finding, ...]
+
+
+class BrokenPromiseStatus(Record):
+    """A failed check that nobody has acknowledged."""
+
+    release: PositiveInt
+    check: PositiveInt
+    at: datetime
+    why: str
+
+
+class WaitingScorecard(Record):
+    """A scorecard that somebody has to do something about."""
+
+    scorecard: str = Field(description="its digest; empty for those that are counted together")
+    state: str
+    sentence: str
+    next: str = Field(default="", description="the command that comes next; empty: none here")
+
+
+class ServerStatus(Record):
+    """One server of the live repository, or the object storage that servers follow."""
+
+    kind: Literal["server", "object storage"] = "server"
+    name: str = Field(description="empty: the first")
+    address: str = Field(description="gRPC address, folder or URL; empty: not known")
+    state: str
+
+
+class ModelStatus(Record):
+    """One policy's model."""
+
+    policy: str
+    model: str
+    repository: str
+    state: Literal["live", "nothing live", "withdrawn"]
+    words: str = Field(description="the state in a sentence")
+    live: ReleaseStatus | None
+    watch: str | None = Field(
+        description="passed, inconclusive, failed (until acknowledged), errored or not checked"
+    )
+    promise: Promise | None
+    promised_by: Sha256 | None = Field(description="the scorecard whose promise it is")
+    measured: MeasuredLive | None
+    broken: tuple[BrokenPromiseStatus, ...]
+    releases: tuple[ReleaseStatus, ...] = Field(description="the newest first")
+    servers: tuple[ServerStatus, ...]
+    waiting: tuple[WaitingScorecard, ...]
+    problems: tuple[str, ...] = Field(description="what could not be read")
+
+
+class StatusDocument(Document):
+    """What is live of each policy's model, and what waits for a person."""
+
+    models: tuple[ModelStatus, ...]
+    errors: tuple[str, ...] = Field(description="policies and scorecards that cannot be read")
+
+
+class VerifiedRepository(Record):
+    """One policy's live repository and servers."""
+
+    policy: str
+    model: str
+    repository: str
+    outcome: Literal["ok", "problem", "unknown"]
+    checks: tuple[VerifyCheck, ...] = Field(description="without problem and unknown: as published")
+    repaired: tuple[str, ...] = Field(description="with --repair: what was finished or undone")
+    server: str = Field(description="why no server was checked; empty: it was")
+
+
+class VerifyDocument(Document):
+    """Whether everything is as it was published."""
+
+    repositories: tuple[VerifiedRepository, ...]
+    errors: tuple[str, ...] = Field(description="policies that cannot be read")
+
+
+class CheckDone(Record):
+    """One check of the watch with its outcome."""
+
+    outcome: OutcomeWord
+    check: WatchCheck
+
+
+class WatchDocument(Document):
+    """One run of the watch."""
+
+    done: tuple[str, ...] = Field(description="one sentence for each thing that was done")
+    checks: tuple[CheckDone, ...] = Field(description="of the live release; none: nothing is live")
+    broken: str = Field(description="the broken promise that nobody has acknowledged; empty: none")
+
+
+class AcknowledgeDocument(Document):
+    """Broken promises that were acknowledged."""
+
+    acknowledged: tuple[BrokenPromiseStatus, ...]
+    states: dict[int, str] = Field(description="release -> how it is shown now")
+
+
+class ScanDocument(Document):
+    """The versions whose qualification was started."""
+
+    started: tuple[str, ...] = Field(description="model URIs")
+
+
+class AutomationsDocument(Document):
+    """What was created or updated on the Prefect server."""
+
+    done: tuple[str, ...]
+
+
+class SampleDocument(Document):
+    """A sample of live traffic; holds no value that users sent."""
+
+    folder: str
+    sample: SampleInfo
+
+
+# In the order of the story; `audit` prints one event a line, so that it can be read while it grows.
+DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
+    {
+        "doctor": DoctorDocument,
+        "policy check": PolicyDocument,
+        "qualify": ScorecardDocument,
+        "explain": ScorecardDocument,
+        "report": PageDocument,
+        "benchmark": BenchmarkDocument,
+        "shadow record": SampleDocument,
+        "shadow import": SampleDocument,
+        "shadow info": SampleDocument,
+        "approve": DecisionDocument,
+        "reject": DecisionDocument,
+        "promote": ReleaseDocument,
+        "status": StatusDocument,
+        "verify": VerifyDocument,
+        "rollback": ReleaseDocument,
+        "withdraw": ReleaseDocument,
+        "pull": ReleaseDocument,
+        "watch": WatchDocument,
+        "acknowledge": AcknowledgeDocument,
+        "audit": Event,
+        "scan": ScanDocument,
+        "automations": AutomationsDocument,
+    }
+)
+
+
+def main() -> None:
+    """Print the JSON Schema of one verb's document: ``python -m … "policy check"``."""
+    verb = " ".join(sys.argv[1:])
+    if verb not in DOCUMENTS:
+        sys.exit(f"{verb!r} has no document. These have: {', '.join(DOCUMENTS)}.")
+    schema = DOCUMENTS[verb].model_json_schema(mode="serialization")
+    sys.stdout.write(json.dumps(schema, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,342 @@
+"""`status`: each model's state, its promise beside what is measured, what waits for a person."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.text import Text
+
+from enginegate.cli.approve import waiting
+from enginegate.cli.output.records import (
+    BrokenPromiseStatus,
+    MeasuredLive,
+    ModelStatus,
+    ReleaseState,
+    ReleaseStatus,
+    ServerStatus,
+)
+from enginegate.decision import Promise, Release
+from enginegate.errors import EnginegateError, TamperedError
+from enginegate.evidence import Outcome
+from enginegate.messages import short_number
+from enginegate.policy import Policy
+from enginegate.report.tables import FittedTable, TableColumn, print_hanging
+from enginegate.repository import AuditLog, Layout, StoredTarget, open_target
+from enginegate.repository.history import broken_promises as promises
+from enginegate.repository.history.audit import Event, last_live_event, live_changes
+from enginegate.repository.store.layout import Current
+from enginegate.triton.endpoint import live_addresses, live_client
+from enginegate.watch.log import WatchCheck, WatchLog
+from enginegate.workspace import Workspace
+
+_WHEN = "%Y-%m-%d %H:%M:%S %Z"
+_STATE_STYLES = {"live": "bold green", "rolled back": "yellow", "withdrawn": "yellow"}
+_OUTCOME_STYLES = {Outcome.PASSED: "green", Outcome.INCONCLUSIVE: "yellow"}
+_BAD = "bold red"
+_DIGEST_SHOWN = 12
+_ENDED: dict[str, ReleaseState] = {"rolled back": "rolled back", "withdrawn": "withdrawn"}
+
+
+def live_checks(layout: Layout, workspace: Workspace) -> tuple[WatchCheck, ...]:
+    """Checks of the live release, oldest first; none where nothing is live."""
+    current = layout.current()
+    if current is None:
+        return ()
+    return WatchLog.at(workspace, layout.release(current.version)).read()
+
+
+def model_status(policy: Policy, path: Path, workspace: Workspace) -> ModelStatus:
+    """Everything that `status` shows of one policy's model.
+
+    Raises:
+        RepositoryError: the policy's repository is no folder.
+        TamperedError: the live pointer or the journal was changed.
+    """
+    layout = Layout(policy.target.repository, policy.name)
+    problems: list[str] = []
+    events = _events(layout, problems)
+    current, checks = layout.current(), live_checks(layout, workspace)
+    releases = tuple(_release_statuses(layout, current, events))
+    live = next((each for each in releases if each.state == "live"), None)
+    last = last_live_event(events, policy.name)
+    held = _held(layout, current, problems)
+    shown = promises.shown_state(events, policy.name, current.version, checks) if current else None
+    broken = [
+        b for b in promises.broken_promises(events, policy.name, checks) if not b.acknowledged
+    ]
+    return ModelStatus(
+        policy=str(path),
+        model=policy.name,
+        repository=str(policy.target.repository),
+        state="live" if live else "withdrawn" if _withdrawn(last) else "nothing live",
+        words=_state_words(live, last),
+        live=live,
+        watch=shown.word if shown else None,
+        promise=held.promise if held else None,
+        promised_by=held.scorecard_sha256 if held else None,
+        measured=_measured(checks[-1]) if checks else None,
+        broken=tuple(
+            BrokenPromiseStatus(release=b.release, check=b.check, at=b.at, why=b.why)
+            for b in broken
+        ),
+        releases=releases,
+        servers=tuple(_servers(policy, current.version if current else None)),
+        waiting=tuple(waiting(policy, workspace, path)),
+        problems=tuple(problems),
+    )
+
+
+def print_status(status: ModelStatus, out: Console) -> None:
+    """State first, then identity, promise and measurement, releases, and what waits."""
+    bad = bool(status.broken)
+    style = _BAD if bad else _STATE_STYLES.get(status.state, "yellow")
+    print_hanging(out, Text.assemble((status.model, "bold"), "  ", (status.words, style)))
+    _print_facts(status, out)
+    if status.promise is not None:
+        _print_promise(status.promise, status.measured, status.watch, out)
+        if status.measured is None:
+            _print_command(f"enginegate watch {status.policy} --once", out)
+    for broken in status.broken:
+        said = (
+            f"promise broken, not acknowledged: release {broken.release} broke its promise at "
+            f"check {broken.check} ({broken.at:{_WHEN}}): {broken.why}"
+        )
+        print_hanging(out, Text(said, style=_BAD), "  ")
+        command = f"enginegate acknowledge {status.policy} --release {broken.release} --reason WHY"
+        _print_command(command, out)
+    if len(status.releases) > 1 or (status.releases and status.live is None):
+        _print_releases(status.releases, out)
+    for problem in status.problems:
+        print_hanging(out, Text(problem, style=_BAD), "  ")
+    for each in status.waiting:
+        print_hanging(out, each.sentence, "  ")
+        if each.next:
+            _print_command(each.next, out)
+
+
+def _print_facts(status: ModelStatus, out: Console) -> None:
+    """What identifies the live release; digests and paths are whole, to be copied."""
+    facts = [("repository", status.repository)]
+    for server in status.servers:
+        name = f"{server.kind} {server.name}".rstrip()
+        facts.append((name, f"{server.address} {server.state}".strip()))
+    live = status.live
+    if live is not None:
+        facts += [
+            ("engine sha256", live.engine_sha256),
+            ("release digest", live.release_sha256),
+            ("published", f"{live.published_at:{_WHEN}}"),
+            ("approved by", f"{live.approved_by}: {live.reason}"),
+        ]
+    labels = max(len(name) for name, _ in facts)
+    for name, text in facts:
+        print_hanging(out, text, Text(f"  {name:<{labels}}  ", style="dim"))
+
+
+class _Compared(NamedTuple):
+    """One line of promise against measurement."""
+
+    what: str
+    promised: str
+    measured: str
+
+
+def _print_promise(
+    promise: Promise, measured: MeasuredLive | None, word: str | None, out: Console
+) -> None:
+    newest = "no check yet"
+    if measured is not None:
+        newest = f"check {measured.check} of {measured.at:{_WHEN}}, {measured.outcome.word}"
+    style = _BAD if word == Outcome.FAILED.word else ""
+    print_hanging(
+        out, Text.assemble(f"watch: {word or 'not checked'}", f" ({newest})", style=style), "  "
+    )
+    columns = [TableColumn("", heads=True), TableColumn("promised"), TableColumn("measured live")]
+    table = FittedTable(columns)
+    for row in _compared(promise, measured):
+        table.add_row(*row)
+    table.print(out)
+
+
+def _compared(promise: Promise, measured: MeasuredLive | None) -> Iterator[_Compared]:
+    """The promise beside the newest reading; a check has too few requests for a p99 of its own."""
+    reading = measured.reading if measured else None
+    probe = reading.probe if reading else None
+    limit = short_number(promise.slo_p99_ms)
+    over = f"{probe.over} of {probe.sent} requests over {limit} ms" if probe else ""
+    yield _Compared("p99", f"{short_number(promise.p99_ms)} ms, within the SLO of {limit} ms", over)
+    median = _ms(probe.median_ms) if probe else ""
+    yield _Compared("p50", _ms(promise.p50_ms), median)
+    yield _Compared(
+        "time on the server", _ms(promise.server_ms), _ms(reading.server_ms) if reading else ""
+    )
+    yield _Compared(
+        "requests",
+        f"{short_number(promise.throughput_per_s)}/s sustained",
+        f"{short_number(reading.arrived_per_s)}/s arrived, {reading.failed} failed"
+        if reading
+        else "",
+    )
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{short_number(value)} ms"
+
+
+def _print_releases(releases: Sequence[ReleaseStatus], out: Console) -> None:
+    names = ("release", "state", "candidate", "model", "published", "approved by", "engine")
+    whole = {"release", "state", "candidate", "published", "engine"}
+    heads = {"release", "state", "candidate"}
+    table = FittedTable([TableColumn(n, whole=n in whole, heads=n in heads) for n in names])
+    for each in releases:
+        table.add_row(
+            f"release {each.release}",
+            Text(each.state, style=_STATE_STYLES.get(each.state, "")),
+            each.candidate,
+            each.model_uri,
+            f"{each.published_at:%Y-%m-%d %H:%M:%S}",
+            f"{each.approved_by}: {each.reason}",
+            each.engine_sha256[:_DIGEST_SHOWN] if each.has_bytes else "bytes removed",
+        )
+    table.print(out)
+
+
+def _print_command(command: str, out: Console) -> None:
+    out.print(Text(f"    {command}"), soft_wrap=True)
+
+
+def _events(layout: Layout, problems: list[str]) -> tuple[Event, ...]:
+    try:
+        return AuditLog(layout.root).read()
+    except TamperedError as error:
+        problems.append(f"what people acknowledged cannot be read: {error}")
+        return ()
+
+
+def _held(layout: Layout, current: Current | None, problems: list[str]) -> Release | None:
+    """The live release with the promise that the watch holds it to."""
+    if current is None:
+        return None
+    try:
+        return layout.held_to(layout.release(current.version))
+    except EnginegateError as error:
+        problems.append(f"what it was promised since cannot be read: {error}")
+        return None
+
+
+def _release_statuses(
+    layout: Layout, current: Current | None, events: Iterable[Event]
+) -> Iterator[ReleaseStatus]:
+    """Every release, the newest first."""
+    states = release_states(layout.model, current, events)
+    for release in reversed(layout.releases()):
+        state, since = states.get(release.version, ("replaced", None))
+        yield ReleaseStatus(
+            release=release.version,
+            state=state,
+            since=since,
+            candidate=str(release.engine.candidate),
+            model_uri=release.model_uri,
+            published_at=release.published_at,
+            approved_by=release.decision.approver,
+            reason=release.decision.reason,
+            engine_sha256=release.engine.engine_sha256,
+            release_sha256=release.digest,
+            has_bytes=layout.version_folder(release.version).is_dir(),
+        )
+
+
+def release_states(
+    model: str, current: Current | None, events: Iterable[Event]
+) -> dict[int, tuple[ReleaseState, datetime | None]]:
+    """The state of each release that was ever live, and since when.
+
+    Args:
+        model: its name.
+        current: the live pointer, which has the last word on what is live.
+        events: of the audit log, oldest first; none where it cannot be read.
+    """
+    found: dict[int, tuple[ReleaseState, datetime | None]] = {}
+    for change in live_changes(events):
+        if change.event.model != model:
+            continue
+        at = change.event.at
+        if change.before is not None and change.before != change.after:
+            found[change.before] = (_ENDED.get(change.kind, "replaced"), at)
+        if change.after is not None:
+            found[change.after] = ("live", at)
+    for version, (state, since) in found.items():
+        if state == "live" and (current is None or version != current.version):
+            found[version] = ("replaced", since)
+    if current is not None:
+        found[current.version] = ("live", current.changed_at)
+        if current.standby is not None:
+            found[current.standby] = ("standing by", current.changed_at)
+    return found
+
+
+def _withdrawn(last: Event | None) -> bool:
+    return last is not None and last.event == "withdrawn"
+
+
+def _state_words(live: ReleaseStatus | None, last: Event | None) -> str:
+    if live is not None:
+        back = last is not None and last.event == "rolled back" and last.release == live.release
+        since = f", {'again ' if back else ''}since {live.since:{_WHEN}}" if live.since else ""
+        return f"live: release {live.release}, {live.candidate}, {live.model_uri}{since}"
+    if last is None or last.event != "withdrawn":
+        return "nothing is live"
+    return (
+        f"nothing is live; release {last.release} was withdrawn by {last.who} at "
+        f"{last.at:{_WHEN}}: {last.why}"
+    )
+
+
+def _measured(check: WatchCheck) -> MeasuredLive:
+    return MeasuredLive(
+        check=check.number,
+        at=check.at,
+        outcome=check.outcome,
+        reading=check.reading,
+        findings=check.findings,
+    )
+
+
+def _servers(policy: Policy, live: int | None) -> Iterator[ServerStatus]:
+    """The first server, object storage, and each further server of a fleet."""
+    addresses = live_addresses(policy.target)
+    if addresses is None:
+        yield ServerStatus(
+            name="", address="", state="no server is known; `enginegate serve` starts one"
+        )
+    else:
+        state = "answers" if live_client(policy.target) is not None else "does not answer"
+        yield ServerStatus(name="", address=addresses.grpc, state=state)
+    target = open_target(policy.live_tables, Workspace.of(policy), channel="command")
+    if target.storage is not None:
+        url = target.storage.store.url
+        yield ServerStatus(
+            kind="object storage", name="", address=url, state=_stored(target.storage)
+        )
+    for server in target.servers:
+        where = "" if server.shares else str(server.repository.root)
+        if server.repository.client is None:
+            state = "does not answer"
+        elif live is None:
+            state = "answers"
+        else:
+            same = server.serves(policy.name, live)
+            state = f"serves release {live}" if same else f"answers, but does not serve {live}"
+        yield ServerStatus(name=server.name, address=where, state=state)
+
+
+def _stored(storage: StoredTarget) -> str:
+    try:
+        pointer = storage.current()
+    except EnginegateError as error:
+        return str(error)
+    if pointer is None or pointer.version is None:
+        return "nothing is live"
+    return f"release {pointer.version}, since {pointer.changed_at:{_WHEN}}"
