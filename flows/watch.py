@@ -100,6 +100,7 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
         # Last: a Prefect server that does not answer delays no check and no rollback.
         done += note_expired_approvals(tables, workspace)
         done += announce_releases(tables.target.repository, workspace)
+        done += deliver_to_mlflow(tables, workspace)  # also what this run found and did
         show_live(tables, policy, workspace)
     errored = [str(check) for check in checks if check.outcome is Outcome.ERRORED]
     broken = [_broken_now(tables, policy, check) for check in checks if check.broken]

@@ -50,7 +50,7 @@ def places_of(scorecard: Scorecard, workspace: Workspace) -> EvidencePlaces:
     except TrackingError as error:
         _log.warning("MLflow cannot be linked to: %s", error)
         return EvidencePlaces()
-    return EvidencePlaces(link.runs_url, link.runs_url, link.start_command)
+    return EvidencePlaces(link.page_url, link.runs_url, link.start_command)
 
 
 @task(task_run_name="show-scorecard-{scorecard.model}", cache_policy=NO_CACHE)
