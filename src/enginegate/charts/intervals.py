@@ -52,19 +52,19 @@ class IntervalAxis(NamedTuple):
     """What rows of intervals share.
 
     Attributes:
-        axis: fitted to the intervals, and to the limit where that is near.
-        limit: drawn in every row that has none of its own; None: there is none.
+        axis: fitted to the intervals, and to limits that are near.
+        limits: that rows have, each once.
         unit: behind a number, such as `` ms``.
     """
 
     axis: PlotAxis
-    limit: float | None = None
+    limits: tuple[float, ...] = ()
     unit: str = ""
 
     @property
     def limit_is_far(self) -> bool:
-        """Whether the limit is not on the axis, so that its edge names it."""
-        return self.limit is not None and not self.axis.holds(self.limit)
+        """Whether no limit is on the axis, so that its edge names them."""
+        return bool(self.limits) and not any(map(self.axis.holds, self.limits))
 
 
 def change_axis(intervals: Iterable[Interval], margins: Iterable[float], unit: str) -> IntervalAxis:
@@ -81,7 +81,7 @@ def change_axis(intervals: Iterable[Interval], margins: Iterable[float], unit: s
     if furthest:
         ends = [min(max(end, -furthest), furthest) for end in ends]
     axis = axis_of((0.0, *ends, *lost), headroom=_HEADROOM)
-    return IntervalAxis(axis, lost[0] if len(set(lost)) == 1 else None, unit)
+    return IntervalAxis(axis, tuple(sorted(set(lost), reverse=True)), unit)
 
 
 def latency_axis(intervals: Iterable[Interval], limit_ms: float | None) -> IntervalAxis:
@@ -92,7 +92,8 @@ def latency_axis(intervals: Iterable[Interval], limit_ms: float | None) -> Inter
     top = max(ends, default=limit_ms or 1.0) or 1.0
     if limit_ms is not None and limit_ms <= _NEAR * top:
         top = max(top, limit_ms)
-    return IntervalAxis(PlotAxis(0.0, top * (1.0 + _HEADROOM)), limit_ms, " ms")
+    limits = () if limit_ms is None else (limit_ms,)
+    return IntervalAxis(PlotAxis(0.0, top * (1.0 + _HEADROOM)), limits, " ms")
 
 
 def interval_row(
@@ -100,8 +101,9 @@ def interval_row(
     shared: IntervalAxis,
     fill: BarFill,
     label: str,
+    limit: float | None,
     *,
-    limit: float | None = None,
+    median: float | None = None,
 ) -> Svg:
     """One interval: a bar from end to end, and a dot at its value.
 
@@ -110,7 +112,8 @@ def interval_row(
         shared: the axis of all rows.
         fill: how surely it decides.
         label: the picture's text alternative.
-        limit: of this row, where rows have limits of their own.
+        limit: of this row; None: it has none.
+        median: of what the interval is a percentile of: a square; None: not shown.
     """
     axis = shared.axis
     start, end = axis.share(interval.low), axis.share(interval.high)
@@ -123,6 +126,8 @@ def interval_row(
         class_=f"bar {fill}",
     )
     content = [*_zero(shared), bar, *_limit(shared, limit)]
+    if median is not None and axis.holds(median):
+        content.append(mark("square", (axis.share(median), _CENTRE), "pt p50"))
     if axis.holds(interval.value):
         shape: MarkShape = "diamond" if fill == "hollow" else "dot"
         content.append(mark(shape, (axis.share(interval.value), _CENTRE), f"pt {fill}"))
@@ -133,19 +138,29 @@ def interval_row(
     return plot(label, *content, height=_HEIGHT, classes="fig row")
 
 
+def invalid_row(interval: Interval, shared: IntervalAxis, label: str, limit: float | None) -> Svg:
+    """An interval that must not be used: a grey cross at its value (an arrow beyond), no bar."""
+    content = [*_zero(shared), *_limit(shared, limit)]
+    if shared.axis.holds(interval.value):
+        content.append(mark("cross", (shared.axis.share(interval.value), _CENTRE), "pt invalid"))
+    else:
+        content.append(mark("right", (1.0, _CENTRE), "beyond invalid"))
+    return plot(label, *content, height=_HEIGHT, classes="fig row")
+
+
 def interval_scale(shared: IntervalAxis, label: str, *, limit_name: str) -> Svg:
     """The numbers above the rows: zero, the limit, and the axis's far end."""
-    axis, limit, content = shared.axis, shared.limit, []
-    name = f"{limit_name} {_number(limit)}{shared.unit}" if limit is not None else ""
-    place = axis.share(limit) if limit is not None else 0.0
+    axis, content = shared.axis, []
+    numbers = " or ".join(_number(limit) for limit in shared.limits)
+    name = f"{limit_name} {numbers}{shared.unit}" if numbers else ""
+    place = max((axis.share(limit) for limit in shared.limits), default=0.0)
     anchor: Anchor = "start" if place < _CENTRE else "end"
-    if name and axis.holds(limit or 0.0):
-        content.append(words(name, (place, 0.0), anchor, by=(0, 11), classes="limit"))
-    elif name:
+    if shared.limit_is_far:
         content.append(words(f"{name} →", (1.0, 0.0), "end", by=(0, 11), classes="limit"))
+    elif name:
+        content.append(words(name, (place, 0.0), anchor, by=(0, 11), classes="limit"))
     zero = axis.share(0.0)
-    between = zero - place
-    if not name or not 0.0 <= between < (_LABEL if anchor == "start" else _GAP):
+    if not name or not 0.0 <= zero - place < (_LABEL if anchor == "start" else _GAP):
         content.append(words("0", (zero, 0.0), "start" if zero < _GAP else "middle", by=(0, 11)))
     return plot(label, *content, height=14, classes="fig scale")
 
@@ -194,9 +209,7 @@ def _zero(shared: IntervalAxis) -> list[Svg]:
     return [line((place, 0), (place, 1), "zero")]
 
 
-def _limit(shared: IntervalAxis, own: float | None) -> list[Svg]:
-    """A row's own limit, else the one that all share; where it is on the axis."""
-    limit = shared.limit if own is None else own
+def _limit(shared: IntervalAxis, limit: float | None) -> list[Svg]:
     if limit is None or not shared.axis.holds(limit):
         return []
     place = shared.axis.share(limit)

@@ -14,11 +14,11 @@ from enginegate.charts.intervals import (
 from enginegate.charts.svg import PlotAxis
 from tests.fakes.svg import parsed
 
-SHARED = IntervalAxis(PlotAxis(-2.0, 2.0), limit=-1.0, unit=" pp")
+SHARED = IntervalAxis(PlotAxis(-2.0, 2.0), limits=(-1.0,), unit=" pp")
 
 
-def row(interval, fill="solid", shared=SHARED, **limits):
-    return parsed(interval_row(interval, shared, fill, "in words", **limits))
+def row(interval, fill="solid", shared=SHARED, limit=-1.0):
+    return parsed(interval_row(interval, shared, fill, "in words", limit))
 
 
 def test_a_bar_goes_from_end_to_end():
@@ -67,8 +67,7 @@ def test_one_lost_engine_does_not_flatten_the_others():
     axis = change_axis([good, lost], [-1.0, -1.0], " pp")
 
     assert axis.axis.low == pytest.approx(-3.0 - 0.06 * 3.2)
-    assert axis.limit == -1.0
-    assert change_axis([good], [-1.0, -1.5], " pp").limit is None
+    assert axis.limits == (-1.0,)
 
 
 @pytest.mark.parametrize(("slo_ms", "is_far"), [(15.0, False), (100.0, True), (4.0, False)])
@@ -94,3 +93,14 @@ def test_a_lower_bound_is_an_arrow_and_a_refuted_rate_a_bracket():
     assert ended.find("g") is None
     assert ended.find("rect").get("width") == "47.17%"
     assert ended.find("line[@class='whisker']").get("x2") == "56.6%"
+
+
+def test_different_margins_are_all_named():
+    """Precisions have margins of their own; each row draws its own line."""
+    shared = change_axis([Interval(0.0, -0.4, 0.4)], [-1.0, -1.5, -1.0], " pp")
+
+    texts = [
+        found.text for found in parsed(interval_scale(shared, "", limit_name="margin")).iter("text")
+    ]
+
+    assert "margin -1 or -1.5 pp" in texts

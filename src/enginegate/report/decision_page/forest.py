@@ -86,6 +86,7 @@ class _Axes:
 
     accuracy: IntervalAxis | None
     p99: IntervalAxis | None
+    slo_ms: float | None
     most_per_s: float
 
 
@@ -105,7 +106,7 @@ def forest_section(scorecard: Scorecard) -> Forest:
         and interval_scale(axes.accuracy, "Scale of the change", limit_name="margin"),
         p99_scale=axes.p99 and interval_scale(axes.p99, "Scale of p99", limit_name="SLO"),
         definitions=definitions(),
-        slo=short_number(axes.p99.limit) if axes.p99 and axes.p99.limit else "",
+        slo="" if axes.slo_ms is None else short_number(axes.slo_ms),
     )
 
 
@@ -163,10 +164,12 @@ def _axes(scorecard: Scorecard, losses: Iterable[Finding], unit: str) -> _Axes:
     changes = [(change, _turned(loss, loss.limit)) for loss in losses if (change := _change(loss))]
     latencies = [p99 for benchmark in scorecard.benchmarks if (p99 := _p99(benchmark))]
     rates = (benchmark.throughput_at_slo_per_s for benchmark in scorecard.benchmarks)
+    slo_ms = slo_p99_ms(scorecard)
     margins = [margin for _, margin in changes if margin is not None]
     return _Axes(
         accuracy=change_axis([c for c, _ in changes], margins, f" {unit}") if changes else None,
-        p99=latency_axis(latencies, slo_p99_ms(scorecard)) if latencies else None,
+        p99=latency_axis(latencies, slo_ms) if latencies else None,
+        slo_ms=slo_ms,
         most_per_s=max(rates, default=0.0),
     )
 
@@ -193,12 +196,10 @@ def _row(scorecard: Scorecard, verdict: Verdict, axes: _Axes) -> ForestRow:
         decides=not is_emulated(verdict),
         accuracy_chart=axes.accuracy
         and change
-        and interval_row(
-            change, axes.accuracy, fill, _against_margin(change, margin), limit=margin
-        ),
+        and interval_row(change, axes.accuracy, fill, _against_margin(change, margin), margin),
         p99_chart=axes.p99
         and p99
-        and interval_row(p99, axes.p99, fill, _against_slo(p99, axes.p99.limit)),
+        and interval_row(p99, axes.p99, fill, _against_slo(p99, axes.slo_ms), axes.slo_ms),
         rate_chart=_rate_chart(measured, axes.most_per_s, fill),
     )
 

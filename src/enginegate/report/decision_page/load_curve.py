@@ -1,8 +1,16 @@
 """Latency against load, as it was measured, with the chosen point."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from enginegate.charts.intervals import Interval
+from enginegate.charts.intervals import (
+    Interval,
+    IntervalAxis,
+    interval_row,
+    interval_scale,
+    invalid_row,
+    latency_axis,
+)
 from enginegate.charts.load_curve import LoadCurve, LoadPoint, PointKind, load_chart
 from enginegate.charts.svg import Svg
 from enginegate.evidence import Benchmark, Scorecard
@@ -37,8 +45,32 @@ class LoadKey(NamedTuple):
     meaning: str
 
 
+class StripRow(NamedTuple):
+    """One measurement at the only load that was offered, or all confirmations together."""
+
+    configuration: str
+    is_chosen: bool
+    chart: Svg | None
+    p50: str
+    p99: str
+    requests: str
+    note: str
+
+
+class Strip(NamedTuple):
+    """Every measurement at one load, one below the other: there is no curve to draw."""
+
+    load: str
+    scale: Svg
+    rows: tuple[StripRow, ...]
+
+
 class CandidateCurve(NamedTuple):
-    """One candidate's picture, with what is needed to read it."""
+    """One candidate's picture, with what is needed to read it.
+
+    Attributes:
+        strip: in place of chart and lines where everything was measured at one load.
+    """
 
     candidate: str
     configuration: str
@@ -46,6 +78,7 @@ class CandidateCurve(NamedTuple):
     keys: tuple[LoadKey, ...]
     lines: tuple[LoadLine, ...]
     hidden: int
+    strip: Strip | None = None
 
 
 class LoadCurves(NamedTuple):
@@ -111,18 +144,77 @@ def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
         keys=_keys(benchmark, curve),
         lines=tuple(_line(m, config) for m in order[:_MOST_LINES]),
         hidden=max(0, len(order) - _MOST_LINES),
+        strip=_strip(benchmark, order[:_MOST_LINES], curve),
+    )
+
+
+def _strip(benchmark: Benchmark, order: Sequence[Measurement], curve: LoadCurve) -> Strip | None:
+    """None: several loads were offered, so that there is a curve."""
+    loads = {m.rate_per_s for m in order}
+    if len(loads) > 1:
+        return None
+    known = [_interval(p) for m in order if not m.invalid and (p := m.p99)]
+    if curve.chosen is not None:
+        known.append(curve.chosen[1])
+    shared = latency_axis(known, curve.slo_ms)
+    rows = [_strip_row(m, shared, curve.slo_ms) for m in order]
+    if benchmark.p99_at_slo is not None and benchmark.chosen is not None:
+        rows.insert(0, _confirmed_row(benchmark, benchmark.p99_at_slo, shared, curve.slo_ms))
+    return Strip(
+        load=per_second(loads.pop()),
+        scale=interval_scale(shared, "Scale of latency", limit_name="SLO"),
+        rows=tuple(rows),
+    )
+
+
+def _strip_row(m: Measurement, shared: IntervalAxis, slo_ms: float | None) -> StripRow:
+    p50, p99 = m.percentile(_MEDIAN), m.p99
+    return StripRow(
+        configuration=str(m.config),
+        is_chosen=False,
+        chart=None if p99 is None else _strip_chart(m, p99, shared, slo_ms),
+        p50=f"{p50.value_ms:.2f}" if p50 else MISSING,
+        p99=percentile_text(p99),
+        requests=f"{max((p.samples for p in m.percentiles), default=0):,}",
+        note=f"invalid: {one_line(m.invalid[0])}" if m.invalid else "",
+    )
+
+
+def _strip_chart(
+    m: Measurement, p99: Percentile, shared: IntervalAxis, slo_ms: float | None
+) -> Svg:
+    interval, p50 = _interval(p99), m.percentile(_MEDIAN)
+    if m.invalid:
+        return invalid_row(interval, shared, "invalid", slo_ms)
+    median = p50.value_ms if p50 else None
+    label = f"p99 is {p99.value_ms / median:.1f} times p50" if median else "p99"
+    return interval_row(interval, shared, "solid", label, slo_ms, median=median)
+
+
+def _confirmed_row(
+    benchmark: Benchmark, p99: Percentile, shared: IntervalAxis, slo_ms: float | None
+) -> StripRow:
+    return StripRow(
+        configuration=str(benchmark.chosen),
+        is_chosen=True,
+        chart=interval_row(_interval(p99), shared, "solid", "chosen", slo_ms),
+        p50="",
+        p99=percentile_text(p99),
+        requests=f"{p99.samples:,}",
+        note="chosen: all confirmations together",
     )
 
 
 def _small(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
-    config = shown_config(benchmark)
+    curve, config = curve_of(benchmark, slo_ms), shown_config(benchmark)
     return CandidateCurve(
         candidate=benchmark.candidate.name,
         configuration=str(config) if config else MISSING,
-        chart=load_chart(curve_of(benchmark, slo_ms), small=True),
+        chart=load_chart(curve, small=True),
         keys=(),
         lines=(),
         hidden=0,
+        strip=_strip(benchmark, benchmark.measurements[:_MOST_LINES], curve),
     )
 
 

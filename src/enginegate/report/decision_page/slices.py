@@ -1,7 +1,7 @@
 """Slices of the data against candidates: where an engine loses more than on the whole."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from enginegate.evidence import Finding, Outcome, Scorecard
@@ -53,21 +53,6 @@ class SliceRow(NamedTuple):
     cells: tuple[SliceCell | None, ...]
 
 
-class SliceGroup(NamedTuple):
-    """The slices of one data set under one gate.
-
-    Attributes:
-        heading: what the numbers are, and on which data.
-        limits: what may be lost.
-        hidden: slices that are left out, none of which is worse than those that are shown.
-    """
-
-    heading: str
-    limits: str
-    rows: tuple[SliceRow, ...]
-    hidden: int
-
-
 class SliceColumn(NamedTuple):
     """One candidate."""
 
@@ -75,6 +60,23 @@ class SliceColumn(NamedTuple):
     precision: str
     is_emulated: bool
     is_winner: bool
+
+
+class SliceGroup(NamedTuple):
+    """The slices of one data set under one gate.
+
+    Attributes:
+        columns: the candidates that were judged on it.
+        heading: what the numbers are, and on which data.
+        limits: what may be lost.
+        hidden: slices that are left out, none of which is worse than those that are shown.
+    """
+
+    columns: tuple[SliceColumn, ...]
+    heading: str
+    limits: str
+    rows: tuple[SliceRow, ...]
+    hidden: int
 
 
 class SliceTable(NamedTuple):
@@ -85,10 +87,14 @@ class SliceTable(NamedTuple):
         too_small: what was not judged, one sentence for each data set.
     """
 
-    columns: tuple[SliceColumn, ...]
     groups: tuple[SliceGroup, ...]
     missing: tuple[str, ...]
     too_small: tuple[str, ...]
+
+    @property
+    def has_emulated(self) -> bool:
+        """Whether the legend has to explain emulated columns."""
+        return any(column.is_emulated for group in self.groups for column in group.columns)
 
 
 def slices_section(scorecard: Scorecard) -> SliceTable | None:
@@ -103,17 +109,17 @@ def slices_section(scorecard: Scorecard) -> SliceTable | None:
     if not names and not too_small:
         return None
     candidates = {verdict.candidate.name: verdict.candidate for verdict in scorecard.verdicts}
+    columns = {
+        SliceColumn(
+            kind=candidates[name].kind,
+            precision=f"{candidates[name].precision}{candidates[name].variant}",
+            is_emulated=all(_is_emulated(finding) for finding in found[name]),
+            is_winner=candidates[name] == scorecard.winner,
+        ): found[name]
+        for name in names
+    }
     return SliceTable(
-        columns=tuple(
-            SliceColumn(
-                kind=candidates[name].kind,
-                precision=f"{candidates[name].precision}{candidates[name].variant}",
-                is_emulated=all(_is_emulated(finding) for finding in found[name]),
-                is_winner=candidates[name] == scorecard.winner,
-            )
-            for name in names
-        ),
-        groups=_groups([found[name] for name in names]),
+        groups=_groups(columns),
         missing=tuple(name for name in order if name not in names),
         too_small=too_small,
     )
@@ -140,36 +146,35 @@ def _place(finding: Finding) -> tuple[str, str]:
     return finding.gate, scope
 
 
-def _groups(columns: Sequence[Sequence[Finding]]) -> tuple[SliceGroup, ...]:
+def _groups(columns: Mapping[SliceColumn, Sequence[Finding]]) -> tuple[SliceGroup, ...]:
     """One group for each gate and data set, the rows of all within the page's room."""
-    places = list(dict.fromkeys(_place(f) for findings in columns for f in findings))
-    groups = []
-    for place in places:
-        by_slice: dict[str, list[Finding | None]] = {}
-        for number, findings in enumerate(columns):
-            for finding in findings:
-                if _place(finding) == place:
-                    name = finding.scope.partition("/")[2]
-                    by_slice.setdefault(name, [None] * len(columns))[number] = finding
-        groups.append(_group(place, by_slice, max(1, _MOST_ROWS // len(places))))
-    return tuple(groups)
+    places = list(dict.fromkeys(_place(f) for findings in columns.values() for f in findings))
+    most = max(1, _MOST_ROWS // max(1, len(places)))
+    return tuple(_group(place, columns, most) for place in places)
 
 
 def _group(
-    place: tuple[str, str], by_slice: dict[str, list[Finding | None]], most: int
+    place: tuple[str, str], columns: Mapping[SliceColumn, Sequence[Finding]], most: int
 ) -> SliceGroup:
     """The worst slices, in the order of their names."""
-    gate, scope = place
-    worst_first = sorted(by_slice, key=lambda name: _badness(by_slice[name]), reverse=True)
+    judged = {
+        column: {f.scope.partition("/")[2]: f for f in findings if _place(f) == place}
+        for column, findings in columns.items()
+    }
+    judged = {column: by_slice for column, by_slice in judged.items() if by_slice}
+    names = dict.fromkeys(name for by_slice in judged.values() for name in by_slice)
+    rows = {name: [by_slice.get(name) for by_slice in judged.values()] for name in names}
+    worst_first = sorted(rows, key=lambda name: _badness(rows[name]), reverse=True)
     shown = sorted(worst_first[:most], key=_natural)
-    known = [f for findings in by_slice.values() for f in findings if f is not None]
+    known = [finding for by_slice in judged.values() for finding in by_slice.values()]
     return SliceGroup(
-        heading=_heading(gate, scope, known[0]),
+        columns=tuple(judged),
+        heading=_heading(*place, known[0]),
         limits=_limits(known),
         rows=tuple(
-            SliceRow(name, tuple(_cell(f) if f else None for f in by_slice[name])) for name in shown
+            SliceRow(name, tuple(_cell(f) if f else None for f in rows[name])) for name in shown
         ),
-        hidden=len(by_slice) - len(shown),
+        hidden=len(rows) - len(shown),
     )
 
 

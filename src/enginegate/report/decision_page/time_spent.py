@@ -82,6 +82,15 @@ def stage_times(stages: StageSplit) -> tuple[StageTime, ...]:
     )
 
 
+def _as_confirmed(benchmark: Benchmark, measured: Measurement) -> Measurement:
+    """With the p99 of all confirmations together, which is the one that was decided on."""
+    p99 = benchmark.p99_at_slo
+    if p99 is None:
+        return measured
+    others = tuple(p for p in measured.percentiles if p.quantile != p99.quantile)
+    return measured.model_copy(update={"percentiles": (*others, p99)})
+
+
 def _total_ms(stages: StageSplit) -> float:
     return sum(stage.time_ms for stage in stage_times(stages))
 
@@ -110,7 +119,7 @@ def _sentences(scorecard: Scorecard, benchmark: Benchmark, measured: Measurement
     """What the numbers come to, for the candidate that is shown first."""
     limit_ms = slo_p99_ms(scorecard)
     if limit_ms is not None:
-        yield explain_p99(measured, limit_ms)
+        yield explain_p99(_as_confirmed(benchmark, measured), limit_ms)
     alone = alone_sentence(scorecard, benchmark.candidate)
     if alone:
         yield alone

@@ -80,3 +80,28 @@ def test_every_measurement_is_in_the_table():
 def meanings(measured):
     card = CARD.model_copy(update={"benchmarks": (measured,)})
     return [key.meaning for key in load_curve_section(card).first.keys]
+
+
+def test_one_load_is_no_curve():
+    """Measurements are then one below the other, what was decided on first."""
+    measured = CARD.benchmark(INT8)
+    late = measured.measurements[-1]
+    kept = measured.measurements[2]
+    again = late.model_copy(update={"load": kept.load})
+    card = CARD.model_copy(
+        update={"benchmarks": (measured.model_copy(update={"measurements": (kept, again)}),)}
+    )
+
+    strip = load_curve_section(card).first.strip
+
+    assert strip.load == "400/s"
+    assert [row.p99 for row in strip.rows] == [
+        "6.25 (5.62 to 7.50)",
+        "6.25 (5.62 to 7.50)",
+        "90.00 (81.00 to 108.00)",
+    ]
+    assert [row.is_chosen for row in strip.rows] == [True, False, False]
+    assert 'href="#square"' in strip.rows[1].chart
+    assert strip.rows[2].note.startswith("invalid: the generator was late")
+    assert 'href="#right"' in strip.rows[2].chart
+    assert load_curve_section(CARD).first.strip is None

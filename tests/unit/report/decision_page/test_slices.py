@@ -102,8 +102,8 @@ def test_columns_are_candidates_winner_first():
 
     found = slices_section(card)
 
-    assert [column.precision for column in found.columns] == ["int8", "fp32", "fp16"]
-    assert [column.is_emulated for column in found.columns] == [False, False, True]
+    assert [column.precision for column in found.groups[0].columns] == ["int8", "fp32", "fp16"]
+    assert [column.is_emulated for column in found.groups[0].columns] == [False, False, True]
     assert [c.text for c in found.groups[0].rows[0].cells] == ["-2.0", "0", "-1.0"]
     assert found.missing == ("tensorrt-fp8",)
 
