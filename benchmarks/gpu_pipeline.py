@@ -179,6 +179,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--network", default="resnet50", choices=["resnet50", "encoder", "tiny"])
     parser.add_argument("--candidates", help='JSON, e.g. {"tensorrt": ["fp16"]}')
+    parser.add_argument("--again", help="candidates of the second version; none: the same")
     parser.add_argument("--rows", type=int, default=8, help="of a request")
     parser.add_argument("--slo-ms", type=float, default=50.0)
     parser.add_argument("--search-s", type=float, default=30.0, help="of each candidate")
@@ -209,6 +210,7 @@ class _Drive:
     def __post_init__(self) -> None:
         self.policy = self.home / "policies" / "drive.toml"
         self.model: nn.Module | None = None
+        self.task = ""
 
     def run(self) -> None:
         """Step after step."""
@@ -224,6 +226,8 @@ class _Drive:
                 self._step("call 1", lambda row: self._call(row, address))
                 self._step("train 2", lambda row: self._train(row, seed=2))
                 self._step("register 2", self._register)
+                if self.given.again:
+                    self.policy.write_text(self._policy(self.task, self.given.again))
                 second = self._command(
                     "qualify 2", "qualify", str(self.policy), "--model", f"models:/{_NAME}/2"
                 )
@@ -396,16 +400,16 @@ class _Drive:
 
     def _train(self, row: dict[str, Any], *, seed: int) -> None:
         made = _MAKERS[self.given.network](self.given, seed, row)
-        self.model = made.network
+        self.model, self.task = made.network, made.task
         self.policy.parent.mkdir(parents=True, exist_ok=True)
         if seed == 1:
             write_data(made.evaluation, self.home / "evaluation.npz")
             write_data(made.calibration, self.home / "calibration.npz")
-            self.policy.write_text(self._policy(made.task))
+            self.policy.write_text(self._policy(made.task, self.given.candidates))
 
-    def _policy(self, task: str) -> str:
+    def _policy(self, task: str, wanted: str | None) -> str:
         given, gpu = self.given, self.given.device == "cuda"
-        candidates = json.loads(given.candidates) if given.candidates else _CANDIDATES[given.device]
+        candidates = json.loads(wanted) if wanted else _CANDIDATES[given.device]
         lines = "\n".join(f"{kind} = {json.dumps(value)}" for kind, value in candidates.items())
         return _POLICY.format(
             name=_NAME,

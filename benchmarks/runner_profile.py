@@ -1,9 +1,11 @@
 """Where a request's time goes in our runner: ``python benchmarks/runner_profile.py``.
 
-A real Triton serves an engine that computes nothing, once as on a processor (a batch is answered by
-what `execute` returns) and once through the pipeline of a GPU, whose copies are made by the host
-here. Rows are small, so everything that is left is the price of a request: Triton's shared memory,
-reading, joining, and answering. Needs no GPU. Times of a batch are the runner's own counters.
+A real Triton serves an engine that computes nothing: as on a processor (``plain``), and through the
+pipeline of a GPU, whose copies are made by the host here, with answers that are ``sent`` one by one
+or ``returned`` together. Rows are small, so everything that is left is the price of a request:
+Triton's shared memory, reading, joining, and answering. ``--row-us`` lets the engine sleep for each
+row, as a host does while a GPU computes. Needs no GPU. Times of a batch are the runner's own
+counters.
 """
 
 import argparse
@@ -27,22 +29,31 @@ from enginegate.triton.metrics import read_metrics
 from enginegate.triton.server import Server, start
 
 _LARGEST, _WIDTH = 64, 16
+_WAYS = ("plain", "sent", "returned")
 _STAGES = ("slot", "fill", "compute", "answer")
 _ENGINE = """
+import time
+
 def open_for_triton(folder, content, manifest, parameters, device_id):
-    return Pipelined() if parameters["as"] == "pipeline" else Plain()
+    return (Plain if parameters["as"] == "plain" else Pipelined)(float(parameters["row_s"]))
 
 class Plain:
+    def __init__(self, row_s):
+        self.row_s = row_s
     def run(self, names, inputs):
+        time.sleep(self.row_s * len(inputs["x"]))
         return [inputs["x"]]
 
 class Pipelined:
-    buckets = (1, 8, 64)
+    buckets = (1, 8, 16, 32, 64)
+    def __init__(self, row_s):
+        self.row_s = row_s
     def lane(self, stream):
         return self
     def bind(self, inputs, memory, *, warm):
         x = inputs["x"]
-        return {"y": memory("y", x.shape, x.dtype)}, lambda: None
+        y = memory("y", x.shape, x.dtype)
+        return {"y": y}, lambda: time.sleep(self.row_s * x.shape[0])
 """
 _DEVICE = """
 import ctypes
@@ -77,13 +88,13 @@ class GpuDevice:
 """
 
 
-def _place(repository: Path, name: str, how: str) -> None:
-    version = repository / name / "1"
+def _place(repository: Path, how: str, row_s: float) -> None:
+    version, on_gpu = repository / how / "1", how != "plain"
     version.mkdir(parents=True)
     (module := repository.parent / "engine_nothing.py").write_text(_ENGINE)
-    for filename, source in runner_files("nothing", module, gpu=how == "pipeline").items():
+    for filename, source in runner_files("nothing", module, gpu=on_gpu).items():
         shutil.copyfile(source, version / filename)
-    if how == "pipeline":
+    if on_gpu:
         (version / "device.py").write_text(_DEVICE)
     (version / "model.nothing").write_bytes(b"")
     manifest = {
@@ -93,13 +104,13 @@ def _place(repository: Path, name: str, how: str) -> None:
     }
     (version / "engine.json").write_text(json.dumps(manifest))
     config = model_config(
-        name=name,
+        name=how,
         inputs=(TensorSpec(name="x", dtype="float32", shape=(-1, _WIDTH)),),
         outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, _WIDTH)),),
         serving=ServingConfig(max_batch_size=_LARGEST, max_queue_delay_us=500, instances=1),
         backend="python",
-        parameters={"as": how},
-        gpu=how == "pipeline",
+        parameters={"as": how, "row_s": str(row_s)} | ({"answers": how} if on_gpu else {}),
+        gpu=on_gpu,
     )
     config.message.instance_group[0].kind = config.message.instance_group[0].KIND_CPU
     (version.parent / "config.pbtxt").write_text(config_text(config))
@@ -134,15 +145,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--clients", type=int, nargs="+", default=[64, 192])
+    parser.add_argument("--row-us", type=float, default=0.0)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         repository = folder / "repository"
-        for how in ("plain", "pipeline"):
-            _place(repository, how, how)
+        for how in _WAYS:
+            _place(repository, how, arguments.row_us / 1e6)
         install = find_triton(folder / "triton")
         with start(install, repository, folder=folder / "server") as server:
-            for how in ("plain", "pipeline"):
+            for how in _WAYS:
                 for clients in arguments.clients:
                     with server.client(timeout_s=60) as client:
                         client.load(how)

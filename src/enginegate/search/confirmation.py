@@ -33,6 +33,9 @@ _MOST_POINTS = 9
 # Share of a rate that was not confirmed, or that a rejected trial lets hope for, at which the last
 # confirmation that fits is made: 0.9 ends without an answer twice as often, 0.7 gives away more.
 _LAST_TRY = 0.8
+# Where the first confirmation is the last that fits: a trial whose p99 is within this share of the
+# limit is confirmed at its own rate, another at a share of it.
+_CLEAR, _ONLY_TRY = 0.9, 0.9
 # Requests sent beyond those that are judged: a tenth is warm-up, and arrivals vary.
 _SPARE = 1.2
 # Overload: a third past the answer is past every server's capacity; less than a fifth may not be.
@@ -151,10 +154,12 @@ class Confirmation:
             if point is None:
                 break
             config, rate_per_s = point
-            if not budget.fits(*self.durations_s(rate_per_s)[:-1]):
+            once_s = self.durations_s(rate_per_s)[:-1]
+            if not budget.fits(*once_s):
                 budget.exhausted = True
                 break
-            result = self._confirm(config, rate_per_s)
+            is_last = not budget.fits(*once_s, *once_s)
+            result = self._confirm(config, rate_per_s, is_last=is_last)
             outcome = result.decision.outcome if result else None
             if outcome is Outcome.PASSED:
                 return result
@@ -168,7 +173,7 @@ class Confirmation:
                 refuted = result
                 continue
             undecided = undecided or result
-            if result.decision.over == 0 or budget.exhausted:
+            if result.decision.over == 0:
                 # A lower rate sends even fewer requests, so it cannot decide either.
                 break
         return undecided or refuted or self._unconfirmed()
@@ -224,15 +229,23 @@ class Confirmation:
         return grid.at_most(_LAST_TRY * guess.rate_per_s)
 
     def _cautious_at_last(self, config: ServingConfig, rate_per_s: float) -> float:
-        """The rate, or far below those that were not confirmed if this is the last that fits."""
-        state = self.state
-        unconfirmed = (p.rate_per_s for p in state.history.of(config) if p.unconfirmed)
-        rejected = min(unconfirmed, default=None)
+        """The rate, or one that is likelier to be confirmed if this is the last that fits."""
+        state, points = self.state, self.state.history.points
         once = self.durations_s(rate_per_s)[:-1]
-        if rejected is None or state.runner.budget.fits(*once, *once):
+        if state.runner.budget.fits(*once, *once):
             return rate_per_s
-        self.cautious = True
-        return min(rate_per_s, state.runner.grid.at_most(_LAST_TRY * rejected))
+        unconfirmed = [p for p in points.values() if p.unconfirmed]
+        rejected = min((p.rate_per_s for p in unconfirmed if p.config == config), default=None)
+        if rejected is not None:
+            rate_per_s, share = min(rate_per_s, rejected), _LAST_TRY
+        elif unconfirmed:
+            share = _LAST_TRY
+        elif (tried := points.get((config, rate_per_s))) and tried.runs:
+            share = 1.0 if tried.p99_ms <= _CLEAR * state.slo.p99_ms else _ONLY_TRY
+        else:
+            return rate_per_s
+        self.cautious = self.cautious or share < 1.0
+        return state.runner.grid.at_most(share * rate_per_s)
 
     def _below(self, config: ServingConfig, rejected: float) -> float:
         """One resolution below a rejected rate; further each time, and where less was served."""
@@ -249,17 +262,23 @@ class Confirmation:
         stepped = grid.beside(rejected, -max(2, 2 ** (times - 1)))
         return min(stepped, grid.at_most(served_per_s * AIM))
 
-    def _confirm(self, config: ServingConfig, rate_per_s: float) -> ConfirmedPoint | None:
+    def _confirm(
+        self, config: ServingConfig, rate_per_s: float, *, is_last: bool
+    ) -> ConfirmedPoint | None:
         """Measure with fresh seeds and decide; if that is close, add what decides, once.
 
         None if nothing was usable. Each of the two decisions has the policy's confidence by itself.
+        What is added leaves time to confirm a lower rate, unless there is none anyway.
         """
         self._live_runs = []
         slo = self.state.slo
         runs = self._runs(config, rate_per_s, range(slo.confirmations))
         if len(runs) == slo.confirmations:
-            more = slo.confirmations + self._missing(runs)
-            runs += self._runs(config, rate_per_s, range(slo.confirmations, more))
+            missing = self._missing(runs)
+            once_s = self.durations_s(rate_per_s)[:-1]
+            if is_last or self.state.runner.budget.fits(*once_s[:1] * missing, *once_s):
+                more = slo.confirmations + missing
+                runs += self._runs(config, rate_per_s, range(slo.confirmations, more))
         if not runs:
             return None
         decision = decide_pooled(runs, slo)

@@ -156,7 +156,9 @@ def _confirmed_result(
     overload, rival = confirmation.overload(best), confirmation.rival(best)
     durations_s = confirmation.durations_s(best.throughput_per_s)
     cut_short, generator_limit_per_s = _unmeasurable_above(runner, best)
-    left_room = runner.budget.left_room_for(state.bounds.measurement_s, *durations_s)
+    left_room = runner.budget.left_room_for(
+        state.bounds.measurement_s, *durations_s[:-1], *durations_s
+    )
     if confirmation.cautious or not left_room:
         cut_short = "the budget ended the search: raise [search] budget_s"
     return SearchResult(
@@ -183,16 +185,15 @@ def _confirmed_result(
 def _unmeasurable_above(runner: TrialRunner, best: ConfirmedPoint) -> tuple[str, float | None]:
     """Which point above the answer could not be measured: every attempt was invalid.
 
-    Past a rate that the chosen configuration does not sustain, nothing of it is missed.
+    Past a rate that a configuration does not sustain, nothing of it is missed.
 
     Returns:
         Why a higher rate may have been missed (empty: none was), and the lowest rate at which the
         generator was the reason, each time.
     """
-    unsustained = runner.history.unsustained(best.config) or math.inf
     missed, limited = [], []
     for (config, rate_per_s), invalid in runner.reasons_invalid.items():
-        beyond = config == best.config and rate_per_s > unsustained
+        beyond = rate_per_s > (runner.history.unsustained(config) or math.inf)
         if rate_per_s > best.throughput_per_s and not beyond and all(invalid):
             missed.append(f"no measurement at {per_second(rate_per_s)} is valid: {invalid[-1]}")
             if _generator_limited(runner, config, rate_per_s):

@@ -58,6 +58,9 @@ _TELLING = 3
 # A challenger that failed at more than this multiple of what it must sustain gets a second trial:
 # closer, the first has decided about it.
 _AMBITIOUS = 1.5
+# A trial this far above the best may take the time of a second confirmation: a lone one is made at
+# a safer rate, which costs less than that (`Confirmation`).
+_WORTH_A_SECOND = 1.15
 # Of a usual search; for people only.
 _USUAL_TRIALS, _FEWEST_LEFT = 10, 2
 
@@ -308,8 +311,9 @@ class SearchStrategy:
     def _trial(self, config: ServingConfig, rate_per_s: float) -> OperatingPoint | None:
         """One trial, if it and the confirmations after it fit.
 
-        While nothing is sustained, nothing is kept for confirmations at the lowest rate: to refute
-        it needs none.
+        Once something is sustained, time is kept to confirm a second point too, as the first may be
+        refuted; but for a trial that may win more than that. While nothing is, nothing is kept for
+        confirmations at the lowest rate: to refute it needs none.
 
         Returns:
             None: they do not fit, which ends the search; or the configuration does not load; or the
@@ -317,6 +321,8 @@ class SearchStrategy:
         """
         runner, leader = self.state.runner, self.state.leader()
         reserve_s = self.confirmation_s(leader.rate_per_s if leader else rate_per_s)
+        if leader is not None and rate_per_s < _WORTH_A_SECOND * leader.rate_per_s:
+            reserve_s = reserve_s[:-1] + reserve_s
         if leader is None and rate_per_s <= self.state.lowest_per_s and runner.samples:
             reserve_s = []
         if not runner.budget.fits(self.state.bounds.measurement_s, *reserve_s):

@@ -2,15 +2,26 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from enginegate.errors import NotLoadedError, ServerError
 from enginegate.evidence import Outcome, PointDecision
+from enginegate.measurement import Load
+from enginegate.measuring.p99 import SloDecision
+from enginegate.search.confirmation import ConfirmedPoint
 from enginegate.search.queueing import EngineTimes
-from enginegate.search.search import SearchResult, confirm_upper_bound, search
+from enginegate.search.search import (
+    SearchResult,
+    _unmeasurable_above,
+    confirm_upper_bound,
+    search,
+)
+from enginegate.search.trial_history import TrialHistory
+from enginegate.search.trial_runner import SearchSettings, TrialRunner
 from enginegate.serving import ServingConfig
 from tests.fakes.searches import finding_of, search_on
-from tests.fakes.simulated_triton import PROFILES, SimulatedServer
+from tests.fakes.simulated_triton import PROFILES, SimulatedServer, sampled
 
 
 def _confirming(server, result):
@@ -270,6 +281,45 @@ def test_no_upper_bound_without_an_answer(simulated, bounds, slo, slow_config):
     found = replace(SearchResult((), slow_config, 0.0, None, ()), chosen=None)
 
     assert confirm_upper_bound(found, simulated.measure, bounds, slo, arrivals="poisson") is found
+
+
+@pytest.mark.parametrize("budget_s", [40.0, 64.0])
+@pytest.mark.parametrize("believed", [0.5, 0.8, None])
+@pytest.mark.parametrize("name", PROFILES)
+def test_small_budget_ends_in_a_rate_that_is_sustained(name, believed, budget_s):
+    """Whatever the engine alone promised: after a rate too high, a lower one is confirmed."""
+    profile = PROFILES[name]
+    lists = {"instances": (1, 2), "max_batch_sizes": (8, 16, 32)}
+    batch_ms = {size: profile.base_ms + profile.item_ms * size for size in (1, 8, 32)}
+    for seed in range(3):
+        alone = believed and EngineTimes.fit({n: ms * believed for n, ms in batch_ms.items()})
+        bounds = profile.bounds(seed).model_copy(
+            update={"measurement_s": 2.0, "budget_s": budget_s} | lists
+        )
+        result = search_on(profile.server(), bounds, profile.slo(), alone=alone or None)
+
+        assert result.confirmed
+        assert not profile.violates(result.chosen, result.confirmed_rate_per_s)
+
+
+@pytest.mark.parametrize("is_refuted", [True, False])
+def test_nothing_is_missed_past_what_a_configuration_does_not_sustain(
+    bounds, slo, slow_config, quick_config, is_refuted
+):
+    """A rate that could not be made matters where that configuration may have sustained it."""
+    history = TrialHistory(slo)
+    if is_refuted:
+        load = Load(rate_per_s=600.0, duration_s=3.0, seed=1)
+        history.add(sampled(slow_config, load, np.full(900, 90.0)))
+    runner = TrialRunner(None, SearchSettings(bounds, slo), None, history)
+    runner.reasons_invalid = {(slow_config, 700.0): ["the generator was late"]}
+    decision = SloDecision(Outcome.PASSED, 900, 0, None)
+    best = ConfirmedPoint(quick_config, 500.0, 500.0, None, decision, ())
+
+    missed, _ = _unmeasurable_above(runner, best)
+
+    assert missed.startswith("no measurement at 700/s" if not is_refuted else "")
+    assert bool(missed) is not is_refuted
 
 
 @pytest.mark.parametrize("slower", [1.0, 2.0])

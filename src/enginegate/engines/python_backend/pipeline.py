@@ -41,9 +41,10 @@ _SETTLING_RUNS = 3  # algorithm search, then capture, then a first replay
 _KEPT_SHAPES = 64  # least recently used ones give their buffers back
 _OPEN_FOR_S = 3600.0  # a hang while opening is ended by whoever loads the model
 STAGES = ("slot", "fill", "compute", "answer")
-# An answer of its own costs a request a message to Triton, a thread of Triton's, and the way back:
-# so much more than one of many that `execute` returns (benchmarks/runner_profile.py).
-_SENDING_S = 120e-6
+# An answer of its own costs a request a message to Triton, a thread of Triton's, and the way back.
+# Engines that take less than this a request serve more where `execute` returns the answers: at
+# 60 us always, at 110 us no more (benchmarks/runner_profile.py --row-us, two cores).
+_SENDING_S = 80e-6
 
 
 class Memory(NamedTuple):
