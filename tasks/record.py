@@ -37,6 +37,7 @@ from enginegate.records import canonical_json, sha256_bytes
 from enginegate.report import (
     accuracies,
     candidate_figures,
+    page_of_log,
     scorecard_markdown,
     serving_figures,
     serving_page,
@@ -154,6 +155,8 @@ def file_scorecard(
         artifacts,
         report=scorecard_markdown(card, sizes_of(found.attempts)),
         files=_files(slo, card),
+        params=_params(slo, card),
+        make_page=page_of_log,
     )
     filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)
@@ -213,6 +216,15 @@ def _artifacts(
         # Verdicts that an earlier version remembered have pages beside the results.
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
     )
+
+
+def _params(slo: Slo, card: Scorecard) -> dict[str, str]:
+    """What the qualification was asked: the SLO, and the policy by its digest."""
+    asked = slo.model_dump(exclude_none=True)
+    return {f"slo.{name}": str(value) for name, value in asked.items()} | {
+        "policy": card.policy_sha256[:12],
+        "model_uri": card.model_uri,
+    }
 
 
 def _files(slo: Slo, card: Scorecard) -> dict[str, bytes]:

@@ -100,8 +100,9 @@ class _Demo:
         print_scorecard(card, self.out, self._sizes(card))
         tracker = Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
         compare = tracker.comparison(card.mlflow_run)
-        self.out.print(f"\nCompare in MLflow: {compare.start_command}")
-        self.out.print(f"  then {compare.runs_url}", soft_wrap=True)
+        if compare.start_command:
+            self.out.print(f"\nCompare in MLflow: {compare.start_command} {card.digest[:12]}")
+        self.out.print(f"  {compare.runs_url}", soft_wrap=True)
         return card
 
     def approved(self, card: Scorecard) -> None:
