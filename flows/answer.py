@@ -37,7 +37,7 @@ def resume_suspended(decision: Decision) -> tuple[str, ...]:
         "decision": decision.answer,
         "approver": decision.approver,
         "reason": decision.reason,
-        "accept_inconclusive": str(decision.candidate or ""),
+        **({"candidate": decision.candidate.name} if decision.candidate else {}),
     }
     answered: list[str] = []
     try:

@@ -6,50 +6,84 @@ named after the question it answers, and a question whose decision is there is n
 """
 
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import count
-from typing import Literal
+from typing import Any, Literal
 
-from prefect.artifacts import create_link_artifact, create_markdown_artifact
 from prefect.client.orchestration import get_client
 from prefect.flow_runs import suspend_flow_run
 from prefect.input import RunInput
 from prefect.runtime import deployment, flow_run
-from pydantic import Field
+from pydantic import ConfigDict, Field, create_model
 
 from enginegate.approval_rules import (
     ApprovalStatus,
+    acceptable,
     approval_status,
     check_approvable,
     inconclusive,
+    still_asked,
 )
 from enginegate.candidate import Candidate
 from enginegate.decision import CLOCK_TOLERANCE, Decision
-from enginegate.errors import ApprovalError, ModelError, TrackingError
+from enginegate.errors import ApprovalError, ModelError
 from enginegate.evidence import Scorecard
 from enginegate.policy import Policy
-from enginegate.report import approval_markdown
+from enginegate.report import ApprovalQuestion, approval_form_text
 from enginegate.repository import ReleaseSigning, record_decision
 from enginegate.repository.history.audit import Answers, answers_to
-from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace, now
+from tasks.scorecard_artifacts import places_of, show_scorecard
 
+NO_CANDIDATE = "none"
 _FORM = "Prefect form"
+_LONGEST_NAMES = 40
 
 
 class ApprovalForm(RunInput):
-    """The form. Only the answer has a default, and it is no: silence never approves."""
+    """The form. Nothing has a default: neither silence nor a forced retry approves.
+
+    Titles say it all, because Prefect gives a description a line that the text above then lacks.
+    """
 
     decision: Literal["approve", "reject"] = Field(
-        default="reject", description="approve = publish the winner into the live Triton repository"
+        title="Decision: approve publishes, reject changes nothing"
     )
-    approver: str = Field(description="your name or e-mail", min_length=2)
-    reason: str = Field(description="why; kept with the release", min_length=5)
-    accept_inconclusive: str = Field(
-        default="",
-        description="only where nothing passed and the policy allows it: the inconclusive "
-        "candidate to publish after all, e.g. onnxruntime-int8",
-    )
+    approver: str = Field(title="Your name", min_length=2)
+    reason: str = Field(title="Reason, kept with the release", min_length=5)
+
+    # `enginegate approve --candidate` sends a name that the form on the screen does not ask for.
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def named_candidate(self) -> str:
+        """What is to be published instead of the winner; empty: the winner."""
+        given = (self.model_dump().get(name, "") for name in ("candidate", "accept_inconclusive"))
+        return next((str(name).strip() for name in given if name and name != NO_CANDIDATE), "")
+
+
+def approval_form(
+    text: str, may_approve: tuple[str, ...], candidates: tuple[Candidate, ...]
+) -> type[ApprovalForm]:
+    """The form with the fields that the policy allows.
+
+    Args:
+        text: above the fields, as Markdown.
+        may_approve: whom the policy names and who has not approved; empty: anybody.
+        candidates: inconclusive ones that may be published after all; none: there is no such field.
+    """
+    fields: dict[str, Any] = {}
+    if may_approve:
+        names = " or ".join(may_approve)
+        if len(names) > _LONGEST_NAMES:
+            names = f"one of {len(may_approve)} that the policy names"
+        fields["approver"] = (str, Field(title=f"Your name: {names}", min_length=2))
+    if candidates:
+        options = Literal[NO_CANDIDATE, *(each.name for each in candidates)]  # type: ignore[valid-type]
+        title = "Publish this inconclusive candidate instead of the winner"
+        fields["accept_inconclusive"] = (options, Field(default=NO_CANDIDATE, title=title))
+    form = create_model("ApprovalForm", __base__=ApprovalForm, **fields)
+    return form.with_initial_data(description=text)
 
 
 def decisions_on(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> Answers:
@@ -109,7 +143,7 @@ def _collect(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None
         if _key(scorecard, number) not in answered and (standing.rejection or not standing.missing):
             return
         if _key(scorecard, number) not in answered:
-            _show(scorecard, workspace)
+            show_scorecard(scorecard, workspace)
         _ask(scorecard, policy, workspace, standing, number)
 
 
@@ -122,9 +156,7 @@ def _ask(
 ) -> None:
     """Suspend with the form; in the process that continues, keep the answer as a decision."""
     answer = suspend_flow_run(
-        wait_for_input=ApprovalForm.with_initial_data(
-            description=_form_text(scorecard, workspace, standing)
-        ),
+        wait_for_input=_form(scorecard, policy, workspace, standing),
         timeout=int(policy.approval.timeout_hours * 3600),
         key=_key(scorecard, number),
     )
@@ -163,7 +195,7 @@ def _candidate(answer: ApprovalForm, scorecard: Scorecard) -> Candidate | None:
     Raises:
         ApprovalError: it names something that is not on the scorecard.
     """
-    name = answer.accept_inconclusive.strip()
+    name = answer.named_candidate
     if answer.decision == "reject" or not name:
         return None
     there = ", ".join(str(verdict.candidate) for verdict in scorecard.verdicts)
@@ -232,23 +264,18 @@ def _answered_questions() -> set[str]:
     return set(policy.pause_keys or ())
 
 
-def _form_text(scorecard: Scorecard, workspace: Workspace, standing: ApprovalStatus) -> str:
-    people = ", ".join(d.approver for d in standing.approvals) or "nobody"
-    said = f"Approved so far by {people}; {standing.missing} more needed."
-    return "\n\n".join([_shown(scorecard, workspace), said, *standing.objections])
-
-
-def _shown(scorecard: Scorecard, workspace: Workspace) -> str:
-    return approval_markdown(scorecard, workspace.engine_sizes(scorecard))
-
-
-def _show(scorecard: Scorecard, workspace: Workspace) -> None:
-    """The scorecard as artifacts of the run: the table, and where MLflow compares candidates."""
-    key = f"scorecard-{scorecard.digest[:12]}"
-    create_markdown_artifact(markdown=_shown(scorecard, workspace), key=key)
-    with suppress(TrackingError):
-        tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
-        tracker.check_answers()
-        if scorecard.mlflow_run:
-            link = tracker.comparison(scorecard.mlflow_run).runs_url
-            create_link_artifact(link=link, link_text="compare in MLflow", key=f"{key}-mlflow")
+def _form(
+    scorecard: Scorecard, policy: Policy, workspace: Workspace, standing: ApprovalStatus
+) -> type[ApprovalForm]:
+    rules = policy.approval
+    who = still_asked(standing, scorecard, rules)
+    candidates = acceptable(scorecard, rules)
+    question = ApprovalQuestion(
+        missing=standing.missing,
+        until=now() + timedelta(hours=rules.timeout_hours),
+        approved_by=tuple(each.approver for each in standing.approvals),
+        objections=standing.objections,
+        open_candidates=candidates,
+        page_url=places_of(scorecard, workspace).page,
+    )
+    return approval_form(approval_form_text(scorecard, question), who, candidates)

@@ -23,6 +23,7 @@ from flows.states import (
     failed_as,
 )
 from tasks.expired_approvals import note_expired_approvals
+from tasks.live_state import show_live
 from tasks.release import (
     PUBLISHED,
     UNDO,
@@ -93,9 +94,10 @@ def promote(policy: Path, scorecard: str) -> Release:
     # Only now it is known which candidate people approved, and they may have taken hours.
     live = already_live(approved)
     if live is None:
-        return _publish(approved)
+        return _publish(approved, policy)
     renewed = renew_promise(approved, live)
     move_champion(tables, workspace)
+    show_live(tables, policy, workspace)
     return completed_as(
         PROMISE_RENEWED, live, f"release {live.version} is now held to {renewed.promise}"
     )
@@ -114,7 +116,7 @@ def _publication(policy: Policy, evidence: Scorecard, workspace: Workspace) -> P
     )
 
 
-def _publish(publication: Publication) -> Release:
+def _publish(publication: Publication, policy: Path) -> Release:
     tables, workspace = publication.tables, publication.workspace
     try:
         with transaction() as change:
@@ -125,6 +127,7 @@ def _publish(publication: Publication) -> Release:
     finally:
         # A release that was rolled back was live for a moment.
         announce_releases(tables.target.repository, workspace)
+        show_live(tables, policy, workspace)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")
     return release

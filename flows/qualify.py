@@ -21,6 +21,7 @@ from tasks.record import Qualification, digests_of, file_scorecard, make_scoreca
 from tasks.release import recover_interrupted
 from tasks.repair import repair
 from tasks.run_page import rename_run
+from tasks.scorecard_artifacts import log_result, show_scorecard
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate
 from validation.outputs import outputs_to_compare
@@ -56,6 +57,8 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     resolved = opened.with_model(resolve_version(opened.model, workspace))
     rename_run(qualification_title(resolved.name, resolved.model.uri))
     card = _qualified(resolved, workspace)
+    show_scorecard(card, workspace)
+    log_result(card, origin)
     name, message = end_of_qualification(card)
     return completed_as(name, card, message)
 

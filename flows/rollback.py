@@ -8,6 +8,7 @@ from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
 from flows.run_names import rollback_name
+from tasks.live_state import show_live
 from tasks.release import roll_back_to, update_mlflow
 from tasks.release_events import announce_releases
 
@@ -31,4 +32,5 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     release = roll_back_to(tables, workspace, to, reason)
     update_mlflow(tables.target.repository, workspace)
     announce_releases(tables.target.repository, workspace)
+    show_live(tables, policy, workspace)
     return release

@@ -8,6 +8,7 @@ from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
 from flows.run_names import withdrawal_name
+from tasks.live_state import show_live
 from tasks.release import update_mlflow, withdraw_first
 from tasks.release_events import announce_releases
 
@@ -34,4 +35,5 @@ def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     release = withdraw_first(tables, workspace, who, reason)
     update_mlflow(tables.target.repository, workspace)
     announce_releases(tables.target.repository, workspace)
+    show_live(tables, policy, workspace)
     return release

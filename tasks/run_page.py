@@ -46,6 +46,9 @@ _UPDATE_EVERY_S = 1.0
 _LEFT_ALONE_S = 60.0
 _NOT_YET_DONE = 99.0
 _LONGEST_VERSION = 40
+# Of a key's history: repositories of one model, such as staging and production, share its key.
+_LOOKED_BACK = 50
+_PLACE = "enginegate.place"
 _log = logging.getLogger("enginegate.run_page")
 
 
@@ -58,12 +61,14 @@ class RunArtifact:
         kind: Prefect's type.
         data: Markdown, JSON of a table's rows, or per cent.
         description: Markdown; shown above the data.
+        place: what the artifact is about, where several places share a key; not shown.
     """
 
     key: str
     kind: Literal["markdown", "table", "progress"]
     data: str | float
     description: str = ""
+    place: str = ""
 
 
 @dataclass(slots=True)
@@ -158,9 +163,9 @@ def leave_artifacts(artifacts: Sequence[RunArtifact]) -> None:
 
 
 def extend_history(artifact: RunArtifact) -> None:
-    """Add an artifact to its key's history, unless the newest of the key has its description.
+    """Add an artifact to its key's history, unless the newest of its place says the same.
 
-    That one is updated instead, so that the history has one entry for each description.
+    That one is updated instead, so that a place has one entry for each change of its description.
     """
     if flow_run.id is None:
         return
@@ -170,10 +175,11 @@ def extend_history(artifact: RunArtifact) -> None:
         newest = client.read_artifacts(
             artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=[artifact.key])),
             sort=ArtifactSort.CREATED_DESC,
-            limit=1,
+            limit=_LOOKED_BACK,
         )
-        same = [each.id for each in newest if each.description == artifact.description]
-        _put(client, artifact, same[0] if same else None)
+        here = [each for each in newest if (each.metadata_ or {}).get(_PLACE) == artifact.place]
+        same = bool(here) and here[0].description == artifact.description
+        _put(client, artifact, here[0].id if same else None)
 
 
 @dataclass(slots=True)
@@ -263,6 +269,7 @@ def _put(client: SyncPrefectClient, artifact: RunArtifact, known: UUID | None) -
             type=artifact.kind,
             flow_run_id=UUID(str(flow_run.id)),
             task_run_id=UUID(str(task_run.id)) if task_run.id else None,
+            metadata_={_PLACE: artifact.place} if artifact.place else None,
             **content,
         )
     )

@@ -115,17 +115,23 @@ def check_approvable(scorecard: Scorecard, rules: Approval) -> None:
     winner = scorecard.winner
     if winner is not None and scorecard.outcome(winner) is Outcome.PASSED:
         return
-    open_cases = [
-        v.candidate
-        for v in scorecard.verdicts
-        if scorecard.outcome(v.candidate) is Outcome.INCONCLUSIVE
-        and not unpublishable(v.candidate, scorecard)
-    ]
-    if open_cases and rules.accept_inconclusive:
+    if acceptable(scorecard, rules):
         return
     raise ApprovalError(
         f"Scorecard {scorecard.digest[:12]} has no candidate that passed every gate, so there "
         f"is nothing to approve: {scorecard.reason}"
+    )
+
+
+def acceptable(scorecard: Scorecard, rules: Approval) -> tuple[Candidate, ...]:
+    """Inconclusive candidates that a person may accept by name, where the policy allows it."""
+    if not rules.accept_inconclusive:
+        return ()
+    return tuple(
+        v.candidate
+        for v in scorecard.verdicts
+        if scorecard.outcome(v.candidate) is Outcome.INCONCLUSIVE
+        and not unpublishable(v.candidate, scorecard)
     )
 
 

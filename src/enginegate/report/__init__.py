@@ -1,6 +1,8 @@
 """A scorecard for people: in the terminal, as Markdown, and in plain sentences."""
 
+from enginegate.report.approval_form import ApprovalQuestion, approval_form_text
 from enginegate.report.content import (
+    COLUMNS,
     NO_SIZES,
     CandidateObstacle,
     EngineSizes,
@@ -8,6 +10,7 @@ from enginegate.report.content import (
     obstacles,
     row_of,
     sentences,
+    short_digest,
 )
 from enginegate.report.decision_page import (
     PageHistory,
@@ -17,6 +20,7 @@ from enginegate.report.decision_page import (
     evidence_part,
     history_of,
     page_history,
+    page_of_log,
 )
 from enginegate.report.explain import (
     candidate_meaning,
@@ -25,6 +29,7 @@ from enginegate.report.explain import (
     print_explained,
 )
 from enginegate.report.html import candidate_figures, serving_figures, serving_page
+from enginegate.report.live_timeline import LiveTimeline, live_timeline
 from enginegate.report.markdown import (
     approval_markdown,
     escape_markdown,
@@ -42,15 +47,19 @@ from enginegate.report.terminal import (
 )
 
 __all__ = [
+    "COLUMNS",
     "NO_SIZES",
+    "ApprovalQuestion",
     "CandidateObstacle",
     "EngineSizes",
+    "LiveTimeline",
     "PageHistory",
     "PageLink",
     "Row",
     "ServingReport",
     "TimelineEntry",
     "accuracies",
+    "approval_form_text",
     "approval_markdown",
     "candidate_figures",
     "candidate_meaning",
@@ -60,8 +69,10 @@ __all__ = [
     "evidence_part",
     "explain",
     "history_of",
+    "live_timeline",
     "obstacles",
     "page_history",
+    "page_of_log",
     "print_approval",
     "print_explained",
     "print_measured",
@@ -76,4 +87,5 @@ __all__ = [
     "serving_page",
     "serving_report",
     "serving_text",
+    "short_digest",
 ]

@@ -348,13 +348,15 @@ def test_deployed_promotion_waits_for_two_approvers(live, approved, family, lost
 
 
 def assert_shown(run):
-    """The scorecard at each of two questions, engines with their sizes, and a link to MLflow."""
-    texts = [artifact.data for artifact in artifacts_of(run)]
-    cards = [text for text in texts if "An approval is for scorecard" in text]
-    assert (len(cards), len(texts)) == (2, 4)
-    for card in cards:
-        (row,) = [line for line in card.splitlines() if "(winner)" in line and "|" in line]
-        assert re.search(r"\| [0-9.]+ [KM]iB \|$", row)
+    """Once, though two questions were asked: scorecard, candidates, links; and what is live."""
+    shown = {artifact.key: artifact.data for artifact in artifacts_of(run)}
+    assert sorted(shown) == ["candidates-tiny", "links-tiny", "live-tiny", "scorecard-tiny"]
+    assert len(artifacts_of(run)) == len(shown)
+    assert "An approval is for scorecard" in shown["scorecard-tiny"]
+    (row,) = [line for line in shown["scorecard-tiny"].splitlines() if "(winner) |" in line]
+    assert re.search(r"\| [0-9.]+ [KM]iB \|$", row)
+    assert "(http://127.0.0.1:" in shown["links-tiny"]
+    assert "release 1 is live" in shown["live-tiny"]
 
 
 def artifacts_of(run):

@@ -1,5 +1,6 @@
 """What Prefect's pages show of a run: its name and state, its tasks' names, its artifacts."""
 
+import json
 import logging
 
 import pytest
@@ -56,3 +57,28 @@ def test_qualification_shows_candidates_and_progress(qualified, family, caplog):
     assert {f"benchmark-{v.candidate}" for v in card.verdicts} <= names
     assert {f"validate-{v.candidate}" for v in card.verdicts} <= names
     assert "export-tiny-v1" in names
+
+
+def test_qualification_leaves_its_result_on_its_page(family, qualified, caplog):
+    """Table, scorecard and links, each once; the log ends with winner, why and what to do next."""
+    caplog.set_level(logging.INFO)
+
+    card = qualify(family.policy)
+
+    shown = artifacts_of(newest_run("qualify tiny v1"))
+    rows = json.loads(shown["candidates-tiny"].data)
+    assert [row["outcome"] for row in rows] == [
+        card.outcome(v.candidate).word for v in card.verdicts
+    ]
+    assert f"{qualified.winner} (winner)" in {row["candidate"] for row in rows}
+    assert card.digest in shown["scorecard-tiny"].data
+    assert f"enginegate approve {card.digest[:12]}" in shown["links-tiny"].data
+    last = [r.getMessage() for r in caplog.records if r.name == "enginegate.result"]
+    assert last == [
+        f"winner of tiny v1: {card.winner}",
+        f"why: {card.reason}",
+        (
+            f"next: enginegate approve {card.digest[:12]} --reason WHY, "
+            f"then enginegate promote {family.policy} {card.digest[:12]}"
+        ),
+    ]

@@ -24,7 +24,7 @@ def test_rejection_is_stored_before_the_audit_log_has_it(tmp_path, monkeypatch, 
 
     for name, stub in {
         "suspend_flow_run": lambda **_: given,
-        "_form_text": lambda *_: "",
+        "_form": lambda *_: approval.ApprovalForm,
         "_key": lambda *_: "key",
         "_origin": lambda _number: "form",
         "_answered_at": lambda _key: WHEN,
