@@ -66,9 +66,10 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
 def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
     tables, gates = policy.engine_tables, policy.gates
     source = export(policy.model, policy.data.evaluation, workspace)
-    engines = build.map(
+    # What is built is judged while the others are still building. Nothing is timed before all are.
+    building = build.map(
         tables.candidates.all(), unmapped(tables), unmapped(source), unmapped(workspace)
-    ).result()
+    )
     shadow = record_shadow(policy.traffic_tables, tables, source, workspace)
     samples = EvaluationSamples(policy.data.evaluation, shadow.data, shadow.notes)
     asked = outputs_to_compare(policy.task, policy.outputs, policy.metrics, policy.slices)
@@ -77,7 +78,10 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
     def judge(engine: ContentFolder[Engine] | Unbuilt) -> Judgement:
         return validate(engine, reference, gates, tables, workspace)
 
-    judged = [judge(engine) for engine in engines]
+    engines, judged = [], []
+    for future in building:
+        engines.append(future.result())
+        judged.append(judge(engines[-1]))
     repairs = [
         repair(engine, each.verdict, lambda e: judge(e).verdict, tables, source, workspace)
         for engine, each in zip(engines, judged, strict=True)
