@@ -23,7 +23,7 @@ from flows.states import (
     failed_as,
 )
 from tasks.expired_approvals import note_expired_approvals
-from tasks.live_state import show_live
+from tasks.artifacts import show_live
 from tasks.release import (
     PUBLISHED,
     UNDO,

@@ -21,7 +21,7 @@ from tasks.record import Qualification, digests_of, file_scorecard, make_scoreca
 from tasks.release import recover_interrupted
 from tasks.repair import repair
 from tasks.run_page import rename_run
-from tasks.scorecard_artifacts import log_result, show_scorecard
+from tasks.artifacts import log_result, show_scorecard
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate
 from validation.outputs import outputs_to_compare
