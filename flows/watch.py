@@ -25,9 +25,9 @@ from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
 from flows.run_names import watch_name
 from flows.states import completed_as, end_of_failed_watch, end_of_watch, failed_as
+from tasks.artifacts import show_live
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
-from tasks.artifacts import show_live
 from tasks.release import recover_interrupted, update_mlflow
 from tasks.release_events import announce_releases
 from tasks.run_page import rename_run
@@ -101,6 +101,7 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
         # Last: a Prefect server that does not answer delays no check and no rollback.
         done += note_expired_approvals(tables, workspace)
         done += announce_releases(tables.target.repository, workspace)
+        done += deliver_to_mlflow(tables, workspace)  # also what this run found and did
         # A model's timeline in Prefect lists runs by their names.
         rename_run(f"{watch_name()}: {show_live(tables, policy, workspace)}")
     errored = [str(check) for check in checks if check.outcome is Outcome.ERRORED]

@@ -37,11 +37,13 @@ from enginegate.records import canonical_json, sha256_bytes
 from enginegate.report import (
     accuracies,
     candidate_figures,
+    page_of_log,
     scorecard_markdown,
     serving_figures,
     serving_page,
     serving_report,
 )
+from enginegate.report.progress import told_as
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered
@@ -136,6 +138,7 @@ def make_scorecard(
 
 
 @task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
+@told_as("scorecard")
 def file_scorecard(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:
@@ -154,6 +157,8 @@ def file_scorecard(
         artifacts,
         report=scorecard_markdown(card, sizes_of(found.attempts)),
         files=_files(slo, card),
+        params=_params(slo, card),
+        make_page=page_of_log,
     )
     filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)
@@ -213,6 +218,15 @@ def _artifacts(
         # Verdicts that an earlier version remembered have pages beside the results.
         expectations_json=_joined({n: t for n, t in results.items() if not n.endswith(".html")}),
     )
+
+
+def _params(slo: Slo, card: Scorecard) -> dict[str, str]:
+    """What the qualification was asked: the SLO, and the policy by its digest."""
+    asked = slo.model_dump(exclude_none=True)
+    return {f"slo.{name}": str(value) for name, value in asked.items()} | {
+        "policy": card.policy_sha256[:12],
+        "model_uri": card.model_uri,
+    }
 
 
 def _files(slo: Slo, card: Scorecard) -> dict[str, bytes]:

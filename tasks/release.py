@@ -18,6 +18,7 @@ from enginegate.errors import ApprovalError, EnginegateError, RepositoryError, T
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.machine import user_at_host
 from enginegate.policy.operating import Ensemble, LiveTables
+from enginegate.report import page_of_log
 from enginegate.repository import (
     AuditRecord,
     Golden,
@@ -301,6 +302,7 @@ def move_champion(tables: LiveTables, workspace: Workspace) -> None:
         patience_s=PROMOTION_TIMEOUT_S,
         reclaim=True,
         model=tables.model,
+        make_page=page_of_log,
     )
 
 
@@ -318,7 +320,7 @@ def roll_back_to(
 @task(task_run_name="update-mlflow", cache_policy=NO_CACHE)
 def update_mlflow(repository: Path, workspace: Workspace) -> None:
     """Deliver the audit log after a rollback, which stands even if MLflow cannot have it yet."""
-    refusal = try_deliver(workspace, repository)
+    refusal = try_deliver(workspace, repository, page_of_log)
     if refusal:
         _log.error(
             "MLflow does not know yet what is live in %s: %s\nThe next promotion, rollback or "

@@ -22,6 +22,7 @@ from enginegate.errors import (
 )
 from enginegate.evidence import Finding, Outcome
 from enginegate.policy.operating import LiveTables, Retention
+from enginegate.report import page_of_log
 from enginegate.repository import (
     AuditLog,
     Current,
@@ -69,7 +70,9 @@ def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]
 def deliver_to_mlflow(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Deliver to MLflow what it has not got yet of the audit log; a refusal is retried later."""
     try:
-        return deliver(workspace, tables.target.repository, model=tables.model)
+        return deliver(
+            workspace, tables.target.repository, model=tables.model, make_page=page_of_log
+        )
     except EnginegateError as error:
         _log.warning("MLflow may not have all of the audit log yet: %s", error)
         return ()

@@ -80,6 +80,11 @@ class Finding(Record):
     )
 
     @property
+    def in_points(self) -> bool:
+        """Whether it is a loss of a share of the answers, which is shown in percentage points."""
+        return self.unit == "fraction" or self.gate.endswith("accuracy_loss")
+
+    @property
     def of_fp32(self) -> bool:
         """Whether it tells FP32's own score, which is evidence about labels, not a candidate."""
         return self.gate.endswith(_OF_FP32)
@@ -117,22 +122,24 @@ class Verdict(Record):
         found = [f for f in self.findings if not f.advisory and f.outcome is not Outcome.PASSED]
         return tuple(sorted(found, key=lambda finding: -finding.outcome))
 
-    @property
-    def task_loss(self) -> Finding | None:
-        """The loss on all labelled data: of accuracy, else of the policy's first metric."""
-        losses = [
-            finding
-            for finding in self.findings
-            if finding.gate.endswith("_loss")
-            and finding.value is not None
-            and finding.scope.startswith("evaluation")
-            and "/" not in finding.scope
-        ]
-        return next((f for f in losses if f.gate == "accuracy_loss"), losses[0] if losses else None)
-
     def finding(self, gate: str, scope: str) -> Finding | None:
         """The finding of one gate in one scope, if there is one."""
         return next((f for f in self.findings if (f.gate, f.scope) == (gate, scope)), None)
+
+    @property
+    def task_loss(self) -> Finding | None:
+        """The task's loss on all labelled data: accuracy, else the first metric of the policy."""
+        losses = [f for f in self.task_losses if "/" not in f.scope]
+        return next((f for f in losses if f.gate == "accuracy_loss"), losses[0] if losses else None)
+
+    @property
+    def task_losses(self) -> tuple[Finding, ...]:
+        """Losses on labelled data that were measured, overall and by slice; none is emulated."""
+        return tuple(
+            f
+            for f in self.findings
+            if f.gate.endswith("_loss") and f.value is not None and f.scope.startswith("evaluation")
+        )
 
 
 class Roofline(Record):
@@ -499,6 +506,18 @@ class Scorecard(Record):
             for v in self.verdicts
         )
         return next((scores for scores in found if scores), ())
+
+    @property
+    def ranked(self) -> tuple[Candidate, ...]:
+        """Its candidates as people read them: the winner, the tied, then by outcome and rate."""
+
+        def place(candidate: Candidate) -> tuple[bool, bool, Outcome, float]:
+            benchmark = self.benchmark(candidate)
+            rate = benchmark.throughput_at_slo_per_s if benchmark else -1.0
+            ties = candidate in self.tied
+            return candidate != self.winner, not ties, self.outcome(candidate), -rate
+
+        return tuple(sorted((verdict.candidate for verdict in self.verdicts), key=place))
 
     def fp32_score_of(self, loss: Finding | None) -> Finding | None:
         """FP32's own score of the measure that a loss is about, on the same data."""

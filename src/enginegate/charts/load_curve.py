@@ -139,12 +139,12 @@ def load_chart(curve: LoadCurve, *, small: bool = False) -> Svg:
 
     Args:
         curve: of one candidate.
-        small: lower, and without the points of other configurations, to stand beside others.
+        small: lower, and with one point for each load, to stand beside others.
     """
     loads, latencies = curve.axes
     points = list(curve.points)
     if small:
-        points = [point._replace(words="") for point in points if point.kind == "chosen"]
+        points = [point._replace(words="") for point in curve.joined]
     content = [
         *_ceiling(curve, loads),
         *_grid(loads, latencies),

@@ -32,6 +32,7 @@ from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import counted, explain_validation
 from enginegate.policy import Policy, read_policy
 from enginegate.policy.operating import Approval
+from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout, ReleaseSigning, origin, record_decision
 from enginegate.repository.history.audit import answers_to
@@ -100,7 +101,7 @@ def decide_scorecard(
     if later:
         print_hanging(out, f"The audit log gets it at the promotion: {later}")
     if scorecard.mlflow_run and rules is not None:
-        refusal = try_deliver(workspace, rules.target.repository)
+        refusal = try_deliver(workspace, rules.target.repository, page_of_log)
         if refusal:
             print_hanging(out, f"MLflow is updated later: {refusal.splitlines()[0]}")
     resumed = _resume_suspended(decision)

@@ -16,6 +16,7 @@ from enginegate.cli.policies import PolicyFile
 from enginegate.decision import Release
 from enginegate.errors import InputError, PolicyError
 from enginegate.policy import read_policy
+from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout, open_target
 from enginegate.repository.recovery import Withdrawal
@@ -43,7 +44,7 @@ def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -
         repository = open_target(rules.live_tables, workspace, channel="command")
         release = repository.rollback(rules.name, to, reason=reason)
         _print_live(release, policy, output.console)
-        undelivered = try_deliver(workspace, rules.target.repository)
+        undelivered = try_deliver(workspace, rules.target.repository, page_of_log)
         _print_undelivered(undelivered, output.console)
     output.document(
         ReleaseDocument(
@@ -79,7 +80,7 @@ def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
         repository = open_target(rules.live_tables, workspace, channel="command")
         release = repository.withdraw(rules.name, Withdrawal(who, reason))
         _print_withdrawn(release, policy, output.console)
-        undelivered = try_deliver(workspace, rules.target.repository)
+        undelivered = try_deliver(workspace, rules.target.repository, page_of_log)
         _print_undelivered(undelivered, output.console)
     output.document(
         ReleaseDocument(

@@ -21,6 +21,7 @@ from enginegate.cli.policies import PolicyFile
 from enginegate.cli.status import live_checks
 from enginegate.errors import EnginegateError
 from enginegate.policy import Policy, read_policy
+from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history import broken_promises as promises
@@ -161,7 +162,7 @@ def _acknowledge(policy: Policy, who: str, why: str, release: int | None, output
             state = promises.shown_state(events, policy.name, number, checks)
             states[number] = state.word
             print_hanging(out, f"Release {number} is shown as: {state.word}.")
-    refusal = try_deliver(workspace, root)
+    refusal = try_deliver(workspace, root, page_of_log)
     if refusal:
         print_hanging(out, f"MLflow is updated later: {refusal.splitlines()[0]}")
     acknowledged = tuple(

@@ -19,6 +19,7 @@ from enginegate.report.decision_page import (
     evidence_part,
     history_of,
     page_history,
+    page_of_log,
 )
 from enginegate.report.explain import (
     candidate_meaning,
@@ -69,6 +70,7 @@ __all__ = [
     "live_timeline",
     "obstacles",
     "page_history",
+    "page_of_log",
     "print_approval",
     "print_explained",
     "print_measured",

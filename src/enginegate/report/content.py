@@ -282,7 +282,7 @@ def task_loss(verdict: Verdict | None) -> Finding | None:
 
 def in_points(loss: Finding) -> bool:
     """Whether a loss is a share of the answers."""
-    return loss.unit == "fraction" or loss.gate.endswith("accuracy_loss")
+    return loss.in_points
 
 
 def change_text(loss: Finding) -> str:

@@ -8,6 +8,7 @@ from enginegate.tracking.delivery import (
     state_tag,
     try_deliver,
 )
+from enginegate.tracking.page_filing import PageMaker
 from enginegate.tracking.scorecard_logger import CandidateArtifacts
 from enginegate.tracking.tracker import Tracker
 from enginegate.tracking.ui_links import ComparisonLink
@@ -16,6 +17,7 @@ __all__ = [
     "PROMOTION_TIMEOUT_S",
     "CandidateArtifacts",
     "ComparisonLink",
+    "PageMaker",
     "Tracker",
     "check_authentic",
     "deliver",

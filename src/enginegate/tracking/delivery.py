@@ -13,7 +13,7 @@ else the watches of both would take it from each other for ever.
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from enginegate.candidate import registered_version
 from enginegate.decision import Release
-from enginegate.errors import EnginegateError, InputError, TrackingError
+from enginegate.errors import EnginegateError, InputError, NoReleaseError, TrackingError
 from enginegate.evidence import Scorecard
 from enginegate.repository import AuditLog, Layout
 from enginegate.repository.history.audit import (
@@ -37,11 +37,19 @@ from enginegate.repository.history.broken_promises import ShownState, shown_stat
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.tracking.artifact_download import scorecard_of
 from enginegate.tracking.live_checks import state_tags
+from enginegate.tracking.page_filing import PageMaker, file_page
+from enginegate.tracking.registry_notes import (
+    evidence_places,
+    note_answer,
+    release_notes,
+    write_note,
+)
 from enginegate.tracking.tracker import Tracker
 from enginegate.watch.log import WatchLog
 from enginegate.workspace import Workspace
 
 CHAMPION = "champion"
+PREVIOUS_ALIAS = "previous"
 STATE_TAG = "enginegate.watch"
 WITHDRAWN_TAG = "enginegate.withdrawn"
 AUDIT_TAG = "enginegate.audit"
@@ -53,6 +61,9 @@ PROMOTION_TIMEOUT_S = 300.0
 # Without a cursor an old log would be delivered whole; older decisions than this are MLflow's past.
 _FIRST_CONTACT = timedelta(days=7)
 _TAG_LENGTH = 1000
+# Pages of older scorecards than these are not compared with the log at every delivery; whatever
+# happens to one of those files it anew.
+_RECENT_PAGES = 4
 _CHANGES = LIVE_EVENTS | {"promised"}
 _ANSWERS = {"approved": "approve", "rejected": "reject"}
 _log = logging.getLogger("enginegate.tracking")
@@ -65,6 +76,7 @@ def deliver(
     patience_s: float = _LOCK_TIMEOUT_S,
     reclaim: bool = False,
     model: str | None = None,
+    make_page: PageMaker | None = None,
 ) -> tuple[str, ...]:
     """Give MLflow what it lacks of a repository's audit log, and put right a moved alias.
 
@@ -74,6 +86,8 @@ def deliver(
         patience_s: how long another process may go on that delivers the same log.
         reclaim: take the alias also from a version that another repository promoted.
         model: of the repository, whose alias is put right; None: every model's.
+        make_page: draws a scorecard's decision page, which is filed anew where the log has more
+            than the filed one shows; None: pages stay as they are.
 
     Returns:
         One sentence for each line of the log that changed something in MLflow.
@@ -86,13 +100,14 @@ def deliver(
         return ()
     cursor = Cursor.of(workspace, workspace.tracking_uri, root)
     with _exclusive(cursor, patience_s):
-        return tuple(_Delivery(workspace, root, cursor).run(reclaim=reclaim, model=model))
+        delivery = _Delivery(workspace, root, cursor, make_page)
+        return tuple(delivery.run(reclaim=reclaim, model=model))
 
 
-def try_deliver(workspace: Workspace, root: Path) -> str:
+def try_deliver(workspace: Workspace, root: Path, make_page: PageMaker | None = None) -> str:
     """Give MLflow what it lacks, if it answers; why it could not be given, or empty."""
     try:
-        deliver(workspace, root)
+        deliver(workspace, root, make_page=make_page)
     except EnginegateError as error:
         return str(error)
     return ""
@@ -121,6 +136,7 @@ class _Delivery:
     workspace: Workspace
     root: Path
     cursor: Cursor
+    make_page: PageMaker | None = None
 
     @cached_property
     def tracker(self) -> Tracker:
@@ -149,12 +165,99 @@ class _Delivery:
             if sentence:
                 yield _told(sentence)
         delivered = self.events[: len(self.events) - len(pending)]
-        for event in newest.values():
-            checked = model is None or event.model == model
-            if checked and event in delivered and self._is_displaced(event, reclaim=reclaim):
-                sentence = self._deliver_change(event)
-                if sentence:
-                    yield _told(sentence)
+        for name in dict.fromkeys(event.model for event in self.events):
+            if model is None or name == model:
+                change = newest.get(name)
+                if change in delivered:
+                    yield from self._put_right(change, reclaim=reclaim)
+                self._show(name)
+
+    def _put_right(self, change: Event, *, reclaim: bool) -> Iterator[str]:
+        if self._is_displaced(change, reclaim=reclaim):
+            sentence = self._deliver_change(change)
+            if sentence:
+                yield _told(sentence)
+
+    def _show(self, model: str) -> None:
+        """What people read of a model: its versions' descriptions, and its decision pages.
+
+        Read and not relied on: what cannot be written now is written by the next delivery, and
+        keeps no promotion from going on.
+        """
+        if _is_rolling_out(self.root, model):
+            return
+        own = [event for event in self.events if event.model == model]
+        try:
+            self.tracker.check_answers()
+            with self.tracker.connection.explained(f"describe what is live of {model!r}"):
+                self._describe_versions(model, own)
+                self._file_pages(model, own)
+        except EnginegateError as error:
+            _log.warning("MLflow does not show all of what happened to %s yet: %s", model, error)
+
+    def _describe_versions(self, model: str, own: Sequence[Event]) -> None:
+        """The state of every version with a release here, and the alias of the one before."""
+        changes = [event for event in own if event.event in LIVE_EVENTS]
+        if not changes or not self._is_live(changes[-1]):
+            return
+        layout, connection = Layout(self.root, model), self.tracker.connection
+        for uri, note in release_notes(own, layout.releases()).items():
+            version = registered_version(uri)
+            if version is not None:
+                write_note(connection, version, note, find_places=self._places)
+        self._move_previous(layout)
+
+    def _move_previous(self, layout: Layout) -> None:
+        """Let ``previous`` stand for what a rollback returns to, beside our ``champion``."""
+        current = layout.current()
+        if current is None:
+            return
+        live = layout.release(current.version)
+        version = registered_version(live.model_uri)
+        if version is None or self.tracker.alias(version[0], CHAMPION) != version[1]:
+            return
+        name, before = version[0], live.previous_version
+        with suppress(NoReleaseError):
+            earlier = registered_version(layout.release(before).model_uri) if before else None
+            if earlier is not None and earlier[0] == name:
+                if self.tracker.alias(name, PREVIOUS_ALIAS) != earlier[1]:
+                    self.tracker.move_alias(name, PREVIOUS_ALIAS, earlier[1])
+                return
+        stood_for = self.tracker.alias(name, PREVIOUS_ALIAS)
+        if stood_for is not None:
+            self.tracker.remove_alias(name, PREVIOUS_ALIAS, stood_for)
+
+    def _places(self, digest: str) -> dict[str, str]:
+        """Pages with the evidence of a release; none where no scorecard of it is found."""
+        with suppress(InputError):
+            run = scorecard_of(self.workspace, digest).mlflow_run
+            found = self.tracker.connection.found(lambda client: client.get_run(run))
+            if found is not None:
+                return evidence_places(str(found.info.experiment_id), run)
+        return {}
+
+    def _file_pages(self, model: str, own: Sequence[Event]) -> None:
+        """File the newest scorecards' pages anew, where more happened since they were filed."""
+        if self.make_page is None:
+            return
+        layout = Layout(self.root, model)
+        known = {release.version: release.scorecard_sha256 for release in layout.releases()}
+        touched = (
+            digest
+            for event in reversed(own)
+            for digest in (event.scorecard, known.get(event.release or 0))
+            if digest
+        )
+        for digest in list(dict.fromkeys(touched))[:_RECENT_PAGES]:
+            with suppress(InputError):
+                card = scorecard_of(self.workspace, digest)
+                checks = [
+                    check
+                    for version, scorecard in known.items()
+                    if scorecard == digest
+                    for check in WatchLog.at(self.workspace, layout.release(version)).read()
+                ]
+                file_page(self.tracker.connection, card, own, checks, self.make_page)
 
     def _move(self, event: Event) -> None:
         try:
@@ -261,6 +364,8 @@ class _Delivery:
             "decision.origin": event.origin,
         }
         self.tracker.tag_run(run, _cut(tags))
+        with self.tracker.connection.explained(f"describe what was {event.event}"):
+            note_answer(self.tracker.connection, self._scorecard(event), event)
         return f"scorecard {(event.scorecard or '')[:12]} was {event.event} by {event.who}"
 
     def _deliver_state(self, event: Event) -> str:

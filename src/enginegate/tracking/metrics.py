@@ -1,37 +1,35 @@
-"""Parameters, metrics, tags and notes in MLflow, of candidates and of checks of what is live.
+"""Parameters, metrics and tags in MLflow, of candidates and of checks of what is live.
 
-MLflow's charts print two decimals and make one section of all names with the same beginning, so a
-name is ``section/what_unit`` and each unit is chosen to survive two decimals. A changed name breaks
-saved charts.
+MLflow's charts print two decimals and make one section of all names with the same beginning, sorted
+by name. So a name is ``section/what_unit``, each unit is chosen to survive two decimals, and the
+sections sort as people ask: is it still right (``acc``), did it pass (``gate``), how fast is it
+(``perf``, then ``perf_by_load``), how large (``size``). A changed name breaks saved charts.
+
+A candidate's run has at most ``MOST_METRICS``: the rest is in files (`evidence_tables`), and so is
+every number of an emulation, which decides nothing and would be drawn beside measured ones.
 """
 
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from statistics import median
 
 from enginegate.candidate import Candidate, Engine
 from enginegate.decision import Promise
-from enginegate.evidence import Benchmark, Finding, Scorecard, Verdict
-from enginegate.measurement import Measurement
+from enginegate.evidence import Benchmark, Finding, Scorecard
+from enginegate.measurement import Load
 from enginegate.watch.log import WatchCheck
 
+MOST_METRICS = 15
+CHANGE = "acc/change_pp"
+CHANGE_OWN_UNIT = "acc/change"
+CURVE = "perf_by_load/p99_ms"
+P99 = "perf/p99_ms"
+RATE = "perf/throughput_at_slo_per_s"
+RANK = "gate/rank"
 _DECIMALS = 6
-_TAIL = 0.999
 _KIB = 1024
 _PERCENT = 100.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    factor: float
-    suffix: str
-
-
-_SCALES = {
-    "fraction": _Scale(100, "pct"),
-    "nats": _Scale(1e6, "micronats"),
-    "": _Scale(1e6, "millionths"),
-}
+# What the labelled data decided; the other numbers are of requests, or of no data.
+_OF_EVALUATION = ("acc/", "gate/")
 
 
 def params_of(candidate: Candidate, benchmark: Benchmark | None) -> dict[str, str]:
@@ -50,96 +48,84 @@ def params_of(candidate: Candidate, benchmark: Benchmark | None) -> dict[str, st
 def metrics_of(
     scorecard: Scorecard, candidate: Candidate, engine: Engine | None
 ) -> dict[str, float]:
-    """Flat numbers of one candidate, by their name in MLflow."""
-    verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
-    metrics = {"gate/outcome_0_is_passed": float(scorecard.outcome(candidate))}
-    if verdict:
-        metrics |= _verdict_metrics(verdict)
-    if benchmark:
-        metrics |= _benchmark_metrics(benchmark)
-    metrics |= dict(_alone_metrics(scorecard, candidate))
-    if engine:
-        metrics["size/engine_kib"] = engine.file.size_bytes / _KIB
-        metrics["size/build_s"] = engine.build_s
-        metrics["proof/quantised_layers"] = float(engine.proof.quantised_layers)
-    return {name: round(value, _DECIMALS) for name, value in metrics.items()}
-
-
-def _alone_metrics(scorecard: Scorecard, candidate: Candidate) -> Iterator[tuple[str, float]]:
-    """The engine without a server; a number that was not measured is absent."""
-    speed, share = scorecard.engine_speed(candidate), scorecard.engine_share(candidate)
-    for batch in speed.batches if speed else ():
-        yield f"perf/engine_alone_batch_{batch.batch_size}_samples_per_s", batch.samples_per_s
-    if speed and speed.best:
-        yield "perf/engine_alone_samples_per_s", speed.best.samples_per_s
-    if speed and speed.largest_batch_mib is not None:
-        yield "size/engine_device_memory_mib", speed.largest_batch_mib
-    if share is not None:
-        yield "perf/served_share_of_engine_pct", _PERCENT * share
-
-
-def _verdict_metrics(verdict: Verdict) -> dict[str, float]:
-    metrics = {
-        "gate/findings": float(len(verdict.findings)),
-        "gate/blocking_findings": float(len(verdict.blocking)),
+    """One candidate's numbers by their name in MLflow; what was not measured is absent."""
+    benchmark, speed = scorecard.benchmark(candidate), scorecard.engine_speed(candidate)
+    found: dict[str, float | None] = {
+        "gate/outcome_0_is_passed": float(scorecard.outcome(candidate)),
+        RANK: 1.0 + scorecard.ranked.index(candidate),
+        **_accuracy_metrics(scorecard, candidate),
+        **(_benchmark_metrics(scorecard, benchmark) if benchmark else {}),
+        "size/engine_kib": engine.file.size_bytes / _KIB if engine else None,
+        "size/engine_device_memory_mib": speed.largest_batch_mib if speed else None,
     }
-    for finding in verdict.findings:
-        metrics |= dict(_finding_metrics(finding))
-    return metrics
+    return _rounded(found)
 
 
-def _finding_metrics(finding: Finding) -> Iterator[tuple[str, float]]:
-    if finding.value is None:
-        return
-    overall, _, part = finding.scope.partition("/")
-    section = f"slice_{overall}" if part else "acc"
-    what = f"{finding.gate}_{part}" if part else f"{overall}_{finding.gate}"
-    scale = _SCALES.get(finding.unit, _Scale(1, _legal(finding.unit)))
-    ends = (("", finding.value), ("_low", finding.low), ("_high", finding.high))
-    for end, number in ends:
-        if number is not None and not (part and end):
-            yield f"{section}/{_legal(what)}{end}_{scale.suffix}", number * scale.factor
+def _accuracy_metrics(scorecard: Scorecard, candidate: Candidate) -> dict[str, float | None]:
+    """The change against FP32 on labelled data (positive is better), and the worst slice's."""
+    verdict = scorecard.verdict(candidate)
+    loss = verdict.task_loss if verdict else None
+    if verdict is None or loss is None:
+        return {}
+    by_slice = [f for f in verdict.task_losses if "/" in f.scope and f.in_points == loss.in_points]
+    scale, unit = (_PERCENT, "_pp") if loss.in_points else (1.0, "")
+
+    def change(loss: float | None) -> float | None:
+        return None if loss is None else -scale * loss + 0.0
+
+    return {
+        f"acc/change{unit}": change(loss.value),
+        f"acc/change_low{unit}": change(loss.high),
+        f"acc/worst_slice_change{unit}": change(
+            max((f.value for f in by_slice if f.value is not None), default=None)
+        ),
+        **_own_score(scorecard),
+    }
 
 
-def _benchmark_metrics(benchmark: Benchmark) -> dict[str, float]:
-    metrics = {"perf/throughput_at_slo_per_s": benchmark.throughput_at_slo_per_s}
-    if benchmark.rows_per_request != 1.0:
-        rows_per_s = benchmark.throughput_at_slo_per_s * benchmark.rows_per_request
-        metrics["perf/rows_at_slo_per_s"] = rows_per_s
-    if benchmark.p99_at_slo:
-        metrics["perf/p99_ms"] = benchmark.p99_at_slo.value_ms
-        for end in ("low_ms", "high_ms"):
-            if (bound := getattr(benchmark.p99_at_slo, end)) is not None:
-                metrics[f"perf/p99_{end}"] = bound
+def _own_score(scorecard: Scorecard) -> dict[str, float | None]:
+    """FP32's own score on all labelled data."""
+    score = next((f for f in scorecard.fp32_scores if "/" not in f.scope), None)
+    if score is None or score.value is None:
+        return {}
+    if score.unit == "fraction":
+        return {"acc/fp32_pct": _PERCENT * score.value}
+    return {"acc/fp32": score.value}
+
+
+def _benchmark_metrics(scorecard: Scorecard, benchmark: Benchmark) -> dict[str, float | None]:
     measured = benchmark.at_slo
-    if measured and (median := measured.percentile(0.5)):
-        metrics["perf/p50_ms"] = median.value_ms
-    if measured and measured.stages:
-        stages = measured.stages.model_dump(exclude={"batches"}, exclude_none=True)
-        metrics |= {f"perf/mean_{name.removeprefix('mean_')}": n for name, n in stages.items()}
-    return metrics | dict(_serving_metrics(benchmark, measured))
-
-
-def _serving_metrics(
-    benchmark: Benchmark, measured: Measurement | None
-) -> Iterator[tuple[str, float]]:
-    """Further numbers of serving; a number that was not measured is absent."""
-    tail = measured.percentile(_TAIL) if measured else None
-    speedup = next((f.value for f in benchmark.findings if f.gate == "speedup"), None)
-    known = {
-        "p999_ms": tail.value_ms if tail else None,
-        "rejected_per_s": benchmark.rejected_rate_per_s,
-        "speedup": speedup,
-        "cold_start_s": benchmark.cold_start_s,
-        "cost_per_million": benchmark.cost_per_million,
-        "joules_per_request": measured.resources.joules_per_request if measured else None,
-        "generator_null_p99_ms": measured.generator.null_p99_ms if measured else None,
+    half = measured.percentile(0.5) if measured else None
+    share = scorecard.engine_share(benchmark.candidate)
+    return {
+        RATE: benchmark.throughput_at_slo_per_s,
+        P99: benchmark.p99_at_slo.value_ms if benchmark.p99_at_slo else None,
+        "perf/p50_ms": half.value_ms if half else None,
+        "perf/served_share_of_engine_pct": None if share is None else _PERCENT * share,
+        "perf/cost_per_million": benchmark.cost_per_million,
+        "perf/cold_start_s": benchmark.cold_start_s,
     }
-    yield from ((f"perf/{name}", number) for name, number in known.items() if number is not None)
-    for pattern in benchmark.patterns:
-        found = next((p for p in pattern.percentiles if p.quantile == _TAIL), None)
-        if found is not None:
-            yield f"perf/p999_{_legal(pattern.name)}_ms", found.value_ms
+
+
+def latency_curve(benchmark: Benchmark | None) -> dict[int, float]:
+    """p99 in milliseconds by offered requests a second, of the configuration that was chosen.
+
+    The rate is the metric's step, which MLflow draws as a line. Where several valid measurements
+    were made at a rate, their median; where nothing was chosen, the first configuration tried.
+    """
+    if benchmark is None or not benchmark.measurements:
+        return {}
+    config = benchmark.chosen or benchmark.measurements[0].config
+    seen: defaultdict[int, list[float]] = defaultdict(list)
+    for each in benchmark.measurements:
+        if each.config == config and not each.invalid and isinstance(each.load, Load) and each.p99:
+            seen[round(each.load.rate_per_s)].append(each.p99.value_ms)
+    return {rate: round(median(seen[rate]), _DECIMALS) for rate in sorted(seen)}
+
+
+def is_of_evaluation(metric: str) -> bool:
+    """Whether a metric was made on the labelled data, which a logged model's metric then names."""
+    return metric.startswith(_OF_EVALUATION)
 
 
 def winner_metrics(scorecard: Scorecard, engine: Engine | None) -> dict[str, float]:
@@ -149,11 +135,31 @@ def winner_metrics(scorecard: Scorecard, engine: Engine | None) -> dict[str, flo
         "gate/candidates": float(len(outcomes)),
         "gate/candidates_passed": float(sum(outcome == 0 for outcome in outcomes)),
     }
-    if scorecard.winner:
-        return counts | metrics_of(scorecard, scorecard.winner, engine)
-    # Without a winner FP32's own score often says why.
-    own = (metric for score in scorecard.fp32_scores for metric in _finding_metrics(score))
-    return counts | {name: round(value, _DECIMALS) for name, value in own}
+    if scorecard.winner is None:
+        # Without a winner FP32's own score often says why.
+        return counts | _rounded(_own_score(scorecard))
+    own = metrics_of(scorecard, scorecard.winner, engine)
+    del own[RANK], own["gate/outcome_0_is_passed"]  # a winner has passed, and is the first
+    return counts | own
+
+
+def limits_of(scorecard: Scorecard) -> dict[str, str]:
+    """The limits that candidates were judged by, as parameters, by gate.
+
+    Where precisions have different limits, all of them, each once.
+    """
+    limits: defaultdict[str, dict[str, None]] = defaultdict(dict)
+    judged = [f for verdict in scorecard.verdicts for f in verdict.findings]
+    for finding in (*judged, *(f for b in scorecard.benchmarks for f in b.findings)):
+        if finding.advisory or finding.limit is None or finding.relation is None:
+            continue
+        limits[finding.gate][_limit_text(finding)] = None
+    return {f"limit.{gate}": ", ".join(texts) for gate, texts in sorted(limits.items())}
+
+
+def _limit_text(finding: Finding) -> str:
+    unit = {"fraction": "", "": ""}.get(finding.unit, f" {finding.unit}")
+    return f"{finding.relation} {finding.limit:g}{unit}"
 
 
 def live_metrics(check: WatchCheck, promise: Promise) -> dict[str, float]:
@@ -185,6 +191,10 @@ def live_metrics(check: WatchCheck, promise: Promise) -> dict[str, float]:
             found[f"live/{finding.gate}_pct"] = _PERCENT * finding.value
         elif finding.gate == "input_drift":
             found["live/input_drift_psi"] = finding.value
+    return _rounded(found)
+
+
+def _rounded(found: dict[str, float | None]) -> dict[str, float]:
     return {
         name: round(float(value), _DECIMALS) for name, value in found.items() if value is not None
     }
@@ -200,21 +210,3 @@ def shared_tags(scorecard: Scorecard) -> dict[str, str]:
         "policy_sha256": scorecard.policy_sha256,
         "onnx_sha256": scorecard.onnx_sha256,
     }
-
-
-def candidate_note(scorecard: Scorecard, candidate: Candidate) -> str:
-    """Markdown for a child run's description: the outcome, and what keeps it from passing."""
-    verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
-    findings = (*(verdict.findings if verdict else ()), *(benchmark.findings if benchmark else ()))
-    blocking = [f for f in findings if not f.advisory and f.outcome > 0]
-    lines = [f"**{scorecard.outcome(candidate).word}**", ""]
-    lines += [f"- {f.outcome.word}: {f.gate} on {f.scope}: {f.reason} {f.remedy}" for f in blocking]
-    if benchmark is None:
-        why = scorecard.unmeasured.get(candidate.name)
-        lines.append(f"- not benchmarked: {why}" if why else "- not benchmarked")
-    return "\n".join(lines)
-
-
-def _legal(name: str) -> str:
-    """MLflow refuses ``@ ( ) % =`` and more in metric names."""
-    return re.sub(r"[^A-Za-z0-9_.-]+", "_", name)

@@ -1,7 +1,8 @@
 """One scorecard in MLflow: a parent run, a nested run for each candidate, engines as models.
 
 Files lie at the same paths in every candidate's run, which is what makes MLflow's side-by-side view
-work. Everything goes through one client and explicit run ids, so no thread's active run matters.
+work; tables among them have what the few metrics leave out. Everything goes through one client and
+explicit run ids, so no thread's active run matters.
 """
 
 import json
@@ -9,30 +10,39 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine
-from enginegate.evidence import Outcome, Scorecard
+from enginegate.evidence import Scorecard
 from enginegate.records import Record
+from enginegate.tracking import shared_view, summary
 from enginegate.tracking.connection import Connection
+from enginegate.tracking.evidence_tables import evidence_tables, tables_tag
 from enginegate.tracking.metrics import (
-    candidate_note,
+    CURVE,
+    is_of_evaluation,
+    latency_curve,
+    limits_of,
     metrics_of,
     params_of,
     shared_tags,
     winner_metrics,
 )
+from enginegate.tracking.page_filing import PageMaker, file_page, is_page_filed
+from enginegate.tracking.registry_notes import note_qualified
+from enginegate.tracking.ui_links import page_place, runs_place, view_key
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import DatasetInput
+    from mlflow.entities import DatasetInput, Metric
 
 _NOTE_LENGTH = 7500
 _DATASET_DIGEST_LENGTH = 36
+_NOTE = "mlflow.note.content"
+# An experiment's note that begins otherwise is somebody's own, and stays.
+_OUR_NOTE = "Newest: "
 _TEXTS = frozenset({".json", ".log"})  # what people read beside an engine; not its other forms
-_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +76,8 @@ class ScorecardLogger:
     artifacts: Mapping[Candidate, CandidateArtifacts]
     report: str
     files: Mapping[str, bytes] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    make_page: PageMaker | None = None
 
     @property
     def client(self) -> "MlflowClient":
@@ -78,57 +90,115 @@ class ScorecardLogger:
         experiment = self.connection.experiment(experiment_name(self.scorecard.model))
         finished = self._runs(experiment, f"{same} = 'FINISHED' and tags.kind = 'qualification'")
         if finished:
+            self._file_page(finished[0], once=True)
             return finished[0]
         for abandoned in self._runs(experiment, f"{same} = 'RUNNING'"):
             self.client.set_terminated(abandoned, "KILLED")
-        kind, _, version = self.scorecard.model_uri.rpartition("/")
-        which = f"version {version}" if kind.startswith("models:") else self.scorecard.model_uri
-        name = f"{self.scorecard.model} {which}"
         tags = {"kind": "qualification", "evidence_sha256": evidence}
-        with self.connection.run(experiment, name, tags) as run:
+        with self.connection.run(experiment, summary.run_name(self.scorecard), tags) as run:
             scorecard = self.scorecard.model_copy(update={"mlflow_run": run})
-            for verdict in scorecard.verdicts:
-                self._record_candidate(experiment, run, scorecard, verdict.candidate)
-            self._describe_parent(run, scorecard)
+            # The last is the newest, which MLflow shows first where nothing else orders them.
+            models = {
+                candidate: self._record_candidate(experiment, run, scorecard, candidate)
+                for candidate in reversed(scorecard.ranked)
+            }
+            self._describe_parent(run, scorecard, models)
+            self._file_page(run)
+            self._show(experiment, run, scorecard)
         return run
+
+    def _file_page(self, run: str, *, once: bool = False) -> None:
+        """The decision page as it is before anything happened; later ones come with the log."""
+        if self.make_page is None or (once and is_page_filed(self.connection, run)):
+            return
+        scorecard = self.scorecard.model_copy(update={"mlflow_run": run})
+        file_page(self.connection, scorecard, (), (), self.make_page)
 
     def _runs(self, experiment: str, condition: str) -> list[str]:
         found = self.client.search_runs([experiment], filter_string=condition)
         return [str(run.info.run_id) for run in found]
 
-    def _describe_parent(self, run: str, scorecard: Scorecard) -> None:
+    def _describe_parent(
+        self, run: str, scorecard: Scorecard, models: Mapping[Candidate, str | None]
+    ) -> None:
+        from mlflow.entities import LoggedModelOutput  # noqa: PLC0415
+
         winner = scorecard.winner
         own = self.artifacts.get(winner) if winner else None
-        best = min((scorecard.outcome(v.candidate) for v in scorecard.verdicts), default=None)
         tags = {
-            "gate": (Outcome.INCONCLUSIVE if best is None else best).word,
+            "gate": summary.best_outcome(scorecard).word,
             "winner": winner.name if winner else "none",
-            "mlflow.note.content": _note(self.report or scorecard.reason),
+            _NOTE: _note(self.report or scorecard.reason),
         }
         metrics = winner_metrics(scorecard, own.engine if own else None)
-        self._batch(run, metrics, tags={**tags, **shared_tags(scorecard)})
+        self._batch(
+            run,
+            self._metrics(metrics),
+            tags={**tags, **shared_tags(scorecard)},
+            params={**limits_of(scorecard), **self.params},
+        )
         files = {"scorecard.json": scorecard.pretty_json(), "report.md": self.report.encode()}
         self._attach(run, files | dict(self.files))
         self.client.log_inputs(run, datasets=_datasets(scorecard))
+        model = models.get(winner) if winner else None
+        if model is not None:
+            self.client.log_outputs(run, [LoggedModelOutput(model, 0)])
+
+    def _show(self, experiment: str, run: str, scorecard: Scorecard) -> None:
+        """The view that links open, the experiment's note, and the registered version's state."""
+        named = {
+            name
+            for candidate in scorecard.ranked
+            for name in metrics_of(scorecard, candidate, self._engine(candidate))
+        }
+        curved = any(latency_curve(benchmark) for benchmark in scorecard.benchmarks)
+        state = shared_view.view_state(run, {*named, CURVE} if curved else named, has_curve=curved)
+        key = f"{shared_view.TAG}{view_key(run)}"
+        self.client.set_experiment_tag(experiment, key, state)
+        note = str(self.client.get_experiment(experiment).tags.get(_NOTE, ""))
+        if not note or note.startswith(_OUR_NOTE):
+            links = f"[Compare]({runs_place(experiment, run)})"
+            if self.make_page is not None:
+                links += f" · [decision page]({page_place(experiment, run)})"
+            said = f"{_OUR_NOTE}{summary.result_sentence(scorecard)} {links}"
+            self.client.set_experiment_tag(experiment, _NOTE, said)
+        note_qualified(self.connection, scorecard, experiment)
+
+    def _engine(self, candidate: Candidate) -> Engine | None:
+        return self.artifacts.get(candidate, CandidateArtifacts()).engine
 
     def _record_candidate(
         self, experiment: str, parent: str, scorecard: Scorecard, candidate: Candidate
-    ) -> None:
+    ) -> str | None:
+        """One candidate's run; its logged model's id, where an engine was built."""
         artifacts = self.artifacts.get(candidate, CandidateArtifacts())
+        files = _candidate_files(scorecard, candidate, artifacts)
         tags = {
             "kind": "candidate",
             "evidence_sha256": _evidence(scorecard),
             "gate": scorecard.outcome(candidate).word,
             "mlflow.parentRunId": parent,
-            "mlflow.note.content": _note(candidate_note(scorecard, candidate)),
+            _NOTE: _note(summary.candidate_note(scorecard, candidate)),
+            **tables_tag(files),
         }
-        params = params_of(candidate, scorecard.benchmark(candidate))
+        benchmark = scorecard.benchmark(candidate)
+        params = params_of(candidate, benchmark)
         metrics = metrics_of(scorecard, candidate, artifacts.engine)
-        with self.connection.run(experiment, candidate.name, tags) as run:
+        name = summary.candidate_run_name(scorecard, candidate)
+        with self.connection.run(experiment, name, tags) as run:
             model = self._log_engine(experiment, run, artifacts, params)
-            self._batch(run, metrics, tags=shared_tags(scorecard), params=params, model=model)
-            self._attach(run, _candidate_files(scorecard, candidate, artifacts))
+            self._batch(
+                run,
+                self._metrics(metrics, model) + self._curve(latency_curve(benchmark), model),
+                tags={
+                    **shared_tags(scorecard),
+                    **summary.table_tags(scorecard, candidate, artifacts.engine),
+                },
+                params={**params, summary.RUNTIME: summary.runtime_of(candidate)},
+            )
+            self._attach(run, files)
             self.client.log_inputs(run, datasets=_datasets(scorecard))
+        return model
 
     def _log_engine(
         self, experiment: str, run: str, artifacts: CandidateArtifacts, params: dict[str, str]
@@ -140,12 +210,20 @@ class ScorecardLogger:
 
         engine, folder = artifacts.built
         engine.file.check(folder / engine.filename)
+        scorecard, candidate = self.scorecard, engine.candidate
         model = self.client.create_logged_model(
             experiment,
-            name=engine.candidate.name,
+            name=summary.engine_name(scorecard, candidate),
             source_run_id=run,
             params=params,
-            tags={"sha256": engine.file.sha256, "target": engine.target, "builder": engine.builder},
+            tags={
+                "sha256": engine.file.sha256,
+                "target": engine.target,
+                "builder": engine.builder,
+                "verdict": scorecard.outcome(candidate).word,
+                "model_uri": scorecard.model_uri,
+                _NOTE: _note(summary.engine_note(scorecard, candidate)),
+            },
             model_type="engine",
         )
         try:
@@ -157,21 +235,51 @@ class ScorecardLogger:
         self.client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
         return str(model.model_id)
 
+    def _metrics(self, metrics: Mapping[str, float], model: str | None = None) -> list["Metric"]:
+        """A logged model's metrics name the data that they were made on."""
+        from mlflow.entities import Metric  # noqa: PLC0415
+
+        data = {
+            "dataset_name": "evaluation",
+            "dataset_digest": self.scorecard.data.evaluation[:_DATASET_DIGEST_LENGTH],
+        }
+        return [
+            Metric(
+                name,
+                number,
+                self._stamp,
+                0,
+                model_id=model,
+                **(data if model and is_of_evaluation(name) else {}),
+            )
+            for name, number in metrics.items()
+        ]
+
+    def _curve(self, curve: Mapping[int, float], model: str | None) -> list["Metric"]:
+        from mlflow.entities import Metric  # noqa: PLC0415
+
+        return [
+            Metric(CURVE, p99_ms, self._stamp, rate, model_id=model)
+            for rate, p99_ms in curve.items()
+        ]
+
+    @property
+    def _stamp(self) -> int:
+        return int(self.scorecard.created_at.timestamp() * 1000)
+
     def _batch(
         self,
         run: str,
-        metrics: Mapping[str, float],
+        metrics: list["Metric"],
         *,
         tags: Mapping[str, str],
-        params: Mapping[str, str] = _NO_PARAMS,
-        model: str | None = None,
+        params: Mapping[str, str],
     ) -> None:
-        from mlflow.entities import Metric, Param, RunTag  # noqa: PLC0415
+        from mlflow.entities import Param, RunTag  # noqa: PLC0415
 
-        stamp = int(self.scorecard.created_at.timestamp() * 1000)
         self.client.log_batch(
             run,
-            metrics=[Metric(name, n, stamp, 0, model_id=model) for name, n in metrics.items()],
+            metrics=metrics,
             params=[Param(name, value) for name, value in params.items()],
             tags=[RunTag(name, value) for name, value in tags.items()],
         )
@@ -193,6 +301,7 @@ def _candidate_files(
         "evidence/expectations.json": artifacts.expectations_json.encode(),
         "serving/config.pbtxt": artifacts.config_pbtxt.encode(),
         "engine/manifest.json": _json(artifacts.engine),
+        **evidence_tables(scorecard, candidate),
     }
     files |= {f"engine/{name}": content for name, content in _texts_beside(artifacts)}
     return files | {f"plots/{name}.svg": svg for name, svg in artifacts.plots.items()}

@@ -14,6 +14,7 @@ from enginegate.repository.history.broken_promises import ShownState
 from enginegate.sources.mlflow_server import check_answers
 from enginegate.tracking.connection import Connection
 from enginegate.tracking.live_checks import log_check, watch_run
+from enginegate.tracking.page_filing import PageMaker
 from enginegate.tracking.scorecard_logger import CandidateArtifacts, ScorecardLogger
 from enginegate.tracking.ui_links import ComparisonLink, comparison_of
 from enginegate.watch.log import WatchCheck
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _LISTED = 20
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
+_NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Tracker:
         *,
         report: str = "",
         files: Mapping[str, bytes] = _NO_FILES,
+        params: Mapping[str, str] = _NO_PARAMS,
+        make_page: PageMaker | None = None,
     ) -> str:
         """File a scorecard and what belongs to it; returns the parent run's id.
 
@@ -99,12 +103,17 @@ class Tracker:
             artifacts: files of each candidate; one without an entry has none.
             report: Markdown shown as the run's description and kept as ``report.md``.
             files: further files of the run, by their path in it.
+            params: further parameters of the run, such as the policy's SLO, beside the limits.
+            make_page: draws the decision page, which is filed at the run's root; None: there is
+                none.
 
         Raises:
             TrackingError: MLflow refused part-way; the runs still open are marked FAILED.
             TamperedError: an engine's bytes are not what its manifest says.
         """
-        logger = ScorecardLogger(self.connection, scorecard, artifacts, report, files)
+        logger = ScorecardLogger(
+            self.connection, scorecard, artifacts, report, files, params, make_page
+        )
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return logger.record()
 

@@ -2,12 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from enginegate.atomic_io import file_lock, write_file
-from enginegate.errors import TrackingError
+from enginegate.errors import InputError, TrackingError
 from enginegate.repository import (
     AuditLog,
     AuditRecord,
@@ -42,17 +43,17 @@ class Site:
         deed = {"model": "digits", "release": version, "who": "ada", "why": "margins are wide"}
         record_act(self.root, AuditRecord(event=event, origin=origin, **deed | fields))
 
-    def commit(self, version, uri):
+    def commit(self, version, uri, previous_version=None):
         """What is on disk when a release is live, before the audit log has it."""
         layout = Layout(self.root, "digits")
-        made = release(version=version, model_uri=uri, previous_version=None)
+        made = release(version=version, model_uri=uri, previous_version=previous_version)
         write_file(layout.release_file(version), made.pretty_json())
         current = Current(version=version, known=(version,), changed_at=WHEN)
         write_file(layout.current_file, current.pretty_json())
         return made
 
-    def go_live(self, version, uri, event="published", **fields):
-        made = self.commit(version, uri)
+    def go_live(self, version, uri, event="published", *, previous_version=None, **fields):
+        made = self.commit(version, uri, previous_version)
         self.act(event, version, **fields)
         return made
 
@@ -179,13 +180,16 @@ def test_old_log_does_not_flood_new_workspace(site, registered, monkeypatch):
     version = registered("old")
     site.go_live(1, f"models:/old/{version}")
     asked = []
-    monkeypatch.setattr(
-        "enginegate.tracking.delivery.scorecard_of", lambda _, digest: asked.append(digest)
-    )
+
+    def unknown(_, digest):
+        asked.append(digest)
+        raise InputError("nobody has it")
+
+    monkeypatch.setattr("enginegate.tracking.delivery.scorecard_of", unknown)
     monkeypatch.setattr("enginegate.tracking.delivery._FIRST_CONTACT", timedelta(0))
 
     assert len(site.deliver()) == 1
-    assert asked == []
+    assert not {"1" * 64, "2" * 64} & set(asked)
 
 
 def test_alias_moved_by_hand_returns_to_what_is_live(site, registered):
@@ -431,3 +435,103 @@ def test_run_shows_the_decision(site):
     assert (tags["decision"], tags["decision.by"]) == ("approve", "ada")
     assert tags["decision.why"] == decision(card).reason
     assert tags["decision.origin"] == "ada@host, command"
+
+
+def described(site, name, version):
+    found = site.tracker.client.get_model_version(name, str(version))
+    return found.description, found.tags["enginegate.state"]
+
+
+def test_versions_say_where_they_stand(site, registered):
+    """Live, and the one before, which the alias of a rollback's target stands for."""
+    first, second = registered("stands"), registered("stands")
+    site.go_live(1, f"models:/stands/{first}")
+    site.go_live(2, f"models:/stands/{second}", previous_version=1)
+    site.deliver()
+
+    text, state = described(site, "stands", second)
+    assert text.startswith("LIVE r2 onnxruntime-int8\n")
+    assert state == "live, release 2"
+    text, state = described(site, "stands", first)
+    assert text.startswith("PREVIOUS r1 onnxruntime-int8\n")
+    assert state == "previous, release 1"
+    assert site.tracker.alias("stands", "previous") == first
+
+
+def test_rolled_back_version_says_so(site, registered):
+    """By whom and why; nothing is left that a rollback would return to."""
+    first, second = registered("undone"), registered("undone")
+    site.go_live(1, f"models:/undone/{first}")
+    site.go_live(2, f"models:/undone/{second}", previous_version=1)
+    site.deliver()
+    site.go_live(1, f"models:/undone/{first}", "rolled back", why="p99 rose")
+    site.deliver()
+
+    text, state = described(site, "undone", second)
+    assert text.startswith("ROLLED BACK r2 onnxruntime-int8\n")
+    assert "by ada: p99 rose." in text
+    assert state == "rolled back, release 2"
+    assert described(site, "undone", first)[0].startswith("LIVE r1")
+    assert site.tracker.alias("undone", "previous") is None
+    assert site.champion("undone") == first
+
+
+def test_broken_promise_is_in_the_live_versions_state(site, registered):
+    """Until a person acknowledges it."""
+    version = registered("broke")
+    site.go_live(1, f"models:/broke/{version}")
+    site.act("promise broken", 1, check=3, why="p99 31 ms")
+    site.deliver()
+    broken, _ = described(site, "broke", version)
+    site.act("acknowledged", 1, check=3)
+    site.deliver()
+
+    assert broken.startswith("LIVE, PROMISE BROKEN r1")
+    assert "p99 31 ms" in broken
+    assert described(site, "broke", version)[0].startswith("LIVE r1")
+
+
+def test_page_is_filed_anew_when_something_happened(site):
+    """Once for each change: a delivery of nothing draws the same page and writes none."""
+    drawn = []
+
+    def draw(filed, events, _, links):
+        drawn.append(filed.digest)
+        return f"{[event.event for event in events]} {sorted(links)}"
+
+    card = scorecard(model="digits", reason="its page is filed anew")
+    run = site.tracker.record(card, {}, make_page=draw)
+    card = card.model_copy(update={"mlflow_run": run})
+    site.workspace.save_scorecard(card)
+    record_decision(site.root, decision(card), "digits")
+    for _ in range(2):
+        deliver(site.workspace, site.root, make_page=draw)
+
+    path = site.tracker.client.download_artifacts(run, "decision.html")
+    assert Path(path).read_text().startswith("['approved'] ['Candidates compared in MLflow'")
+    assert set(drawn) == {card.digest}
+    assert try_deliver(site.workspace, site.root, draw) == ""
+
+
+def test_page_that_cannot_be_filed_undoes_no_promotion(site, registered, monkeypatch):
+    """The alias stands for what is live; the page follows with the next delivery."""
+    version = registered("pageless")
+    card = scorecard(model="digits", reason="its page is refused")
+    run = site.tracker.record(card, {})
+    card = card.model_copy(update={"mlflow_run": run})
+    site.workspace.save_scorecard(card)
+    site.commit(1, f"models:/pageless/{version}")
+    site.act("published", 1, scorecard=card.digest)
+    with monkeypatch.context() as patch:
+
+        def refuse(*_):
+            raise TrackingError("no room for pages")
+
+        patch.setattr("enginegate.tracking.delivery.file_page", refuse)
+        assert len(deliver(site.workspace, site.root, make_page=lambda *_: "page")) == 1
+    assert site.champion("pageless") == version
+
+    deliver(site.workspace, site.root, make_page=lambda *_: "page")
+
+    path = site.tracker.client.download_artifacts(run, "decision.html")
+    assert Path(path).read_text() == "page"

@@ -47,9 +47,9 @@ def test_two_first_versions_of_one_name_are_both_registered(registered, monkeypa
 
 def test_unknown_model_lists_the_models(tracker, registered):
     """Whoever mistypes a name sees the right one."""
-    registered("seen")
+    registered("a model that is seen")
 
-    with pytest.raises(ModelError, match=r"It holds: .*seen"):
+    with pytest.raises(ModelError, match=r"It holds: .*a model that is seen"):
         tracker.resolve("models:/sen/1")
 
 

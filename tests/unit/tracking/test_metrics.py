@@ -1,115 +1,114 @@
 """What a candidate's evidence becomes in MLflow."""
 
-import re
+from types import SimpleNamespace
 
-import pytest
-
-from enginegate.evidence import Finding, Outcome, Pattern
-from enginegate.measurement import Percentile
+from enginegate.candidate import FileDigest
+from enginegate.evidence import Finding, Outcome
 from enginegate.tracking.metrics import (
-    candidate_note,
+    CURVE,
+    MOST_METRICS,
+    latency_curve,
+    limits_of,
     metrics_of,
     params_of,
     shared_tags,
     winner_metrics,
 )
-from tests.fakes.evidence import FP32, INT8, engine_speed, scorecard, sha, verdict
+from tests.fakes.evidence import INT8, engine_speed, scorecard, sha, verdict
 from tests.fakes.qualification import WAITING, plan, qualification
 
 CARD = qualification()
 
 
 def test_metrics_of_a_measured_candidate():
-    """Each number has a section, a unit that survives two decimals, and its interval."""
+    """Each number has a section and a unit that survives two decimals; a change is signed."""
     metrics = metrics_of(CARD, INT8, None)
 
     assert metrics == {
-        "acc/evaluation_accuracy_fp32_high_pct": 98.7,
-        "acc/evaluation_accuracy_fp32_low_pct": 96.8,
-        "acc/evaluation_accuracy_fp32_pct": 97.9,
-        "acc/evaluation_accuracy_loss_high_pct": 0.717628,
-        "acc/evaluation_accuracy_loss_low_pct": -0.182372,
-        "acc/evaluation_accuracy_loss_pct": 0.217628,
-        "acc/evaluation_max_abs_error_millionths": 700.0,
-        "acc/shadow_top1_agreement_high_pct": 100.0,
-        "acc/shadow_top1_agreement_low_pct": 99.26,
-        "acc/shadow_top1_agreement_pct": 100.0,
-        "gate/blocking_findings": 0.0,
-        "gate/findings": 8.0,
+        "acc/change_pp": -0.217628,
+        "acc/change_low_pp": -0.717628,
+        "acc/worst_slice_change_pp": -2.247191,
+        "acc/fp32_pct": 97.9,
         "gate/outcome_0_is_passed": 0.0,
-        "perf/mean_batch_size": 2.5,
-        "perf/mean_compute_infer_ms": 1.25,
-        "perf/mean_compute_input_ms": 0.1,
-        "perf/mean_compute_output_ms": 0.1,
-        "perf/mean_queue_ms": 0.5,
+        "gate/rank": 1.0,
         "perf/p50_ms": 2.083333,
-        "perf/p99_high_ms": 7.5,
-        "perf/p99_low_ms": 5.625,
         "perf/p99_ms": 6.25,
         "perf/throughput_at_slo_per_s": 400.0,
-        "slice_evaluation/slice_accuracy_fp32_digit_8_pct": 92.1,
-        "slice_evaluation/slice_accuracy_fp32_stroke_thin_pct": 98.3,
-        "slice_evaluation/slice_accuracy_loss_digit_8_pct": 2.247191,
-        "slice_evaluation/slice_accuracy_loss_stroke_thin_pct": 0.0,
     }
 
 
-def test_serving_metrics_carry_units():
-    """Cost, cold start, speed-up and the tail under heavier mixes, each with its unit."""
-    tail = Percentile(quantile=0.999, value_ms=14.5, low_ms=None, high_ms=None, samples=3000)
-    pattern = Pattern(name="large together", rate_per_s=400, percentiles=(tail,), failed_share=0)
-    known = CARD.benchmark(INT8).model_copy(
-        update={
-            "rejected_rate_per_s": 430.0,
-            "cold_start_s": 1.25,
-            "cost_per_million": 0.14,
-            "patterns": (pattern,),
-            "findings": (
-                Finding(
-                    gate="speedup",
-                    scope="benchmark",
-                    outcome=Outcome.PASSED,
-                    reason="",
-                    value=1.5,
-                ),
-            ),
-        }
+def test_sections_sort_by_importance():
+    """MLflow sorts sections by name: right, passed, fast, large; and there are few metrics."""
+    whole = fully_measured()
+
+    names = sorted(metrics_of(whole, INT8, engine()))
+
+    assert list(dict.fromkeys(name.split("/")[0] for name in names)) == [
+        "acc",
+        "gate",
+        "perf",
+        "size",
+    ]
+    assert len(names) + len({CURVE}) == MOST_METRICS
+
+
+def fully_measured():
+    """The qualification with everything about INT8 that can be a metric."""
+    known = {"cold_start_s": 1.25, "cost_per_million": 0.14}
+    measured = CARD.benchmark(INT8).model_copy(update=known)
+    speed = engine_speed(largest_batch_mib=512.0)
+    return CARD.model_copy(update={"benchmarks": (measured,), "engine_speeds": (speed,)})
+
+
+def engine():
+    return SimpleNamespace(file=FileDigest(sha256=sha("e"), size_bytes=2048))
+
+
+def test_emulated_numbers_are_no_metrics():
+    """Emulated accuracy would be drawn beside what was measured, and decides nothing."""
+    emulated = Finding(
+        gate="accuracy_loss",
+        scope="emulated",
+        outcome=Outcome.PASSED,
+        reason="",
+        value=0.2,
+        unit="fraction",
+        advisory=True,
     )
-    before = metrics_of(CARD, INT8, None)
+    card = scorecard(verdicts=(verdict(emulated),), benchmarks=())
 
-    after = metrics_of(CARD.model_copy(update={"benchmarks": (known,)}), INT8, None)
+    assert set(metrics_of(card, INT8, None)) == {"gate/outcome_0_is_passed", "gate/rank"}
 
-    assert {name: n for name, n in after.items() if before.get(name) != n} == {
-        "perf/rejected_per_s": 430.0,
-        "perf/cold_start_s": 1.25,
-        "perf/cost_per_million": 0.14,
-        "perf/speedup": 1.5,
-        "perf/p999_large_together_ms": 14.5,
-    }
+
+def test_change_of_another_metric_is_in_its_own_unit():
+    """A regression's error is no percentage; a larger error is a loss, so a negative change."""
+    loss = Finding(
+        gate="rmse_loss", scope="evaluation", outcome=Outcome.PASSED, reason="", value=0.5, low=0.1
+    )
+
+    found = metrics_of(scorecard(verdicts=(verdict(loss),)), INT8, None)
+
+    assert found["acc/change"] == -0.5
+    assert "acc/change_pp" not in found
+
+
+def test_cost_and_cold_start_are_metrics():
+    """Where the policy has a price, and where the start was measured."""
+    found = metrics_of(fully_measured(), INT8, None)
+
+    assert (found["perf/cold_start_s"], found["perf/cost_per_million"]) == (1.25, 0.14)
 
 
 def test_candidate_that_never_ran_has_only_gate_metrics():
     """What was not measured is absent in MLflow, not zero."""
-    metrics = metrics_of(CARD, plan("fp16"), None)
-
-    assert set(metrics) == {
-        "gate/outcome_0_is_passed",
-        "gate/findings",
-        "gate/blocking_findings",
-    }
+    assert set(metrics_of(CARD, plan("fp16"), None)) == {"gate/outcome_0_is_passed", "gate/rank"}
 
 
-@pytest.mark.parametrize("scope", ["evaluation/city=Zürich (CH) 50%", "shadow/a/b=c@d", "a b"])
-def test_names_are_legal(scope):
-    """Whatever a slice is called, MLflow takes the metric's name."""
-    finding = Finding(
-        gate="g%", scope=scope, outcome=Outcome.PASSED, reason="", value=1.0, unit="€"
-    )
-    card = scorecard(verdicts=(verdict(finding),))
-
-    names = metrics_of(card, INT8, None)
-
-    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+/[A-Za-z0-9_.-]+", name) for name in names)
+def test_latency_curve_is_p99_by_offered_load():
+    """Of the chosen configuration; a measurement that is invalid is no point of it."""
+    assert latency_curve(CARD.benchmark(INT8)) == {100: 1.5625, 200: 3.125, 400: 6.25}
+    assert latency_curve(CARD.benchmark(plan("bf16"))) == {100: 31.0}
+    assert latency_curve(None) == {}
 
 
 def test_params_are_what_was_chosen():
@@ -134,8 +133,7 @@ def test_parent_carries_the_winners_metrics():
     without = winner_metrics(qualification(winner=None), None)
     assert "perf/p99_ms" not in without
     # What FP32 itself scores often says why there is none.
-    assert without["acc/evaluation_accuracy_fp32_pct"] == 97.9
-    assert without["slice_evaluation/slice_accuracy_fp32_digit_8_pct"] == 92.1
+    assert without["acc/fp32_pct"] == 97.9
 
 
 def test_tags_hold_whole_digests():
@@ -147,15 +145,13 @@ def test_tags_hold_whole_digests():
     assert "data.shadow_sha256" not in tags
 
 
-def test_note_says_what_is_in_the_way():
-    """A child run's description opens with the outcome and lists what blocks it."""
-    note = candidate_note(CARD, plan("int8"))
+def test_limits_are_parameters():
+    """Each gate's limit, with all of them where precisions differ; no advisory ones."""
+    limits = limits_of(CARD)
 
-    assert note.startswith("**failed**\n\n- failed: accuracy_loss on evaluation: accuracy loss")
-    assert note.endswith("- not benchmarked")
-    assert candidate_note(CARD, FP32) == "**passed**\n"
-    skipped = CARD.model_copy(update={"unmeasured": {plan("int8").name: "verdict failed"}})
-    assert candidate_note(skipped, plan("int8")).endswith("- not benchmarked: verdict failed")
+    assert limits["limit.accuracy_loss"] == "<= 0.01"
+    assert limits["limit.top1_agreement"] == ">= 0.97"
+    assert "limit.accuracy_fp32" not in limits
 
 
 def test_stage_metrics_come_from_the_load_of_the_result():
@@ -166,14 +162,12 @@ def test_stage_metrics_come_from_the_load_of_the_result():
     assert CARD.benchmark(plan("bf16")).at_slo is None
 
 
-def test_engine_alone_is_a_metric_for_each_batch_size_and_as_the_share_served():
-    """A candidate that was not measured alone has none of them."""
+def test_engine_alone_is_the_share_that_is_served():
+    """A candidate that was not measured alone has neither that nor its memory."""
     card = scorecard(engine_speeds=(engine_speed(largest_batch_mib=512.0),))
 
     found = metrics_of(card, INT8, None)
 
-    assert found["perf/engine_alone_batch_8_samples_per_s"] == 1000.0
-    assert found["perf/engine_alone_samples_per_s"] == 1000.0
     assert found["perf/served_share_of_engine_pct"] == 40.0
     assert found["size/engine_device_memory_mib"] == 512.0
-    assert not any("engine_alone" in name for name in metrics_of(scorecard(), INT8, None))
+    assert "perf/served_share_of_engine_pct" not in metrics_of(scorecard(), INT8, None)

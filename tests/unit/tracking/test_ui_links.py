@@ -7,25 +7,43 @@ import pytest
 
 from enginegate.tracking import Tracker
 from enginegate.tracking.connection import Connection
-from enginegate.tracking.ui_links import comparison_of
+from enginegate.tracking.ui_links import comparison_of, usual_port
 
 
 def test_database_needs_a_ui():
-    """For a database the links come with the command that starts the UI on it."""
-    links = comparison_of(Connection("sqlite:////data/my mlflow.db", Path("a")), "7", "p", ("x",))
+    """For a database the links come with the command that starts the UI where they lead."""
+    database = "sqlite:////data/my mlflow.db"
+    links = comparison_of(Connection(database, Path("a")), "7", "0123456789abcdef", ("x",))
+    base = f"http://127.0.0.1:{usual_port(database)}/#"
 
-    assert unquote(links.runs_url) == (
-        "http://127.0.0.1:5000/#/experiments/7/runs?workflowType=machine_learning"
-        "&searchFilter=tags.\"mlflow.parentRunId\" = 'p'"
-        "&orderByKey=metrics.`perf/p99_ms`&orderByAsc=true&compareRunsMode=CHART"
+    assert links.runs_url == (
+        f"{base}/experiments/7/runs?workflowType=machine_learning"
+        "&viewStateShareKey=enginegate-0123456789ab"
     )
+    assert links.charts_url == f"{links.runs_url}&compareRunsMode=CHART"
+    assert links.page_url == (
+        f"{base}/experiments/7/runs/0123456789abcdef/artifacts/decision.html"
+        "?workflowType=machine_learning"
+    )
+    assert links.start_command == "enginegate ui"
+
+
+def test_compare_page_names_its_runs_first():
+    """MLflow's page breaks where another key of the query comes before them."""
+    links = comparison_of(Connection("http://mlflow.local", Path("a")), "7", "p", ("x",))
+
     assert unquote(links.compare_url) == (
-        'http://127.0.0.1:5000/#/compare-runs?runs=["x"]'
+        'http://mlflow.local/#/compare-runs?runs=["x"]'
         '&workflowType=machine_learning&experiments=["7"]'
     )
-    assert links.start_command.endswith(
-        "mlflow server --workers 1 --port 5000 --backend-store-uri 'sqlite:////data/my mlflow.db'"
-    )
+
+
+def test_port_is_the_databases_own():
+    """Always one and the same, so that a link which was filed leads there weeks later."""
+    ports = {usual_port(f"sqlite:////data/{name}.db") for name in ("a", "b", "c")}
+
+    assert len(ports) == 3
+    assert all(20_000 <= port < 30_000 for port in ports)
 
 
 def test_server_is_its_own_ui():
@@ -33,6 +51,7 @@ def test_server_is_its_own_ui():
     links = comparison_of(Connection("http://mlflow.local:80/", Path("a")), "7", "p", ())
 
     assert links.runs_url.startswith("http://mlflow.local:80/#/experiments/7/runs?")
+    assert links.page_url.startswith("http://mlflow.local:80/#/experiments/7/runs/p/artifacts/")
     assert links.start_command == ""
 
 

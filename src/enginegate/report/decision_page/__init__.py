@@ -10,7 +10,12 @@ from enginegate.report.decision_page.history import (
     history_of,
     page_history,
 )
-from enginegate.report.decision_page.page import PageLink, decision_page, evidence_part
+from enginegate.report.decision_page.page import (
+    PageLink,
+    decision_page,
+    evidence_part,
+    page_of_log,
+)
 
 __all__ = [
     "PageHistory",
@@ -20,4 +25,5 @@ __all__ = [
     "evidence_part",
     "history_of",
     "page_history",
+    "page_of_log",
 ]

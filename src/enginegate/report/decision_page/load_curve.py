@@ -20,8 +20,9 @@ from enginegate.report.content import MISSING, one_line, percentile_text
 from enginegate.report.decision_page.forest import forest_section, slo_p99_ms
 from enginegate.serving import ServingConfig
 
-# Lines of the table under the curve: a search makes 20 to 60 measurements of one candidate.
-_MOST_LINES = 60
+# Lines of the table under the curve: a search makes 20 to 60 measurements of one candidate. Points
+# of the pictures, and rows where there is one load: few more would be told apart by eye.
+_MOST_LINES, _MOST_POINTS, _MOST_ROWS, _MOST_ROWS_OF_OTHERS = 60, 100, 24, 8
 _MEDIAN = 0.5
 
 
@@ -111,7 +112,7 @@ def curve_of(benchmark: Benchmark, slo_ms: float | None) -> LoadCurve:
         chosen = (benchmark.offered_at_slo_per_s, _interval(p99))
     return LoadCurve(
         name=benchmark.candidate.name,
-        points=tuple(_point(m, config) for m in benchmark.measurements),
+        points=tuple(_point(m, config) for m in _chosen_first(benchmark)[:_MOST_POINTS]),
         chosen=chosen,
         slo_ms=slo_ms,
         ceiling_per_s=_ceiling(benchmark),
@@ -131,12 +132,18 @@ def shown_config(benchmark: Benchmark) -> ServingConfig | None:
     return best[2] if best else None
 
 
-def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
-    curve, config = curve_of(benchmark, slo_ms), shown_config(benchmark)
-    order = sorted(
+def _chosen_first(benchmark: Benchmark) -> list[Measurement]:
+    """Valid measurements of the chosen configuration, then of others, then invalid ones."""
+    config = shown_config(benchmark)
+    return sorted(
         benchmark.measurements,
         key=lambda m: (bool(m.invalid), m.config != config, str(m.config), m.rate_per_s),
     )
+
+
+def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
+    curve, config = curve_of(benchmark, slo_ms), shown_config(benchmark)
+    order = _chosen_first(benchmark)
     return CandidateCurve(
         candidate=benchmark.candidate.name,
         configuration=str(config) if config else MISSING,
@@ -144,13 +151,13 @@ def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
         keys=_keys(benchmark, curve),
         lines=tuple(_line(m, config) for m in order[:_MOST_LINES]),
         hidden=max(0, len(order) - _MOST_LINES),
-        strip=_strip(benchmark, order[:_MOST_LINES], curve),
+        strip=_strip(benchmark, order[:_MOST_ROWS], curve),
     )
 
 
 def _strip(benchmark: Benchmark, order: Sequence[Measurement], curve: LoadCurve) -> Strip | None:
     """None: several loads were offered, so that there is a curve."""
-    loads = {m.rate_per_s for m in order}
+    loads = {m.rate_per_s for m in benchmark.measurements}
     if len(loads) > 1:
         return None
     known = [_interval(p) for m in order if not m.invalid and (p := m.p99)]
@@ -214,7 +221,7 @@ def _small(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
         keys=(),
         lines=(),
         hidden=0,
-        strip=_strip(benchmark, benchmark.measurements[:_MOST_LINES], curve),
+        strip=_strip(benchmark, _chosen_first(benchmark)[:_MOST_ROWS_OF_OTHERS], curve),
     )
 
 

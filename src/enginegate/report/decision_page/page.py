@@ -5,7 +5,7 @@ alone, so those bytes are the same whenever the page is made again; what happens
 later changes the strip before them and the timeline after them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from enginegate.evidence import Scorecard
@@ -14,12 +14,14 @@ from enginegate.report.decision_page.checks import checks_section
 from enginegate.report.decision_page.comparison import comparison_section
 from enginegate.report.decision_page.configuration import configuration_section
 from enginegate.report.decision_page.forest import forest_section
-from enginegate.report.decision_page.history import NO_HISTORY, PageHistory
+from enginegate.report.decision_page.history import NO_HISTORY, PageHistory, page_history
 from enginegate.report.decision_page.load_curve import load_curve_section
 from enginegate.report.decision_page.slices import slices_section
 from enginegate.report.decision_page.time_spent import time_spent_section
 from enginegate.report.decision_page.verdict_band import footer, verdict_band
 from enginegate.report.templates import page_template
+from enginegate.repository.history.audit import Event
+from enginegate.watch.log import WatchCheck
 
 _BEGINS, _ENDS = "<!-- evidence begins -->", "<!-- evidence ends -->"
 
@@ -69,6 +71,24 @@ def decision_page(
         begins=_BEGINS,
         ends=_ENDS,
     )
+
+
+def page_of_log(
+    scorecard: Scorecard,
+    events: Sequence[Event],
+    checks: Sequence[WatchCheck],
+    links: Mapping[str, str],
+) -> str:
+    """The page as it is filed: with what the audit log and the watch know by now.
+
+    Args:
+        scorecard: as it is filed.
+        events: of the audit log, oldest first.
+        checks: of the releases that were published of it.
+        links: words -> absolute address.
+    """
+    history = page_history(scorecard, events, checks)
+    return decision_page(scorecard, history, [PageLink(*link) for link in links.items()])
 
 
 def evidence_part(page: str) -> str:
