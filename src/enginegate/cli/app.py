@@ -53,6 +53,7 @@ from enginegate.cli.terminal import (
     out,
     terminable,
 )
+from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, InputError
@@ -262,6 +263,26 @@ def report_command(
     with printing(as_json=as_json) as printed:
         write_report(scorecard, policy, file, workspace, printed.console)
         printed.document(PageDocument(scorecard=scorecard.digest, file=str(file.absolute())))
+
+
+@app.command("ui")
+def ui_command(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[SCORECARD]", help="digest, or its beginning; default: the newest"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="on 127.0.0.1; default: the one that filed links lead to, if it is free"),
+    ] = None,
+) -> None:
+    """Open MLflow's pages of the comparison: the winner first, charts, the decision page.
+
+    Where MLFLOW_TRACKING_URI is a server its links are printed. Else MLflow's UI is started on the
+    workspace's database, on 127.0.0.1 only, until Ctrl-C.
+    """
+    workspace = Workspace.here()
+    show_ui(workspace, workspace.scorecard(run) if run else None, port, out)
 
 
 @app.command("approve")

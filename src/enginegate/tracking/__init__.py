@@ -8,6 +8,7 @@ from enginegate.tracking.delivery import (
     state_tag,
     try_deliver,
 )
+from enginegate.tracking.local_ui import local_ui
 from enginegate.tracking.page_filing import PageMaker
 from enginegate.tracking.scorecard_logger import CandidateArtifacts
 from enginegate.tracking.tracker import Tracker
@@ -22,6 +23,7 @@ __all__ = [
     "check_authentic",
     "deliver",
     "engine_of",
+    "local_ui",
     "scorecard_of",
     "state_tag",
     "try_deliver",
