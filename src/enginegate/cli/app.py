@@ -15,6 +15,7 @@ Exit codes:
 
 import getpass
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,6 +64,7 @@ from enginegate.policy.operating import PromotionTarget
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout
+from enginegate.tracking import START_COMMAND
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
@@ -210,6 +212,7 @@ def qualify_command(
         commands += [f"enginegate promote {policy} {short}"]
         if scorecard.winner is None:
             commands = []
+        out.print(f"Compare: {_ui_of(scorecard, policy)}", markup=False, soft_wrap=True)
         for word, command in zip(("Next:", "then:"), commands, strict=False):
             out.print(f"{word} {command}", markup=False, soft_wrap=True)
         output.document(scorecard_document(scorecard, commands=commands))
@@ -275,13 +278,14 @@ def ui_command(
         int | None,
         typer.Option(help="on 127.0.0.1; default: the one that filed links lead to, if it is free"),
     ] = None,
+    policy: RulesFile = None,
 ) -> None:
     """Open MLflow's pages of the comparison: the winner first, charts, the decision page.
 
     Where MLFLOW_TRACKING_URI is a server its links are printed. Else MLflow's UI is started on the
     workspace's database, on 127.0.0.1 only, until Ctrl-C.
     """
-    workspace = Workspace.here()
+    workspace = _workspace(policy)
     show_ui(workspace, workspace.scorecard(run) if run else None, port, out)
 
 
@@ -506,6 +510,13 @@ def demo_command(
 def _workspace(policy: Path | None) -> Workspace:
     """The workspace of the policy that was named, else of the current folder."""
     return Workspace.of(read_policy(policy)) if policy is not None else Workspace.here()
+
+
+def _ui_of(scorecard: Scorecard, policy: Path) -> str:
+    """The command that shows it in MLflow; the policy is named where its workspace is elsewhere."""
+    command = f"{START_COMMAND} {scorecard.digest[:12]}"
+    there = _workspace(policy).root == Workspace.here().root
+    return command if there else f"{command} --policy {shlex.quote(str(policy))}"
 
 
 def _why_not(scorecard: Scorecard) -> ExitCode:

@@ -12,10 +12,11 @@ from enginegate.tracking.local_ui import local_ui
 from enginegate.tracking.page_filing import PageMaker
 from enginegate.tracking.scorecard_logger import CandidateArtifacts
 from enginegate.tracking.tracker import Tracker
-from enginegate.tracking.ui_links import ComparisonLink
+from enginegate.tracking.ui_links import START_COMMAND, ComparisonLink
 
 __all__ = [
     "PROMOTION_TIMEOUT_S",
+    "START_COMMAND",
     "CandidateArtifacts",
     "ComparisonLink",
     "PageMaker",
