@@ -37,6 +37,7 @@ from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
+from enginegate.report.progress import StageProgress, tell, told_as
 from enginegate.repository import Layout
 from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.search.trial_runner import SearchProgress
@@ -59,7 +60,17 @@ _WORDS = {
 }
 
 
+def _benchmark_end(found: Benchmark | None) -> tuple[str, str]:
+    if found is None:
+        return "skipped", "not here"
+    if found.chosen is None:
+        return found.outcome.word, found.outcome.word
+    p99 = f", p99 {short_number(found.p99_at_slo.value_ms)} ms" if found.p99_at_slo else ""
+    return found.outcome.word, f"{found.throughput_text}/s{p99}"
+
+
 @task(task_run_name=of_candidate("benchmark"), cache_policy=NO_CACHE)
+@told_as("benchmark", _benchmark_end)
 def benchmark_engine(
     attempt: ContentFolder[Engine] | Unbuilt,
     tables: BenchmarkTables,
@@ -133,6 +144,7 @@ def skip_hopeless(
     )
     for candidate, why in skipped.items():
         _log.info("%s: not benchmarked: %s", candidate, why)
+        tell(StageProgress(candidate.name, "benchmark", "skipped", "cannot win"))
     return skipped
 
 
@@ -179,6 +191,9 @@ def _measure(
         words = progress_words(at)
         _log.info("%s: %s", engine.candidate, words)
         progress.update(_share_done(at), words)
+        short = f"p99 {short_number(at.measurement.p99.value_ms)} ms" if at.measurement.p99 else ""
+        name = engine.candidate.name
+        tell(StageProgress(name, "benchmark", "running", short, _share_done(at)))
 
     try:
         target = BenchmarkTarget.of(model, engine, session.tables.serving.uncached)

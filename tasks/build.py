@@ -16,6 +16,7 @@ from enginegate.policy.building import EngineTables
 from enginegate.policy.hooks import importable_from
 from enginegate.policy.model_source import ModelSource
 from enginegate.preflight import check_policy
+from enginegate.report.progress import told_as
 from enginegate.sources import onnx_from_source
 from enginegate.tracking import Tracker
 from enginegate.triton.install import find_triton
@@ -23,6 +24,12 @@ from enginegate.workspace import Workspace
 from tasks.run_page import of_version
 
 _log = logging.getLogger("enginegate.build")
+
+
+def _build_end(made: ContentFolder[Engine] | Unbuilt) -> tuple[str, str]:
+    if isinstance(made, Unbuilt):
+        return ("skipped", "not here") if made.undecidable else ("failed", "not built")
+    return "done", "stored" if made.reused else f"{made.value.build_s:.1f} s"
 
 
 @task(task_run_name="check", cache_policy=NO_CACHE)
@@ -57,6 +64,7 @@ def resolve_version(model: ModelSource, workspace: Workspace) -> str:
 
 
 @task(task_run_name=of_version("export"), cache_policy=NO_CACHE)
+@told_as("model to ONNX")
 def export(model: ModelSource, evaluation: Path, workspace: Workspace) -> ContentFolder[OnnxModel]:
     """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
     _log.info("%s: to ONNX", model.uri)
@@ -72,6 +80,7 @@ def export(model: ModelSource, evaluation: Path, workspace: Workspace) -> Conten
 
 
 @task(task_run_name="build-{candidate}", cache_policy=NO_CACHE)
+@told_as("build", _build_end)
 def build(
     candidate: Candidate,
     tables: EngineTables,

@@ -17,6 +17,7 @@ from enginegate.messages import per_second
 from enginegate.policy.benchmarking import Benchmarked, Search
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import TrafficTables
+from enginegate.report.progress import told_as
 from enginegate.shadow.request_mix import request_mix
 from enginegate.workspace import Workspace
 from tasks.run_page import of_candidate
@@ -24,7 +25,13 @@ from tasks.run_page import of_candidate
 _log = logging.getLogger("enginegate.engine_speed")
 
 
+def _speed_end(found: EngineSpeed | None) -> tuple[str, str]:
+    best = found.best if found else None
+    return ("done", per_second(best.samples_per_s)) if best else ("skipped", "not here")
+
+
 @task(task_run_name=of_candidate("engine-alone"), cache_policy=NO_CACHE)
+@told_as("alone", _speed_end)
 def measure_alone(
     attempt: ContentFolder[Engine] | Unbuilt,
     benchmarked: Benchmarked,
@@ -65,6 +72,7 @@ def measure_alone(
 
 
 @task(task_run_name="eager-alone", cache_policy=NO_CACHE)
+@told_as("PyTorch itself")
 def measure_eager(
     source: ContentFolder[OnnxModel],
     tables: EngineTables,

@@ -43,6 +43,7 @@ from enginegate.report import (
     serving_page,
     serving_report,
 )
+from enginegate.report.progress import told_as
 from enginegate.repository import Layout, ReleaseSigning
 from enginegate.tracking import CandidateArtifacts, Tracker
 from enginegate.workspace import Workspace, now, remembered
@@ -137,6 +138,7 @@ def make_scorecard(
 
 
 @task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
+@told_as("scorecard")
 def file_scorecard(
     card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
 ) -> Scorecard:

@@ -21,6 +21,7 @@ from enginegate.messages import counted
 from enginegate.policy.building import EngineTables
 from enginegate.policy.recording import Shadow, TrafficTables
 from enginegate.records import Record, canonical_json, sha256_bytes
+from enginegate.report.progress import told_as
 from enginegate.serving import ServingConfig
 from enginegate.shadow import (
     RecordingTarget,
@@ -76,6 +77,7 @@ class _Notes(Record):
 
 
 @task(task_run_name="record-shadow", cache_policy=NO_CACHE)
+@told_as("live traffic")
 def record_shadow(
     traffic: TrafficTables,
     tables: EngineTables,

@@ -31,6 +31,7 @@ from enginegate.policy.building import EngineTables
 from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import judge_range, open_emulated
 from enginegate.records import Record, canonical_json, sha256_bytes
+from enginegate.report.progress import told_as
 from enginegate.workspace import Workspace, remembered
 from tasks.run_page import of_candidate
 from validation.agreement import OutputComparison, compare
@@ -105,6 +106,7 @@ class Judgement(Record):
 
 
 @task(task_run_name="reference", cache_policy=NO_CACHE)
+@told_as("FP32 reference")
 def observe(
     source: ContentFolder[OnnxModel],
     samples: EvaluationSamples,
@@ -129,6 +131,7 @@ def observe(
 
 
 @task(task_run_name=of_candidate("validate"), cache_policy=NO_CACHE)
+@told_as("judge", lambda made: (made.verdict.outcome.word, made.verdict.outcome.word))
 def validate(
     attempt: ContentFolder[Engine] | Unbuilt,
     reference: ReferenceOutputs,

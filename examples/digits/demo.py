@@ -16,9 +16,11 @@ from typing import Literal
 
 from rich.console import Console
 from rich.prompt import Prompt
+from rich.text import Text
 
 from enginegate.approval_rules import check_decision
 from enginegate.candidate import Candidate
+from enginegate.cli.output.live_table import qualification_shown
 from enginegate.data import DataSet, read_data
 from enginegate.decision import Decision, Release
 from enginegate.errors import ApprovalError, ExitCode, InputError, ServerError
@@ -28,6 +30,7 @@ from enginegate.loadgen.traffic import Traffic
 from enginegate.measuring.p99 import nearest_rank
 from enginegate.policy import Policy, read_policy
 from enginegate.report import print_approval, print_scorecard, print_table
+from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout, LiveRepository, record_decision
 from enginegate.repository.history.audit import answers_to
 from enginegate.tracking import Tracker
@@ -95,7 +98,8 @@ class _Demo:
         )
         self.registered += made.created
         self.say(f"Qualify it: ONNX, engines, verdicts, benchmarks -> scorecard (policy {POLICY})")
-        card = qualify(POLICY, made.uri)
+        with qualification_shown(self.policy.with_model(made.uri)):
+            card = qualify(POLICY, made.uri)
         self.cards.append(card)
         print_scorecard(card, self.out, self._sizes(card))
         tracker = Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
@@ -204,7 +208,8 @@ class _Demo:
 
     def say(self, what: str) -> None:
         self.step += 1
-        self.out.rule(f"[bold]{self.step}. {what}", align="left")
+        self.out.print()
+        print_hanging(self.out, Text(what, style="bold"), Text(f"{self.step}. ", style="bold"))
 
     def _bring_up(self, server: Server) -> None:
         root = self.policy.target.repository

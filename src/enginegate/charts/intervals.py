@@ -120,9 +120,9 @@ def interval_row(
     bar = element(
         "rect",
         x=percent(start),
-        y=6,
+        y="30%",
         width=percent(end - start),
-        height=8,
+        height="40%",
         class_=f"bar {fill}",
     )
     content = [*_zero(shared), bar, *_limit(shared, limit)]
@@ -188,7 +188,7 @@ def rate_row(
     end = axis.share(rate_per_s)
     content = [
         line((0, 0), (0, 1), "zero"),
-        element("rect", x=0, y=4, width=percent(end), height=12, class_=f"bar {fill}"),
+        element("rect", x=0, y="20%", width=percent(end), height="60%", class_=f"bar {fill}"),
     ]
     if is_lower_bound:
         arrow = mark("right", (end, _CENTRE), "beyond")

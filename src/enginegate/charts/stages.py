@@ -33,9 +33,9 @@ def stage_bar(stages: Sequence[StageTime], longest_ms: float, label: str) -> Svg
             element(
                 "rect",
                 x=percent(axis.share(start)),
-                y=2,
+                y="10%",
                 width=percent(axis.share(end) - axis.share(start)),
-                height=_HEIGHT - 4,
+                height="80%",
                 class_=f"stage s{stage.number}",
             )
         )

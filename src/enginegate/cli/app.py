@@ -34,6 +34,7 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.output.live_table import qualification_shown
 from enginegate.cli.output.records import (
     ModelStatus,
     PageDocument,
@@ -201,10 +202,10 @@ def qualify_command(
     """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
     rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
-        rules.with_model(model)
+        rules = rules.with_model(model)
     with printing(as_json=as_json) as output:
         flow, out = of_checkout("flows.qualify"), output.console
-        with interruptible(out):
+        with qualification_shown(rules):
             scorecard: Scorecard = flow.qualify(policy, model)
         print_scorecard(scorecard, out, _workspace(policy).engine_sizes(scorecard))
         short = scorecard.digest[:12]

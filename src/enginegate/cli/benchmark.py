@@ -14,9 +14,9 @@ from enginegate.candidate import Candidate
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.output.live_table import qualification_shown
 from enginegate.cli.output.records import BenchmarkDocument
 from enginegate.cli.policies import PolicyFile
-from enginegate.cli.terminal import interruptible
 from enginegate.errors import ExitCode, InputError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.schedule import load_pattern
@@ -201,7 +201,7 @@ def _search_here(
     rules: Policy, candidates: tuple[Candidate, ...], folder: Path, output: Printer
 ) -> ExitCode:
     flow, out = of_checkout("flows.benchmark"), output.console
-    with interruptible(out):
+    with qualification_shown(rules, candidates, stages=("build", "benchmark")):
         found = flow.benchmark_candidates(rules, candidates)
     report: ServingReport = found.report
     print_serving(report, out)

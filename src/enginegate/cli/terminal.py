@@ -48,6 +48,7 @@ def interruptible(console: Console) -> Iterator[None]:
 
     def end() -> None:
         console.print(INTERRUPTED)
+        show_cursor()
         os._exit(int(ExitCode.INTERRUPTED))
 
     def stop(_number: int, _frame: FrameType | None) -> None:
@@ -98,7 +99,14 @@ def _end_in_time(receiver: socket.socket, wanted: frozenset[int]) -> None:
         while number := receiver.recv(1):
             if number[0] in wanted:
                 time.sleep(_TERMINATE_S)
+                show_cursor()
                 os._exit(_BY_SIGNAL + number[0])
+
+
+def show_cursor() -> None:
+    """Undo what a table that was being drawn did to the terminal; for ends that unwind nothing."""
+    if err.is_terminal and not err.is_dumb_terminal:
+        err.show_cursor(True)  # noqa: FBT003 - Rich takes no keyword worth having
 
 
 def ended_by(status: object) -> str:

@@ -105,11 +105,19 @@ class FittedTable:
         for cells, style in self.rows:
             pairs = list(zip(self.columns, cells, strict=True))
             heads = [cell for column, cell in pairs if column.heads and cell.plain]
-            console.print(Text(_GAP).join(heads), style=style or "bold", soft_wrap=True)
-            for column, cell in pairs:
-                if not column.heads and cell.plain not in _EMPTY:
-                    label = Text(f"{_GAP}{column.name:<{labels}}{_GAP}", style="dim")
-                    print_hanging(console, cell, label)
+            rest = [(c, cell) for c, cell in pairs if not c.heads and cell.plain not in _EMPTY]
+            head = Text(_GAP, style=style or "bold").join(heads)
+            head.stylize_before(style or "bold")
+            if len(rest) == 1:
+                ((column, cell),) = rest
+                one_line = Text.assemble(head, _GAP, (f"{column.name} ", "dim"), cell)
+                if one_line.cell_len <= console.width:
+                    console.print(one_line)
+                    continue
+            console.print(head, soft_wrap=True)
+            for column, cell in rest:
+                label = Text(f"{_GAP}{column.name:<{labels}}{_GAP}", style="dim")
+                print_hanging(console, cell, label)
         console.print()
 
 

@@ -89,7 +89,7 @@ class CandidateChecks:
         open: whether it is shown unfolded.
         blocking: what keeps it from passing, worst first.
         warnings: what decides nothing and somebody should know.
-        lines: the rest; empty for a candidate that is not proposed.
+        lines: the rest; empty for a candidate that is not proposed where another one is.
         fine: how many those are, and which has the least headroom.
         unlimited: what was measured and has no limit, in one sentence.
     """
@@ -139,9 +139,11 @@ def checks_section(scorecard: Scorecard) -> Checks:
         key=lambda v: (v.candidate != scorecard.winner, -scorecard.outcome(v.candidate)),
     )
     proposed = scorecard.winner or (order[0].candidate if order else None)
+    missing = not_judged(scorecard, proposed) if proposed else ()
+    above = frozenset(each.reason for each in missing)
     return Checks(
-        not_judged=not_judged(scorecard, proposed) if proposed else (),
-        candidates=tuple(_of_group(scorecard, group) for group in _groups(scorecard, order)),
+        not_judged=missing,
+        candidates=tuple(_of_group(scorecard, group, above) for group in _groups(scorecard, order)),
     )
 
 
@@ -176,7 +178,10 @@ def _not_judged(finding: Finding) -> NotJudged:
     return NotJudged(what, without_line_breaks(finding.reason), finding.remedy)
 
 
-def _of_group(scorecard: Scorecard, group: Sequence[Candidate]) -> CandidateChecks:
+def _of_group(
+    scorecard: Scorecard, group: Sequence[Candidate], above: frozenset[str]
+) -> CandidateChecks:
+    """The checks of candidates that end alike; ``above``: reasons that stand above them all."""
     candidate = group[0]
     verdict, measured = scorecard.verdict(candidate), scorecard.benchmark(candidate)
     findings = [*(verdict.findings if verdict else ()), *(measured.findings if measured else ())]
@@ -192,24 +197,24 @@ def _of_group(scorecard: Scorecard, group: Sequence[Candidate]) -> CandidateChec
         for f in scorecard.speed_findings
         if f.scope == candidate.name and f.outcome is not Outcome.PASSED
     ]
-    # What was not judged of the proposed candidate stands above all checks.
-    told = {_SLICE_SIZES} if candidate == scorecard.winner else set()
-    above = sum(f.gate in told for f in warnings)
-    warnings = [f for f in warnings if f.scope.partition("/")[0] != EMULATED and f.gate not in told]
+    warnings = [f for f in warnings if f.scope.partition("/")[0] != EMULATED]
+    shown = [f for f in warnings if without_line_breaks(f.reason) not in above]
     outcome = scorecard.outcome(candidate)
     proposed = candidate == scorecard.winner
-    lines = tuple(_grouped(passed)) if proposed else ()
+    # All of every candidate would make the page too long to send; without a winner people compare.
+    whole = proposed or (scorecard.winner is None and measured is not None)
+    lines = tuple(_grouped(passed)) if whole else ()
     return CandidateChecks(
         names=", ".join(each.name for each in group),
         outcome=outcome.word,
         icon=ICONS[outcome],
-        summary=_summary(passed if len(group) == 1 else [], blocking, len(warnings) + above),
+        summary=_summary(passed if len(group) == 1 else [], blocking, len(warnings)),
         open=proposed or outcome >= Outcome.FAILED,
         blocking=tuple(_line(f) for f in sorted(blocking, key=lambda f: -f.outcome)),
-        warnings=tuple(_line(f) for f in warnings),
+        warnings=tuple(_line(f) for f in shown),
         lines=lines,
         fine=_fine_text(lines),
-        unlimited=_unlimited_text(unlimited) if proposed else "",
+        unlimited=_unlimited_text(unlimited) if whole else "",
     )
 
 

@@ -262,11 +262,24 @@ def _rate(old: _Side | None, new: _Side) -> ComparedLine:
         return ComparedLine(name, "", words[1], "unknown", "")
     if old.benchmark is None or new.benchmark is None:
         return ComparedLine(name, words[0], words[1], "unknown", "")
-    if old.benchmark.is_lower_bound and new.benchmark.is_lower_bound:
-        return ComparedLine(name, words[0], words[1], "same", "both at the search's ceiling")
-    rates = [b.throughput_at_slo_per_s for b in (old.benchmark, new.benchmark)]
-    effect, change = _moved(rates[0], rates[1], lower_is_better=False)
+    effect, change = _moved_rate(old.benchmark, new.benchmark)
     return ComparedLine(name, words[0], words[1], effect, change)
+
+
+def _moved_rate(now: Benchmark, proposed: Benchmark) -> tuple[Effect, str]:
+    """How far a rate moved, where a lower bound is no more than that."""
+    rates = [each.throughput_at_slo_per_s for each in (now, proposed)]
+    if now.is_lower_bound and proposed.is_lower_bound:
+        ceiling = now.at_ceiling and proposed.at_ceiling
+        return "unknown", "both at the search's ceiling" if ceiling else "both may be more"
+    effect, change = _moved(rates[0], rates[1], lower_is_better=False)
+    bound = now if now.is_lower_bound else proposed if proposed.is_lower_bound else None
+    if bound is None:
+        return effect, change
+    lower = rates[0] if bound is proposed else rates[1]
+    if bound.throughput_at_slo_per_s <= lower:
+        return "unknown", "not told apart: one may be more"
+    return effect, f"at least {change}"
 
 
 def _bytes(name: str, now: int | None, proposed: int | None, *, known: bool) -> ComparedLine:
