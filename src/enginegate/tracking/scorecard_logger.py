@@ -16,6 +16,7 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine
 from enginegate.evidence import Scorecard
 from enginegate.records import Record
+from enginegate.repository.store.scorecard_history import ScorecardHistory
 from enginegate.tracking import shared_view, summary
 from enginegate.tracking.connection import Connection
 from enginegate.tracking.evidence_tables import evidence_tables, tables_tag
@@ -112,7 +113,7 @@ class ScorecardLogger:
         if self.make_page is None or (once and is_page_filed(self.connection, run)):
             return
         scorecard = self.scorecard.model_copy(update={"mlflow_run": run})
-        file_page(self.connection, scorecard, (), (), self.make_page)
+        file_page(self.connection, scorecard, ScorecardHistory(), self.make_page)
 
     def _runs(self, experiment: str, condition: str) -> list[str]:
         found = self.client.search_runs([experiment], filter_string=condition)
