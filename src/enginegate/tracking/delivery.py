@@ -209,7 +209,8 @@ class _Delivery:
         if not changes or not self._is_live(changes[-1]):
             return
         layout, connection = Layout(self.root, model), self.tracker.connection
-        for uri, note in release_notes(own, layout.releases()).items():
+        held = [_held_to(layout, release) for release in layout.releases()]
+        for uri, note in release_notes(own, held).items():
             version = registered_version(uri)
             if version is not None:
                 write_note(connection, version, note, find_places=self._places)
@@ -338,9 +339,7 @@ class _Delivery:
             tags, model_uri = _withdrawn_tags(event), self._scorecard(event).model_uri
         else:
             layout = Layout(self.root, event.model)
-            release = layout.release(event.release or 0)
-            with suppress(EnginegateError):  # `verify` says what is wrong with its promise
-                release = layout.held_to(release)
+            release = _held_to(layout, layout.release(event.release or 0))
             tags, model_uri = _release_tags(release, event), release.model_uri
         version = registered_version(model_uri)
         return None if version is None else (*version, tags)
@@ -419,6 +418,12 @@ def state_tag(state: ShownState, release: Release) -> dict[str, str]:
     if state.broken:
         words += f"; nobody has acknowledged check {state.broken[-1].check}"
     return {STATE_TAG: words}
+
+
+def _held_to(layout: Layout, release: Release) -> Release:
+    with suppress(EnginegateError):  # `verify` says what is wrong with its promise
+        return layout.held_to(release)
+    return release
 
 
 def _told(sentence: str) -> str:

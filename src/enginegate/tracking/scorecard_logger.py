@@ -152,8 +152,11 @@ class ScorecardLogger:
             for candidate in scorecard.ranked
             for name in metrics_of(scorecard, candidate, self._engine(candidate))
         }
-        curved = any(latency_curve(benchmark) for benchmark in scorecard.benchmarks)
-        state = shared_view.view_state(run, {*named, CURVE} if curved else named, has_curve=curved)
+        curved = [b for b in scorecard.benchmarks if latency_curve(b)]
+        slowest_ms = max((b.p99_at_slo.value_ms for b in curved if b.p99_at_slo), default=None)
+        state = shared_view.view_state(
+            run, {*named, CURVE} if curved else named, slowest_ms=slowest_ms
+        )
         key = f"{shared_view.TAG}{view_key(run)}"
         self.client.set_experiment_tag(experiment, key, state)
         note = str(self.client.get_experiment(experiment).tags.get(_NOTE, ""))
