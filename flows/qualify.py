@@ -14,6 +14,7 @@ from enginegate.policy import Policy, read_policy
 from enginegate.workspace import Workspace
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
+from tasks.artifacts import log_result, show_scorecard
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
 from tasks.engine_speed import measure_alone, measure_eager
@@ -21,7 +22,6 @@ from tasks.record import Qualification, digests_of, file_scorecard, make_scoreca
 from tasks.release import recover_interrupted
 from tasks.repair import repair
 from tasks.run_page import rename_run
-from tasks.scorecard_artifacts import log_result, show_scorecard
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate
 from validation.outputs import outputs_to_compare
