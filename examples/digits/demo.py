@@ -8,6 +8,7 @@ import json
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 from dataclasses import dataclass, field
@@ -105,7 +106,9 @@ class _Demo:
         tracker = Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
         compare = tracker.comparison(card.mlflow_run)
         if compare.start_command:
-            self.out.print(f"\nCompare in MLflow: {compare.start_command} {card.digest[:12]}")
+            # `make demo` finds the command without it being on the PATH of the shell.
+            ui = f"{Path(sys.executable).with_name('enginegate')} ui {card.digest[:12]}"
+            self.out.print(f"\nCompare in MLflow, while this runs: {ui}", soft_wrap=True)
         self.out.print(f"  {compare.runs_url}", soft_wrap=True)
         return card
 

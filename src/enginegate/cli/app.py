@@ -15,12 +15,14 @@ Exit codes:
 
 import getpass
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.text import Text
 
 from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
@@ -54,6 +56,7 @@ from enginegate.cli.terminal import (
     out,
     terminable,
 )
+from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, InputError
@@ -63,6 +66,7 @@ from enginegate.policy.operating import PromotionTarget
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout
+from enginegate.tracking import START_COMMAND
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
@@ -124,8 +128,7 @@ def run_command() -> None:
 def _report(error: Exception) -> ExitCode:
     """One message for an unexpected exception; its traceback goes to a file."""
     failure = failure_of(error)
-    err.print(f"[bold red]{failure.kind}[/]: ", end="")
-    err.print(failure.message, markup=False, soft_wrap=True)
+    _print_message(failure.kind, failure.message)
     if failure.our_fault:
         path = keep_traceback(error)
         where = f"is in {path}" if path else "could not be written anywhere"
@@ -210,6 +213,7 @@ def qualify_command(
         commands += [f"enginegate promote {policy} {short}"]
         if scorecard.winner is None:
             commands = []
+        out.print(f"Compare: {_ui_of(scorecard, policy)}", markup=False, soft_wrap=True)
         for word, command in zip(("Next:", "then:"), commands, strict=False):
             out.print(f"{word} {command}", markup=False, soft_wrap=True)
         output.document(scorecard_document(scorecard, commands=commands))
@@ -263,6 +267,27 @@ def report_command(
     with printing(as_json=as_json) as printed:
         write_report(scorecard, policy, file, workspace, printed.console)
         printed.document(PageDocument(scorecard=scorecard.digest, file=str(file.absolute())))
+
+
+@app.command("ui")
+def ui_command(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[SCORECARD]", help="digest, or its beginning; default: the newest"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="on 127.0.0.1; default: the one that filed links lead to, if it is free"),
+    ] = None,
+    policy: RulesFile = None,
+) -> None:
+    """Open MLflow's pages of the comparison: the winner first, charts, the decision page.
+
+    Where MLFLOW_TRACKING_URI is a server its links are printed. Else MLflow's UI is started on the
+    workspace's database, on 127.0.0.1 only, until Ctrl-C.
+    """
+    workspace = _workspace(policy)
+    show_ui(workspace, workspace.scorecard(run) if run else None, port, out)
 
 
 @app.command("approve")
@@ -488,6 +513,13 @@ def _workspace(policy: Path | None) -> Workspace:
     return Workspace.of(read_policy(policy)) if policy is not None else Workspace.here()
 
 
+def _ui_of(scorecard: Scorecard, policy: Path) -> str:
+    """The command that shows it in MLflow; the policy is named where its workspace is elsewhere."""
+    command = f"{START_COMMAND} {scorecard.digest[:12]}"
+    there = _workspace(policy).root == Workspace.here().root
+    return command if there else f"{command} --policy {shlex.quote(str(policy))}"
+
+
 def _why_not(scorecard: Scorecard) -> ExitCode:
     outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
     worst = max(outcomes, default=Outcome.INCONCLUSIVE)
@@ -507,8 +539,16 @@ def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> list[Engineg
 
 
 def _print_error(error: EnginegateError) -> None:
-    err.print(f"[bold red]{_kind(error)}[/]: ", end="")
-    err.print(str(error), markup=False, soft_wrap=True)
+    _print_message(_kind(error), str(error))
+
+
+def _print_message(kind: str, message: str) -> None:
+    """A message on the error output: between words on a terminal, in its own lines elsewhere."""
+    text = Text.assemble((kind, "bold red"), ": ", message)
+    if err.is_terminal:
+        print_hanging(err, text)
+    else:
+        err.print(text, soft_wrap=True)
 
 
 def _kind(error: EnginegateError) -> str:

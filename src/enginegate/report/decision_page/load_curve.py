@@ -1,5 +1,6 @@
 """Latency against load, as it was measured, with the chosen point."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -144,12 +145,13 @@ def _chosen_first(benchmark: Benchmark) -> list[Measurement]:
 def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
     curve, config = curve_of(benchmark, slo_ms), shown_config(benchmark)
     order = _chosen_first(benchmark)
+    chosen_per_s = curve.chosen[0] if curve.chosen else None
     return CandidateCurve(
         candidate=benchmark.candidate.name,
         configuration=str(config) if config else MISSING,
         chart=load_chart(curve),
         keys=_keys(benchmark, curve),
-        lines=tuple(_line(m, config) for m in order[:_MOST_LINES]),
+        lines=tuple(_line(m, config, chosen_per_s) for m in order[:_MOST_LINES]),
         hidden=max(0, len(order) - _MOST_LINES),
         strip=_strip(benchmark, order[:_MOST_ROWS], curve),
     )
@@ -284,13 +286,15 @@ def _ceiling_words(benchmark: Benchmark) -> str:
     return f"above {per_second(policy)} the policy allows no trial" if policy is not None else ""
 
 
-def _line(m: Measurement, config: ServingConfig | None) -> LoadLine:
+def _line(m: Measurement, config: ServingConfig | None, chosen_per_s: float | None) -> LoadLine:
     p50 = m.percentile(_MEDIAN)
     notes = []
     if m.invalid:
         notes.append(f"invalid: {one_line(m.invalid[0])}")
     if m.config != config:
         notes.append(str(m.config))
+    elif chosen_per_s is not None and math.isclose(m.rate_per_s, chosen_per_s):
+        notes.append("chosen load")
     return LoadLine(
         load=short_number(m.rate_per_s, 4),
         answered=short_number(m.throughput_per_s, 4),

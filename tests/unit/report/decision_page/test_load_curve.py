@@ -77,6 +77,7 @@ def test_every_measurement_is_in_the_table():
     assert [line.load for line in lines] == ["100", "200", "400", "800"]
     assert lines[2].p99 == "6.25 (5.62 to 7.50)"
     assert lines[2].requests == "1,200"
+    assert [line.note for line in lines[:3]] == ["", "", "chosen load"]
     assert lines[3].note.startswith("invalid: the generator was late")
 
 
