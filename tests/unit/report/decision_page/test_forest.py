@@ -26,6 +26,7 @@ def test_intervals_are_turned_into_changes():
 
     assert row.accuracy == pytest.approx(Interval(-0.2176, -0.7176, 0.1824), abs=1e-4)
     assert row.margin == -1.0
+    assert (row.samples, row.requests) == (919, 1200)
     assert row.p99 == pytest.approx((6.25, 5.625, 7.5))
     assert "the whole interval is within the margin of -1" in row.accuracy_chart
 
