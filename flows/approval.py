@@ -33,7 +33,7 @@ from enginegate.report import ApprovalQuestion, approval_form_text
 from enginegate.repository import ReleaseSigning, record_decision
 from enginegate.repository.history.audit import Answers, answers_to
 from enginegate.workspace import Workspace, now
-from tasks.scorecard_artifacts import places_of, show_scorecard
+from tasks.artifacts import places_of, show_scorecard
 
 NO_CANDIDATE = "none"
 _FORM = "Prefect form"

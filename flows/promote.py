@@ -22,8 +22,8 @@ from flows.states import (
     end_of_refusal,
     failed_as,
 )
+from tasks.artifacts import show_live
 from tasks.expired_approvals import note_expired_approvals
-from tasks.live_state import show_live
 from tasks.release import (
     PUBLISHED,
     UNDO,

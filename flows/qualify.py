@@ -14,6 +14,7 @@ from enginegate.policy import Policy, read_policy
 from enginegate.workspace import Workspace
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
+from tasks.artifacts import log_result, show_scorecard
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
 from tasks.engine_speed import measure_alone, measure_eager
@@ -21,7 +22,6 @@ from tasks.record import Qualification, digests_of, file_scorecard, make_scoreca
 from tasks.release import recover_interrupted
 from tasks.repair import repair
 from tasks.run_page import rename_run
-from tasks.scorecard_artifacts import log_result, show_scorecard
 from tasks.shadow import record_shadow
 from tasks.validate import EvaluationSamples, Judgement, observe, validate
 from validation.outputs import outputs_to_compare
@@ -66,9 +66,10 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
 def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
     tables, gates = policy.engine_tables, policy.gates
     source = export(policy.model, policy.data.evaluation, workspace)
-    engines = build.map(
+    # What is built is judged while the others are still building. Nothing is timed before all are.
+    building = build.map(
         tables.candidates.all(), unmapped(tables), unmapped(source), unmapped(workspace)
-    ).result()
+    )
     shadow = record_shadow(policy.traffic_tables, tables, source, workspace)
     samples = EvaluationSamples(policy.data.evaluation, shadow.data, shadow.notes)
     asked = outputs_to_compare(policy.task, policy.outputs, policy.metrics, policy.slices)
@@ -77,7 +78,10 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
     def judge(engine: ContentFolder[Engine] | Unbuilt) -> Judgement:
         return validate(engine, reference, gates, tables, workspace)
 
-    judged = [judge(engine) for engine in engines]
+    engines, judged = [], []
+    for future in building:
+        engines.append(future.result())
+        judged.append(judge(engines[-1]))
     repairs = [
         repair(engine, each.verdict, lambda e: judge(e).verdict, tables, source, workspace)
         for engine, each in zip(engines, judged, strict=True)

@@ -8,7 +8,7 @@ from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
 from flows.run_names import rollback_name
-from tasks.live_state import show_live
+from tasks.artifacts import show_live
 from tasks.release import roll_back_to, update_mlflow
 from tasks.release_events import announce_releases
 

@@ -25,11 +25,12 @@ from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
 from flows.run_names import watch_name
 from flows.states import completed_as, end_of_failed_watch, end_of_watch, failed_as
+from tasks.artifacts import show_live
 from tasks.expired_approvals import note_expired_approvals
 from tasks.live_sample import compare_live
-from tasks.live_state import show_live
 from tasks.release import recover_interrupted, update_mlflow
 from tasks.release_events import announce_releases
+from tasks.run_page import rename_run
 from tasks.watch import (
     alert,
     check_release,
@@ -101,7 +102,8 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
         done += note_expired_approvals(tables, workspace)
         done += announce_releases(tables.target.repository, workspace)
         done += deliver_to_mlflow(tables, workspace)  # also what this run found and did
-        show_live(tables, policy, workspace)
+        # A model's timeline in Prefect lists runs by their names.
+        rename_run(f"{watch_name()}: {show_live(tables, policy, workspace)}")
     errored = [str(check) for check in checks if check.outcome is Outcome.ERRORED]
     broken = [_broken_now(tables, policy, check) for check in checks if check.broken]
     if problems:

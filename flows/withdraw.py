@@ -8,7 +8,7 @@ from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
 from flows.run_names import withdrawal_name
-from tasks.live_state import show_live
+from tasks.artifacts import show_live
 from tasks.release import update_mlflow, withdraw_first
 from tasks.release_events import announce_releases
 

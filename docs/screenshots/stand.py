@@ -180,12 +180,16 @@ def reach(stand: Stand, run: str, state: str) -> None:
     until(there, f"the promotion is {state}", seconds=3 * WAIT_S)
 
 
-def artifact(stand: Stand, run: str, beginning: str, end: str) -> str:
-    """The id of the run's artifact with such a key; the shortest if there are several."""
+def newest_run(stand: Stand, flow: str) -> str:
+    """The id of the newest run of a flow."""
+    asked = {"flows": {"name": {"any_": [flow]}}, "sort": "START_TIME_DESC", "limit": 1}
+    return str(stand.ask("/flow_runs/filter", asked)[0]["id"])
+
+
+def artifacts(stand: Stand, run: str) -> dict[str, dict[str, Any]]:
+    """What a run left, by key."""
     asked = {"artifacts": {"flow_run_id": {"any_": [run]}}}
-    keys = {each["key"]: str(each["id"]) for each in stand.ask("/artifacts/filter", asked)}
-    found = [key for key in keys if key.startswith(beginning) and key.endswith(end)]
-    return keys[min(found, key=len)]
+    return {each["key"]: each for each in stand.ask("/artifacts/filter", asked)}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

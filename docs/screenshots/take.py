@@ -18,26 +18,23 @@ import tempfile
 import urllib.request
 from pathlib import Path
 
-from selenium.webdriver.common.by import By
-from selenium.webdriver.support.ui import Select
-
-from docs.screenshots.camera import Camera, camera
+from docs.screenshots.camera import camera
+from docs.screenshots.mlflow_pages import take_comparison, take_registry
 from docs.screenshots.pages import take_pages
+from docs.screenshots.prefect_pages import take_approval, take_qualification, take_watch
 from docs.screenshots.stand import (
     CHECKOUT,
     POLICY,
     Stand,
-    artifact,
     new_stand,
+    newest_run,
     promotion,
     qualify,
-    reach,
     started,
 )
 from docs.screenshots.waiting import WAIT_S
 
 _IMAGES = CHECKOUT / "docs" / "images"
-_CHARTS = "perf/p"
 
 
 def main() -> None:
@@ -53,10 +50,14 @@ def main() -> None:
         print(f"setting up in {folder}")
         with started(stand):
             print("training, qualifying: about two minutes")
-            run = promotion(stand, qualify(stand))
+            digest = qualify(stand)
             with camera(options.images) as shown:
-                _approve(stand, shown, run)
-                _compare(stand, shown, run)
+                qualified = newest_run(stand, "qualify")
+                take_qualification(stand, shown, qualified)
+                take_comparison(stand, shown, qualified)
+                take_approval(stand, shown, promotion(stand, digest))
+                take_watch(stand, shown, POLICY)
+                take_registry(stand, shown)
             _check_live(stand)
 
 
@@ -78,56 +79,6 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _approve(stand: Stand, shown: Camera, run: str) -> None:
-    """From the waiting run to the release, as a person clicks it."""
-    page = f"{stand.prefect}/runs/flow-run/{run}"
-    card = artifact(stand, run, "scorecard", "")
-    shown.open(page, height=1000)
-    shown.click(_tab("Artifacts"))
-    shown.text("scorecard-")
-    shown.take("approving-suspended")
-    shown.open(f"{stand.prefect}/artifacts/artifact/{card}", width=1700, height=1150)
-    shown.text("An approval is for scorecard")
-    shown.take("approving-scorecard")
-    shown.open(page, height=1250)
-    shown.click("//button[contains(., 'Resume')]")
-    _fill_in(shown)
-    shown.take("approving-form")
-    shown.click("//button[normalize-space(.)='Submit']")
-    reach(stand, run, "Completed")
-    shown.open(page, height=1250)
-    shown.click(_tab("Task Runs"))
-    shown.text("move-champion")
-    shown.take("approving-completed", settle_s=5.0)
-
-
-def _fill_in(shown: Camera) -> None:
-    decision = shown.element(By.CSS_SELECTOR, ".schema-form-properties select")
-    Select(decision).select_by_visible_text("approve")
-    fields = shown.browser.find_elements(By.CSS_SELECTOR, ".schema-form-properties textarea")
-    for field, words in zip(fields, ("ada", "margins are wide"), strict=False):
-        field.send_keys(words)
-
-
-def _compare(stand: Stand, shown: Camera, run: str) -> None:
-    """MLflow: every candidate beside the others, by the run's own link; and the alias."""
-    link = stand.ask(f"/artifacts/{artifact(stand, run, 'scorecard', '-mlflow')}")["data"]
-    address = link[link.index("](") + 2 : link.rindex(")")]
-    shown.open(address, width=1500, height=1250)
-    shown.text("onnxruntime-int8")
-    shown.click("//button[@data-component-id='mlflow.assistant.chat_panel.close']")
-    shown.element(By.CSS_SELECTOR, "input[placeholder='Search metric charts']").send_keys(_CHARTS)
-    # The bar of each chart's tools shows when one points at it; without a pointer, always.
-    hide = "document.head.append(Object.assign(document.createElement('style'), {textContent: %s}))"
-    shown.browser.execute_script(hide % "'.modebar { display: none }'")
-    shown.take("approving-mlflow", settle_s=6.0)
-    shown.open(
-        f"{stand.mlflow}/#/models/digits?workflowType=machine_learning", width=1500, height=900
-    )
-    shown.text("champion")
-    shown.take("approving-champion")
-
-
 def _check_live(stand: Stand) -> None:
     """Every digest, what the server serves, who said so, and MLflow's alias; else the exit code."""
     stand.run("enginegate", "verify", POLICY)
@@ -140,10 +91,6 @@ def _check_live(stand: Stand) -> None:
     if "live: release 1," not in status or champion != "1" or ("approved", "ada") not in said:
         raise SystemExit(f"Not live, or not as approved: champion {champion}, {said}\n{status}")
     print("release 1 is live as ada approved it, and verifies")
-
-
-def _tab(name: str) -> str:
-    return f"//*[contains(@class, 'tab')][normalize-space(.)='{name}']"
 
 
 if __name__ == "__main__":

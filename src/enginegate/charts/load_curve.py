@@ -139,12 +139,12 @@ def load_chart(curve: LoadCurve, *, small: bool = False) -> Svg:
 
     Args:
         curve: of one candidate.
-        small: lower, and without the points of other configurations, to stand beside others.
+        small: lower, and with one point for each load, to stand beside others.
     """
     loads, latencies = curve.axes
     points = list(curve.points)
     if small:
-        points = [point._replace(words="") for point in points if point.kind == "chosen"]
+        points = [point._replace(words="") for point in curve.joined]
     content = [
         *_ceiling(curve, loads),
         *_grid(loads, latencies),
@@ -152,7 +152,7 @@ def load_chart(curve: LoadCurve, *, small: bool = False) -> Svg:
         *(drawn for point in points for drawn in _whisker(point, loads, latencies)),
         *_lines(curve.joined, loads, latencies),
         *(drawn for point in points for drawn in _marks(point, loads, latencies)),
-        *_chosen(curve, loads, latencies),
+        *_chosen(curve, loads, latencies, small=small),
     ]
     height = _SMALL_HEIGHT if small else _HEIGHT
     return plot(describe_curve(curve), *content, height=height, classes="fig curve")
@@ -290,13 +290,16 @@ def _marks(point: LoadPoint, loads: PlotAxis, latencies: PlotAxis) -> Iterator[S
         yield mark("square", (x, y), "pt p50")
 
 
-def _chosen(curve: LoadCurve, loads: PlotAxis, latencies: PlotAxis) -> Iterator[Svg]:
+def _chosen(
+    curve: LoadCurve, loads: PlotAxis, latencies: PlotAxis, *, small: bool
+) -> Iterator[Svg]:
     if curve.chosen is None:
         return
     load, p99 = curve.chosen
     x, y = loads.share(load), 1.0 - latencies.share(p99.value)
     yield mark("ring", (x, y), "ring")
-    text = f"chosen: {per_second(load)}, p99 {short_number(p99.value)} ms"
+    found = (per_second(load), f"{short_number(p99.value)} ms")
+    text = ", ".join(found) if small else "chosen: {}, p99 {}".format(*found)
     side: Literal["start", "end"] = "end" if x > 1 / 2 else "start"
     yield words(text, (x, y), side, by=(-14 if side == "end" else 14, -10), classes="name ring")
 

@@ -134,14 +134,19 @@ def mark(shape: MarkShape, place: tuple[float, float], classes: str, *, title: s
 
 
 def definitions() -> Svg:
-    """The shapes of marks and the hatching of undecided bars, which a page holds once."""
+    """The shapes of marks, and hatched and dotted fills, which a page holds once."""
     stripe = element("path", d="M-1 7L7-1M-1 1L1-1M5 7L7 5", class_="stripe")
-    pattern = element(
-        "pattern", stripe, id="hatch", width=6, height=6, patternUnits="userSpaceOnUse"
-    )
+    ground = element("rect", width=4, height=4, class_="dotted")
+    dots = element("circle", cx=1, cy=1, r=0.7, class_="dot")
+    fills = (_pattern("hatch", 6, stripe), _pattern("dots", 4, ground, dots))
     shapes = (element("path", id=name, d=path) for name, path in _PATHS.items())
-    held = element("defs", pattern, *shapes)
+    held = element("defs", *fills, *shapes)
     return element("svg", held, width=0, height=0, class_="defs", aria_hidden="true")
+
+
+def _pattern(name: str, size: int, *content: Svg) -> Svg:
+    units = "userSpaceOnUse"
+    return element("pattern", *content, id=name, width=size, height=size, patternUnits=units)
 
 
 def line(start: tuple[float, float], end: tuple[float, float], classes: str) -> Svg:

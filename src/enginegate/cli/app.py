@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.text import Text
 
 from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
@@ -124,8 +125,7 @@ def run_command() -> None:
 def _report(error: Exception) -> ExitCode:
     """One message for an unexpected exception; its traceback goes to a file."""
     failure = failure_of(error)
-    err.print(f"[bold red]{failure.kind}[/]: ", end="")
-    err.print(failure.message, markup=False, soft_wrap=True)
+    _print_message(failure.kind, failure.message)
     if failure.our_fault:
         path = keep_traceback(error)
         where = f"is in {path}" if path else "could not be written anywhere"
@@ -507,8 +507,16 @@ def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> list[Engineg
 
 
 def _print_error(error: EnginegateError) -> None:
-    err.print(f"[bold red]{_kind(error)}[/]: ", end="")
-    err.print(str(error), markup=False, soft_wrap=True)
+    _print_message(_kind(error), str(error))
+
+
+def _print_message(kind: str, message: str) -> None:
+    """A message on the error output: between words on a terminal, in its own lines elsewhere."""
+    text = Text.assemble((kind, "bold red"), ": ", message)
+    if err.is_terminal:
+        print_hanging(err, text)
+    else:
+        err.print(text, soft_wrap=True)
 
 
 def _kind(error: EnginegateError) -> str:

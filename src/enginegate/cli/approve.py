@@ -355,7 +355,12 @@ def _state_of(
             f"approved by {_by(standing, rules)}; {standing.missing} more needed, by {asked}",
         )
     if standing.objections and not standing.rejection:
-        return _waits(card, "waits for a new decision", " ".join(standing.objections))
+        return _waits(
+            card,
+            "waits for a new decision",
+            " ".join(standing.objections),
+            command=f"enginegate explain {card.digest[:12]}",
+        )
     return None
 
 

@@ -165,16 +165,14 @@ def _compared(promise: Promise, measured: MeasuredLive | None) -> Iterator[_Comp
     reading = measured.reading if measured else None
     probe = reading.probe if reading else None
     limit = short_number(promise.slo_p99_ms)
-    over = f"{probe.over} of {probe.sent} requests over {limit} ms" if probe else ""
-    yield _Compared("p99", f"{short_number(promise.p99_ms)} ms, within the SLO of {limit} ms", over)
+    over = f"{probe.over} of {probe.sent} over {limit} ms" if probe else ""
+    yield _Compared("p99", f"{short_number(promise.p99_ms)} ms, SLO {limit} ms", over)
     median = _ms(probe.median_ms) if probe else ""
     yield _Compared("p50", _ms(promise.p50_ms), median)
-    yield _Compared(
-        "time on the server", _ms(promise.server_ms), _ms(reading.server_ms) if reading else ""
-    )
+    yield _Compared("on server", _ms(promise.server_ms), _ms(reading.server_ms) if reading else "")
     yield _Compared(
         "requests",
-        f"{short_number(promise.throughput_per_s)}/s sustained",
+        f"{short_number(promise.throughput_per_s)}/s",
         f"{short_number(reading.arrived_per_s)}/s arrived, {reading.failed} failed"
         if reading
         else "",

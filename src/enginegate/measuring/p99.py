@@ -30,6 +30,8 @@ from enginegate.policy.benchmarking import Slo
 from enginegate.serving import ServingConfig
 
 QUANTILES = (0.5, 0.9, 0.95, P99, 0.999)
+# Fewer requests after the warm-up say nothing about a tail.
+FEWEST_SAMPLES = 20
 
 _INTERVAL_CONFIDENCE = 0.95
 # More requests than anybody sends: a share over this close to the limit is called undecidable.

@@ -16,12 +16,10 @@ from enginegate.evidence import Outcome
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import LoadResult
 from enginegate.measurement import P99, TIMERS_MS, ClosedLoad, Generator
-from enginegate.measuring.p99 import decide_fixed, nearest_rank
+from enginegate.measuring.p99 import FEWEST_SAMPLES, decide_fixed, nearest_rank
 from enginegate.measuring.raw_requests import RawRequests
 from enginegate.messages import per_second, short_number
 from enginegate.triton.types import Statistics
-
-_MIN_SAMPLES = 20
 
 # Sent at less of the asked rate than this, the server had an easier time than its number says.
 MIN_ACHIEVED = 0.99
@@ -215,10 +213,10 @@ def _beyond_trust(result: LoadResult, generator: Generator, throughput_per_s: fl
 
 
 def _too_few(samples: int) -> str:
-    if samples >= _MIN_SAMPLES:
+    if samples >= FEWEST_SAMPLES:
         return ""
     return (
-        f"{samples} requests after the warm-up say nothing about a tail (needs {_MIN_SAMPLES}): "
+        f"{samples} requests after the warm-up say nothing about a tail (needs {FEWEST_SAMPLES}): "
         "measure longer"
     )
 

@@ -2,7 +2,6 @@
 
 from enginegate.report.approval_form import ApprovalQuestion, approval_form_text
 from enginegate.report.content import (
-    COLUMNS,
     NO_SIZES,
     CandidateObstacle,
     EngineSizes,
@@ -47,7 +46,6 @@ from enginegate.report.terminal import (
 )
 
 __all__ = [
-    "COLUMNS",
     "NO_SIZES",
     "ApprovalQuestion",
     "CandidateObstacle",

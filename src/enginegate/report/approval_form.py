@@ -156,6 +156,8 @@ def _remarks(scorecard: Scorecard, question: ApprovalQuestion) -> Iterator[tuple
     yield from _worse(scorecard)
     for missing in not_judged(scorecard, winner):
         yield "Not judged", missing.what
+    if scorecard.data.shadow is None:
+        yield "Not judged", "recorded traffic, as there is none"
     others = [each.name for each in scorecard.tied if each != winner]
     if others:
         yield "Tied", f"with {', '.join(others)}"
@@ -212,7 +214,7 @@ def _gates(scorecard: Scorecard, winner: Candidate) -> str:
     share, nearest = min(left, key=lambda pair: pair[0])
     part = nearest.scope.partition("/")[2]
     name = nearest.gate.replace("_", " ") + (f" of {part}" if part else "")
-    return f"{said}; least left of a limit: {100 * max(0.0, share):.0f} % of {name}"
+    return f"{said}, the tightest ({name}) with {100 * max(0.0, share):.0f} % to spare"
 
 
 def _footer(scorecard: Scorecard, question: ApprovalQuestion) -> str:

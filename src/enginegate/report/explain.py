@@ -1,7 +1,7 @@
 """Each verdict in words that a release manager understands. Nothing is decided here."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from rich.console import Console
@@ -90,13 +90,14 @@ def explain(
     lines = list(_opening(scorecard))
     shown = [v for v in scorecard.verdicts if only is None or v.candidate in only]
     if blocking:
-        shown = [v for v in shown if scorecard.outcome(v.candidate) is not Outcome.PASSED]
-    elif only is None:
+        return "\n".join((*lines, *_all_blocking(scorecard, shown))) + "\n"
+    if only is None:
         baseline = (*fp32_sentences(scorecard), *fp32_slices(scorecard, most=None))
         if baseline:
             lines += ["", *baseline]
     for verdict in shown:
-        lines += ["", *_candidate(scorecard, verdict, blocking=blocking)]
+        lines += ["", f"{verdict.candidate}: {_word(scorecard, verdict.candidate)}"]
+        lines += _candidate(scorecard, verdict, blocking=False)
     return "\n".join(lines) + "\n"
 
 
@@ -162,13 +163,30 @@ def _headline(scorecard: Scorecard) -> str:
     return f"{scorecard.winner} is up for approval: {without_line_breaks(scorecard.reason)}"
 
 
+def _all_blocking(scorecard: Scorecard, verdicts: Iterable[Verdict]) -> Iterator[str]:
+    """What keeps candidates from passing; candidates with the same obstacle share one entry."""
+    groups: dict[tuple[str, ...], list[Candidate]] = {}
+    for verdict in verdicts:
+        if scorecard.outcome(verdict.candidate) is not Outcome.PASSED:
+            word = _word(scorecard, verdict.candidate)
+            said = (word, *_candidate(scorecard, verdict, blocking=True))
+            groups.setdefault(said, []).append(verdict.candidate)
+    for (word, *lines), candidates in groups.items():
+        yield from ("", f"{', '.join(map(str, candidates))}: {word}", *lines)
+    if not groups:
+        yield from ("", "Nothing blocks what was asked for.")
+
+
+def _word(scorecard: Scorecard, candidate: Candidate) -> str:
+    return scorecard.outcome(candidate).word.upper()
+
+
 def _candidate(scorecard: Scorecard, verdict: Verdict, *, blocking: bool) -> Iterator[str]:
     candidate = verdict.candidate
     outcome = scorecard.outcome(candidate)
     benchmark = scorecard.benchmark(candidate)
     findings = (*verdict.findings, *(benchmark.findings if benchmark else ()))
     counting = [finding for finding in findings if not finding.advisory]
-    yield f"{candidate}: {outcome.word.upper()}"
     yield f"  {candidate_meaning(scorecard, candidate)}"
     for word, heading in _HEADINGS[:-1] if blocking else _HEADINGS:
         found = [finding for finding in counting if finding.outcome is word]

@@ -4,7 +4,7 @@ The state is one sentence that stays the same until something happens. So an art
 replaced only when the sentence changes leaves a history in which each entry is an event.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from enginegate.decision import Release
@@ -15,9 +15,9 @@ from enginegate.report.content import one_line
 from enginegate.report.markdown import escape_markdown
 from enginegate.repository.history.audit import LIVE_EVENTS, Event
 from enginegate.repository.history.broken_promises import BrokenPromise, broken_promises
-from enginegate.watch.log import WatchCheck
+from enginegate.watch.log import WatchCheck, gate_of
 
-_MOST_EVENTS, _MOST_CHECKS = 30, 12
+_MOST_LINES, _MOST_BROKEN = 20, 3
 _TIME = "%Y-%m-%d %H:%M %Z"
 
 
@@ -26,11 +26,13 @@ class LiveTimeline:
     """One entry of a model's history.
 
     Attributes:
-        state: what is live and whether it keeps its promise, in one sentence of Markdown; the same
-            until something happens.
+        word: the state in two or three words, e.g. ``promise broken at check 3``.
+        state: what is live and whether it keeps its promise, in one sentence of Markdown that
+            begins with the word; the same until something happens.
         markdown: the newest check, what to do, and the events so far.
     """
 
+    word: str
     state: str
     markdown: str
 
@@ -54,52 +56,63 @@ def live_timeline(
     """
     own = [event for event in events if event.model == model]
     broken = broken_promises(own, model, checks)
-    state = _state(model, release, own, checks, broken)
-    parts = [f"# {state}", *_now(release, checks), *_open(broken, policy)]
-    parts += _check_table(checks)
-    parts += _event_table(own)
-    return LiveTimeline(state, "\n\n".join(parts) + "\n")
+    word = _word(release, checks, broken)
+    open_ones = [each for each in broken if each.acknowledged is None]
+    parts = [
+        *_open(open_ones, policy),
+        *_now(release, checks),
+        *_listed("Timeline, the newest first", (_event_line(event) for event in reversed(own))),
+        *_listed("Checks, the newest first", (_check_line(check) for check in reversed(checks))),
+    ]
+    state = f"**{word.capitalize()}:** {escape_markdown(_live(model, release, own))}"
+    return LiveTimeline(word, state, "\n\n".join(parts) + "\n")
 
 
-def _state(
-    model: str,
-    release: Release | None,
-    own: Sequence[Event],
-    checks: Sequence[WatchCheck],
-    broken: Sequence[BrokenPromise],
+def _word(
+    release: Release | None, checks: Sequence[WatchCheck], broken: Sequence[BrokenPromise]
 ) -> str:
     open_ones = [each for each in broken if each.acknowledged is None]
-    live = f"release {release.version} is live" if release else "nothing is live"
-    named = f"{model}: {live}"
-    if release is not None:
-        named += f" ({version_words(release.model_uri)} as {release.engine.candidate})"
-    sentence = f"{named}{_how_it_came(own)}"
     if open_ones:
         first = open_ones[0]
-        which = "its" if release and first.release == release.version else "the"
-        whose = "" if which == "its" else f" of release {first.release}"
-        more = f", and {len(open_ones) - 1} later" if len(open_ones) > 1 else ""
-        return (
-            f"❌ {escape_markdown(sentence)}; {which} promise{whose} was BROKEN at check "
-            f"{first.check}{more}, and nobody has acknowledged that"
-        )
+        here = release is not None and first.release == release.version
+        whose = "" if here else f" of release {first.release}"
+        more = f" and {len(open_ones) - 1} later" if len(open_ones) > 1 else ""
+        return f"promise{whose} broken at check {first.check}{more}, not acknowledged"
     if release is None:
-        return f"⚪ {escape_markdown(sentence)}"
-    if checks and checks[-1].outcome is Outcome.ERRORED:
-        return f"⚠ {escape_markdown(sentence)}; it could not be measured"
-    of_this = [each for each in broken if each.release == release.version and each.acknowledged]
-    if of_this and (event := of_this[-1].acknowledged) is not None:
-        acknowledged = f"; the promise broken at check {of_this[-1].check} was acknowledged by "
-        return f"⚠ {escape_markdown(f'{sentence}{acknowledged}{event.who}')}"
-    word = "no promise is broken" if checks else "not checked yet"
-    return f"{'✅' if checks else '⚪'} {escape_markdown(sentence)}; {word}"
+        return "nothing live"
+    if not checks:
+        return "not checked yet"
+    if checks[-1].outcome is Outcome.ERRORED:
+        return "not measured"
+    known = [each for each in broken if each.release == release.version]
+    if known and (event := known[-1].acknowledged) is not None:
+        return f"broken promise acknowledged by {event.who}"
+    return "no promise broken"
 
 
-def _how_it_came(own: Sequence[Event]) -> str:
+def _live(model: str, release: Release | None, own: Sequence[Event]) -> str:
     changes = [event for event in own if event.event in LIVE_EVENTS]
-    if not changes or changes[-1].event == "published":
-        return ""
-    return f", {changes[-1].event} {changes[-1].at:{_TIME}}"
+    # Of a promotion the number says enough; a release may be live again and again.
+    again = changes and changes[-1].event != "published"
+    how = f", {changes[-1].event} {changes[-1].at:{_TIME}}" if again else ""
+    if release is None:
+        return f"no release of {model} is live{how}"
+    version = version_words(release.model_uri)
+    named = ", ".join(engine.candidate.name for engine in release.engines)
+    return f"release {release.version} of {model} ({version} as {named}) is live{how}"
+
+
+def _open(open_ones: Sequence[BrokenPromise], policy: str) -> Iterator[str]:
+    if not open_ones:
+        return
+    yield from (
+        f"**Broken:** {escape_markdown(one_line(str(each)))}." for each in open_ones[:_MOST_BROKEN]
+    )
+    if len(open_ones) > _MOST_BROKEN:
+        yield f"And {len(open_ones) - _MOST_BROKEN} more, below."
+    release = open_ones[-1].release
+    yield "It stays so, and each run of the watch fails, until a person acknowledges it:"
+    yield f"    enginegate acknowledge {policy} --release {release} --reason WHY"
 
 
 def _now(release: Release | None, checks: Sequence[WatchCheck]) -> Iterator[str]:
@@ -108,60 +121,33 @@ def _now(release: Release | None, checks: Sequence[WatchCheck]) -> Iterator[str]
     yield f"**Promise:** {escape_markdown(str(release.promise))}."
     if not checks:
         return
-    newest = checks[-1]
-    ended = [check.outcome for check in checks]
-    words = ", ".join(
-        f"{ended.count(outcome)} {outcome.word}" for outcome in Outcome if outcome in ended
-    )
+    newest, ended = checks[-1], [check.outcome for check in checks]
+    counts = [f"{ended.count(outcome)} {outcome.word}" for outcome in Outcome if outcome in ended]
     yield (
-        f"**Newest check:** {newest.number}, {newest.at:{_TIME}}, **{newest.outcome.word}**. "
-        f"Of {counted(len(checks), 'check')} kept: {words}."
+        f"**Newest check:** {newest.number}, {newest.at:{_TIME}}, **{newest.outcome.word}**; "
+        f"of {counted(len(checks), 'check')} kept: {', '.join(counts)}."
     )
 
 
-def _open(broken: Sequence[BrokenPromise], policy: str) -> Iterator[str]:
-    for each in (each for each in broken if each.acknowledged is None):
-        yield f"**Broken:** {escape_markdown(one_line(str(each)))}."
-    if any(each.acknowledged is None for each in broken):
-        yield f"It stays so until somebody runs\n\n    enginegate acknowledge {policy} --reason WHY"
-
-
-def _check_table(checks: Sequence[WatchCheck]) -> Iterator[str]:
-    if not checks:
+def _listed(title: str, lines: Iterable[str]) -> Iterator[str]:
+    """A list: Prefect's pages cut what a table's cell has no room for."""
+    shown = [f"- {line}" for line in lines]
+    if not shown:
         return
-    rows = [
-        (
-            f"{check.at:{_TIME}}",
-            str(check.number),
-            check.outcome.word,
-            one_line("; ".join(f"{f.gate}: {f.reason}" for f in check.problems)),
-        )
-        for check in reversed(checks[-_MOST_CHECKS:])
-    ]
-    yield "## Newest checks"
-    yield _table(("when", "check", "outcome", "why"), rows)
+    yield f"## {title}"
+    more = [f"- and {len(shown) - _MOST_LINES} older"] if len(shown) > _MOST_LINES else []
+    yield "\n".join([*shown[:_MOST_LINES], *more])
 
 
-def _event_table(own: Sequence[Event]) -> Iterator[str]:
-    if not own:
-        return
-    rows = [
-        (
-            f"{event.at:{_TIME}}",
-            event.event if event.release is None else f"{event.event}: release {event.release}",
-            event.who,
-            one_line(event.why),
-        )
-        for event in reversed(own[-_MOST_EVENTS:])
-    ]
-    yield "## Timeline, the newest first"
-    yield _table(("when", "what", "who", "why"), rows)
+def _event_line(event: Event) -> str:
+    about = f" release {event.release}" if event.release is not None else ""
+    check = f", check {event.check}" if event.check is not None else ""
+    why = f": {one_line(event.why)}" if event.why else ""
+    what = f"**{event.event}{about}{check}**"
+    return f"{event.at:{_TIME}} {what} by {escape_markdown(f'{event.who}{why}')}"
 
 
-def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    lines = [head, ("---",) * len(head), *rows]
-    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    return text if text == "---" else escape_markdown(text)
+def _check_line(check: WatchCheck) -> str:
+    problems = one_line("; ".join(f"{gate_of(f)}: {f.reason}" for f in check.problems))
+    why = f": {escape_markdown(problems)}" if problems else ""
+    return f"{check.at:{_TIME}} check {check.number} **{check.outcome.word}**{why}"

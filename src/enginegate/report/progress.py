@@ -25,7 +25,7 @@ class StageProgress:
     Attributes:
         candidate: as KIND-PRECISION; empty: a step for all.
         stage: build, judge, alone, benchmark, or the step's name.
-        state: running; or how it ended: done, skipped, or an outcome's word.
+        state: running; or how it ended: done, skipped, stopped, or an outcome's word.
         words: what it shows so far, or found, in a few words.
         share: of the stage that is done, 0 to 1; None: not known.
     """
@@ -81,8 +81,9 @@ def told_as(
             tell(StageProgress(candidate, stage, "running"))
             try:
                 made = function(*args, **kwargs)
-            except BaseException:
-                tell(StageProgress(candidate, stage, "errored"))
+            except BaseException as error:
+                broke = isinstance(error, Exception)  # else Ctrl-C, or a signal to end
+                tell(StageProgress(candidate, stage, "errored" if broke else "stopped"))
                 raise
             tell(StageProgress(candidate, stage, *ends(made)))
             return made

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from enginegate.errors import NotLoadedError
 from enginegate.measurement import Arrivals, LatencySample, Load, Measurement
-from enginegate.measuring.p99 import SequentialTest
+from enginegate.measuring.p99 import FEWEST_SAMPLES, SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.queueing import EngineTimes, ServiceTimeEstimate
 from enginegate.search.space import Grid, seed_of
@@ -21,6 +21,9 @@ Step = Literal["search", "overload", "confirm", "champion"]
 _ATTEMPTS = 2
 # Without the lowest rate there is no answer at all, so a busy moment is waited out.
 _ATTEMPTS_AT_THE_LOWEST = 4
+# Requests of a trial at a low rate, over the fewest that are valid: a tenth is warm-up, and chance
+# varies arrivals.
+_SPARE = 2.0
 # A run that lasted less than this share of its load was ended early by its test.
 _ENDED_EARLY = 0.9
 # Guess of a measurement's overhead while none is known; too much would leave no room for the first.
@@ -280,10 +283,11 @@ class TrialRunner:
         bounds, slo = self.settings.bounds, self.settings.slo
         point, invalid = None, 0
         attempts = _ATTEMPTS if rate_per_s > self.grid.low else _ATTEMPTS_AT_THE_LOWEST
+        duration_s = max(bounds.measurement_s, _SPARE * FEWEST_SAMPLES / rate_per_s)
         for attempt in range(2 * attempts):
-            if attempt and not self.budget.fits(bounds.measurement_s):
+            if attempt and not self.budget.fits(duration_s):
                 break
-            load = self.load(config, rate_per_s, f"search {attempt}", bounds.measurement_s)
+            load = self.load(config, rate_per_s, f"search {attempt}", duration_s)
             try:
                 sample = self.run("search", config, load, ends=ends)
             except NotLoadedError:

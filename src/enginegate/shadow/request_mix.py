@@ -1,7 +1,10 @@
 """The requests of a benchmark: recorded ones with sizes and times, else the evaluation data."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +18,12 @@ from enginegate.shadow.store import is_sample, latest_sample, read_traffic_sampl
 
 # Sizes are drawn in rounds: more of them follow the recording closer, and make a round longer.
 _MOST_SIZES = 2000
+# Mixes that a process keeps: all engines of a qualification are asked the same, most of them with
+# the same types. Each holds its data in memory.
+_KEPT = 2
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RequestMix:
     """Requests to draw from.
 
@@ -31,7 +37,7 @@ class RequestMix:
     arrivals_s: tuple[float, ...] | None = None
     batch_sizes: tuple[int, ...] = (1,)
 
-    @property
+    @cached_property
     def sha256(self) -> Sha256:
         """Digest of everything that decides which requests are sent."""
         plain = {"data": self.data.sha256}
@@ -46,7 +52,8 @@ def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Pat
 
     In this order: the policy's recorded sample, the inputs it names under [shadow], the newest
     sample that was recorded from live traffic; and the evaluation data where there is none, or
-    where a model's input was not written down.
+    where a model's input was not written down. Files that have not changed since are not read
+    again by this process.
 
     Args:
         tables: name data and recordings.
@@ -56,24 +63,42 @@ def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Pat
     Raises:
         InputError: a file is missing or damaged, or does not fit the model.
     """
-    mix = _recorded(tables, home)
-    if mix is None or {spec.name for spec in inputs} - set(mix.data.inputs):
-        mix = RequestMix(read_data(tables.data.evaluation))
-    mix = replace(mix, data=mix.data.in_types(inputs))
-    mix.data.check_fits(inputs)
-    return mix
+    recorded = _recorded(tables, home)
+    sources = [*([recorded] if recorded else []), tables.data.evaluation]
+    key = (tuple(file for source in sources for file in _files(source)), inputs)
+    if key not in _kept:
+        mix = _read(recorded) if recorded else None
+        if mix is None or {spec.name for spec in inputs} - set(mix.data.inputs):
+            mix = RequestMix(read_data(tables.data.evaluation))
+        mix = replace(mix, data=mix.data.in_types(inputs))
+        mix.data.check_fits(inputs)
+        while len(_kept) >= _KEPT:
+            del _kept[next(iter(_kept))]
+        _kept[key] = mix
+    return _kept[key]
 
 
-def _recorded(tables: TrafficTables, home: Path) -> RequestMix | None:
+_Files: TypeAlias = tuple[tuple[str, int, int, int], ...]
+_kept: dict[tuple[_Files, tuple[TensorSpec, ...]], RequestMix] = {}
+
+
+def _files(source: Path) -> Iterator[tuple[str, int, int, int]]:
+    """A file, or those of a folder, each with what changes when it is written."""
+    for path in [source, *(sorted(source.rglob("*")) if source.is_dir() else [])]:
+        if path.exists():
+            status = path.stat()
+            yield str(path), status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _recorded(tables: TrafficTables, home: Path) -> Path | None:
     given, wanted = tables.data.shadow, tables.shadow
-    if given is not None:
-        return _of(read_traffic_sample(given)) if is_sample(given) else RequestMix(read_data(given))
-    if wanted is None:
-        return None
-    if wanted.traffic is not None:
-        return RequestMix(read_data(wanted.traffic))
-    newest = latest_sample(home, tables.model)
-    return _of(read_traffic_sample(newest)) if newest is not None else None
+    if given is not None or wanted is None:
+        return given
+    return wanted.traffic or latest_sample(home, tables.model)
+
+
+def _read(path: Path) -> RequestMix:
+    return _of(read_traffic_sample(path)) if is_sample(path) else RequestMix(read_data(path))
 
 
 def _of(sample: TrafficSample) -> RequestMix:

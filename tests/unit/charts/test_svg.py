@@ -70,4 +70,15 @@ def test_every_mark_is_defined():
     """Charts refer to shapes that the page holds once."""
     held = {found.get("id") for found in parsed(definitions()).iter() if found.get("id")}
 
-    assert {"dot", "ring", "cross", "square", "diamond", "up", "left", "right", "hatch"} == held
+    assert {
+        "dot",
+        "ring",
+        "cross",
+        "square",
+        "diamond",
+        "up",
+        "left",
+        "right",
+        "hatch",
+        "dots",
+    } == held

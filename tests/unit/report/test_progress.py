@@ -41,6 +41,16 @@ def test_exception_is_told_and_passed_on():
     assert heard(work)[-1][2] == "errored"
 
 
+def test_ctrl_c_is_no_error():
+    """It stopped, and will go on where it was."""
+
+    def work():
+        with pytest.raises(KeyboardInterrupt):
+            build(INT8, "", error=KeyboardInterrupt())
+
+    assert heard(work)[-1][2] == "stopped"
+
+
 def test_other_threads_are_heard():
     """Engines are built in a thread each."""
 

@@ -5,12 +5,15 @@ import io
 import pytest
 from rich.console import Console
 
+from enginegate.errors import InputError
 from enginegate.evidence import Outcome
 from enginegate.report import (
     approval_markdown,
+    candidates_named,
     explain,
     obstacles,
     print_approval,
+    print_explained,
     row_of,
     scorecard_markdown,
     scorecard_text,
@@ -43,6 +46,59 @@ def test_explained(is_golden):
     card = qualification()
 
     assert is_golden(explain(card).replace(card.digest[:12], "DIGEST"), "report_explained.txt")
+
+
+def test_explanation_opens_with_ten_lines():
+    """Which, what may be approved, its numbers, every candidate's outcome, and what to type."""
+    opening = explain(qualification()).partition("\n\n")[0].splitlines()
+    text = "\n".join(opening)
+
+    assert len(opening) <= 10
+    assert "is up for approval" in opening[1]
+    assert all(verdict.candidate.name in text for verdict in qualification().verdicts)
+    assert opening[-1].endswith("--only blocking")
+
+
+def test_only_what_blocks_is_explained():
+    """Candidates with the same obstacle share one entry; what passed is left out."""
+    text = explain(qualification(), blocking=True)
+
+    details = text.partition("\n\n")[2]
+    assert "tensorrt-fp32, tensorrt-tf32, tensorrt-fp16: INCONCLUSIVE" in details
+    assert "tensorrt-int8: FAILED" in details
+    assert "What to do: Calibrate on data that looks like this." in details
+    assert "What is in order" not in details
+    assert "onnxruntime" not in details
+
+
+def test_one_candidate_is_explained():
+    """An unknown name is refused with those there are."""
+    card = qualification()
+    only = candidates_named(card, [INT8.name])
+
+    details = explain(card, only=only).partition("\n\n")[2]
+    nothing = explain(card, only=only, blocking=True)
+
+    assert details.startswith("onnxruntime-int8: PASSED")
+    assert "tensorrt" not in details
+    assert nothing.endswith("Nothing blocks what was asked for.\n")
+    with pytest.raises(InputError, match=r"no candidate 'onnx'. It has: onnxruntime-fp32, "):
+        candidates_named(card, ["onnx"])
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_explanation_keeps_its_indentation(width):
+    """Further lines of a finding are below its first word; the command is in one line."""
+    console = Console(width=width, file=io.StringIO())
+    card = qualification()
+
+    print_explained(card, console)
+
+    lines = console.file.getvalue().splitlines()
+    assert f"Only what blocks: enginegate explain {card.digest[:12]} --only blocking" in lines
+    assert all(len(line) <= width for line in lines if "enginegate explain" not in line)
+    first = next(n for n, line in enumerate(lines) if line.startswith("    - Slices within"))
+    assert lines[first + 1].startswith("      ")
 
 
 def test_explained_without_a_winner():

@@ -165,3 +165,16 @@ def test_room_left_after_the_last_trial(bounds, slo, make_sampled, changes, room
 def test_room_left_without_a_trial(bounds, slo):
     """Nothing was tried, so no trial was left out."""
     assert Budget(SearchSettings(bounds, slo)).left_room_for(1e6)
+
+
+def test_trial_at_a_low_rate_lasts_until_it_can_be_valid(make_server, bounds, slo):
+    """A measurement of the usual length would have too few requests to say anything."""
+    server = make_server()
+    low = bounds.model_copy(update={"min_rate_per_s": 4.0, "measurement_s": 2.0})
+
+    out_of_reach = slo.model_copy(update={"p99_ms": 0.5})
+    search(server.measure, low, out_of_reach, clock=server.clock)
+
+    trials = [load for _, load in server.calls]
+    assert min(load.rate_per_s for load in trials) == pytest.approx(4.0)
+    assert all(load.rate_per_s * load.duration_s >= 40.0 for load in trials)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from enginegate.candidate import TensorSpec
-from enginegate.data import DataSet, write_data
+from enginegate.data import DataSet, read_data, write_data
 from enginegate.errors import DataError
 from enginegate.policy import parse_policy, read_policy
 from enginegate.policy.recording import Shadow
+from enginegate.shadow import request_mix as mixes
 from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.request_mix import request_mix
 
@@ -112,3 +113,23 @@ def test_digest_tells_mixes_apart(rules, kept, block_of, home):
     assert (
         len({alone, together, request_mix(rules(shadow={}).traffic_tables, (X,), home).sha256}) == 3
     )
+
+
+def test_files_are_read_once_until_they_change(rules, written, home, monkeypatch):
+    """All engines of a qualification get one mix; other types or other bytes make another."""
+    reads = []
+
+    def counted(path):
+        reads.append(path)
+        return read_data(path)
+
+    monkeypatch.setattr(mixes, "read_data", counted)
+    tables = rules(shadow={"traffic": written("traffic.npz", 3.0), "rate_per_s": 9}).traffic_tables
+
+    both = [request_mix(tables, (X,), home) for _ in range(2)]
+    assert both[0] is both[1]
+    assert len(reads) == 1
+
+    written("traffic.npz", 4.0)
+    assert first(request_mix(tables, (X,), home)) == 4.0
+    assert len(reads) == 2

@@ -27,13 +27,14 @@ from enginegate.cli.terminal import err, interruptible
 from enginegate.errors import EnginegateError
 from enginegate.policy import Policy
 from enginegate.report.progress import StageProgress, listening
+from enginegate.report.tables import print_hanging
 from enginegate.workspace import Workspace
 
 STAGES = ("build", "judge", "alone", "benchmark")
 # Below this, four stages do not fit beside a candidate's name: only where each one is now.
 _ALL_STAGES_FROM = 80
 _PER_SECOND = 4
-_LINES_SHOWN = 12
+_LINES_SHOWN, _FEW_LINES = 12, 3
 # For heading, steps, footer, and a line that the cursor stands in.
 _OTHER_LINES = 7
 _BAR = 10
@@ -55,11 +56,13 @@ class LiveTable:
         title: of what is qualified.
         candidates: in the policy's order; one that comes of a repair is added.
         stages: columns.
+        ended: whether nothing runs any more, so that there is nothing to stop.
     """
 
     title: str
     candidates: Sequence[str]
     stages: Sequence[str] = STAGES
+    ended: bool = False
     began: float = field(default_factory=time.monotonic)
     _cells: dict[tuple[str, str], StageProgress] = field(default_factory=dict)
     _since: dict[tuple[str, str], float] = field(default_factory=dict)
@@ -127,13 +130,11 @@ class LiveTable:
         self, names: list[str], cells: dict[tuple[str, str], StageProgress], hidden: int
     ) -> str:
         ended = sum(
-            1 for name in names if (found := cells.get((name, self.stages[-1]))) and _ended(found)
+            1 for name in names if (found := cells.get((name, self.stages[-1]))) and _counts(found)
         )
         more = f"; {hidden} more rows" if hidden else ""
-        return (
-            f"{time.monotonic() - self.began:.0f} s; {ended} of {len(names)} measured{more}. "
-            "Ctrl-C stops; what is finished is kept."
-        )
+        took = f"{time.monotonic() - self.began:.0f} s; {ended} of {len(names)} measured{more}."
+        return took if self.ended else f"{took} Ctrl-C stops; what is finished is kept."
 
     def _now(self, name: str, cells: dict[tuple[str, str], StageProgress], *, plain: bool) -> Text:
         """The stage a candidate has come to, with what it shows."""
@@ -160,8 +161,8 @@ def _bar(share: float, *, plain: bool) -> str:
     return f"{done * full}{left * (_BAR - full)} {share:.0%}"
 
 
-def _ended(cell: StageProgress) -> bool:
-    return cell.state != "running"
+def _counts(cell: StageProgress) -> bool:
+    return cell.state not in {"running", "skipped", "stopped"}
 
 
 def redraws(console: Console) -> bool:
@@ -214,18 +215,23 @@ def live_table(table: LiveTable, console: Console, log_file: Path) -> Iterator[N
         with listening(table), _only_warnings(lines), shown:
             yield
     except BaseException as error:
-        _show_end(table, lines, console, quiet=isinstance(error, EnginegateError))
+        _show_end(table, lines, console, error)
         raise
     took = time.monotonic() - table.began
     where = f"; every line is in {log_file}" if lines.file is not None else ""
     console.print(Text(f"Took {took:.0f} s{where}", style="dim"), soft_wrap=True)
 
 
-def _show_end(table: LiveTable, lines: "_Lines", console: Console, *, quiet: bool) -> None:
-    """Leave on the screen how far it came, and what was said last."""
+def _show_end(table: LiveTable, lines: "_Lines", console: Console, error: BaseException) -> None:
+    """Leave on the screen how far it came; after a fault also what was said last."""
+    table.ended = True
     console.print(table)
-    for line in list(lines.last)[-3 if quiet else -_LINES_SHOWN :]:
-        console.print(Text(line, style="dim"), soft_wrap=True)
+    wanted = 0
+    if isinstance(error, Exception):
+        # A message of this program's own says what happened; for others the lines are evidence.
+        wanted = _FEW_LINES if isinstance(error, EnginegateError) else _LINES_SHOWN
+    for line in list(lines.last)[len(lines.last) - min(wanted, len(lines.last)) :]:
+        print_hanging(console, Text(line, style="dim"), "  ")
     if lines.file is not None:
         console.print(Text(f"Every line is in {lines.path}", style="dim"), soft_wrap=True)
 

@@ -1,5 +1,6 @@
 """Latency against load, as it was measured, with the chosen point."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -20,8 +21,9 @@ from enginegate.report.content import MISSING, one_line, percentile_text
 from enginegate.report.decision_page.forest import forest_section, slo_p99_ms
 from enginegate.serving import ServingConfig
 
-# Lines of the table under the curve: a search makes 20 to 60 measurements of one candidate.
-_MOST_LINES = 60
+# Lines of the table under the curve: a search makes 20 to 60 measurements of one candidate. Points
+# of the pictures, and rows where there is one load: few more would be told apart by eye.
+_MOST_LINES, _MOST_POINTS, _MOST_ROWS, _MOST_ROWS_OF_OTHERS = 60, 100, 24, 8
 _MEDIAN = 0.5
 
 
@@ -111,7 +113,7 @@ def curve_of(benchmark: Benchmark, slo_ms: float | None) -> LoadCurve:
         chosen = (benchmark.offered_at_slo_per_s, _interval(p99))
     return LoadCurve(
         name=benchmark.candidate.name,
-        points=tuple(_point(m, config) for m in benchmark.measurements),
+        points=tuple(_point(m, config) for m in _chosen_first(benchmark)[:_MOST_POINTS]),
         chosen=chosen,
         slo_ms=slo_ms,
         ceiling_per_s=_ceiling(benchmark),
@@ -131,26 +133,33 @@ def shown_config(benchmark: Benchmark) -> ServingConfig | None:
     return best[2] if best else None
 
 
-def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
-    curve, config = curve_of(benchmark, slo_ms), shown_config(benchmark)
-    order = sorted(
+def _chosen_first(benchmark: Benchmark) -> list[Measurement]:
+    """Valid measurements of the chosen configuration, then of others, then invalid ones."""
+    config = shown_config(benchmark)
+    return sorted(
         benchmark.measurements,
         key=lambda m: (bool(m.invalid), m.config != config, str(m.config), m.rate_per_s),
     )
+
+
+def _whole(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
+    curve, config = curve_of(benchmark, slo_ms), shown_config(benchmark)
+    order = _chosen_first(benchmark)
+    chosen_per_s = curve.chosen[0] if curve.chosen else None
     return CandidateCurve(
         candidate=benchmark.candidate.name,
         configuration=str(config) if config else MISSING,
         chart=load_chart(curve),
         keys=_keys(benchmark, curve),
-        lines=tuple(_line(m, config) for m in order[:_MOST_LINES]),
+        lines=tuple(_line(m, config, chosen_per_s) for m in order[:_MOST_LINES]),
         hidden=max(0, len(order) - _MOST_LINES),
-        strip=_strip(benchmark, order[:_MOST_LINES], curve),
+        strip=_strip(benchmark, order[:_MOST_ROWS], curve),
     )
 
 
 def _strip(benchmark: Benchmark, order: Sequence[Measurement], curve: LoadCurve) -> Strip | None:
     """None: several loads were offered, so that there is a curve."""
-    loads = {m.rate_per_s for m in order}
+    loads = {m.rate_per_s for m in benchmark.measurements}
     if len(loads) > 1:
         return None
     known = [_interval(p) for m in order if not m.invalid and (p := m.p99)]
@@ -214,7 +223,7 @@ def _small(benchmark: Benchmark, slo_ms: float | None) -> CandidateCurve:
         keys=(),
         lines=(),
         hidden=0,
-        strip=_strip(benchmark, benchmark.measurements[:_MOST_LINES], curve),
+        strip=_strip(benchmark, _chosen_first(benchmark)[:_MOST_ROWS_OF_OTHERS], curve),
     )
 
 
@@ -277,13 +286,15 @@ def _ceiling_words(benchmark: Benchmark) -> str:
     return f"above {per_second(policy)} the policy allows no trial" if policy is not None else ""
 
 
-def _line(m: Measurement, config: ServingConfig | None) -> LoadLine:
+def _line(m: Measurement, config: ServingConfig | None, chosen_per_s: float | None) -> LoadLine:
     p50 = m.percentile(_MEDIAN)
     notes = []
     if m.invalid:
         notes.append(f"invalid: {one_line(m.invalid[0])}")
     if m.config != config:
         notes.append(str(m.config))
+    elif chosen_per_s is not None and math.isclose(m.rate_per_s, chosen_per_s):
+        notes.append("chosen load")
     return LoadLine(
         load=short_number(m.rate_per_s, 4),
         answered=short_number(m.throughput_per_s, 4),

@@ -12,6 +12,8 @@ from enginegate.report.decision_page.forest import EMULATED, forest_section
 _MOST_ROWS = 32
 # Shares of the margin at which a cell's shade grows darker; above the last one it is used up.
 _SHADES = (0.0, 0.25, 0.5, 0.75, 1.0)
+# A smaller share of the margin reads as no change at one decimal.
+_ROUNDED_AWAY = 0.005
 _EVALUATION = "evaluation"
 _OF_SLICES = "slice_"
 _DATA = {_EVALUATION: "labelled data", "shadow": "recorded traffic"}
@@ -238,7 +240,9 @@ def _used(finding: Finding) -> float | None:
 
 def _shade(finding: Finding) -> int | None:
     used = _used(finding)
-    return None if used is None else sum(used > share for share in _SHADES)
+    if used is None:
+        return None
+    return 0 if used < _ROUNDED_AWAY else sum(used > share for share in _SHADES)
 
 
 def _badness(findings: Sequence[Finding | None]) -> tuple[int, float]:

@@ -120,7 +120,7 @@ def test_lines_go_to_the_file_and_the_cursor_comes_back(terminal, table, tmp_pat
     assert said.rindex("\x1b[?25h") > said.rindex("\x1b[?25l")
 
 
-@pytest.mark.parametrize("error", [ServerError("it died"), KeyboardInterrupt(), ValueError("oops")])
+@pytest.mark.parametrize("error", [ServerError("it died"), ValueError("oops")])
 def test_failure_leaves_the_table_and_the_last_lines(terminal, table, tmp_path, error):
     """How far it came, what was said last, where the rest is; and the cursor."""
 
@@ -136,6 +136,23 @@ def test_failure_leaves_the_table_and_the_last_lines(terminal, table, tmp_path, 
     assert NAMES[0] in shown
     assert "the last line" in shown
     assert "progress.log" in shown
+
+
+def test_ctrl_c_leaves_the_table_and_the_cursor(terminal, table, tmp_path):
+    """Whoever stopped it needs no evidence of why."""
+
+    def stop():
+        with live_table(table, terminal, tmp_path / "progress.log"):
+            _log.info("the last line")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        stop()
+
+    shown = terminal.file.getvalue().rpartition("\x1b[?25h")[2]
+    assert NAMES[0] in shown
+    assert "the last line" not in shown
+    assert "Ctrl-C stops" not in shown
 
 
 def test_lines_come_back_to_the_terminal_afterwards(terminal, table, tmp_path):

@@ -1,5 +1,8 @@
 """Each candidate's latency against load."""
 
+import pytest
+
+from enginegate.report.decision_page import decision_page
 from enginegate.report.decision_page.load_curve import (
     curve_of,
     load_curve_section,
@@ -74,6 +77,7 @@ def test_every_measurement_is_in_the_table():
     assert [line.load for line in lines] == ["100", "200", "400", "800"]
     assert lines[2].p99 == "6.25 (5.62 to 7.50)"
     assert lines[2].requests == "1,200"
+    assert [line.note for line in lines[:3]] == ["", "", "chosen load"]
     assert lines[3].note.startswith("invalid: the generator was late")
 
 
@@ -105,3 +109,21 @@ def test_one_load_is_no_curve():
     assert strip.rows[2].note.startswith("invalid: the generator was late")
     assert 'href="#right"' in strip.rows[2].chart
     assert load_curve_section(CARD).first.strip is None
+
+
+@pytest.mark.parametrize("loads", [1, 25])
+def test_a_long_search_stays_small(loads):
+    """Eight candidates with 200 measurements each leave room for the rest of the page."""
+    one = CARD.benchmark(INT8)
+    measured = tuple(
+        m.model_copy(update={"load": m.load.model_copy(update={"rate_per_s": 100.0 + n % loads})})
+        for n, m in enumerate(one.measurements * 50)
+    )
+    candidates = [verdict.candidate for verdict in CARD.verdicts]
+    benchmarks = tuple(
+        one.model_copy(update={"candidate": candidate, "measurements": measured})
+        for candidate in candidates
+    )
+    card = CARD.model_copy(update={"benchmarks": benchmarks})
+
+    assert len(decision_page(card).encode()) < 150 * 1024

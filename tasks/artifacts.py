@@ -1,26 +1,37 @@
-"""A scorecard on the page of its run in Prefect: candidates, evidence, and where more of it is."""
+"""What runs leave in Prefect for people: a scorecard, and what is live of a model.
+
+A scorecard is left once on the page of each run that it is about: its candidates, all of its
+evidence, and where more of it is. What is live has one key for each model.
+"""
 
 import json
 import logging
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
-from enginegate.errors import TrackingError
+from enginegate.candidate import Candidate
+from enginegate.errors import EnginegateError, TrackingError
 from enginegate.evidence import Scorecard
+from enginegate.policy.operating import LiveTables
 from enginegate.report import (
-    COLUMNS,
+    EngineSizes,
     approval_markdown,
     escape_markdown,
+    live_timeline,
     row_of,
     short_digest,
 )
+from enginegate.repository import AuditLog, Layout
 from enginegate.tracking import Tracker
+from enginegate.watch.log import WatchLog
 from enginegate.workspace import Workspace
-from tasks.run_page import RunArtifact, artifact_key, leave_artifacts, model_version
+from tasks.run_page import RunArtifact, artifact_key, extend_history, leave_artifacts, model_version
 
+_BRACKETS = re.compile(r" \([^()]*\)")
 _log = logging.getLogger("enginegate.result")
 
 
@@ -60,10 +71,7 @@ def show_scorecard(scorecard: Scorecard, workspace: Workspace) -> None:
     title = f"**{model_version(scorecard.model, scorecard.model_uri)}**, "
     title += f"scorecard {short_digest(scorecard)}"
     winner = f"winner {scorecard.winner}" if scorecard.winner else "no winner"
-    rows = [
-        dict(zip(COLUMNS, row_of(scorecard, verdict.candidate, sizes), strict=True))
-        for verdict in scorecard.verdicts
-    ]
+    rows = [_table_row(scorecard, candidate, sizes) for candidate in _winner_first(scorecard)]
     leave_artifacts(
         [
             RunArtifact(
@@ -86,6 +94,58 @@ def show_scorecard(scorecard: Scorecard, workspace: Workspace) -> None:
             ),
         ]
     )
+
+
+def _winner_first(scorecard: Scorecard) -> list[Candidate]:
+    named = [verdict.candidate for verdict in scorecard.verdicts]
+    return sorted(
+        named,
+        key=lambda each: (each != scorecard.winner, scorecard.outcome(each), named.index(each)),
+    )
+
+
+def _table_row(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes) -> dict[str, str]:
+    """A row without intervals, which the scorecard has: Prefect cuts a wide table at the right."""
+    row = row_of(scorecard, candidate, sizes)
+    shown = {
+        "candidate": row.candidate,
+        "outcome": row.outcome,
+        "rate, req/s": row.throughput,
+        "p99, ms": row.p99,
+        "accuracy vs FP32, pp": row.accuracy,
+        "size": row.size,
+    }
+    return {
+        name: text if name == "candidate" else _BRACKETS.sub("", text)
+        for name, text in shown.items()
+    }
+
+
+@task(task_run_name="show-live-{tables.model}", cache_policy=NO_CACHE)
+def show_live(tables: LiveTables, policy: Path, workspace: Workspace) -> str:
+    """Show in Prefect what is live and whether it keeps its promise; the state in a few words.
+
+    The artifact of the model's key is renewed while nothing happens, and gets a successor when
+    something does. A repository that cannot be read is others' to report.
+    """
+    layout = Layout(tables.target.repository, tables.model)
+    try:
+        current = layout.current()
+        release = layout.release(current.version) if current else None
+        checks = WatchLog.at(workspace, release).read() if release else ()
+        events = AuditLog(layout.root).read() if layout.root.is_dir() else ()
+        held = layout.held_to(release) if release else None
+    except EnginegateError as error:
+        _log.warning("Prefect is not shown what is live: %s", error)
+        return "not read"
+    shown = live_timeline(tables.model, held, events, checks, policy=str(policy))
+    place = tables.target.objects or str(layout.root.resolve())
+    extend_history(
+        RunArtifact(
+            artifact_key("live", tables.model), "markdown", shown.markdown, shown.state, place
+        )
+    )
+    return shown.word
 
 
 def log_result(scorecard: Scorecard, policy: Path) -> None:
