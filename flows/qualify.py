@@ -128,4 +128,4 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         curves={c: each.curve for each in repairs if each for c in each.candidates},
     )
     card = make_scorecard(found, policy.slo, policy.search, policy.target.repository, workspace)
-    return file_scorecard(card, found, policy.slo, policy.signing, workspace)
+    return file_scorecard(card, found, policy.slo, policy.approval, policy.signing, workspace)

@@ -4,6 +4,7 @@ import logging
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from enginegate.evidence import (
 )
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.policy.operating import Signing
+from enginegate.policy.operating import Approval, Signing
 from enginegate.policy.recording import Data
 from enginegate.precision import TradeoffCurve, tradeoff_chart
 from enginegate.records import canonical_json, sha256_bytes
@@ -143,7 +144,12 @@ def make_scorecard(
 @task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
 @told_as("scorecard")
 def file_scorecard(
-    card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
+    card: Scorecard,
+    found: Qualification,
+    slo: Slo,
+    approval: Approval,
+    signing: Signing,
+    workspace: Workspace,
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
@@ -161,7 +167,7 @@ def file_scorecard(
         report=scorecard_markdown(card, sizes_of(found.attempts)),
         files=_files(slo, card),
         params=_params(slo, card),
-        make_page=page_of_log,
+        make_page=partial(page_of_log, rules=approval),
     )
     filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)
