@@ -123,8 +123,9 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         benchmarks=measured,
         engine_speeds=speeds,
         eager_speeds=eager,
+        approval_hours=policy.approval.expires_hours,
         unmeasured=skipped,
         curves={c: each.curve for each in repairs if each for c in each.candidates},
     )
     card = make_scorecard(found, policy.slo, policy.search, policy.target.repository, workspace)
-    return file_scorecard(card, found, policy.slo, policy.signing, workspace)
+    return file_scorecard(card, found, policy.slo, policy.approval, policy.signing, workspace)

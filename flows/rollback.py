@@ -30,7 +30,7 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     opened = read_policy(Path(policy))
     tables, workspace = opened.live_tables, Workspace.of(opened)
     release = roll_back_to(tables, workspace, to, reason)
-    update_mlflow(tables.target.repository, workspace)
+    update_mlflow(tables, workspace)
     announce_releases(tables.target.repository, workspace)
     show_live(tables, policy, workspace)
     return release

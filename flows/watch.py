@@ -183,7 +183,7 @@ def _acted(
         back = roll_back_failed(tables, release, check, workspace)
         if back is not None:
             alert(check.model, f"{check}. {back.message}", version=check.version, action="rollback")
-            update_mlflow(tables.target.repository, workspace)
+            update_mlflow(tables, workspace)
             announce_releases(tables.target.repository, workspace)
             return check
         if not is_live(tables, release):

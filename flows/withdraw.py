@@ -33,7 +33,7 @@ def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     opened = read_policy(Path(policy))
     tables, workspace = opened.live_tables, Workspace.of(opened)
     release = withdraw_first(tables, workspace, who, reason)
-    update_mlflow(tables.target.repository, workspace)
+    update_mlflow(tables, workspace)
     announce_releases(tables.target.repository, workspace)
     show_live(tables, policy, workspace)
     return release

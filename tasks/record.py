@@ -4,6 +4,7 @@ import logging
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -30,7 +31,7 @@ from enginegate.evidence import (
 )
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
-from enginegate.policy.operating import Signing
+from enginegate.policy.operating import Approval, Signing
 from enginegate.policy.recording import Data
 from enginegate.precision import TradeoffCurve, tradeoff_chart
 from enginegate.records import canonical_json, sha256_bytes
@@ -65,6 +66,7 @@ class Qualification:
         benchmarks: of each attempt; None: it was not measured.
         engine_speeds: of each attempt, without a server; None: not measured.
         eager_speeds: of the source's own PyTorch model, by precision.
+        approval_hours: for how long the policy lets an approval stand.
         unmeasured: why a candidate was not benchmarked.
         curves: what repairs tried.
     """
@@ -82,6 +84,7 @@ class Qualification:
     curves: Mapping[Candidate, TradeoffCurve]
     engine_speeds: Sequence[EngineSpeed | None] = ()
     eager_speeds: tuple[EagerSpeed, ...] = ()
+    approval_hours: float | None = None
 
 
 def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
@@ -129,6 +132,7 @@ def make_scorecard(
         reason=choice.reason,
         tied=choice.tied,
         requested_by=_requester(),
+        approval_hours=found.approval_hours,
         unmeasured={candidate.name: why for candidate, why in found.unmeasured.items()},
         engine_speeds=tuple(speed for speed in found.engine_speeds if speed is not None),
         eager_speeds=found.eager_speeds,
@@ -140,7 +144,12 @@ def make_scorecard(
 @task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
 @told_as("scorecard")
 def file_scorecard(
-    card: Scorecard, found: Qualification, slo: Slo, signing: Signing, workspace: Workspace
+    card: Scorecard,
+    found: Qualification,
+    slo: Slo,
+    approval: Approval,
+    signing: Signing,
+    workspace: Workspace,
 ) -> Scorecard:
     """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
@@ -158,7 +167,7 @@ def file_scorecard(
         report=scorecard_markdown(card, sizes_of(found.attempts)),
         files=_files(slo, card),
         params=_params(slo, card),
-        make_page=page_of_log,
+        make_page=partial(page_of_log, rules=approval),
     )
     filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)

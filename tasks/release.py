@@ -272,7 +272,7 @@ def take_back(change: Transaction) -> None:
         _log.exception("release %d was published and could not be rolled back", release.version)
         raise
     _log.warning("the promotion was rolled back. %s", words)
-    update_mlflow.fn(tables.target.repository, workspace)
+    update_mlflow.fn(tables, workspace)
 
 
 @task(task_run_name="refuse", cache_policy=NO_CACHE)
@@ -302,7 +302,7 @@ def move_champion(tables: LiveTables, workspace: Workspace) -> None:
         patience_s=PROMOTION_TIMEOUT_S,
         reclaim=True,
         model=tables.model,
-        make_page=page_of_log,
+        make_page=partial(page_of_log, rules=tables.approval),
     )
 
 
@@ -318,9 +318,11 @@ def roll_back_to(
 
 
 @task(task_run_name="update-mlflow", cache_policy=NO_CACHE)
-def update_mlflow(repository: Path, workspace: Workspace) -> None:
+def update_mlflow(tables: LiveTables, workspace: Workspace) -> None:
     """Deliver the audit log after a rollback, which stands even if MLflow cannot have it yet."""
-    refusal = try_deliver(workspace, repository, page_of_log)
+    repository = tables.target.repository
+    make_page = partial(page_of_log, rules=tables.approval)
+    refusal = try_deliver(workspace, repository, model=tables.model, make_page=make_page)
     if refusal:
         _log.error(
             "MLflow does not know yet what is live in %s: %s\nThe next promotion, rollback or "

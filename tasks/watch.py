@@ -3,6 +3,7 @@
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from prefect import task
@@ -70,9 +71,8 @@ def expire_shadow(retention: Retention, workspace: Workspace) -> tuple[str, ...]
 def deliver_to_mlflow(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Deliver to MLflow what it has not got yet of the audit log; a refusal is retried later."""
     try:
-        return deliver(
-            workspace, tables.target.repository, model=tables.model, make_page=page_of_log
-        )
+        make_page = partial(page_of_log, rules=tables.approval)
+        return deliver(workspace, tables.target.repository, model=tables.model, make_page=make_page)
     except EnginegateError as error:
         _log.warning("MLflow may not have all of the audit log yet: %s", error)
         return ()

@@ -15,6 +15,7 @@ Exit codes:
 
 import getpass
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -55,6 +56,7 @@ from enginegate.cli.terminal import (
     out,
     terminable,
 )
+from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, InputError
@@ -64,6 +66,7 @@ from enginegate.policy.operating import PromotionTarget
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout
+from enginegate.tracking import START_COMMAND
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
@@ -210,6 +213,7 @@ def qualify_command(
         commands += [f"enginegate promote {policy} {short}"]
         if scorecard.winner is None:
             commands = []
+        out.print(f"Compare: {_ui_of(scorecard, policy)}", markup=False, soft_wrap=True)
         for word, command in zip(("Next:", "then:"), commands, strict=False):
             out.print(f"{word} {command}", markup=False, soft_wrap=True)
         output.document(scorecard_document(scorecard, commands=commands))
@@ -263,6 +267,27 @@ def report_command(
     with printing(as_json=as_json) as printed:
         write_report(scorecard, policy, file, workspace, printed.console)
         printed.document(PageDocument(scorecard=scorecard.digest, file=str(file.absolute())))
+
+
+@app.command("ui")
+def ui_command(
+    run: Annotated[
+        str | None,
+        typer.Argument(metavar="[SCORECARD]", help="digest, or its beginning; default: the newest"),
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(help="on 127.0.0.1; default: the one that filed links lead to, if it is free"),
+    ] = None,
+    policy: RulesFile = None,
+) -> None:
+    """Open MLflow's pages of the comparison: the winner first, charts, the decision page.
+
+    Where MLFLOW_TRACKING_URI is a server its links are printed. Else MLflow's UI is started on the
+    workspace's database, on 127.0.0.1 only, until Ctrl-C.
+    """
+    workspace = _workspace(policy)
+    show_ui(workspace, workspace.scorecard(run) if run else None, port, out)
 
 
 @app.command("approve")
@@ -486,6 +511,13 @@ def demo_command(
 def _workspace(policy: Path | None) -> Workspace:
     """The workspace of the policy that was named, else of the current folder."""
     return Workspace.of(read_policy(policy)) if policy is not None else Workspace.here()
+
+
+def _ui_of(scorecard: Scorecard, policy: Path) -> str:
+    """The command that shows it in MLflow; the policy is named where its workspace is elsewhere."""
+    command = f"{START_COMMAND} {scorecard.digest[:12]}"
+    there = _workspace(policy).root == Workspace.here().root
+    return command if there else f"{command} --policy {shlex.quote(str(policy))}"
 
 
 def _why_not(scorecard: Scorecard) -> ExitCode:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -101,7 +102,12 @@ def decide_scorecard(
     if later:
         print_hanging(out, f"The audit log gets it at the promotion: {later}")
     if scorecard.mlflow_run and rules is not None:
-        refusal = try_deliver(workspace, rules.target.repository, page_of_log)
+        refusal = try_deliver(
+            workspace,
+            rules.target.repository,
+            model=rules.name,
+            make_page=partial(page_of_log, rules=rules.approval),
+        )
         if refusal:
             print_hanging(out, f"MLflow is updated later: {refusal.splitlines()[0]}")
     resumed = _resume_suspended(decision)

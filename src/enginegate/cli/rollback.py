@@ -3,6 +3,7 @@
 import os
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from enginegate.cli.output.records import ReleaseDocument
 from enginegate.cli.policies import PolicyFile
 from enginegate.decision import Release
 from enginegate.errors import InputError, PolicyError
-from enginegate.policy import read_policy
+from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
 from enginegate.repository import Layout, open_target
@@ -44,7 +45,7 @@ def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -
         repository = open_target(rules.live_tables, workspace, channel="command")
         release = repository.rollback(rules.name, to, reason=reason)
         _print_live(release, policy, output.console)
-        undelivered = try_deliver(workspace, rules.target.repository, page_of_log)
+        undelivered = _delivered(rules, workspace)
         _print_undelivered(undelivered, output.console)
     output.document(
         ReleaseDocument(
@@ -80,7 +81,7 @@ def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
         repository = open_target(rules.live_tables, workspace, channel="command")
         release = repository.withdraw(rules.name, Withdrawal(who, reason))
         _print_withdrawn(release, policy, output.console)
-        undelivered = try_deliver(workspace, rules.target.repository, page_of_log)
+        undelivered = _delivered(rules, workspace)
         _print_undelivered(undelivered, output.console)
     output.document(
         ReleaseDocument(
@@ -92,6 +93,13 @@ def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
             undelivered=undelivered,
         )
     )
+
+
+def _delivered(rules: Policy, workspace: Workspace) -> str:
+    """Why MLflow could not be updated; empty: it was."""
+    make_page = partial(page_of_log, rules=rules.approval)
+    root = rules.target.repository
+    return try_deliver(workspace, root, model=rules.name, make_page=make_page)
 
 
 def prefect_answers() -> bool:

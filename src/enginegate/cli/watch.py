@@ -2,6 +2,7 @@
 
 import getpass
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -162,7 +163,8 @@ def _acknowledge(policy: Policy, who: str, why: str, release: int | None, output
             state = promises.shown_state(events, policy.name, number, checks)
             states[number] = state.word
             print_hanging(out, f"Release {number} is shown as: {state.word}.")
-    refusal = try_deliver(workspace, root, page_of_log)
+    make_page = partial(page_of_log, rules=policy.approval)
+    refusal = try_deliver(workspace, root, model=policy.name, make_page=make_page)
     if refusal:
         print_hanging(out, f"MLflow is updated later: {refusal.splitlines()[0]}")
     acknowledged = tuple(

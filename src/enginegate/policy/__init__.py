@@ -219,7 +219,9 @@ class Policy(Record):
     @property
     def live_tables(self) -> LiveTables:
         """Where the model is live, and what changing or watching it is held to."""
-        return LiveTables(self.name, self.target, self.signing, self.retention, self.watch)
+        return LiveTables(
+            self.name, self.target, self.signing, self.retention, self.watch, self.approval
+        )
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:

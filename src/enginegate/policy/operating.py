@@ -263,10 +263,11 @@ class Retention(Record):
 
 @dataclass(frozen=True, slots=True)
 class LiveTables:
-    """Everything in a policy about the model that is live: where, signed how, kept, and watched."""
+    """Everything in a policy about the model that is live: where, by whose word, kept, watched."""
 
     model: str
     target: PromotionTarget
     signing: Signing
     retention: Retention
     watch: Watch
+    approval: Approval

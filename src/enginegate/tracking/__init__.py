@@ -8,13 +8,15 @@ from enginegate.tracking.delivery import (
     state_tag,
     try_deliver,
 )
+from enginegate.tracking.local_ui import local_ui
 from enginegate.tracking.page_filing import PageMaker
 from enginegate.tracking.scorecard_logger import CandidateArtifacts
 from enginegate.tracking.tracker import Tracker
-from enginegate.tracking.ui_links import ComparisonLink
+from enginegate.tracking.ui_links import START_COMMAND, ComparisonLink
 
 __all__ = [
     "PROMOTION_TIMEOUT_S",
+    "START_COMMAND",
     "CandidateArtifacts",
     "ComparisonLink",
     "PageMaker",
@@ -22,6 +24,7 @@ __all__ = [
     "check_authentic",
     "deliver",
     "engine_of",
+    "local_ui",
     "scorecard_of",
     "state_tag",
     "try_deliver",

@@ -35,6 +35,7 @@ from enginegate.repository.history.audit import (
 )
 from enginegate.repository.history.broken_promises import ShownState, shown_state
 from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.store.scorecard_history import ScorecardHistory
 from enginegate.tracking.artifact_download import scorecard_of
 from enginegate.tracking.live_checks import state_tags
 from enginegate.tracking.page_filing import PageMaker, file_page
@@ -85,7 +86,8 @@ def deliver(
         root: of the live repository.
         patience_s: how long another process may go on that delivers the same log.
         reclaim: take the alias also from a version that another repository promoted.
-        model: of the repository, whose alias is put right; None: every model's.
+        model: of the repository, whose alias is put right, and whose versions and pages are
+            described anew; None: every model's.
         make_page: draws a scorecard's decision page, which is filed anew where the log has more
             than the filed one shows; None: pages stay as they are.
 
@@ -104,10 +106,16 @@ def deliver(
         return tuple(delivery.run(reclaim=reclaim, model=model))
 
 
-def try_deliver(workspace: Workspace, root: Path, make_page: PageMaker | None = None) -> str:
+def try_deliver(
+    workspace: Workspace,
+    root: Path,
+    *,
+    model: str | None = None,
+    make_page: PageMaker | None = None,
+) -> str:
     """Give MLflow what it lacks, if it answers; why it could not be given, or empty."""
     try:
-        deliver(workspace, root, make_page=make_page)
+        deliver(workspace, root, model=model, make_page=make_page)
     except EnginegateError as error:
         return str(error)
     return ""
@@ -201,7 +209,8 @@ class _Delivery:
         if not changes or not self._is_live(changes[-1]):
             return
         layout, connection = Layout(self.root, model), self.tracker.connection
-        for uri, note in release_notes(own, layout.releases()).items():
+        held = [_held_to(layout, release) for release in layout.releases()]
+        for uri, note in release_notes(own, held).items():
             version = registered_version(uri)
             if version is not None:
                 write_note(connection, version, note, find_places=self._places)
@@ -251,13 +260,8 @@ class _Delivery:
         for digest in list(dict.fromkeys(touched))[:_RECENT_PAGES]:
             with suppress(InputError):
                 card = scorecard_of(self.workspace, digest)
-                checks = [
-                    check
-                    for version, scorecard in known.items()
-                    if scorecard == digest
-                    for check in WatchLog.at(self.workspace, layout.release(version)).read()
-                ]
-                file_page(self.tracker.connection, card, own, checks, self.make_page)
+                history = ScorecardHistory.read(card, self.root, self.workspace)
+                file_page(self.tracker.connection, card, history, self.make_page)
 
     def _move(self, event: Event) -> None:
         try:
@@ -335,9 +339,7 @@ class _Delivery:
             tags, model_uri = _withdrawn_tags(event), self._scorecard(event).model_uri
         else:
             layout = Layout(self.root, event.model)
-            release = layout.release(event.release or 0)
-            with suppress(EnginegateError):  # `verify` says what is wrong with its promise
-                release = layout.held_to(release)
+            release = _held_to(layout, layout.release(event.release or 0))
             tags, model_uri = _release_tags(release, event), release.model_uri
         version = registered_version(model_uri)
         return None if version is None else (*version, tags)
@@ -416,6 +418,12 @@ def state_tag(state: ShownState, release: Release) -> dict[str, str]:
     if state.broken:
         words += f"; nobody has acknowledged check {state.broken[-1].check}"
     return {STATE_TAG: words}
+
+
+def _held_to(layout: Layout, release: Release) -> Release:
+    with suppress(EnginegateError):  # `verify` says what is wrong with its promise
+        return layout.held_to(release)
+    return release
 
 
 def _told(sentence: str) -> str:

@@ -6,17 +6,16 @@ run says which events its page shows, so that nothing is written where nothing h
 
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
 from enginegate.atomic_io import write_file
 from enginegate.evidence import Scorecard
 from enginegate.records import sha256_bytes
-from enginegate.repository.history.audit import Event
+from enginegate.repository.store.scorecard_history import ScorecardHistory
 from enginegate.tracking.connection import Connection
 from enginegate.tracking.ui_links import DECISION_PAGE, comparison_of
-from enginegate.watch.log import WatchCheck
 
 SHOWS_TAG = "decision_page.shows"
 _DIGEST_LENGTH = 16
@@ -29,16 +28,14 @@ class PageMaker(Protocol):
     def __call__(
         self,
         scorecard: Scorecard,
-        events: Sequence[Event],
-        checks: Sequence[WatchCheck],
+        found: ScorecardHistory,
         links: Mapping[str, str],
     ) -> str:
         """The whole page.
 
         Args:
             scorecard: as it is filed.
-            events: of its model in the audit log, oldest first.
-            checks: of the releases that were published of it.
+            found: what the repository and the workspace know of it.
             links: where MLflow shows it: words -> address.
         """
 
@@ -46,8 +43,7 @@ class PageMaker(Protocol):
 def file_page(
     connection: Connection,
     scorecard: Scorecard,
-    events: Sequence[Event],
-    checks: Sequence[WatchCheck],
+    history: ScorecardHistory,
     make_page: PageMaker,
 ) -> bool:
     """File a scorecard's page at its run's root, if it shows something else than the filed one.
@@ -63,7 +59,7 @@ def file_page(
     at = comparison_of(connection, str(found.info.experiment_id), run, ())
     links = {"Candidates compared in MLflow": at.runs_url, "charts": at.charts_url}
     try:
-        page = make_page(scorecard, events, checks, links).encode()
+        page = make_page(scorecard, history, links).encode()
     except Exception:  # noqa: BLE001 - logged whole
         # A page that cannot be drawn must not undo the promotion that it would show.
         _log.exception("The decision page of scorecard %s was not drawn", scorecard.digest[:12])

@@ -20,8 +20,9 @@ STATE_OF_VERSION = "enginegate.state"
 LIVE, PREVIOUS, REPLACED, BROKEN = "live", "previous", "replaced", "live, promise broken"
 ROLLED_BACK, WITHDRAWN = "rolled back", "withdrawn"
 WAITING, APPROVED, REJECTED, NO_WINNER = "waiting", "approved", "rejected", "no winner"
-# A qualification changes what is said of a version only where it is not part of what is live.
-_OF_RELEASES = frozenset({LIVE, PREVIOUS, BROKEN})
+_STANDING_BY = frozenset({LIVE, PREVIOUS, BROKEN})
+# What the audit log says of a version's release stays when the version is qualified once more.
+_OF_RELEASES = _STANDING_BY | {REPLACED, ROLLED_BACK, WITHDRAWN}
 _ANSWERED = frozenset({WAITING, APPROVED, REJECTED})
 _OURS_ENDS = "*Written by Enginegate. What is written below this line stays.*"
 _TAG_LENGTH = 1000
@@ -70,7 +71,7 @@ class VersionNote:
 
 
 def note_qualified(connection: Connection, scorecard: Scorecard, experiment: str) -> None:
-    """Say on the registered version how its qualification ended, unless it is live already."""
+    """Say on the registered version how its qualification ended, unless it was released already."""
     named = registered_version(scorecard.model_uri)
     if named is None:
         return
@@ -185,7 +186,7 @@ def release_notes(events: Sequence[Event], releases: Sequence[Release]) -> dict[
     found: dict[str, VersionNote] = {}
     for number, note in notes.items():
         uri = known[number].model_uri
-        if uri not in found or found[uri].state not in _OF_RELEASES or note.state in {LIVE, BROKEN}:
+        if uri not in found or found[uri].state not in _STANDING_BY or note.state in {LIVE, BROKEN}:
             found[uri] = note
     return found
 

@@ -16,6 +16,7 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine
 from enginegate.evidence import Scorecard
 from enginegate.records import Record
+from enginegate.repository.store.scorecard_history import ScorecardHistory
 from enginegate.tracking import shared_view, summary
 from enginegate.tracking.connection import Connection
 from enginegate.tracking.evidence_tables import evidence_tables, tables_tag
@@ -112,7 +113,7 @@ class ScorecardLogger:
         if self.make_page is None or (once and is_page_filed(self.connection, run)):
             return
         scorecard = self.scorecard.model_copy(update={"mlflow_run": run})
-        file_page(self.connection, scorecard, (), (), self.make_page)
+        file_page(self.connection, scorecard, ScorecardHistory(), self.make_page)
 
     def _runs(self, experiment: str, condition: str) -> list[str]:
         found = self.client.search_runs([experiment], filter_string=condition)
@@ -151,8 +152,11 @@ class ScorecardLogger:
             for candidate in scorecard.ranked
             for name in metrics_of(scorecard, candidate, self._engine(candidate))
         }
-        curved = any(latency_curve(benchmark) for benchmark in scorecard.benchmarks)
-        state = shared_view.view_state(run, {*named, CURVE} if curved else named, has_curve=curved)
+        curved = [b for b in scorecard.benchmarks if latency_curve(b)]
+        slowest_ms = max((b.p99_at_slo.value_ms for b in curved if b.p99_at_slo), default=None)
+        state = shared_view.view_state(
+            run, {*named, CURVE} if curved else named, slowest_ms=slowest_ms
+        )
         key = f"{shared_view.TAG}{view_key(run)}"
         self.client.set_experiment_tag(experiment, key, state)
         note = str(self.client.get_experiment(experiment).tags.get(_NOTE, ""))

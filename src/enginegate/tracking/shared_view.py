@@ -26,19 +26,22 @@ _COLUMNS: Mapping[str, int] = {
     f"params.`{summary.RUNTIME}`": 150,
 }
 # When a run was made says nothing here, and the page does not let its column go.
-_CREATED = {"runDateAndNestInfo": 62}
+_CREATED = {"runDateAndNestInfo": 48}
 # Four charts in a square, which fit below the page's own controls.
 _GRID = {"columns": 2, "cardHeight": 265}
 _MOST_RUNS = 30
+# Past saturation latencies are a hundred times as long, and everything else would be a flat line.
+_HEADROOM = 3.0
 
 
-def view_state(run: str, named: Iterable[str], *, has_curve: bool) -> str:
+def view_state(run: str, named: Iterable[str], *, slowest_ms: float | None) -> str:
     """The view as JSON, for the tag.
 
     Args:
         run: the parent run, whose children are shown, the winner first.
         named: metrics of the children; charts of those that are not in the section are folded.
-        has_curve: whether a latency curve was filed.
+        slowest_ms: the largest p99 that met the SLO, which the latency curve's axis is made for;
+            None: no curve was filed.
     """
     present = set(named)
     own_unit = metrics.CHANGE not in present and metrics.CHANGE_OWN_UNIT in present
@@ -47,8 +50,8 @@ def view_state(run: str, named: Iterable[str], *, has_curve: bool) -> str:
         _bar(metrics.P99, "p99 at the chosen rate, ms (lower is better)"),
         _bar(metrics.RATE, "Requests/s within the SLO (higher is better)"),
         _bar(change, "Accuracy change against FP32 (0 is FP32)"),
-        _line(metrics.CURVE, "p99, ms, by offered requests/s")
-        if has_curve
+        _line(metrics.CURVE, "p99, ms, by offered requests/s", top=_HEADROOM * slowest_ms)
+        if slowest_ms is not None
         else _bar("size/engine_kib", "Engine size, KiB"),
     ]
     sections = sorted({name.rpartition("/")[0] for name in present})
@@ -88,8 +91,15 @@ def _bar(metric: str, title: str) -> dict[str, object]:
     return _chart("BAR", metric, title)
 
 
-def _line(metric: str, title: str) -> dict[str, object]:
-    drawn = {"selectedMetricKeys": [metric], "xAxisKey": "step", "displayPoints": True}
+def _line(metric: str, title: str, *, top: float) -> dict[str, object]:
+    drawn = {
+        "selectedMetricKeys": [metric],
+        "xAxisKey": "step",
+        "displayPoints": True,
+        "useGlobalLineSmoothing": False,
+        "lineSmoothness": 0,
+        "range": {"yMin": 0, "yMax": top},
+    }
     return {**_chart("LINE", metric, title), **drawn}
 
 
@@ -99,7 +109,7 @@ def _chart(kind: str, metric: str, title: str) -> dict[str, object]:
         "type": kind,
         "metricKey": metric,
         "dataAccessKey": metric,
-        "displayName": title,
+        "displayName": title,  # 3.17 shows the metric's name in its place
         "metricSectionId": f"section-{SECTION}",
         "runsCountToCompare": _MOST_RUNS,
         "deleted": False,

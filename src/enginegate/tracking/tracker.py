@@ -136,8 +136,13 @@ class Tracker:
         with self.connection.explained(f"look up the checks of {model!r}"):
             return watch_run(self.connection, model, release_sha256)
 
-    def comparison(self, run_id: str) -> ComparisonLink:
+    def comparison(self, run_id: str, base: str = "") -> ComparisonLink:
         """Where the UI compares the candidates of a recorded scorecard.
+
+        Args:
+            run_id: the parent run.
+            base: where a UI was started; empty: the server's own, or where `enginegate ui` starts
+                one as a rule.
 
         Raises:
             TrackingError: MLflow cannot be reached, or knows no such run.
@@ -150,7 +155,7 @@ class Tracker:
                 order_by=["attributes.start_time ASC"],
             )
         ids = tuple(str(run.info.run_id) for run in children)
-        return comparison_of(self.connection, experiment, run_id, ids)
+        return comparison_of(self.connection, experiment, run_id, ids, base)
 
     def register(
         self, model_name: str, model_id: str, *, run_id: str, tags: Mapping[str, str]

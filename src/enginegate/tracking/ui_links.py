@@ -40,10 +40,22 @@ class ComparisonLink:
 
 
 def comparison_of(
-    connection: Connection, experiment: str, parent: str, children: tuple[str, ...]
+    connection: Connection,
+    experiment: str,
+    parent: str,
+    children: tuple[str, ...],
+    base: str = "",
 ) -> ComparisonLink:
-    """The links for a parent run and its children."""
-    base = ui_base(connection)
+    """The links for a parent run and its children.
+
+    Args:
+        connection: to MLflow.
+        experiment: its id.
+        parent: the parent run's id.
+        children: ids of the candidates' runs.
+        base: where a UI was started; empty: where one is started as a rule.
+    """
+    base = base or ui_base(connection)
     compared = _query(
         # MLflow's page reads it only where it comes first.
         runs=json.dumps(children),
@@ -54,18 +66,9 @@ def comparison_of(
         runs_url=f"{base}/{runs_place(experiment, parent)}",
         charts_url=f"{base}/{runs_place(experiment, parent)}&compareRunsMode=CHART",
         compare_url=f"{base}/#/compare-runs?{compared}",
-        page_url=decision_page_link(connection, experiment, parent),
+        page_url=f"{base}/{page_place(experiment, parent)}",
         start_command="" if connection.is_server else START_COMMAND,
     )
-
-
-def decision_page_link(connection: Connection, experiment: str, parent: str) -> str:
-    """The decision page of a parent run, as MLflow's UI shows it.
-
-    On a tracking server it is there at once. For a database it is there while `enginegate ui` runs:
-    browsers open no ``file://`` link from Prefect's pages or MLflow's.
-    """
-    return f"{ui_base(connection)}/{page_place(experiment, parent)}"
 
 
 def view_key(run: str) -> str:
@@ -80,7 +83,11 @@ def runs_place(experiment: str, parent: str) -> str:
 
 
 def page_place(experiment: str, parent: str) -> str:
-    """The decision page, relative to MLflow's UI: for notes that MLflow shows."""
+    """The decision page of a parent run as MLflow's UI shows it, relative to the UI.
+
+    Through the UI also for a database, where it is there while `enginegate ui` runs: browsers open
+    no ``file://`` link from Prefect's pages or MLflow's.
+    """
     page = f"#/experiments/{experiment}/runs/{parent}/artifacts/{DECISION_PAGE}"
     return f"{page}?{_query(**_TRAINING)}"
 

@@ -360,7 +360,9 @@ def test_rolled_back_promotion_corrects_the_alias(site, registered, monkeypatch)
         return "release 1 is live again"
 
     publication = SimpleNamespace(
-        tables=SimpleNamespace(target=SimpleNamespace(repository=site.root), model="digits"),
+        tables=SimpleNamespace(
+            target=SimpleNamespace(repository=site.root), model="digits", approval=None
+        ),
         workspace=site.workspace,
         layout=Layout(site.root, "digits"),
         repository=SimpleNamespace(roll_back_promotion=withdraw),
@@ -495,9 +497,9 @@ def test_page_is_filed_anew_when_something_happened(site):
     """Once for each change: a delivery of nothing draws the same page and writes none."""
     drawn = []
 
-    def draw(filed, events, _, links):
+    def draw(filed, found, links):
         drawn.append(filed.digest)
-        return f"{[event.event for event in events]} {sorted(links)}"
+        return f"{[event.event for event in found.events]} {sorted(links)}"
 
     card = scorecard(model="digits", reason="its page is filed anew")
     run = site.tracker.record(card, {}, make_page=draw)
@@ -510,7 +512,7 @@ def test_page_is_filed_anew_when_something_happened(site):
     path = site.tracker.client.download_artifacts(run, "decision.html")
     assert Path(path).read_text().startswith("['approved'] ['Candidates compared in MLflow'")
     assert set(drawn) == {card.digest}
-    assert try_deliver(site.workspace, site.root, draw) == ""
+    assert try_deliver(site.workspace, site.root, make_page=draw) == ""
 
 
 def test_page_that_cannot_be_filed_undoes_no_promotion(site, registered, monkeypatch):

@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from enginegate.evidence import Scorecard
+from enginegate.policy.operating import Approval
 from enginegate.report.content import short_digest
 from enginegate.report.decision_page.checks import checks_section
 from enginegate.report.decision_page.comparison import comparison_section
 from enginegate.report.decision_page.configuration import configuration_section
 from enginegate.report.decision_page.forest import forest_section
-from enginegate.report.decision_page.history import NO_HISTORY, PageHistory, page_history
+from enginegate.report.decision_page.history import NO_HISTORY, PageHistory, history_of
 from enginegate.report.decision_page.load_curve import load_curve_section
 from enginegate.report.decision_page.slices import slices_section
 from enginegate.report.decision_page.time_spent import time_spent_section
 from enginegate.report.decision_page.verdict_band import footer, verdict_band
 from enginegate.report.templates import page_template
-from enginegate.repository.history.audit import Event
-from enginegate.watch.log import WatchCheck
+from enginegate.repository.store.scorecard_history import ScorecardHistory
 
 _BEGINS, _ENDS = "<!-- evidence begins -->", "<!-- evidence ends -->"
 
@@ -75,19 +75,20 @@ def decision_page(
 
 def page_of_log(
     scorecard: Scorecard,
-    events: Sequence[Event],
-    checks: Sequence[WatchCheck],
+    found: ScorecardHistory,
     links: Mapping[str, str],
+    *,
+    rules: Approval | None = None,
 ) -> str:
     """The page as it is filed: with what the audit log and the watch know by now.
 
     Args:
         scorecard: as it is filed.
-        events: of the audit log, oldest first.
-        checks: of the releases that were published of it.
+        found: what the repository and the workspace know of it.
         links: words -> absolute address.
+        rules: say for how long an approval stands; None: not known, so that it is not shown.
     """
-    history = page_history(scorecard, events, checks)
+    history = history_of(scorecard, found, rules)
     return decision_page(scorecard, history, [PageLink(*link) for link in links.items()])
 
 
