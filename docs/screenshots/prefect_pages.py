@@ -5,17 +5,18 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 
 from docs.screenshots.camera import Camera
-from docs.screenshots.stand import Stand, artifacts, newest_run, reach
+from docs.screenshots.stand import Stand, artifacts, reach
 
 _CANDIDATES = "candidates-digits"
 _LINKS = "links-digits"
+_LIVE = "live-digits"
 _SETTLED_S = 5.0
 
 
 def take_qualification(stand: Stand, shown: Camera, run: str) -> None:
     """The run with its tasks, its artifacts, and the table among these."""
     left = artifacts(stand, run)
-    shown.open(_run(stand, run))
+    shown.open(_run(stand, run), height=1200)
     shown.click(tab("Artifacts"))
     shown.text(_CANDIDATES)
     shown.take("prefect-qualification", settle_s=_SETTLED_S)
@@ -44,12 +45,9 @@ def take_approval(stand: Stand, shown: Camera, run: str) -> None:
 
 
 def take_watch(stand: Stand, shown: Camera, policy: str) -> None:
-    """What a check of the release left: an artifact whose history is the release's."""
-    for _ in range(2):
-        stand.run("enginegate", "watch", policy, "--once")
-    left = artifacts(stand, newest_run(stand, "watch"))
-    (key,) = (key for key in left if key.startswith("watch"))
-    shown.open(f"{stand.prefect}/artifacts/key/{key}")
+    """The timeline of what is live, which promotions and checks extend."""
+    stand.run("enginegate", "watch", policy, "--once")
+    shown.open(f"{stand.prefect}/artifacts/key/{_LIVE}")
     shown.text("promise")
     shown.take("prefect-watch")
 
