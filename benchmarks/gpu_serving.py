@@ -169,7 +169,7 @@ class _Bench:
             with deploy(server, model, load_timeout_s=300.0) as deployment:
                 bench = DeployedBenchmark(
                     deployment,
-                    Traffic.of(_MODEL, _requests(made, case.rows), timeout_s=20.0),
+                    Traffic.of(_MODEL, _requests(made, built.value, case.rows), timeout_s=20.0),
                     self.scratch / "latencies",
                     case.slo_ms,
                     sending=Transport(shared_memory=given.shared_memory, processes=given.processes),
@@ -336,8 +336,13 @@ def _alone(made: Subject, built: ContentFolder[Engine]) -> Sweep:
         return sweep_batches(runner.bound, made.rows, made.buckets, limit_s=3.0)
 
 
-def _requests(made: Subject, rows: int) -> list[Tensors]:
-    return [made.rows(rows, at) for at in range(0, made.largest - rows + 1, rows)]
+def _requests(made: Subject, engine: Engine, rows: int) -> list[Tensors]:
+    """In the types that the engine takes: TensorRT 8 has no INT64."""
+    types = {spec.name: spec.dtype for spec in engine.inputs}
+    return [
+        {name: array.astype(types[name]) for name, array in made.rows(rows, at).items()}
+        for at in range(0, made.largest - rows + 1, rows)
+    ]
 
 
 def _clients(rows: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import subprocess
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -71,16 +72,50 @@ def check_prefect_answers() -> None:
 @contextmanager
 def quick_client(answer_s: float | None = None) -> Iterator[SyncPrefectClient]:
     """A client of its own: what it asks is answered within seconds, or is one of `REFUSALS`."""
+    with (
+        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
+        get_client(httpx_settings=_asked_once(answer_s), sync_client=True) as client,
+    ):
+        yield client
+
+
+@dataclass(slots=True)
+class HeldClient:
+    """A quick client that stays open between questions: opening one takes a tenth of a second.
+
+    Attributes:
+        answer_s: how long it waits for an answer.
+    """
+
+    answer_s: float
+    _client: SyncPrefectClient | None = field(default=None, init=False)
+
+    @contextmanager
+    def asking(self) -> Iterator[SyncPrefectClient]:
+        """The client, for a block; what goes wrong there is one of `REFUSALS`, and closes it."""
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            try:
+                if self._client is None:
+                    made = get_client(httpx_settings=_asked_once(self.answer_s), sync_client=True)
+                    self._client = made.__enter__()
+                yield self._client
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        """End the connection; the next question opens another."""
+        if self._client is not None:
+            self._client.__exit__(None, None, None)
+        self._client = None
+
+
+def _asked_once(answer_s: float | None) -> dict[str, Any]:
     answer_s = answer_s or _ANSWER_S
-    asked_once = {
+    return {
         "timeout": (_CONNECT_S, answer_s, answer_s, answer_s),
         "event_hooks": {"response": [_refuse]},
     }
-    with (
-        temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
-        get_client(httpx_settings=asked_once, sync_client=True) as client,
-    ):
-        yield client
 
 
 def _refuse(response: Response) -> None:

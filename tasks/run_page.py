@@ -36,7 +36,7 @@ from enginegate.policy.model_source import ModelSource
 from enginegate.records import sha256_bytes
 from enginegate.redact import masked
 from enginegate.report import escape_markdown
-from tasks.prefect_server import REFUSALS, quick_client
+from tasks.prefect_server import REFUSALS, HeldClient, quick_client
 
 # Between two loads of a benchmark somebody waits for this answer.
 _PROGRESS_ANSWER_S = 1.0
@@ -198,6 +198,9 @@ class ProgressBar:
     _id: UUID | None = field(default=None, init=False)
     _per_cent: float = field(default=0.0, init=False)
     _sent_s: float = field(default=float("-inf"), init=False)
+    _held: HeldClient = field(
+        default_factory=lambda: HeldClient(_PROGRESS_ANSWER_S), init=False, repr=False
+    )
 
     def update(self, share: float, words: str) -> None:
         """Show how much is done; less often than asked where that would be too often.
@@ -214,6 +217,7 @@ class ProgressBar:
         """Show that it is done, and what came of it."""
         self._per_cent = 100.0
         self._send(words)
+        self._held.close()
 
     def _send(self, words: str) -> None:
         run = flow_run.id
@@ -221,7 +225,7 @@ class ProgressBar:
             return
         text = f"{self.title}: {escape_markdown(words)}"
         artifact = RunArtifact(self.key, "progress", round(self._per_cent, 1), text)
-        with _server(_PROGRESS_ANSWER_S) as client:
+        with _server(self._held) as client:
             if client is None:
                 return
             if self._id is None:
@@ -233,7 +237,7 @@ class ProgressBar:
 
 
 @contextmanager
-def _server(answer_s: float | None = None) -> Iterator[SyncPrefectClient | None]:
+def _server(held: HeldClient | None = None) -> Iterator[SyncPrefectClient | None]:
     """A client; None where there is no server that anybody sees, or it was just away.
 
     What goes wrong with it ends the block and no more.
@@ -242,7 +246,7 @@ def _server(answer_s: float | None = None) -> Iterator[SyncPrefectClient | None]
         yield None
         return
     try:
-        with quick_client(answer_s) as client:
+        with held.asking() if held else quick_client() as client:
             yield client
     except (EnginegateError, *REFUSALS) as error:
         _reach.failed(error)

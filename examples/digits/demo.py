@@ -95,7 +95,7 @@ class _Demo:
             self.workspace.root,
             self.workspace.tracking_uri,
             version,
-            lambda line: self.out.print(f"  {line}"),
+            lambda line: self.tell(f"  {line}"),
         )
         self.registered += made.created
         self.say(f"Qualify it: ONNX, engines, verdicts, benchmarks -> scorecard (policy {POLICY})")
@@ -117,13 +117,13 @@ class _Demo:
         self.say("Ask a person: may it go live? The answer binds to the scorecard's digest")
         written = self.workspace.decision(card.digest)
         if self.answer == "yes" and written is not None and self._stands(written, card):
-            self.out.print(f"{written.approver} approved {card.digest[:12]}: {written.reason}")
+            self.tell(f"{written.approver} approved {card.digest[:12]}: {written.reason}")
             return
         self._ask_for(card)
         decision = self._decision(card)
         record_decision(self.policy.target.repository, decision, self.policy.name)
         self.workspace.save_decision(decision)
-        self.out.print(f"{decision.approver}: {decision.answer} ({decision.reason})", markup=False)
+        self.tell(f"{decision.approver}: {decision.answer} ({decision.reason})")
 
     def _stands(self, decision: Decision, card: Scorecard) -> bool:
         given = answers_to(card, (decision,), self.policy.target.repository)
@@ -138,7 +138,7 @@ class _Demo:
     def promoted(self, card: Scorecard) -> Release:
         self.say("Promote the winner into the live Triton repository")
         release = promote(POLICY, card.digest)
-        self.out.print(
+        self.tell(
             f"Release {release.version} is live: {release.engine.candidate}, {release.model_uri}"
         )
         return release
@@ -157,8 +157,8 @@ class _Demo:
             took_s = time.monotonic() - started
             time.sleep(_SETTLE_S)
         report, p99_s = load.report(), nearest_rank(load.result.latency_s)
-        self.out.print(f"Release {release.version} is live again after {took_s:.1f} s.")
-        self.out.print(
+        self.tell(f"Release {release.version} is live again after {took_s:.1f} s.")
+        self.tell(
             f"Meanwhile {report.sent} requests were sent at {_RATE_PER_S:.0f}/s and "
             f"{report.failed} "
             f"failed; by release: {report.versions}; p99 {p99_s * 1e3:.1f} ms."
@@ -180,7 +180,7 @@ class _Demo:
         reply = json.loads(_posted(command, url, body))
         logits = reply["outputs"][0]["data"]
         label = int(data.labels[0]) if data.labels is not None else -1
-        self.out.print(
+        self.tell(
             f"  version {reply['model_version']} answers {logits.index(max(logits))}; "
             f"the label is {label}"
         )
@@ -192,41 +192,46 @@ class _Demo:
             print_table(card, self.out, self._sizes(card))
         made = {name: count - before[name] for name, count in _counts(self.workspace).items()}
         news = ", ".join(f"{count} {name}" for name, count in made.items())
-        self.out.print(
-            f"\n[bold]Done in {took_s:.0f} s.[/] New in this run: "
+        self.tell(
+            f"Done in {took_s:.0f} s. New in this run: "
             f"{self.registered} registered versions, {news}."
         )
         if not any(made.values()) and not self.registered:
-            self.out.print("Nothing was trained, registered, built, judged or measured again.")
-        self.out.print("Next:")
+            self.tell("Nothing was trained, registered, built, judged or measured again.")
+        self.tell("Next:")
         for command in (
             f"enginegate status {POLICY}",
             f"enginegate verify {POLICY}",
             f"enginegate serve {POLICY}",
             "enginegate --help",
         ):
-            self.out.print(f"  .venv/bin/{command}")
+            self.out.print(f"  .venv/bin/{command}", soft_wrap=True)
 
     def say(self, what: str) -> None:
         self.step += 1
         self.out.print()
         print_hanging(self.out, Text(what, style="bold"), Text(f"{self.step}. ", style="bold"))
 
+    def tell(self, text: str) -> None:
+        """Print a sentence; it may hold brackets, and its words stay whole."""
+        words = text.lstrip()
+        print_hanging(self.out, words, text[: len(text) - len(words)])
+
     def _bring_up(self, server: Server) -> None:
         root = self.policy.target.repository
         with server.client() as client:
             repository = LiveRepository(root, client)
             for sentence in repository.recover():
-                self.out.print(sentence)
+                self.tell(sentence)
             if Layout(root, self.policy.name).current() is not None:
                 release = repository.bring_up(self.policy.name)
-                self.out.print(f"Release {release.version} of an earlier run is live again.")
+                self.tell(f"Release {release.version} of an earlier run is live again.")
 
     def _ask_for(self, card: Scorecard) -> None:
         if self.answer == "ask":
             print_approval(card, self.out)
         else:
-            self.out.print(f"Scorecard {card.digest}: {card.winner or 'no winner'}: {card.reason}")
+            self.tell(f"Scorecard {card.digest}: {card.winner or 'no winner'}: {card.reason}")
 
     def _decision(self, card: Scorecard) -> Decision:
         answer, approver, reason = self.answer, "demo", "the demo's own approval"

@@ -113,14 +113,15 @@ def serve_live(policy: Policy, workspace: Workspace, out: Console, ports: Ports)
             )
             _follow(policy, repository, out)
             for sentence in repository.recover():
-                out.print(sentence)
+                print_hanging(out, sentence)
             for name in models(root):
                 if Layout(root, name).current() is None:
-                    out.print(f"Nothing of {name} is live.")
+                    print_hanging(out, f"Nothing of {name} is live.")
                     continue
                 release = repository.bring_up(name)
-                out.print(f"Release {release.version} of {name} is loaded and proved.")
-        out.print(f"Serving {root}: http://{server.http}, gRPC {server.grpc}. Ctrl-C stops it.")
+                print_hanging(out, f"Release {release.version} of {name} is loaded and proved.")
+        addresses = f"http://{server.http}, gRPC {server.grpc}"
+        print_hanging(out, f"Serving {root}: {addresses}. Ctrl-C stops it.")
         _watch(server)
 
 
@@ -138,8 +139,8 @@ def _follow(policy: Policy, repository: LiveRepository, out: Console) -> None:
         if storage is not None:
             storage.pull()
     except EnginegateError as error:
-        out.print("Object storage could not be followed; what is here is served:", markup=False)
-        out.print(f"  {error}", markup=False)
+        print_hanging(out, "Object storage could not be followed; what is here is served:")
+        print_hanging(out, str(error), "  ")
 
 
 def _watch(server: Server) -> None:

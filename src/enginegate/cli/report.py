@@ -12,6 +12,7 @@ from enginegate.evidence import Scorecard
 from enginegate.messages import short_number
 from enginegate.policy import Policy, read_policy
 from enginegate.report import PageHistory, decision_page, history_of
+from enginegate.report.tables import print_hanging
 from enginegate.repository.store.scorecard_history import ScorecardHistory
 from enginegate.workspace import Workspace
 
@@ -40,12 +41,13 @@ def write_report(
         raise InputError(
             f"{output} cannot be written: {error.strerror}. Name another file with -o."
         ) from error
-    out.print(f"{output}: {short_number(len(page) / 1024)} KiB, one file that needs no network.")
+    size = short_number(len(page) / 1024)
+    print_hanging(out, f"{output}: {size} KiB, one file that needs no network.")
     if rules is None:
-        out.print(
+        print_hanging(
+            out,
             f"What happened to it since is not on it: no policy of {scorecard.model} is in "
             "policies/. Name one with --policy.",
-            markup=False,
         )
 
 

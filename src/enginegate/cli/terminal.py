@@ -13,10 +13,11 @@ from types import FrameType
 from typing import TextIO, cast
 
 from rich.console import Console
-from rich.logging import RichHandler
+from rich.text import Text
 
 from enginegate.cli.vendor_log import open_missing, ours
 from enginegate.errors import ExitCode
+from enginegate.report.tables import print_hanging
 
 # What is not down by then is ended by its own guard.
 _UNWIND_S = 4.0
@@ -117,14 +118,24 @@ def ended_by(status: object) -> str:
     return INTERRUPTED if status == ExitCode.INTERRUPTED else ""
 
 
+class TerminalHandler(logging.Handler):
+    """Lines on a terminal: time, then words that stay whole, above a table that is drawn there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print one line."""
+        try:
+            at = time.strftime("%H:%M:%S", time.localtime(record.created))
+            print_hanging(err, record.getMessage(), Text(f"{at} ", style="dim"))
+        except Exception:  # noqa: BLE001 - logging must not end what it tells of
+            self.handleError(record)
+
+
 def log_to_terminal() -> None:
     """Progress of this program, and of others what is worth knowing."""
     handler: logging.Handler = logging.StreamHandler(ours)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     if err.is_terminal:
-        handler = RichHandler(
-            console=err, show_path=False, show_level=False, log_time_format="%H:%M:%S"
-        )
+        handler = TerminalHandler()
     logging.getLogger("great_expectations").setLevel(logging.WARNING)
     logger = logging.getLogger("enginegate")
     logger.addHandler(handler)

@@ -3,6 +3,7 @@
 import pytest
 
 from enginegate.triton.endpoint import live_server
+from tasks.run_page import _Reach
 from tests.fakes.family import classifier, make_family, register
 
 
@@ -42,6 +43,8 @@ def prefect_server(tmp_path_factory):
 def patient(monkeypatch):
     """A server on a busy machine answers late, which is not what these tests are about."""
     monkeypatch.setattr("tasks.prefect_server._ANSWER_S", 60.0)
+    monkeypatch.setattr("tasks.run_page._PROGRESS_ANSWER_S", 60.0)
+    monkeypatch.setattr("tasks.run_page._reach", _Reach())
 
 
 @pytest.fixture(scope="session")

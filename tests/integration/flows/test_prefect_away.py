@@ -6,6 +6,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from unittest.mock import patch
+from uuid import uuid4
 
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
@@ -19,6 +20,7 @@ from flows.answer import resume_suspended
 from tasks.expired_approvals import note_expired_approvals
 from tasks.prefect_server import check_prefect_answers
 from tasks.release_events import announce_releases
+from tasks.run_page import ProgressBar, RunArtifact, extend_history, leave_artifacts
 from tests.fakes.evidence import decision, scorecard
 from tests.fakes.family import _POLICY as POLICY
 
@@ -122,6 +124,27 @@ def test_flow_needs_an_answering_prefect_server(odd_server, caplog):
     assert time.monotonic() - begun_s < _QUICK_S
     if odd_server == "hangs":
         assert "waiting for Prefect's server" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_benchmark_goes_on_without_its_progress(odd_server, monkeypatch, caplog):
+    """One line in the log, and one wait at most, whatever the server answers."""
+    del odd_server  # it only has to be there
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", str(uuid4()))
+    monkeypatch.setattr("tasks.run_page._PROGRESS_ANSWER_S", 0.5)
+    monkeypatch.setattr("tasks.run_page._UPDATE_EVERY_S", 0.0)
+    bar = ProgressBar("benchmark-tiny-onnxruntime-int8", "**onnxruntime-int8** of tiny")
+
+    begun_s = time.monotonic()
+    for number in range(200):
+        bar.update(number / 200, "trying 100/s")
+    bar.finish("100 requests/s")
+    leave_artifacts([RunArtifact("scorecard-tiny", "markdown", "# May it serve?")])
+    extend_history(RunArtifact("live-tiny", "markdown", "# live"))
+
+    assert time.monotonic() - begun_s < _QUICK_S
+    (line,) = [r.getMessage() for r in caplog.records if r.name.startswith("enginegate.")]
+    assert line.startswith("Prefect's pages may lack artifacts or names of this run: ")
     assert "secret" not in caplog.text
 
 

@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from enginegate.candidate import Candidate
-from enginegate.cli.terminal import err, interruptible
+from enginegate.cli.terminal import TerminalHandler, err, interruptible
 from enginegate.errors import EnginegateError
 from enginegate.policy import Policy
 from enginegate.report.progress import StageProgress, listening
@@ -292,4 +292,4 @@ def _only_warnings(lines: _Lines) -> Iterator[None]:
 
 def _is_ours(handler: logging.Handler) -> bool:
     """Whether a handler writes to the terminal; Prefect has one that sends lines to its server."""
-    return type(handler).__module__.startswith(("rich.", "logging"))
+    return isinstance(handler, logging.StreamHandler | TerminalHandler)

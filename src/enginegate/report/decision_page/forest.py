@@ -38,6 +38,7 @@ class ForestRow:
         accuracy: change against FP32, in percentage points or in the metric's unit.
         margin: the most that may be lost, as a negative change.
         p99: milliseconds.
+        samples: that the change is of; requests: that p99 is of; 0 where there is none.
         share: of the engine's own speed.
         decides: False: the numbers are of an emulation, and are drawn hollow.
         accuracy_chart: None where there is no number; so are the other two.
@@ -49,8 +50,10 @@ class ForestRow:
     accuracy: Interval | None
     margin: float | None
     accuracy_text: str
+    samples: int
     p99: Interval | None
     p99_text: str
+    requests: int
     rate_text: str
     share: str
     decides: bool
@@ -189,8 +192,10 @@ def _row(scorecard: Scorecard, verdict: Verdict, axes: _Axes) -> ForestRow:
         accuracy=change,
         margin=margin,
         accuracy_text=change_text(loss) if loss else MISSING,
+        samples=loss.samples if loss else 0,
         p99=p99,
         p99_text=percentile_text(measured.p99_at_slo if measured else None),
+        requests=measured.p99_at_slo.samples if measured and measured.p99_at_slo else 0,
         rate_text=measured.throughput_text if measured else MISSING,
         share=MISSING if share is None else share_text(share),
         decides=not is_emulated(verdict),

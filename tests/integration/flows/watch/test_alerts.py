@@ -8,6 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+from prefect.client.schemas.sorting import ArtifactSort
 from prefect.events import AutomationCore
 from typer.testing import CliRunner
 
@@ -37,6 +40,18 @@ def shown(path, family):
     return tags["gate"], tags["mlflow.note.content"], version["enginegate.watch"]
 
 
+def timeline(path):
+    """The first words of each of Prefect's artifacts about what is live there, oldest first."""
+    with get_client(sync_client=True) as client:
+        found = client.read_artifacts(
+            artifact_filter=ArtifactFilter(key=ArtifactFilterKey(any_=["live-tiny"])),
+            sort=ArtifactSort.CREATED_DESC,
+        )
+    place = str(read_policy(path).target.repository.resolve())
+    here = [each for each in found if each.metadata_ == {"enginegate.place": place}]
+    return [each.description.partition(" release ")[0] for each in reversed(here)]
+
+
 def test_broken_promise_stays_red_until_acknowledged(released, tmp_path, family, alerts):
     """In Prefect, MLflow and the terminal: two inconclusive checks after it change nothing."""
     slow = edited(
@@ -46,7 +61,7 @@ def test_broken_promise_stays_red_until_acknowledged(released, tmp_path, family,
     with visitors(released):
         run = watch(slow, 0.0, return_state=True)
 
-    assert run.is_failed()
+    assert (run.is_failed(), run.name) == (True, "Broken promise")
     for said in ["Release 2 of tiny (onnxruntime-fp32, models:/tiny/", "promised <= 2e-06 ms"]:
         assert said in run.message
     assert f"enginegate acknowledge {slow} --release 2 --reason WHY" in run.message
@@ -74,6 +89,10 @@ def test_broken_promise_stays_red_until_acknowledged(released, tmp_path, family,
     assert shown(released, family)[0] == "inconclusive"
     assert shown(released, family)[2].startswith("inconclusive: release 2")
     assert watch(released, 0.0, return_state=True).is_completed()
+    assert timeline(released) == [
+        "**Promise broken at check 1, not acknowledged:**",
+        "**Broken promise acknowledged by ada:**",
+    ]
     assert "promise broken" not in terminal.invoke(app, ["status", str(released)]).output
 
 

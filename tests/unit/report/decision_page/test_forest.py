@@ -4,6 +4,7 @@ import pytest
 
 from enginegate.charts.intervals import Interval
 from enginegate.evidence import Outcome
+from enginegate.report.decision_page import decision_page
 from enginegate.report.decision_page.forest import forest_section
 from tests.fakes.evidence import FP32, INT8, benchmark, finding, scorecard, verdict
 from tests.fakes.qualification import plan, qualification
@@ -26,6 +27,7 @@ def test_intervals_are_turned_into_changes():
 
     assert row.accuracy == pytest.approx(Interval(-0.2176, -0.7176, 0.1824), abs=1e-4)
     assert row.margin == -1.0
+    assert (row.samples, row.requests) == (919, 1200)
     assert row.p99 == pytest.approx((6.25, 5.625, 7.5))
     assert "the whole interval is within the margin of -1" in row.accuracy_chart
 
@@ -85,3 +87,14 @@ def test_what_was_not_measured_is_not_drawn():
 
     assert (row.accuracy_chart, row.p99_chart, row.rate_chart) == (None, None, None)
     assert (row.accuracy_text, row.p99_text, row.rate_text) == ("n/a", "n/a", "n/a")
+
+
+def test_a_metric_without_a_unit_has_none():
+    """The heading of a regression's column names the metric alone."""
+    mae = finding(gate="mae_loss", value=0.2, low=0.1, high=0.3, limit=0.5, relation="<=")
+    card = scorecard(verdicts=(verdict(mae),))
+
+    row = rows(card)["onnxruntime-int8"]
+
+    assert row.accuracy == pytest.approx((-0.2, -0.3, -0.1))
+    assert "Change of mae<" in decision_page(card)
