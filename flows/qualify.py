@@ -123,6 +123,7 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         benchmarks=measured,
         engine_speeds=speeds,
         eager_speeds=eager,
+        approval_hours=policy.approval.expires_hours,
         unmeasured=skipped,
         curves={c: each.curve for each in repairs if each for c in each.candidates},
     )

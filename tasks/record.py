@@ -66,6 +66,7 @@ class Qualification:
         benchmarks: of each attempt; None: it was not measured.
         engine_speeds: of each attempt, without a server; None: not measured.
         eager_speeds: of the source's own PyTorch model, by precision.
+        approval_hours: for how long the policy lets an approval stand.
         unmeasured: why a candidate was not benchmarked.
         curves: what repairs tried.
     """
@@ -83,6 +84,7 @@ class Qualification:
     curves: Mapping[Candidate, TradeoffCurve]
     engine_speeds: Sequence[EngineSpeed | None] = ()
     eager_speeds: tuple[EagerSpeed, ...] = ()
+    approval_hours: float | None = None
 
 
 def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
@@ -130,6 +132,7 @@ def make_scorecard(
         reason=choice.reason,
         tied=choice.tied,
         requested_by=_requester(),
+        approval_hours=found.approval_hours,
         unmeasured={candidate.name: why for candidate, why in found.unmeasured.items()},
         engine_speeds=tuple(speed for speed in found.engine_speeds if speed is not None),
         eager_speeds=found.eager_speeds,

@@ -462,6 +462,9 @@ class Scorecard(Record):
         default={}, description="candidates that were not benchmarked, by name -> why not"
     )
     requested_by: str = Field(default="", description="who ran the qualification")
+    approval_hours: PositiveFloat | None = Field(
+        default=None, description="for how long an approval stands, by the policy; None: not kept"
+    )
     engine_speeds: tuple[EngineSpeed, ...] = Field(
         default=(), description="of the engines that run here, each measured without a server"
     )

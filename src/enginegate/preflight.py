@@ -11,7 +11,7 @@ from pathlib import Path
 
 from enginegate.candidate import Candidate
 from enginegate.data import DataHeader, read_header
-from enginegate.engines import DecisionObstacle, this_machine, undecidable
+from enginegate.engines import DecisionObstacle, cuda, this_machine, undecidable
 from enginegate.errors import InputError, ModelError, PolicyError
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.policy import Policy
@@ -261,7 +261,12 @@ def _unjudged(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
 
 
 def _later(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
-    """What a promotion or the watch will miss."""
+    """What a benchmark, a promotion or the watch will miss."""
+    if policy.load.shared_memory == "cuda" and cuda.gpu() is None:
+        yield (
+            'load.shared_memory = "cuda": this machine has no NVIDIA GPU with a driver, so nothing '
+            'can be benchmarked here. Qualify on one that has, or set "system".'
+        )
     untraceable = _untraceable(evaluation)
     if _counts_on_live(policy) and untraceable:
         yield (

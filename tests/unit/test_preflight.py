@@ -205,6 +205,17 @@ def test_expected_inconclusive_gates_are_listed(project):
     assert any("no labels" in note for note in found.notes)
 
 
+def test_memory_of_a_gpu_that_is_not_here(project, monkeypatch):
+    """It is said beforehand: nothing could be benchmarked."""
+    monkeypatch.setattr("enginegate.preflight.cuda.gpu", lambda: None)
+
+    found = checked(project, load={"shared_memory": "cuda"})
+
+    assert found.problems == ()
+    assert 'load.shared_memory = "cuda": this machine has no NVIDIA GPU' in found.notes[-1]
+    assert not checked(project, load={"shared_memory": "system"}).notes
+
+
 def test_missing_signing_key_is_no_problem_here(project):
     """Only who promotes needs it."""
     found = checked(project, signing={"private_key": "/nowhere/release.pem"})

@@ -1,4 +1,4 @@
-"""Figures as SVG: each is drawn once, for MLflow's artifacts and for the page with benchmarks."""
+"""Figures as SVG: files for MLflow and the page with benchmarks, and parts of the decision page."""
 
 from enginegate.charts.drawing import COLOURS, Drawing, drawing
 from enginegate.charts.serving import (

@@ -131,7 +131,7 @@ def _print_facts(status: ModelStatus, out: Console) -> None:
             ("approved by", f"{live.approved_by}: {live.reason}"),
         ]
     if status.promised_by is not None:
-        facts.append(("promised by", f"scorecard {status.promised_by[:_DIGEST_SHOWN]}"))
+        facts.append(("held to", f"scorecard {status.promised_by[:_DIGEST_SHOWN]}"))
     labels = max(len(name) for name, _ in facts)
     for name, text in facts:
         print_hanging(out, text, Text(f"  {name:<{labels}}  ", style="dim"))

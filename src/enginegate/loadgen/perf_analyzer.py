@@ -248,6 +248,7 @@ def _result(
         cpu_share=cpu_share,
         lasted_s=load.duration_s if due_s is not None else float(left_s[-1]),
         generator=Generator(driver="perf_analyzer", cpu_share=cpu_share),
+        missing=0 if due_s is None else len(due_s) - count,
     )
 
 

@@ -6,6 +6,7 @@ request under way twice writes the same answer.
 """
 
 import logging
+import os
 import shutil
 import socket
 import time
@@ -32,6 +33,7 @@ _PREFIX = "enginegate-load-"
 _SYSTEM = Path("/dev/shm")  # noqa: S108 - the system's shared memory, not a temporary file
 _DEVICE = 0
 _LAST_ANSWER_S = 10.0
+_STARTED = 19  # field of /proc/PID/stat after the command's name
 _POLL_S = 0.01
 
 
@@ -55,7 +57,7 @@ def in_shared_memory(
         yield requests
         return
     _check_local(control)
-    name = f"{_PREFIX}{uuid.uuid4().hex[:16]}"
+    name = f"{_PREFIX}{_owner(os.getpid())}-{uuid.uuid4().hex[:8]}"
     layout, memory = _Layout(name), _system_memory if kind == "system" else _cuda_memory
     with TritonClient(control) as client, ExitStack() as stack:
         wanted = _outputs(client, requests[0]) if outputs and requests else ()
@@ -90,11 +92,34 @@ def _unregister(client: TritonClient, region: SharedRegion) -> None:
 
 
 def _unregister_leftovers(client: TritonClient) -> None:
-    """Unregister memory that a killed run shared: it is gone, but the server still lists it."""
-    for name in client.shared_memory():
-        if name.startswith(_PREFIX) and not (_SYSTEM / name).exists():
-            with suppress(ServerError):
-                client.forget_memory(SharedRegion(name, 0))
+    """Unregister memory that a killed run on this machine shared; the server still lists it."""
+    for region in (SharedRegion("", 0), SharedRegion("", 0, handle=b"")):
+        with suppress(ServerError):
+            for name in client.shared_memory(region.kind):
+                if name.startswith(_PREFIX) and _is_left_over(name):
+                    client.forget_memory(region._replace(name=name))
+                    (_SYSTEM / name).unlink(missing_ok=True)
+
+
+def _owner(pid: int) -> str:
+    """A process: its name space, its number, and when it started, as numbers are given out again.
+
+    Empty where there is no such process.
+    """
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{Path('/proc/self/ns/pid').stat().st_ino:x}-{pid}-{fields[_STARTED]}"
+    except (OSError, IndexError):
+        return ""
+
+
+def _is_left_over(name: str) -> bool:
+    """Whether the process that a region is named after is gone; those of other hosts are not."""
+    owner, _, _ = name.removeprefix(_PREFIX).rpartition("-")
+    space, _, number = owner.partition("-")
+    pid = number.partition("-")[0]
+    ours = _owner(os.getpid()).partition("-")[0]
+    return space == ours and pid.isdecimal() and _owner(int(pid)) != owner
 
 
 @dataclass(slots=True)

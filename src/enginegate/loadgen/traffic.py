@@ -171,6 +171,7 @@ class LoadResult:
         errors: status, by its gRPC name -> failures.
         cpu_share: processor over wall time of the busiest sender; near 1 the numbers are its own.
         lasted_s: for how long requests were sent; less than the load's when decided early.
+        missing: requests that were due then too, of which the sender tells nothing.
     """
 
     load: Load | ClosedLoad
@@ -183,6 +184,7 @@ class LoadResult:
     cpu_share: float
     lasted_s: float
     generator: Generator = field(default_factory=Generator)
+    missing: int = 0
 
     @classmethod
     def of(cls, load: Load | ClosedLoad, sent: SentRequests, *, processes: int = 1) -> "LoadResult":

@@ -112,6 +112,7 @@ def generator_reasons(
     closed = isinstance(result.load, ClosedLoad)
     reasons = [
         _too_slow(result),
+        _too_few_told(result),
         _too_late(result, late_limit_ms),
         "" if closed else lateness_decides(requests, slo_ms),
         _too_busy(result, generator, late_limit_ms),
@@ -177,6 +178,16 @@ def _too_slow(result: LoadResult) -> str:
     return (
         f"the generator sent at {achieved:.1%} of the asked rate (needs {MIN_ACHIEVED:.0%}): "
         "lower the rate, or give it more processor"
+    )
+
+
+def _too_few_told(result: LoadResult) -> str:
+    told, due = len(result.due_s), len(result.due_s) + result.missing
+    if told >= MIN_ACHIEVED * due:
+        return ""
+    return (
+        f"{result.generator.driver} tells of {told} of the {due} requests that were due (needs "
+        f"{MIN_ACHIEVED:.0%}): lower the rate, or use the driver python"
     )
 
 

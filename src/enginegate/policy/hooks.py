@@ -6,9 +6,19 @@ Nothing is imported to find out, because that would run their code.
 import ast
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import (
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+    PathFinder,
+    SourceFileLoader,
+)
 from pathlib import Path
+from types import ModuleType
 
+_LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
 # A module that defines names in these ways may define any.
 _DYNAMIC = frozenset({"globals", "exec", "setattr", "vars", "__import__"})
 
@@ -34,9 +44,27 @@ def why_missing(hook: str, folder: Path) -> str:
 
 
 def importable_from(folder: Path) -> None:
-    """Let functions be imported from a folder, after everything that is installed."""
-    if str(folder) not in sys.path:
-        sys.path.append(str(folder))
+    """Let functions be imported from a folder, after everything that is installed.
+
+    A folder in it that holds no Python (a model repository named ``triton``) is no package: a
+    library that looks whether one of that name is installed would take it for one.
+    """
+    place = str(folder.absolute())
+    sys.path_importer_cache[place] = _PythonFinder(place, *_LOADERS)
+    if place not in sys.path:
+        sys.path.append(place)
+
+
+class _PythonFinder(FileFinder):
+    """Finds modules and packages of a folder, and namespace packages that hold any."""
+
+    def find_spec(self, fullname: str, target: ModuleType | None = None) -> ModuleSpec | None:
+        found = super().find_spec(fullname, target)
+        if found is None or found.loader is not None:
+            return found
+        places = [Path(place) for place in found.submodule_search_locations or ()]
+        holds = any(next(p.glob("*.py"), next(p.glob("*/__init__.py"), None)) for p in places)
+        return found if holds else None
 
 
 def _find(module: str, folders: Sequence[str]) -> ModuleSpec | None:

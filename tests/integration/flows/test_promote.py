@@ -211,7 +211,7 @@ def test_already_live_is_proved_not_believed(live, card, approved):
     assert serving(live) == 1
 
 
-def test_new_scorecard_of_same_bytes_renews_the_promise(live, card, approved, family):
+def test_new_scorecard_of_same_bytes_renews_the_promise(live, card, approved, family, tmp_path):
     """Nothing is published; what the watch compares with, MLflow and the terminal have the new one.
 
     It needs its own approval, like everything that changes what a release is held to.
@@ -219,6 +219,8 @@ def test_new_scorecard_of_same_bytes_renews_the_promise(live, card, approved, fa
     release = promote(live, approved(card).digest)
     again = qualify(live)
     layout, terminal = Layout(read_policy(live).target.repository, "tiny"), CliRunner()
+    assert again.replaced.engine_sha256 == release.engine.engine_sha256
+    assert again.replaced.benchmark.p99_at_slo == card.benchmark(card.winner).p99_at_slo
     with pytest.raises(ApprovalError, match="Nobody"):
         promote(live, again.digest)
     assert layout.renewed(1) is None
@@ -234,6 +236,10 @@ def test_new_scorecard_of_same_bytes_renews_the_promise(live, card, approved, fa
     (check,) = watch(live, 0.0).checks
     assert check.scorecard == again.digest
     assert f"scorecard {again.digest[:12]}" in terminal.invoke(app, ["status", str(live)]).output
+    page = tmp_path / "decision.html"
+    terminal.invoke(app, ["report", again.digest[:12], "-o", str(page), "--policy", str(live)])
+    assert "live as release 1" in page.read_text()
+    assert "same bytes" in page.read_text()
     tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
     assert again.digest[:12] in tracker.version_tags("tiny", 1)["enginegate.promise"]
     assert promote(live, again.digest).version == 1

@@ -1,7 +1,10 @@
 import itertools
+import os
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +15,12 @@ from enginegate.benchmark.generator_baseline import do_nothing
 from enginegate.errors import InputError, ServerError
 from enginegate.loadgen import shared_memory
 from enginegate.loadgen.background_load import BackgroundLoad
+from enginegate.loadgen.grpc_message import encode_request
 from enginegate.loadgen.traffic import EarlyEnd, Traffic, Transport, run_load
 from enginegate.measurement import ClosedLoad, Load
 from enginegate.measuring.p99 import nearest_rank
 from enginegate.serving import ServingConfig, ServingOptions
+from enginegate.triton.client import SharedRegion
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("triton")]
 
@@ -113,6 +118,26 @@ def test_shared_memory_is_given_back_after_a_failure(server, client, scale_model
             )
 
         assert set(client.shared_memory()) <= before
+
+
+def test_memory_of_a_killed_run_is_forgotten_at_the_next_start(server, client):
+    """The server lists it for as long as it runs; that of a run that is alive stays."""
+    request = encode_request("m", {"x": np.zeros((1, 4), np.float32)})
+    with subprocess.Popen(["sleep", "600"]) as dying:
+        dead = f"enginegate-load-{shared_memory._owner(dying.pid)}-dead"
+        dying.kill()
+    living = f"enginegate-load-{shared_memory._owner(os.getpid())}-living"
+    with ExitStack() as stack:
+        for name in (dead, living):
+            stack.enter_context(shared_memory._system_memory(name, 64, ()))
+            client.share_memory(SharedRegion(name, 64))
+        with shared_memory.in_shared_memory(server.grpc, (request,), "system"):
+            listed = set(client.shared_memory())
+        client.forget_memory(SharedRegion(living, 64))
+        (shared_memory._SYSTEM / dead).touch()  # for its owner here, who did not die
+
+    assert {living} <= listed
+    assert dead not in listed
 
 
 @pytest.mark.usefixtures("scale")

@@ -45,6 +45,19 @@ def _measure(result, folder, counted=None, *, slo_p99_ms=20.0, **conditions):
     )
 
 
+@pytest.mark.parametrize(("missing", "is_invalid"), [(0, False), (10, False), (11, True)])
+def test_requests_that_a_sender_tells_nothing_of_are_a_reason(tmp_path, missing, is_invalid):
+    """What was due and is not in the numbers may be what was slow, and it is the sender's doing."""
+    result = _result(np.full(1000 - missing, 0.01), missing=missing)
+
+    measured = _measure(result, tmp_path).measurement
+
+    told = [reason for reason in measured.invalid if "requests that were due" in reason]
+    assert bool(told) is is_invalid
+    assert not told or told[0].startswith("python tells of 989 of the 1000 requests")
+    assert measured.generator_limited is is_invalid
+
+
 def test_warm_up_is_left_out(tmp_path):
     """The first tenth of the load's time is in no number but the count of what was sent."""
     latency_s = np.full(1000, 0.010)

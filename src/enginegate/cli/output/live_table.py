@@ -38,7 +38,7 @@ _LINES_SHOWN, _FEW_LINES = 12, 3
 # For heading, steps, footer, and a line that the cursor stands in.
 _OTHER_LINES = 7
 _BAR = 10
-# Of the log file: some ten thousand qualifications; then a new one is begun.
+# Of the log file: about a thousand qualifications; then a new one is begun.
 _MAX_BYTES = 10_000_000
 _STYLES = {
     "passed": "green",

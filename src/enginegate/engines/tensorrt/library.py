@@ -101,11 +101,22 @@ def find_library(asked: str = "auto") -> TensorRtLibrary | None:
         BuildError: ENGINEGATE_TENSORRT names a Python that cannot be run or lacks TensorRT, or
             what is installed cannot be imported.
     """
-    return _find(asked, os.environ.get(VARIABLE, ""))
+    found = _find(asked, os.environ.get(VARIABLE, ""))
+    if isinstance(found, str):
+        raise BuildError(found)
+    return found
 
 
 @cache
-def _find(asked: str, foreign: str) -> TensorRtLibrary | None:
+def _find(asked: str, foreign: str) -> TensorRtLibrary | str | None:
+    """The library, or why it cannot be asked: a process finds out once, it takes seconds."""
+    try:
+        return _found(asked, foreign)
+    except BuildError as error:
+        return str(error)
+
+
+def _found(asked: str, foreign: str) -> TensorRtLibrary | None:
     for name in (FULL, RTX) if asked == "auto" else (asked,):
         python = foreign if foreign and name == FULL else ""
         if python or any(_is_installed(module) for module in _NAMES[name]):

@@ -213,15 +213,34 @@ def _try(module: Any, job: PackageJob, shapes: _Shapes) -> dict[str, float]:
         sizes = {most} if bucket else {1, (most + 1) // 2, most}
         for size in sorted(sizes):
             tried[str(size)] = _difference(module, runner, shapes.example(size, job.device), job)
-        try:
-            runner(*shapes.example(most + 1, job.device))
-        except RuntimeError:
+        if _is_refused(runner, shapes.example(most + 1, job.device)):
+            # A guard's refusal changes nothing; after any other error this fails, or is wrong.
+            _difference(module, runner, shapes.example(most, job.device), job)
             continue
         raise _RefusedError(
             f"it is for batches of up to {most} and takes {most + 1} as well, so its batch axis "
             "is not the one that was asked for. Answers could be of other rows."
         )
     return tried
+
+
+def _is_refused(runner: Any, inputs: tuple["torch.Tensor", ...]) -> bool:
+    """Whether the package does not take a batch; the guard's own words go to standard error.
+
+    Raises:
+        _RefusedError: it took it, and the device had no memory for it.
+    """
+    import torch  # noqa: PLC0415
+
+    try:
+        runner(*inputs)
+    except torch.OutOfMemoryError as error:
+        raise _RefusedError(
+            f"whether it refuses a batch of {len(inputs[0])} is not known: {_brief(error)}"
+        ) from error
+    except RuntimeError:
+        return True
+    return False
 
 
 def _difference(

@@ -5,10 +5,10 @@ of the live repository and the checks of the watch.
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveInt
 
 from enginegate.approval_rules import expires_at
 from enginegate.evidence import Outcome, Scorecard
@@ -65,9 +65,6 @@ class PageHistory(Record):
     expires_at: datetime | None = Field(
         default=None, description="when the newest approval ends to count; None: none was given"
     )
-    stands_hours: PositiveFloat | None = Field(
-        default=None, description="for how long an approval stands; None: not known"
-    )
     entries: tuple[TimelineEntry, ...] = Field(default=(), description="oldest first")
 
     def started(self, scorecard: Scorecard) -> "PageHistory":
@@ -96,14 +93,11 @@ def history_of(
     Args:
         scorecard: that the page is about.
         found: in the repository that it is promoted into, and in the workspace.
-        rules: say for how long an approval stands; None: not known, so that it is not shown.
+        rules: say for how long an approval stands; None: as the scorecard says.
     """
     newest = found.approvals[-1] if found.approvals else None
     expires = expires_at(newest, rules) if newest and rules else None
-    history = page_history(scorecard, found.events, found.checks, expires=expires)
-    if rules is None or history.standing is not Standing.WAITING:
-        return history
-    return history.model_copy(update={"stands_hours": rules.expires_hours})
+    return page_history(scorecard, found.events, found.checks, expires=expires)
 
 
 def page_history(
@@ -119,7 +113,8 @@ def page_history(
         scorecard: that the page is about.
         events: of the audit log, oldest first, of every model.
         checks: of the releases that were published of it.
-        expires: when its newest approval ends to count.
+        expires: when its newest approval ends to count; None: as long after the log has it as the
+            scorecard says.
     """
     own = [event for event in events if event.model == scorecard.model]
     releases = _releases(scorecard, own)
@@ -133,9 +128,17 @@ def page_history(
         standing=standing,
         sentence=sentence,
         release=releases[-1] if releases else None,
-        expires_at=expires if standing is Standing.APPROVED else None,
+        expires_at=(expires or _ends(scorecard, own)) if standing is Standing.APPROVED else None,
         entries=tuple(sorted(entries, key=lambda entry: entry.at)),
     )
+
+
+def _ends(scorecard: Scorecard, own: Sequence[Event]) -> datetime | None:
+    """When the newest approval ends to count, if it was given when the log took it in."""
+    noted = [e.at for e in own if e.event == "approved" and e.scorecard == scorecard.digest]
+    if not noted or scorecard.approval_hours is None:
+        return None
+    return noted[-1] + timedelta(hours=scorecard.approval_hours)
 
 
 def _releases(scorecard: Scorecard, own: Sequence[Event]) -> tuple[int, ...]:

@@ -118,6 +118,9 @@ def test_an_approval_shows_when_it_ends():
 
     assert history_of(CARD, found, rules).expires_at == yes.decided_at + timedelta(hours=48)
     assert history_of(CARD, found).expires_at is None
+    bound = CARD.model_copy(update={"approval_hours": 24.0})
+    events = [e.model_copy(update={"scorecard": bound.digest}) for e in log(_YES)]
+    assert page_history(bound, events).expires_at == events[0].at + timedelta(hours=24)
     live = ScorecardHistory(events=log(_BEFORE, _YES, _LIVE), approvals=(yes,))
     assert history_of(CARD, live, rules).expires_at is None
 
