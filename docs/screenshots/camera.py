@@ -28,8 +28,8 @@ DRIVER = shutil.which("chromedriver") or "/usr/bin/chromedriver"
 MOST_BYTES = 150_000
 # Fewer make text on tinted ground look dirty; more pass the limit on a long page.
 _COLOURS = 128
-# Pixels a point: sheets are then 890 wide, on which the smallest text can just be read.
-_PRINT_SCALE = 1.5
+# Pixels a point: sheets are then 770 wide, on which the smallest text can just be read.
+_PRINT_SCALE = 1.3
 _GAP, _BETWEEN = 16, "#8c959f"
 _OPTIONS = (
     "--headless=new",

@@ -264,7 +264,8 @@ def winner_sentences(scorecard: Scorecard) -> Iterator[str]:
         yield alone
     for finding in scorecard.speed_findings:
         if finding.outcome is not Outcome.PASSED:
-            yield f"{one_line(finding.reason).rstrip('.')}."
+            named = "" if finding.scope in finding.reason else f"{finding.scope}: "
+            yield f"{named}{one_line(finding.reason).rstrip('.')}."
     replaced = f"release {scorecard.replaces}" if scorecard.replaces else "nothing"
     yield f"It would replace {replaced}."
 

@@ -5,7 +5,7 @@ form that MLflow's UI draws as a table (columns and rows, as pandas' ``orient="s
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from enginegate.candidate import Candidate
 from enginegate.evidence import Finding, Scorecard
@@ -14,21 +14,12 @@ GATES, SLICES = "gates.json", "slices.json"
 # The tag by which MLflow's UI knows which artifacts it can draw as tables.
 TABLES_TAG = "mlflow.loggedArtifacts"
 _EMULATED = "emulated"
+# The first ones are in sight without scrolling; a reason has number, limit and count in words.
 _COLUMNS = (
-    "gate",
-    "on",
-    "slice",
-    "outcome",
-    "value",
-    "low",
-    "high",
-    "limit",
-    "unit",
-    "samples",
-    "decides",
-    "emulated",
-    "reason",
+    *("gate", "on", "outcome", "decides", "reason"),
+    *("value", "low", "high", "limit", "unit", "samples", "emulated"),
 )
+_DIGITS = 6
 
 
 def evidence_tables(scorecard: Scorecard, candidate: Candidate) -> dict[str, bytes]:
@@ -48,29 +39,33 @@ def tables_tag(paths: Iterable[str]) -> dict[str, str]:
     return {TABLES_TAG: json.dumps(shown)} if shown else {}
 
 
-def _table(findings: Iterable[Finding]) -> bytes:
-    rows = [_row(finding) for finding in findings]
-    return json.dumps({"columns": _COLUMNS, "data": rows}, ensure_ascii=False, indent=1).encode()
+def _table(findings: Sequence[Finding]) -> bytes:
+    sliced = any(_slice_of(finding) for finding in findings)
+    columns = ("slice", *_COLUMNS) if sliced else _COLUMNS
+    rows = [[*([_slice_of(f)] if sliced else []), *_row(f)] for f in findings]
+    return json.dumps({"columns": columns, "data": rows}, ensure_ascii=False, indent=1).encode()
 
 
 def _row(finding: Finding) -> list[object]:
-    scope, _, part = finding.scope.partition("/")
     limit = "" if finding.limit is None else f"{finding.relation or ''} {finding.limit:g}".strip()
+    scope = finding.scope.partition("/")[0]
     return [
         finding.gate,
         scope,
-        part,
         finding.outcome.word,
-        finding.value,
-        finding.low,
-        finding.high,
+        not finding.advisory,
+        finding.reason,
+        *(_short(number) for number in (finding.value, finding.low, finding.high)),
         limit,
         finding.unit,
         finding.samples,
-        not finding.advisory,
         scope == _EMULATED,
-        finding.reason,
     ]
+
+
+def _short(number: float | None) -> float | None:
+    """As many digits as people read; ``evidence/verdict.json`` has all."""
+    return None if number is None else float(f"{number:.{_DIGITS}g}")
 
 
 def _slice_of(finding: Finding) -> str:

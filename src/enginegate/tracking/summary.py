@@ -133,9 +133,7 @@ def engine_note(scorecard: Scorecard, candidate: Candidate) -> str:
     """
     outcome, blocking = scorecard.outcome(candidate), blocking_findings(scorecard, candidate)
     if outcome is Outcome.PASSED:
-        benchmark = scorecard.benchmark(candidate)
-        served = f"{_rate_text(benchmark)}, p99 {_percentile_text(_p99(benchmark))} ms"
-        return f"{standing(scorecard, candidate).upper()}: {served}."
+        return f"{standing(scorecard, candidate).upper()}{_served(scorecard, candidate)}"
     reasons = [f"{f.gate} on {f.scope}: {_one_line(f.reason)}" for f in blocking]
     why = "\n".join(f"- {reason}" for reason in reasons) or f"- {_unmeasured(scorecard, candidate)}"
     gates = ", ".join(dict.fromkeys(f.gate for f in blocking)) or "not benchmarked"
@@ -144,7 +142,7 @@ def engine_note(scorecard: Scorecard, candidate: Candidate) -> str:
 
 def candidate_note(scorecard: Scorecard, candidate: Candidate) -> str:
     """Markdown for a child run's description: the outcome, and what keeps it from passing."""
-    lines = [f"**{scorecard.outcome(candidate).word}**", ""]
+    lines = [f"**{standing(scorecard, candidate)}**{_served(scorecard, candidate)}", ""]
     lines += [
         f"- {f.outcome.word}: {f.gate} on {f.scope}: {f.reason} {f.remedy}"
         for f in blocking_findings(scorecard, candidate)
@@ -166,6 +164,14 @@ def result_sentence(scorecard: Scorecard) -> str:
     p99 = _p99(benchmark)
     served = f"{_rate_text(benchmark)} at p99 {p99.value_ms:.2f} ms" if p99 else "not measured"
     return f"{subject}: {scorecard.winner} wins{tied}, {served}."
+
+
+def _served(scorecard: Scorecard, candidate: Candidate) -> str:
+    """What it sustained, after a colon; empty: nothing that met the SLO."""
+    benchmark = scorecard.benchmark(candidate)
+    if benchmark is None or benchmark.chosen is None:
+        return ""
+    return f": {_rate_text(benchmark)}, p99 {_percentile_text(_p99(benchmark))} ms."
 
 
 def _p99(benchmark: Benchmark | None) -> Percentile | None:

@@ -76,7 +76,8 @@ def test_record_and_register(address, tmp_path):
         (tmp_path / "model.txt").write_text("weights")
         tracker.client.log_model_artifact(model.model_id, str(tmp_path / "model.txt"))
         tracker.client.finalize_logged_model(model.model_id, "READY")
-    recorded = tracker.record(qualification(), {}, report="# Report")
+    card = qualification(model_uri="models:/digits/1")
+    recorded = tracker.record(card, {}, report="# Report", make_page=lambda *_: "<h1>Page</h1>")
 
     version = tracker.register("digits", model.model_id, run_id=run, tags={})
     tracker.move_alias("digits", "champion", version)
@@ -90,4 +91,7 @@ def test_record_and_register(address, tmp_path):
     page = f"{address}/get-artifact?path=report.md&run_uuid={recorded}"
     with urllib.request.urlopen(page, timeout=10) as answer:  # noqa: S310
         assert answer.read() == b"# Report"
+    with urllib.request.urlopen(page.replace("report.md", "decision.html"), timeout=10) as answer:  # noqa: S310
+        assert answer.read() == b"<h1>Page</h1>"
+    assert tracker.comparison(recorded).page_url.startswith(f"{address}/#/experiments/")
     assert not (tmp_path / "unused").exists()

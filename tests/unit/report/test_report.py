@@ -313,3 +313,19 @@ def test_unmeasured_batch_sizes_are_said():
 
     assert speed_sentence(found, None).endswith("Not measured: batch 128: a run takes about 3 s.")
     assert speed_sentence(engine_speed(batches=()), None) == ""
+
+
+def test_finding_about_speed_names_its_candidate():
+    """It may be about another one than the winner, whose sentences it follows."""
+    reason = "9,122 samples/s alone, and torch makes 9,546 samples/s: 0.96 times as fast"
+    slower = finding(Outcome.INCONCLUSIVE, gate="slower_than_eager").model_copy(
+        update={"scope": FP32.name, "reason": reason, "advisory": True}
+    )
+    faster = slower.model_copy(
+        update={"gate": "faster_alone", "reason": f"{FP32} is faster alone than {INT8}"}
+    )
+
+    said = sentences(scorecard(speed_findings=(slower, faster)))
+
+    assert f"{FP32}: {reason}." in said
+    assert f"{FP32} is faster alone than {INT8}." in said

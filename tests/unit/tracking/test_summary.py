@@ -57,7 +57,7 @@ def test_note_says_what_is_in_the_way():
 
     assert note.startswith("**failed**\n\n- failed: accuracy_loss on evaluation: accuracy loss")
     assert note.endswith("- not benchmarked")
-    assert summary.candidate_note(CARD, FP32) == "**passed**\n"
+    assert summary.candidate_note(CARD, FP32) == "**passed**: 200/s, p99 8.40 (7.56 to 10.08) ms.\n"
     skipped = CARD.model_copy(update={"unmeasured": {plan("int8").name: "verdict failed"}})
     note = summary.candidate_note(skipped, plan("int8"))
     assert note.endswith("- not benchmarked: verdict failed")

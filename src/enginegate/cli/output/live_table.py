@@ -38,6 +38,8 @@ _LINES_SHOWN, _FEW_LINES = 12, 3
 # For heading, steps, footer, and a line that the cursor stands in.
 _OTHER_LINES = 7
 _BAR = 10
+# Of the log file: about a thousand qualifications; then a new one is begun.
+_MAX_BYTES = 10_000_000
 _STYLES = {
     "passed": "green",
     "inconclusive": "yellow",
@@ -247,6 +249,8 @@ class _Lines(logging.Handler):
         self.file = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_file() and path.stat().st_size > _MAX_BYTES:
+                path.replace(path.with_suffix(".log.1"))
             handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             self.file = os.fdopen(handle, "a", encoding="utf-8", errors="replace")
         except OSError as error:

@@ -1,6 +1,9 @@
 """The page: one file, safe, the same for the same evidence."""
 
+import os
 import re
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -93,3 +96,25 @@ def test_needs_no_script_to_show_anything():
 
     assert len(scripts) == 1
     assert all("hidden" in button for button in re.findall(r"<button[^>]*>", page))
+
+
+def test_another_process_makes_the_same_bytes(tmp_path):
+    """Neither the order of sets nor the place, the zone or the time of day is on the page."""
+    card = tmp_path / "card.json"
+    card.write_bytes(on_cpu().pretty_json())
+    program = (
+        "import sys; from pathlib import Path; from enginegate.evidence import Scorecard; "
+        "from enginegate.report import decision_page; "
+        "sys.stdout.write(decision_page(Scorecard.read(Path(sys.argv[1]))))"
+    )
+
+    made = subprocess.run(
+        [sys.executable, "-c", program, str(card)],
+        env={**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert made.stdout == decision_page(on_cpu())
