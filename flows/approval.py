@@ -269,13 +269,14 @@ def _form(
 ) -> type[ApprovalForm]:
     rules = policy.approval
     who = still_asked(standing, scorecard, rules)
-    candidates = acceptable(scorecard, rules)
+    candidates, places = acceptable(scorecard, rules), places_of(scorecard, workspace)
     question = ApprovalQuestion(
         missing=standing.missing,
         until=now() + timedelta(hours=rules.timeout_hours),
         approved_by=tuple(each.approver for each in standing.approvals),
         objections=standing.objections,
         open_candidates=candidates,
-        page_url=places_of(scorecard, workspace).page,
+        page_url=places.page,
+        start_command=places.start_command,
     )
     return approval_form(approval_form_text(scorecard, question), who, candidates)

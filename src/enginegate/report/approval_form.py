@@ -58,6 +58,7 @@ class ApprovalQuestion:
         until: when no answer becomes a no.
         open_candidates: inconclusive candidates that may be accepted by name.
         page_url: the decision page; empty: there is none to link to.
+        start_command: the page is there while this runs; empty: a server has it.
     """
 
     missing: int
@@ -67,6 +68,7 @@ class ApprovalQuestion:
     objections: tuple[str, ...] = ()
     open_candidates: tuple[Candidate, ...] = ()
     page_url: str = ""
+    start_command: str = ""
 
 
 def approval_form_text(scorecard: Scorecard, question: ApprovalQuestion) -> str:
@@ -220,8 +222,9 @@ def _gates(scorecard: Scorecard, winner: Candidate) -> str:
 def _footer(scorecard: Scorecard, question: ApprovalQuestion) -> str:
     by = f"approved by {', '.join(question.approved_by)}, " if question.approved_by else ""
     more = counted(question.missing, "more approval" if by else "approval")
+    runs = f" (while `{question.start_command}` runs)" if question.start_command else ""
     parts = [
-        f"[Decision page]({question.page_url})" if question.page_url else "",
+        f"[Decision page]({question.page_url}){runs}" if question.page_url else "",
         f"scorecard {short_digest(scorecard)}",
         escape_markdown(f"{by}{more} needed" if question.missing > 1 or by else ""),
         f"no answer by {question.until:%Y-%m-%d %H:%M %Z} means no",

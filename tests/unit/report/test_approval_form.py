@@ -71,6 +71,14 @@ def test_warnings_come_before_what_is_fine():
     assert re.fullmatch(r"- and \d more on the decision page", bullets[-1])
 
 
+def test_page_that_needs_a_command_says_so():
+    """A link that nobody serves is worth nothing without what serves it."""
+    text = approval_form_text(tie().scorecard, question(start_command="enginegate ui"))
+
+    assert f"[Decision page]({PAGE}) (while `enginegate ui` runs) · scorecard" in text
+    assert height_px(text) <= ROOM_PX
+
+
 def test_first_release_replaces_nothing():
     """One column, and the question says that nothing is live."""
     text = approval_form_text(scorecard(), question())
