@@ -342,12 +342,12 @@ def _with_kernels(
             continue
         try:
             found = lowered(model, version, what=str(plan.candidate), shapes=shapes)
+            content = onnx_bytes(found, origin=str(plan.candidate))
+            write_file(path, content)
+            again = _opened(plan, path, "cuda", graphs=table.cuda_graphs)
         except BuildError:  # it uses what that opset does not have: the GPU runs what it can
             continue
-        content = onnx_bytes(found, origin=str(plan.candidate))
         how = f"{converted.converter}, opset {opset(model)} written at {version}"
-        write_file(path, content)
-        again = _opened(plan, path, "cuda", graphs=table.cuda_graphs)
         if again.copies < best[1].copies:
             earlier = replace(converted, onnx=content, converter=how.removeprefix("none, "))
             best = earlier, again

@@ -110,6 +110,21 @@ def test_opset_that_cannot_be_had_is_passed_over(pooled, images, copies, tmp_pat
     assert _build(pooled, images, tmp_path)[1] == 22
 
 
+def test_opset_that_does_not_open_is_passed_over(pooled, images, copies, tmp_path, monkeypatch):
+    """A model that runs as it is does not fail because an earlier opset of it does."""
+    opened = kinds._opened
+
+    def refuse(plan, path, device, *, graphs):
+        if opset(onnx.load(path)) < 22:
+            raise kinds.BuildError("no kernel")
+        return opened(plan, path, device, graphs=graphs)
+
+    copies[22] = 2
+    monkeypatch.setattr(kinds, "_opened", refuse)
+
+    assert _build(pooled, images, tmp_path)[1] == 22
+
+
 def test_a_session_names_what_it_left_to_another_provider(pooled):
     """On a processor nothing is left."""
     opened = sessions.open_session(
