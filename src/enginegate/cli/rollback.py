@@ -14,8 +14,8 @@ from enginegate.cli.checkout import of_checkout
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import ReleaseDocument
 from enginegate.cli.policies import PolicyFile
-from enginegate.decision import Release
-from enginegate.errors import InputError, PolicyError
+from enginegate.decision import Promise, Release
+from enginegate.errors import EnginegateError, InputError, PolicyError
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
@@ -53,7 +53,7 @@ def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -
             model=release.model,
             live=True,
             release=release,
-            promise=Layout(rules.target.repository, rules.name).held_to(release).promise,
+            promise=_promise_of(release, rules),
             undelivered=undelivered,
         )
     )
@@ -93,6 +93,14 @@ def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
             undelivered=undelivered,
         )
     )
+
+
+def _promise_of(release: Release, rules: Policy) -> Promise | None:
+    """What it is held to; None where that cannot be read: the rollback stands all the same."""
+    try:
+        return Layout(rules.target.repository, rules.name).held_to(release).promise
+    except EnginegateError:
+        return None  # `status` and `verify` say what is wrong with it
 
 
 def _delivered(rules: Policy, workspace: Workspace) -> str:

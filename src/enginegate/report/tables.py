@@ -23,6 +23,9 @@ _UNBOUNDED = 10_000
 # A column of words that is narrower is mostly line breaks; digests of twelve characters fit.
 _READABLE = 12
 _WORD = re.compile(r"\S+")
+# All but line breaks and tabs: ESC begins a terminal's commands, as U+009B does; U+202E and its
+# like change the order in which words are read.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,7 @@ class FittedTable:
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
         """Add a row; texts are taken as they are, so that brackets in them mean nothing."""
-        texts = tuple(cell if isinstance(cell, Text) else Text(cell) for cell in cells)
+        texts = tuple(_as_text(cell) for cell in cells)
         self.rows.append((texts, style))
 
     def print(self, console: Console) -> None:
@@ -147,7 +150,12 @@ def _wrapped(line: Text, room: int) -> Iterator[Text]:
 
 
 def _as_text(text: Text | str) -> Text:
-    return text if isinstance(text, Text) else Text(text)
+    """A text in which nothing moves the cursor, colours or hides: people's words come from logs."""
+    found = text if isinstance(text, Text) else Text(text)
+    if _CONTROLS.search(found.plain):
+        found = found.copy()
+        found.plain = _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", found.plain)
+    return found
 
 
 def _in_two_lines(cell: Text) -> Text:

@@ -1,5 +1,6 @@
 """What going back refuses before anything is changed."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -7,9 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from enginegate.cli.app import app
-from enginegate.errors import EnginegateError, ExitCode
+from enginegate.errors import EnginegateError, ExitCode, TamperedError
 from enginegate.policy import read_policy
-from enginegate.repository import LiveRepository
+from enginegate.repository import Layout, LiveRepository
 from tests.fakes.live_triton import FakeTriton, package_in
 
 ROOT = Path(__file__).parents[3]
@@ -50,3 +51,25 @@ def test_release_that_cannot_be_gone_back_to_is_bad_input(live, monkeypatch, num
     assert isinstance(refused, EnginegateError)
     assert refused.exit_code == ExitCode.BAD_INPUT
     assert message in str(refused)
+
+
+def test_promise_that_cannot_be_read_makes_no_rollback_fail(live, monkeypatch):
+    """It is done by then, and a script that sees a failure would go back once more."""
+    root = read_policy(live).target.repository
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setattr(
+        "enginegate.cli.rollback.open_target",
+        lambda *_, **__: LiveRepository(root, FakeTriton(root), load_timeout_s=1.0),
+    )
+    monkeypatch.setattr("enginegate.cli.rollback.try_deliver", lambda *_, **__: "")
+
+    def damaged(*_):
+        raise TamperedError("the promise was changed")
+
+    monkeypatch.setattr(Layout, "held_to", damaged)
+
+    done = CliRunner().invoke(app, ["rollback", str(live), "--json"])
+
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["promise"] is None
+    assert json.loads(done.stdout)["release"]["version"] == 1

@@ -91,3 +91,16 @@ def test_style_survives_wrapping():
     print_hanging(console, Text.assemble("some words ", ("failed", "red")))
 
     assert "\x1b[31mfailed" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 160])
+def test_what_people_wrote_commands_no_terminal(width):
+    """A reason in a shared log may hold escape sequences, or letters that reverse a line."""
+    said = "fine\x1b[2J\x1b]0;owned\x07 \x9b31m \u202eevil"
+    table = FittedTable([TableColumn("release", heads=True), TableColumn("reason")])
+    table.add_row("1", said)
+
+    text = printed(width, table.print) + printed(width, lambda out: print_hanging(out, said))
+
+    assert "fine" in text
+    assert not {"\x1b", "\x9b", "\u202e", "\x07"} & set(text)
