@@ -42,8 +42,9 @@ test: $(STAMP) $(AXE)  ## every test that needs no GPU
 test-fast: $(STAMP)  ## the inner loop: rules and rooms without servers, in less than a minute
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest tests/unit -n 2 -m "not gpu and not slow" $(ARGS)
 
-test-all: test  ## also the long lanes: every example decision in a browser, kills of every operation and of a fleet, a live swap under load
+test-all: test  ## also the long lanes: what compiles or trains for long, every example decision in a browser, kills of every operation and of a fleet, a live swap under load
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest tests/integration/report -m every_page
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 2 --dist loadgroup -m long
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --kills 300
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/kill_promotions.py --fleet
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python benchmarks/live_swap.py

@@ -28,16 +28,20 @@ def _confirming(server, result):
     return [load for config, load in server.calls if config == result.chosen][-4:-1]
 
 
-SEEDS = {"slow": range(50), "fast": range(10), "two cores": range(40)}
+SEEDS = {"slow": 50, "fast": 10, "two cores": 40}
 
 
 @pytest.mark.slow
-def test_finds_the_optimum_in_few_measurements():
+@pytest.mark.parametrize(
+    ("of", "wanted"),
+    [pytest.param(5, 19, id="a-fifth"), pytest.param(1, 95, id="all", marks=pytest.mark.long)],
+)
+def test_finds_the_optimum_in_few_measurements(of, wanted):
     """Of a hundred seeds 95 find 95 % of the optimum within 20 measurements; no winner violates."""
     good, violations = 0, []
     for name, seeds in SEEDS.items():
         profile = PROFILES[name]
-        for seed in seeds:
+        for seed in range(seeds // of):
             server = profile.server()
             result = search_on(server, profile.bounds(seed), profile.slo())
             enough = result.throughput_at_slo_per_s >= 0.95 * profile.best_per_s
@@ -45,7 +49,7 @@ def test_finds_the_optimum_in_few_measurements():
             if profile.violates(result.chosen, result.throughput_at_slo_per_s):
                 violations.append((name, seed))
 
-    assert good >= 95
+    assert good >= wanted
     assert violations == []
 
 

