@@ -16,11 +16,11 @@ from prefect.cache_policies import NO_CACHE
 from enginegate.candidate import Candidate
 from enginegate.errors import EnginegateError, TrackingError
 from enginegate.evidence import Scorecard
+from enginegate.messages import escape_markdown
 from enginegate.policy.operating import LiveTables
 from enginegate.report import (
     EngineSizes,
     approval_markdown,
-    escape_markdown,
     live_timeline,
     row_of,
     short_digest,
@@ -128,16 +128,23 @@ def show_live(tables: LiveTables, policy: Path, workspace: Workspace) -> str:
     The artifact of the model's key is renewed while nothing happens, and gets a successor when
     something does. A repository that cannot be read is others' to report.
     """
-    layout = Layout(tables.target.repository, tables.model)
     try:
-        current = layout.current()
-        release = layout.release(current.version) if current else None
-        checks = WatchLog.at(workspace, release).read() if release else ()
-        events = AuditLog(layout.root).read() if layout.root.is_dir() else ()
-        held = layout.held_to(release) if release else None
+        return _show_live(tables, policy, workspace)
     except EnginegateError as error:
         _log.warning("Prefect is not shown what is live: %s", error)
-        return "not read"
+    except Exception:  # noqa: BLE001 - logged whole
+        # It is shown last, and what was published or rolled back before it stands.
+        _log.exception("Prefect is not shown what is live of %s", tables.model)
+    return "not read"
+
+
+def _show_live(tables: LiveTables, policy: Path, workspace: Workspace) -> str:
+    layout = Layout(tables.target.repository, tables.model)
+    current = layout.current()
+    release = layout.release(current.version) if current else None
+    checks = WatchLog.at(workspace, release).read() if release else ()
+    events = AuditLog(layout.root).read() if layout.root.is_dir() else ()
+    held = layout.held_to(release) if release else None
     shown = live_timeline(tables.model, held, events, checks, policy=str(policy))
     place = tables.target.objects or str(layout.root.resolve())
     extend_history(

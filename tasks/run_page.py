@@ -32,10 +32,10 @@ from prefect.settings import PREFECT_API_URL
 from enginegate.candidate import Engine, RegistryUri, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.errors import EnginegateError
+from enginegate.messages import escape_markdown
 from enginegate.policy.model_source import ModelSource
 from enginegate.records import sha256_bytes
 from enginegate.redact import masked
-from enginegate.report import escape_markdown
 from tasks.prefect_server import REFUSALS, HeldClient, quick_client
 
 # Between two loads of a benchmark somebody waits for this answer.

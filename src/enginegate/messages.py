@@ -4,6 +4,7 @@ A file's faults are listed key by key, in words that do not need pydantic's.
 """
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, TypeAlias, get_args
@@ -157,3 +158,9 @@ def _tables(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for inner in get_args(annotation):
         yield from _tables(inner)
+
+
+def escape_markdown(text: str) -> str:
+    """One line of text that Markdown must not read as table cells, emphasis, links or HTML."""
+    joined = " ".join(text.splitlines())
+    return re.sub(r"([\\|*`\[\]]|<(?=[A-Za-z/!?]))", r"\\\1", joined)

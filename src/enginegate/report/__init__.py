@@ -31,7 +31,6 @@ from enginegate.report.html import candidate_figures, serving_figures, serving_p
 from enginegate.report.live_timeline import LiveTimeline, live_timeline
 from enginegate.report.markdown import (
     approval_markdown,
-    escape_markdown,
     scorecard_markdown,
 )
 from enginegate.report.serving import ServingReport, accuracies, serving_report
@@ -63,7 +62,6 @@ __all__ = [
     "candidate_meaning",
     "candidates_named",
     "decision_page",
-    "escape_markdown",
     "evidence_part",
     "explain",
     "history_of",

@@ -14,11 +14,10 @@ from datetime import datetime
 
 from enginegate.candidate import Candidate, registered_version
 from enginegate.evidence import Outcome, Scorecard
-from enginegate.messages import counted
+from enginegate.messages import counted, escape_markdown
 from enginegate.report.content import short_digest, without_line_breaks
 from enginegate.report.decision_page.checks import not_judged, share_left
 from enginegate.report.decision_page.comparison import comparison_section
-from enginegate.report.markdown import escape_markdown
 
 # Measured in Prefect 3.8.8's form at 1440 x 900: what fits without scrolling or a second line.
 _CODE_WIDTH, _TEXT_WIDTH, _BULLET_WIDTH = 53, 56, 54

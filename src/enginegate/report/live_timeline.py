@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 from enginegate.decision import Release
 from enginegate.evidence import Outcome
-from enginegate.messages import counted
+from enginegate.messages import counted, escape_markdown
 from enginegate.report.approval_form import version_words
 from enginegate.report.content import one_line
-from enginegate.report.markdown import escape_markdown
 from enginegate.repository.history.audit import LIVE_EVENTS, Event
 from enginegate.repository.history.broken_promises import BrokenPromise, broken_promises
 from enginegate.watch.log import WatchCheck, gate_of

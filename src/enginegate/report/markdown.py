@@ -1,9 +1,9 @@
 """A report as Markdown: for MLflow, for Prefect, and for the form a person answers."""
 
-import re
 from collections.abc import Iterable
 
 from enginegate.evidence import Scorecard
+from enginegate.messages import escape_markdown
 from enginegate.report.content import (
     COLUMNS,
     NO_SIZES,
@@ -54,9 +54,3 @@ def approval_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> st
 
 def _row(cells: Iterable[str]) -> str:
     return "| " + " | ".join(escape_markdown(cell) for cell in cells) + " |"
-
-
-def escape_markdown(text: str) -> str:
-    """One line of text that Markdown must not read as table cells, emphasis, links or HTML."""
-    joined = " ".join(text.splitlines())
-    return re.sub(r"([\\|*`\[\]]|<(?=[A-Za-z/!?]))", r"\\\1", joined)

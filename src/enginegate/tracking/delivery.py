@@ -202,6 +202,9 @@ class _Delivery:
                 self._file_pages(model, own)
         except EnginegateError as error:
             _log.warning("MLflow does not show all of what happened to %s yet: %s", model, error)
+        except Exception:  # noqa: BLE001 - logged whole
+            # A promotion takes back what it cannot deliver; a description is no reason for that.
+            _log.exception("MLflow does not show all of what happened to %s", model)
 
     def _describe_versions(self, model: str, own: Sequence[Event]) -> None:
         """The state of every version with a release here, and the alias of the one before."""
@@ -366,9 +369,16 @@ class _Delivery:
             "decision.origin": event.origin,
         }
         self.tracker.tag_run(run, _cut(tags))
-        with self.tracker.connection.explained(f"describe what was {event.event}"):
-            note_answer(self.tracker.connection, self._scorecard(event), event)
+        self._note_answer(event)
         return f"scorecard {(event.scorecard or '')[:12]} was {event.event} by {event.who}"
+
+    def _note_answer(self, event: Event) -> None:
+        """Describe the version; one that MLflow does not let be described holds up no change."""
+        try:
+            with self.tracker.connection.explained(f"describe what was {event.event}"):
+                note_answer(self.tracker.connection, self._scorecard(event), event)
+        except EnginegateError as error:
+            _log.warning("MLflow does not say that %s was %s: %s", event.model, event.event, error)
 
     def _deliver_state(self, event: Event) -> str:
         """The shown state of a release, on its watch run and on its version."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from enginegate.candidate import registered_version
 from enginegate.decision import Release
 from enginegate.evidence import Scorecard
+from enginegate.messages import escape_markdown
 from enginegate.repository.history.audit import Event, live_changes
 from enginegate.repository.history.broken_promises import broken_promises
 from enginegate.tracking import summary
@@ -26,6 +27,8 @@ _OF_RELEASES = _STANDING_BY | {REPLACED, ROLLED_BACK, WITHDRAWN}
 _ANSWERED = frozenset({WAITING, APPROVED, REJECTED})
 _OURS_ENDS = "*Written by Enginegate. What is written below this line stays.*"
 _TAG_LENGTH = 1000
+# MLflow's database keeps 5000 characters of a description, and what a person wrote is among them.
+_LONGEST_SENTENCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,7 @@ def note_answer(connection: Connection, scorecard: Scorecard, event: Event) -> N
         state=event.event,
         candidate=str(scorecard.winner or ""),
         sentence=f"{summary.result_sentence(scorecard)} {event.event.capitalize()} by "
-        f"{event.who}, {event.at:%Y-%m-%d %H:%M} UTC: {_ended(event.why)}",
+        f"{escape_markdown(event.who)}, {event.at:%Y-%m-%d %H:%M} UTC: {_ended(event.why)}",
         scorecard=scorecard.digest,
         places=evidence_places(str(experiment), scorecard.mlflow_run),
     )
@@ -168,7 +171,8 @@ def release_notes(events: Sequence[Event], releases: Sequence[Release]) -> dict[
     live: int | None = None
     for change in live_changes(events):
         live, event = change.after, change.event
-        said = f"{event.at:%Y-%m-%d %H:%M} UTC by {event.who}: {_ended(event.why)}"
+        by = escape_markdown(event.who)
+        said = f"{event.at:%Y-%m-%d %H:%M} UTC by {by}: {_ended(event.why)}"
         if change.before in known and change.before != live:
             ended = change.kind if change.kind in {ROLLED_BACK, WITHDRAWN} else REPLACED
             after = f"to release {live}" if change.kind == ROLLED_BACK else f"by release {live}"
@@ -182,7 +186,7 @@ def release_notes(events: Sequence[Event], releases: Sequence[Release]) -> dict[
         _mark_previous(notes, known[live].previous_version)
         broken = [b for b in broken_promises(events, known[live].model) if b.release == live]
         if broken and broken[-1].acknowledged is None:
-            notes[live] = replace(notes[live], state=BROKEN, sentence=f"{broken[-1]}")
+            notes[live] = replace(notes[live], state=BROKEN, sentence=_ended(str(broken[-1])))
     found: dict[str, VersionNote] = {}
     for number, note in notes.items():
         uri = known[number].model_uri
@@ -209,8 +213,11 @@ def _note_of(release: Release, state: str, said: str) -> VersionNote:
 
 
 def _ended(sentence: str) -> str:
-    """With a full stop; a check's reason may have several lines."""
+    """A person's or a check's words as Markdown in one line, with a full stop."""
     joined = " ".join(sentence.split())
+    if len(joined) > _LONGEST_SENTENCE:
+        joined = f"{joined[:_LONGEST_SENTENCE]} …"
+    joined = escape_markdown(joined)
     return joined if joined.endswith((".", "!", "?")) else f"{joined}."
 
 

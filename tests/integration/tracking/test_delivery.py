@@ -515,10 +515,11 @@ def test_page_is_filed_anew_when_something_happened(site):
     assert try_deliver(site.workspace, site.root, make_page=draw) == ""
 
 
-def test_page_that_cannot_be_filed_undoes_no_promotion(site, registered, monkeypatch):
+@pytest.mark.parametrize("error", [TrackingError("no room for pages"), ValueError("no JSON")])
+def test_page_that_cannot_be_filed_undoes_no_promotion(site, registered, monkeypatch, error):
     """The alias stands for what is live; the page follows with the next delivery."""
     version = registered("pageless")
-    card = scorecard(model="digits", reason="its page is refused")
+    card = scorecard(model="digits", reason=f"its page is refused: {error}")
     run = site.tracker.record(card, {})
     card = card.model_copy(update={"mlflow_run": run})
     site.workspace.save_scorecard(card)
@@ -527,7 +528,7 @@ def test_page_that_cannot_be_filed_undoes_no_promotion(site, registered, monkeyp
     with monkeypatch.context() as patch:
 
         def refuse(*_):
-            raise TrackingError("no room for pages")
+            raise error
 
         patch.setattr("enginegate.tracking.delivery.file_page", refuse)
         assert len(deliver(site.workspace, site.root, make_page=lambda *_: "page")) == 1
@@ -537,3 +538,19 @@ def test_page_that_cannot_be_filed_undoes_no_promotion(site, registered, monkeyp
 
     path = site.tracker.client.download_artifacts(run, "decision.html")
     assert Path(path).read_text() == "page"
+
+
+def test_version_that_cannot_be_described_holds_up_no_answer(site, monkeypatch):
+    """The run has the decision, and what is behind it in the log is delivered."""
+    card = scorecard(model="undescribed")
+    run = site.tracker.record(card, {})
+    record_decision(site.root, decision(card := card.model_copy(update={"mlflow_run": run})), "x")
+
+    def refuse(*_):
+        raise TrackingError("value too long for type character varying(5000)")
+
+    monkeypatch.setattr("enginegate.tracking.delivery.note_answer", refuse)
+
+    assert len(site.deliver()) == 1
+    assert site.tracker.client.get_run(run).data.tags["decision"] == "approve"
+    assert site.deliver() == ()

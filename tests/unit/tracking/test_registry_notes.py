@@ -85,3 +85,14 @@ def test_text_begins_with_the_state_in_plain_words():
     assert note.text.splitlines()[0] == "LIVE r1 onnxruntime-int8"
     assert len(note.text.splitlines()[0]) <= 25
     assert note.tags("http://mlflow")["enginegate.state"] == "live, release 1"
+
+
+def test_peoples_words_are_text_and_leave_room():
+    """MLflow draws descriptions as Markdown, and its database keeps 5000 characters of each."""
+    why = "![see](http://elsewhere/x.png) <img src=x> " + "long " * 2000
+
+    (note,) = release_notes([event(1, "published", 1, why=why)], [made(1, 1)]).values()
+
+    assert r"!\[see\](http" in note.text
+    assert r"\<img" in note.text
+    assert len(note.text) < 2500

@@ -196,8 +196,23 @@ def _accuracy(old: _Side | None, new: _Side) -> ComparedLine:
     if old is None or now is None or proposed is None:
         return ComparedLine(name, words[0] if old else "", words[1], "unknown", "")
     higher = new.fp32 is None or new.fp32.relation == ">="
+    if old.model_uri != new.model_uri:
+        # Each interval is around its own FP32, which is only as certain as its own interval.
+        now, proposed = _with_fp32(now, old), _with_fp32(proposed, new)
     effect, change = _apart(now, proposed, higher_is_better=higher)
     return ComparedLine(name, words[0], words[1], effect, change)
+
+
+def _with_fp32(score: _Estimate, side: _Side) -> _Estimate:
+    """A score with the wider interval: around FP32's, or FP32's own, of the same samples."""
+    base = side.fp32
+    if base is None or score.low is None or score.high is None:
+        return score
+    if base.value is None or base.low is None or base.high is None:
+        return score
+    moved = score.value - base.value
+    low, high = min(score.low, base.low + moved), max(score.high, base.high + moved)
+    return score._replace(low=low, high=high)
 
 
 def _score_text(score: _Estimate | None, *, share: bool) -> str:

@@ -10,10 +10,10 @@ from enum import StrEnum
 
 from pydantic import Field, PositiveInt
 
-from enginegate.approval_rules import expires_at
+from enginegate.approval_rules import acceptable, expires_at, may_not_reject
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import counted
-from enginegate.policy.operating import Approval
+from enginegate.policy.operating import Approval, person
 from enginegate.records import Record
 from enginegate.repository.history.audit import Event, LiveChange, live_changes
 from enginegate.repository.history.broken_promises import broken_promises
@@ -77,7 +77,7 @@ class PageHistory(Record):
             why=scorecard.reason,
         )
         standing = self.standing
-        if scorecard.winner is None and not self.entries:
+        if scorecard.winner is None and not self.entries and not self.sentence:
             standing = Standing.NOTHING
         return self.model_copy(update={"entries": (made, *self.entries), "standing": standing})
 
@@ -97,7 +97,7 @@ def history_of(
     """
     newest = found.approvals[-1] if found.approvals else None
     expires = expires_at(newest, rules) if newest and rules else None
-    return page_history(scorecard, found.events, found.checks, expires=expires)
+    return page_history(scorecard, found.events, found.checks, expires=expires, rules=rules)
 
 
 def page_history(
@@ -106,6 +106,7 @@ def page_history(
     checks: Iterable[WatchCheck] = (),
     *,
     expires: datetime | None = None,
+    rules: Approval | None = None,
 ) -> PageHistory:
     """A scorecard's history from the log of the repository that it is promoted into.
 
@@ -115,6 +116,8 @@ def page_history(
         checks: of the releases that were published of it.
         expires: when its newest approval ends to count; None: as long after the log has it as the
             scorecard says.
+        rules: say how many people must approve, and whether an inconclusive candidate may be
+            accepted; None: not known, so that one person is enough and none may.
     """
     own = [event for event in events if event.model == scorecard.model]
     releases = _releases(scorecard, own)
@@ -123,7 +126,7 @@ def page_history(
         *(_entry(told, scorecard) for told in _told(scorecard, own, releases)),
         *(line for number in releases for line in _checked(seen, number)),
     ]
-    standing, sentence = _standing(scorecard, own, releases, seen)
+    standing, sentence = _standing(scorecard, own, releases, seen, rules)
     return PageHistory(
         standing=standing,
         sentence=sentence,
@@ -222,6 +225,7 @@ def _standing(
     own: Sequence[Event],
     releases: Sequence[int],
     checks: Sequence[WatchCheck],
+    rules: Approval | None,
 ) -> tuple[Standing, str]:
     changes = live_changes(own)
     live = changes[-1].after if changes else None
@@ -236,7 +240,8 @@ def _standing(
         if event.scorecard == scorecard.digest and event.event in {"published", "promised"}
     ]
     if not releases or (live not in releases and answers and answers[-1].sequence > published[-1]):
-        return _unpublished(scorecard, answers)
+        used_up = published[-1] if published else -1
+        return _unpublished(scorecard, [a for a in answers if a.sequence > used_up], rules)
     if live not in releases:
         ended = [change for change in changes if change.before in releases]
         return _over(ended[-1])
@@ -261,11 +266,28 @@ def _over(ended: LiveChange) -> tuple[Standing, str]:
     return Standing.REPLACED, said
 
 
-def _unpublished(scorecard: Scorecard, answers: Sequence[Event]) -> tuple[Standing, str]:
+def _unpublished(
+    scorecard: Scorecard, answers: Sequence[Event], rules: Approval | None
+) -> tuple[Standing, str]:
     if not answers:
-        nothing = scorecard.winner is None
+        may_be_accepted = rules is not None and acceptable(scorecard, rules)
+        nothing = scorecard.winner is None and not may_be_accepted
         return (Standing.NOTHING, "") if nothing else (Standing.WAITING, "Nobody has answered yet.")
     last = answers[-1]
     if last.event == "rejected":
         return Standing.REJECTED, f"Rejected by {last.who}: {last.why}"
-    return Standing.APPROVED, f"Approved by {last.who}: {last.why}"
+    said = f"Approved by {last.who}: {last.why}"
+    missing = rules.required - _approving(answers, rules) if rules else 0
+    if missing <= 0:
+        return Standing.APPROVED, said
+    return Standing.WAITING, f"{said} ({counted(missing, 'more approval')} needed)"
+
+
+def _approving(answers: Sequence[Event], rules: Approval) -> int:
+    """People whose approval stands: each one's newest answer counts, and a no voids those before.
+
+    How old an approval is, is not looked at: the page says when the newest one expires.
+    """
+    newest = {person(a.who): a for a in answers if not may_not_reject(a.who, rules)}
+    since = max((a.sequence for a in newest.values() if a.event == "rejected"), default=-1)
+    return sum(a.event == "approved" and a.sequence > since for a in newest.values())

@@ -38,7 +38,8 @@ def verdict_band(scorecard: Scorecard) -> VerdictBand:
     outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
     outcome = min(outcomes, default=Outcome.INCONCLUSIVE)
     if winner is None:
-        headline = f"No candidate passed: nothing of {scorecard.model_uri} can go live"
+        # A policy may let people accept an inconclusive candidate, so nothing is ruled out here.
+        headline = f"No candidate of {scorecard.model_uri} passed every gate"
     elif scorecard.tied:
         ties = ", ".join(candidate.name for candidate in scorecard.tied if candidate != winner)
         headline = f"{winner} passed every gate, tied with {ties}"

@@ -51,6 +51,23 @@ def test_a_loss_beyond_the_intervals_is_worse():
     assert "less" in line.change
 
 
+def test_another_model_is_compared_with_what_is_not_known_of_its_fp32_too():
+    """The interval around FP32 says nothing of how two versions' FP32 differ."""
+    live = qualified(0.0).model_copy(update={"model_uri": "models:/digits/9"})
+    made = {
+        "replaces": 2,
+        "replaced": replaced_release(release(model_uri="models:/digits/9"), live),
+    }
+
+    def line(loss: float):
+        shown = comparison_section(qualified(loss).model_copy(update=made))
+        assert shown is not None
+        return next(line for line in shown.lines if line.name == "Accuracy")
+
+    assert line(0.008).effect == "same"
+    assert line(0.03).effect == "worse"
+
+
 @pytest.mark.parametrize(
     ("now", "proposed", "effect", "change"),
     [

@@ -4,6 +4,7 @@ from datetime import timedelta
 
 import pytest
 
+from enginegate.evidence import Outcome
 from enginegate.policy.operating import Approval
 from enginegate.report import decision_page, history_of, page_history
 from enginegate.repository.history.audit import Event
@@ -140,3 +141,37 @@ def test_nothing_waits_where_nothing_passed():
     assert page_history(none, ()).standing == "nothing to approve"
     assert "nothing to approve" in decision_page(none)
     assert "waiting for approval" not in decision_page(none)
+
+
+def test_one_of_two_approvals_leaves_it_waiting():
+    """A second person must say yes; the first cannot say it twice, and a no starts anew."""
+    rules = Approval(expires_hours=48, required=2)
+
+    def standing(*answers: tuple[str, str]):
+        events = log(*((what, None, True) for what, _ in answers))
+        said = [e.model_copy(update={"who": w}) for e, (_, w) in zip(events, answers, strict=True)]
+        found = ScorecardHistory(events=tuple(said))
+        return history_of(CARD, found, rules)
+
+    first = standing(("approved", "ada"))
+    assert first.standing == "waiting for approval"
+    assert "1 more approval needed" in first.sentence
+    assert standing(("approved", "ada"), ("approved", "ada")).standing == "waiting for approval"
+    both = ("approved", "ada"), ("approved", "bob")
+    assert standing(*both).standing == "approved, not yet live"
+    voided = standing(("approved", "ada"), ("rejected", "eve"), ("approved", "bob"))
+    assert voided.standing == "waiting for approval"
+
+
+def test_inconclusive_candidate_that_may_be_accepted_waits():
+    """Where the policy allows it, somebody can still say yes, and no words rule that out."""
+    open_one = verdict(finding(Outcome.INCONCLUSIVE))
+    card = scorecard(winner=None, verdicts=(open_one,))
+    rules = Approval(expires_hours=48, accept_inconclusive=True)
+
+    history = history_of(card, ScorecardHistory(), rules)
+
+    assert history.started(card).standing == "waiting for approval"
+    assert "can go live" not in decision_page(card, history)
+    strict = history_of(card, ScorecardHistory(), Approval(expires_hours=48))
+    assert strict.started(card).standing == "nothing to approve"
