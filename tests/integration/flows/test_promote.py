@@ -363,7 +363,7 @@ def assert_shown(run):
     (row,) = [line for line in shown["scorecard-tiny"].splitlines() if "(winner) |" in line]
     assert re.search(r"\| [0-9.]+ [KM]iB \|$", row)
     assert "(http://127.0.0.1:" in shown["links-tiny"]
-    assert "release 1 is live" in shown["live-tiny"]
+    assert "**published release 1** by " in shown["live-tiny"]
 
 
 def artifacts_of(run):
