@@ -6,6 +6,7 @@ explicit run ids, so no thread's active run matters.
 """
 
 import json
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine
+from enginegate.errors import TrackingError
 from enginegate.evidence import Scorecard
 from enginegate.records import Record
 from enginegate.repository.store.scorecard_history import ScorecardHistory
@@ -43,6 +45,7 @@ _DATASET_DIGEST_LENGTH = 36
 _NOTE = "mlflow.note.content"
 # An experiment's note that begins otherwise is somebody's own, and stays.
 _OUR_NOTE = "Newest: "
+_log = logging.getLogger("enginegate.tracking")
 _TEXTS = frozenset({".json", ".log"})  # what people read beside an engine; not its other forms
 
 
@@ -166,7 +169,12 @@ class ScorecardLogger:
                 links += f" · [decision page]({page_place(experiment, run)})"
             said = f"{_OUR_NOTE}{summary.result_sentence(scorecard)} {links}"
             self.client.set_experiment_tag(experiment, _NOTE, said)
-        note_qualified(self.connection, scorecard, experiment)
+        try:
+            with self.connection.explained(f"describe {scorecard.model_uri}"):
+                note_qualified(self.connection, scorecard, experiment)
+        except TrackingError as error:
+            # A registry may be read-only for whoever qualifies, and the evidence is filed by now.
+            _log.warning("The registered version does not say how it ended: %s", error)
 
     def _engine(self, candidate: Candidate) -> Engine | None:
         return self.artifacts.get(candidate, CandidateArtifacts()).engine

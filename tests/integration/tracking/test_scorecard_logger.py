@@ -221,6 +221,19 @@ def test_registered_version_says_that_it_waits(tracker, registered):
     assert "/artifacts/decision.html" in found.tags["enginegate.scorecard_link"]
 
 
+def test_version_that_cannot_be_described_loses_no_evidence(tracker, monkeypatch):
+    """The registry may be read-only for whoever qualifies."""
+
+    def refuse(*_):
+        raise PermissionError("the registry is read-only")
+
+    monkeypatch.setattr("enginegate.tracking.scorecard_logger.note_qualified", refuse)
+
+    run = record(tracker, qualification(model="undescribed"))
+
+    assert tracker.client.get_run(run).info.status == "FINISHED"
+
+
 def test_page_is_drawn_of_the_filed_scorecard(tracker):
     """It shows the digest that people approve, and lies at the run's root."""
     card = qualification(model="paged")
