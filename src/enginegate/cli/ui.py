@@ -40,8 +40,8 @@ def show_ui(
                 "Links that were filed earlier lead to another port, which another program has "
                 "now, or which --port replaced."
             )
-        out.print("Ctrl-C stops it.")
         try:
+            out.print("Ctrl-C stops it.")
             while True:
                 time.sleep(_ALIVE_EVERY_S)
                 ui.check_runs()

@@ -233,7 +233,7 @@ class SearchStrategy:
             return
         first = self.state.configs[0]
         self._follow(first, roughly=True)
-        if self._exhausted() and self.state.history.below_rejected(first) is not None:
+        if self._exhausted() and self._may_be_confirmed(first):
             return  # what is left is for a confirmation of what the rejected trial lets hope for
         failures, second_trial = 0, None
         while failures < _MOST_FAILURES or self._below_wanted():
@@ -255,6 +255,20 @@ class SearchStrategy:
                 second_trial = self._second_trial(config, rate_per_s)
                 failures += second_trial is None
         self.follow_leader()
+
+    def _may_be_confirmed(self, config: ServingConfig) -> bool:
+        """Whether a rejected trial lets hope for a rate whose confirmation fits the budget.
+
+        Where it does not, the lowest rate may still be refuted, which is an answer too.
+        """
+        guess = self.state.history.below_rejected(config)
+        if guess is None or guess.rate_per_s <= self.state.lowest_per_s:
+            return False
+        runner = self.state.runner
+        took_ms = (e.service_ms for e in runner.service_times if e.config == config)
+        if min(took_ms, default=0.0) > self.state.slo.p99_ms:
+            return False
+        return self.state.runner.budget.fits(*self.confirmation_s(guess.rate_per_s)[:-1])
 
     def follow_leader(self) -> None:
         """Find the capacity of the best configuration; with one rate only there is none."""

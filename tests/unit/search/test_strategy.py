@@ -1,9 +1,11 @@
 """What the answers of a search are compared by: objectives, cost, overload, floor and champion."""
 
+import pytest
+
 from enginegate.evidence import Outcome
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.search.search import search
-from tests.fakes.searches import only_where, search_on
+from tests.fakes.searches import finding_of, only_where, search_on
 from tests.fakes.simulated_triton import SimulatedServer
 
 
@@ -126,3 +128,18 @@ def test_pessimistic_predictions_do_not_end_the_search(simulated, bounds, slo):
 
     assert result.confirmed
     assert result.chosen.instances == 1
+
+
+@pytest.mark.parametrize(("most_per_s", "budget_s"), [(4000.0, 40.0), (1000.0, 60.0)])
+def test_slo_out_of_reach_is_refuted_though_no_confirmation_fits(bounds, slo, most_per_s, budget_s):
+    """After a first rate that fails, the lowest one is tried: it needs no time to be confirmed."""
+    lists = {"max_batch_sizes": (1, 8), "queue_delays_us": (0,), "instances": (1, 2)}
+    given = {"min_rate_per_s": 100.0, "max_rate_per_s": most_per_s, "measurement_s": 5.0}
+    tight = bounds.model_copy(update=lists | given | {"budget_s": budget_s})
+    demanding = slo.model_copy(
+        update={"p99_ms": 4.0, "confirm_requests": 10_000, "confirmations": 3}
+    )
+
+    result = search_on(SimulatedServer(5.0, 0.0, limit_ms=4.0), tight, demanding)
+
+    assert finding_of(result, "p99_ms").outcome is Outcome.FAILED
