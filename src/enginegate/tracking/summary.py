@@ -8,7 +8,7 @@ from enginegate.candidate import Candidate, Engine, registered_version
 from enginegate.engine_kinds import engine_kinds
 from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard
 from enginegate.measurement import Percentile
-from enginegate.messages import counted
+from enginegate.messages import counted, escape_markdown
 
 OUTCOME, P99, RATE, CHANGE, SIZE = "outcome", "p99 ms", "rate in SLO", "accuracy change", "size"
 RUNTIME = "runtime"
@@ -134,7 +134,7 @@ def engine_note(scorecard: Scorecard, candidate: Candidate) -> str:
     outcome, blocking = scorecard.outcome(candidate), blocking_findings(scorecard, candidate)
     if outcome is Outcome.PASSED:
         return f"{standing(scorecard, candidate).upper()}{_served(scorecard, candidate)}"
-    reasons = [f"{f.gate} on {f.scope}: {_one_line(f.reason)}" for f in blocking]
+    reasons = [escape_markdown(f"{f.gate} on {f.scope}: {_one_line(f.reason)}") for f in blocking]
     why = "\n".join(f"- {reason}" for reason in reasons) or f"- {_unmeasured(scorecard, candidate)}"
     gates = ", ".join(dict.fromkeys(f.gate for f in blocking)) or "not benchmarked"
     return f"{outcome.word.upper()}: {gates}. Do not register or serve it.\n\n{why}"
@@ -144,7 +144,7 @@ def candidate_note(scorecard: Scorecard, candidate: Candidate) -> str:
     """Markdown for a child run's description: the outcome, and what keeps it from passing."""
     lines = [f"**{standing(scorecard, candidate)}**{_served(scorecard, candidate)}", ""]
     lines += [
-        f"- {f.outcome.word}: {f.gate} on {f.scope}: {f.reason} {f.remedy}"
+        "- " + escape_markdown(f"{f.outcome.word}: {f.gate} on {f.scope}: {f.reason} {f.remedy}")
         for f in blocking_findings(scorecard, candidate)
     ]
     if scorecard.benchmark(candidate) is None:

@@ -74,3 +74,14 @@ def test_result_in_one_sentence():
     assert summary.result_sentence(failed) == (
         "digits v1: failed; 0 of 1 candidate passed every gate."
     )
+
+
+def test_notes_show_a_reason_as_it_was_written():
+    """A builder's or a model's words make no link, table or HTML in MLflow's Markdown."""
+    named = finding(Outcome.FAILED, gate="build").model_copy(
+        update={"reason": "see [here](http://example.com) <img src=x>", "scope": "engine"}
+    )
+    card = scorecard(verdicts=(verdict(named),), benchmarks=(), winner=None)
+
+    for note in (summary.engine_note(card, INT8), summary.candidate_note(card, INT8)):
+        assert r"see \[here\](http://example.com) \<img src=x>" in note
