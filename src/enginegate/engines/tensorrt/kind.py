@@ -282,9 +282,10 @@ class TensorRtKind(EngineKind):
 
     def runner_files(self, engine: Engine, path: Path, /) -> ServedFiles | None:
         """Triton's Python backend, whose Python needs the bindings that built the plan."""
-        module = Path(__file__).with_name("serve.py")
+        here = Path(__file__)
         files = {
-            **files_of_runner(self.name, module, gpu=True),
+            **files_of_runner(self.name, here.with_name("serve.py"), gpu=True),
+            "tensorrt_contexts.py": here.with_name("worker") / "contexts.py",
             "engine.json": path.with_name("manifest.json"),
             engine.filename: path,
         }

@@ -1,11 +1,13 @@
 """TensorRT's part of the runner in Triton's Python backend (see its package).
 
-Copied beside ``model.py`` as ``engine_tensorrt.py``. Needs the bindings that the plan was built
-with in the Python that Triton runs; loading a plan of another version fails.
+Copied beside ``model.py`` as ``engine_tensorrt.py``, with ``tensorrt_contexts.py``. Needs the
+bindings that the plan was built with in the Python that Triton runs; loading a plan of another
+version fails.
 """
 
 import ctypes
 import importlib
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -38,15 +40,19 @@ def open_for_triton(
     Raises:
         RuntimeError: there is no GPU, no library, or the library refuses the plan.
     """
-    del folder, parameters
+    del parameters
     _use_gpu(device_id)
-    return _Plan(_library(str(manifest["builder"]).split(" ", maxsplit=1)[0]), content, manifest)
+    library = _library(str(manifest["builder"]).split(" ", maxsplit=1)[0])
+    return _Plan(library, content, manifest, _context_maker(folder))
 
 
 class _Plan:
     """A plan that several lanes run, each in execution contexts of its own."""
 
-    def __init__(self, trt: Any, content: bytes, manifest: Mapping[str, Any]) -> None:
+    def __init__(
+        self, trt: Any, content: bytes, manifest: Mapping[str, Any], context_maker: Any
+    ) -> None:
+        self._context_maker = context_maker
         limit = int(manifest["max_batch_size"])
         self.buckets = tuple(sorted({2**power for power in range(limit.bit_length())} | {limit}))
         self.trt, self._content, self._builder = trt, content, manifest["builder"]
@@ -63,11 +69,11 @@ class _Plan:
         A plan without profile sharing lets one context use a profile: another lane then loads the
         plan once more.
         """
-        contexts = _Contexts(self.trt, self._engine, stream, shared=self._shared)
-        context = contexts.make()
+        contexts = self._context_maker(self.trt, self._engine, stream, shared=self._shared)
+        context = contexts.make(stream)
         if context is None:
             contexts.use(self._deserialised())
-            context = contexts.make()
+            context = contexts.make(stream)
         if context is None:
             raise RuntimeError("TensorRT has no memory for another execution context.")
         return _Lane(contexts, context, stream)
@@ -83,67 +89,6 @@ class _Plan:
         return engine
 
 
-class _Contexts:
-    """Execution contexts for one stream; they share the memory of activations.
-
-    Args:
-        shared: whether contexts may share the plan's profile: always from TensorRT 10 on, and in
-            8.6 where the plan was built for it.
-    """
-
-    def __init__(self, trt: Any, engine: Any, stream: Any, *, shared: bool) -> None:
-        self._trt, self._stream, self._shared = trt, stream, shared
-        has_new = hasattr(engine, "device_memory_size_v2")
-        self._size = int(engine.device_memory_size_v2 if has_new else engine.device_memory_size)
-        self._memory = stream.allocate(self._size)
-        self.use(engine)
-
-    def use(self, engine: Any) -> None:
-        """Make the next contexts of this copy of the plan."""
-        self.engine, self._how = engine, _without_memory(self._trt, engine)
-
-    def make(self) -> Any:
-        """One more context; None if there is no room, or the profile is taken."""
-        if self._how is None:  # before TensorRT 10
-            context = self.engine.create_execution_context_without_device_memory()
-        else:
-            context = self.engine.create_execution_context(self._how)
-        if context is None or not self._has_profile(context):
-            return None
-        if hasattr(context, "set_device_memory"):
-            context.set_device_memory(self._memory, self._size)
-        else:
-            context.device_memory = self._memory
-        return context
-
-    def _has_profile(self, context: Any) -> bool:
-        """Before TensorRT 10 the first context has the profile, and others have to ask for it."""
-        if context.active_optimization_profile >= 0:
-            return True
-        if not self._shared:
-            return False
-        try:
-            self._shared = bool(context.set_optimization_profile_async(0, self._stream.address))
-        except RuntimeError:
-            self._shared = False
-        self._stream.wait()
-        return self._shared
-
-
-def _without_memory(trt: Any, engine: Any) -> Any:
-    """How to ask for a context without memory from TensorRT 10 on; None before.
-
-    TensorRT-RTX compiles kernels for each context, unless they share a cache.
-    """
-    strategy = getattr(trt, "ExecutionContextAllocationStrategy", None)
-    if strategy is None or not hasattr(getattr(trt, "IRuntimeConfig", None), "set_runtime_cache"):
-        return strategy and strategy.USER_MANAGED
-    config = engine.create_runtime_config()
-    config.set_execution_context_allocation_strategy(strategy.USER_MANAGED)
-    config.set_runtime_cache(config.create_runtime_cache())
-    return config
-
-
 class _Lane:
     """A graph for each warm set of shapes, and one context for shapes that come and go.
 
@@ -153,7 +98,7 @@ class _Lane:
     backend does.
     """
 
-    def __init__(self, contexts: _Contexts, context: Any, stream: Any) -> None:
+    def __init__(self, contexts: Any, context: Any, stream: Any) -> None:
         self._contexts, self._context, self._stream = contexts, context, stream
         self._engine = contexts.engine
 
@@ -165,7 +110,7 @@ class _Lane:
         Raises:
             RuntimeError: the plan does not take these shapes, or did not run.
         """
-        own = self._contexts.make() if warm else None
+        own = self._contexts.make(self._stream) if warm else None
         context = own or self._context
         outputs = self._outputs(context, inputs, memory)
         places = {name: tensor.address for name, tensor in {**inputs, **outputs}.items()}
@@ -255,3 +200,14 @@ def _use_gpu(device_id: int) -> None:
     )
     if failed:
         raise RuntimeError(f"GPU {device_id} cannot be used (CUDA driver error {failed})")
+
+
+def _context_maker(folder: Path) -> Any:
+    """Of this version's own copy, under a name that no other version's has."""
+    path = folder / "tensorrt_contexts.py"
+    spec = importlib.util.spec_from_file_location(f"tensorrt_contexts_{folder.name}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise RuntimeError(f"{path} is missing. Promote the model again.")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.ContextMaker

@@ -1,12 +1,15 @@
 """Plans in our runner, with a library that stands in for TensorRT and threads for a GPU."""
 
+import shutil
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from enginegate.engines.python_backend.pipeline import Memory, Pipeline
-from enginegate.engines.tensorrt.serve import _Plan
+from enginegate.engines.tensorrt.kind import KIND
+from enginegate.engines.tensorrt.serve import _context_maker, _Plan
+from enginegate.engines.tensorrt.worker.contexts import ContextMaker
 from tests.fakes.host_device import GpuDevice, host_array
 
 MANIFEST = {"builder": "tensorrt 8.6.0", "max_batch_size": 6}
@@ -143,7 +146,7 @@ class NewContext(Context):
 def test_lanes_share_a_plan_where_the_library_lets_them(library, manifest, loads, contexts):
     """Two lanes answer from one copy of the weights; four graphs of a lane share its memory."""
     answers = []
-    plan = _Plan(library, b"plan", manifest)
+    plan = _Plan(library, b"plan", manifest, ContextMaker)
     device = GpuDevice()
     made = device.stream
 
@@ -171,4 +174,15 @@ def test_lanes_share_a_plan_where_the_library_lets_them(library, manifest, loads
 def test_refused_plan_names_what_built_it():
     """A plan that the library refuses is an error that says which version it needs."""
     with pytest.raises(RuntimeError, match=r"8\.5\.0 refuses to load a plan of tensorrt 8\.6\.0"):
-        _Plan(Library("8.5.0"), b"broken", MANIFEST)
+        _Plan(Library("8.5.0"), b"broken", MANIFEST, ContextMaker)
+
+
+def test_contexts_are_made_by_the_file_beside(tmp_path):
+    """The one that the plan's own files brought; without it the release is incomplete."""
+    engine = SimpleNamespace(filename="engine.plan")
+    files = KIND.runner_files(engine, tmp_path / engine.filename).files
+    shutil.copy(files["tensorrt_contexts.py"], tmp_path / "tensorrt_contexts.py")
+
+    assert _context_maker(tmp_path).__name__ == "ContextMaker"
+    with pytest.raises(RuntimeError, match=r"tensorrt_contexts\.py is missing"):
+        _context_maker(tmp_path / "elsewhere")
