@@ -71,6 +71,7 @@ from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
 _EPILOG = "\n".join(line for line in (__doc__ or "").splitlines()[2:])
+_LAST_PORT = 65_535
 
 app = typer.Typer(
     name="enginegate",
@@ -277,7 +278,11 @@ def ui_command(
     ] = None,
     port: Annotated[
         int | None,
-        typer.Option(help="on 127.0.0.1; default: the one that filed links lead to, if it is free"),
+        typer.Option(
+            min=1,
+            max=_LAST_PORT,
+            help="on 127.0.0.1; default: the one that filed links lead to, if it is free",
+        ),
     ] = None,
     policy: RulesFile = None,
 ) -> None:
@@ -481,8 +486,8 @@ app.command("pull")(_rollback.pull_command)
 @app.command("serve")
 def serve_command(
     policy: PolicyFile,
-    http_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
-    grpc_port: Annotated[int, typer.Option(help="0: any free port")] = 0,
+    http_port: Annotated[int, typer.Option(min=0, max=_LAST_PORT, help="0: any free port")] = 0,
+    grpc_port: Annotated[int, typer.Option(min=0, max=_LAST_PORT, help="0: any free port")] = 0,
 ) -> None:
     """Run Triton on a policy's live repository, on 127.0.0.1, until Ctrl-C."""
     ports = Ports(http=http_port, grpc=grpc_port)

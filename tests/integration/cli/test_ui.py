@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from enginegate.cli.app import app
-from enginegate.errors import InputError
+from enginegate.errors import ExitCode, InputError
 from enginegate.tracking import Tracker
 from enginegate.workspace import Workspace
 from tests.fakes.qualification import qualification
@@ -82,3 +82,15 @@ def test_port_that_is_taken(workspace):
 
     assert isinstance(ended.exception, InputError)
     assert f"Port {port} of 127.0.0.1 is taken" in str(ended.exception)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("ui", "--port", "99999"), ("serve", "p.toml", "--http-port", "-1")]
+)
+def test_number_that_is_no_port(workspace, arguments):
+    """It is refused by name, before anything is started."""
+    ended = CliRunner().invoke(app, arguments)
+
+    assert ended.exit_code == ExitCode.USAGE
+    assert f"Invalid value for '{arguments[-2]}'" in ended.output
+    assert not workspace.logs.exists()
