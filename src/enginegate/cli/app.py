@@ -31,7 +31,6 @@ from enginegate.cli import live as _live
 from enginegate.cli import rollback as _rollback
 from enginegate.cli import shadow as _shadow
 from enginegate.cli import watch as _watch
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
@@ -61,6 +60,7 @@ from enginegate.cli.vendor_log import vendors_logged
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
 from enginegate.policy.operating import PromotionTarget
 from enginegate.report import candidates_named, print_explained, print_scorecard
@@ -205,7 +205,7 @@ def qualify_command(
     if model is not None:
         rules = rules.with_model(model)
     with printing(as_json=as_json) as output:
-        flow, out = of_checkout("flows.qualify"), output.console
+        flow, out = pipeline_module("flows.qualify"), output.console
         with qualification_shown(rules):
             scorecard: Scorecard = flow.qualify(policy, model)
         print_scorecard(scorecard, out, _workspace(policy).engine_sizes(scorecard))
@@ -338,7 +338,7 @@ def promote_command(policy: PolicyFile, run: RunName, *, as_json: JsonFlag = Fal
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
     target = read_policy(policy).target  # a mistake in it is shown before Prefect is started
     with printing(as_json=as_json) as output:
-        release: Release = of_checkout("flows.promote").promote(policy, run)
+        release: Release = pipeline_module("flows.promote").promote(policy, run)
         _print_promoted(release, policy, target, output)
 
 
@@ -507,7 +507,7 @@ def demo_command(
     home = workspace.root / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home))
-    path = of_checkout("examples.digits.demo")
+    path = pipeline_module("examples.digits.demo")
     with interruptible(out):
         code = path.run(answer, workspace, out)
     raise typer.Exit(code)

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.text import Text
 
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import ReleaseDocument
 from enginegate.cli.policies import PolicyFile
 from enginegate.decision import Promise, Release
 from enginegate.errors import EnginegateError, InputError, PolicyError
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
@@ -38,7 +38,7 @@ def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -
         raise InputError(f"--to {to} is no release number: they begin at 1.")
     rules, undelivered = read_policy(policy), ""
     if prefect_answers() and Path("flows/rollback.py").is_file():
-        release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
+        release: Release = pipeline_module("flows.rollback").rollback(policy, to, reason)
         _print_live(release, policy, output.console)
     else:
         workspace = Workspace.of(rules)
@@ -73,7 +73,7 @@ def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
         )
     undelivered = ""
     if prefect_answers() and Path("flows/withdraw.py").is_file():
-        release: Release = of_checkout("flows.withdraw").withdraw(policy, reason, who)
+        release: Release = pipeline_module("flows.withdraw").withdraw(policy, reason, who)
         _print_withdrawn(release, policy, output.console)
     else:
         rules = read_policy(policy)
