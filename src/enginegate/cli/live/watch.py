@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from enginegate.cli.live.status import live_checks
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import (
     AcknowledgeDocument,
@@ -18,7 +19,6 @@ from enginegate.cli.output.records import (
     WatchDocument,
 )
 from enginegate.cli.policies import PolicyFile
-from enginegate.cli.status import live_checks
 from enginegate.errors import EnginegateError
 from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
