@@ -58,6 +58,7 @@ from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
+from enginegate.policy.paths import WORKSPACE
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
 from enginegate.tracking import START_COMMAND
@@ -452,7 +453,11 @@ def demo_command(
         Literal["yes", "no", "ask"], typer.Option("--approve", help="how the approval is answered")
     ] = "yes",
 ) -> None:
-    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back."""
+    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back.
+
+    Everything is made below the current folder: .enginegate/ and policies/digits.toml.
+    """
+    Path(WORKSPACE).mkdir(exist_ok=True)  # so that this folder is the project, and none above it
     workspace = Workspace.here()
     # The demo leaves the user's own Prefect alone.
     home = workspace.root / "prefect"

@@ -97,7 +97,7 @@ def automations_command(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create or update, on your Prefect server, the automations in automations/ of this checkout.
+    """Create or update automations on your Prefect server: those in automations/, or the shipped.
 
     They send a message when a promise was broken, when a promotion waits for a person, and when no
     watch ran for half an hour.
