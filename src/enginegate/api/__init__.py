@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from rich.console import Console
 
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.live.release import promote_live, roll_back_live
 from enginegate.cli.live.status import status_of
 from enginegate.cli.output.records import ReleaseDocument, ScorecardDocument, StatusDocument
@@ -26,6 +25,7 @@ from enginegate.errors import (
     ServerError,
 )
 from enginegate.evidence import Scorecard
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
 
 __all__ = [
@@ -71,7 +71,7 @@ def qualify(policy: PathLike, *, model: str | None = None) -> ScorecardDocument:
     rules = read_policy(path)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules.with_model(model)
-    scorecard: Scorecard = of_checkout("flows.qualify").qualify(path, model)
+    scorecard: Scorecard = pipeline_module("flows.qualify").qualify(path, model)
     return scorecard_document(scorecard, commands=commands_after(scorecard, path))
 
 

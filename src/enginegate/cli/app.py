@@ -28,7 +28,6 @@ from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import shadow as _shadow
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.live import release as _release
@@ -62,7 +61,9 @@ from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
+from enginegate.policy.paths import WORKSPACE
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
 from enginegate.tracking import START_COMMAND
@@ -215,7 +216,7 @@ def qualify_command(
     if model is not None:
         rules = rules.with_model(model)
     with printing(as_json=as_json) as output:
-        flow, out = of_checkout("flows.qualify"), output.console
+        flow, out = pipeline_module("flows.qualify"), output.console
         with qualification_shown(rules):
             scorecard: Scorecard = flow.qualify(policy, model)
         write_scorecard_junit(scorecard, junit)
@@ -467,13 +468,17 @@ def demo_command(
         Literal["yes", "no", "ask"], typer.Option("--approve", help="how the approval is answered")
     ] = "yes",
 ) -> None:
-    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back."""
+    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back.
+
+    Everything is made below the current folder: .enginegate/ and policies/digits.toml.
+    """
+    Path(WORKSPACE).mkdir(exist_ok=True)  # so that this folder is the project, and none above it
     workspace = Workspace.here()
     # The demo leaves the user's own Prefect alone.
     home = workspace.root / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home))
-    path = of_checkout("examples.digits.demo")
+    path = pipeline_module("examples.digits.demo")
     with interruptible(out):
         code = path.run(answer, workspace, out)
     raise typer.Exit(code)

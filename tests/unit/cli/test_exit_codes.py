@@ -25,7 +25,7 @@ def flows(monkeypatch, tmp_path):
     monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path))
     here = SimpleNamespace()
     for module in ("app", "live.watch"):
-        monkeypatch.setattr(f"enginegate.cli.{module}.of_checkout", lambda _: here)
+        monkeypatch.setattr(f"enginegate.cli.{module}.pipeline_module", lambda _: here)
     return here
 
 

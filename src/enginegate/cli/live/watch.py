@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES
 from enginegate.cli.live.status import live_checks
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
@@ -24,6 +23,7 @@ from enginegate.cli.output.records import (
 from enginegate.cli.policies import PolicyFile
 from enginegate.errors import EnginegateError
 from enginegate.evidence import Finding, Outcome
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
@@ -51,7 +51,7 @@ def watch_command(
     """
     model = read_policy(policy).name  # a mistake in it is shown before Prefect is started
     with printing(as_json=as_json) as output:
-        flow = of_checkout("flows.watch")
+        flow = pipeline_module("flows.watch")
         try:
             watched: WatchResult = flow.watch(policy, 0.0) if once else flow.watch(policy)
         except PromiseBrokenError as error:
@@ -125,13 +125,13 @@ def automations_command(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create or update, on your Prefect server, the automations in automations/ of this checkout.
+    """Create or update automations on your Prefect server: those in automations/, or the shipped.
 
     They send a message when a promise was broken, when a promotion waits for a person, and when no
     watch ran for half an hour.
     """
     with printing(as_json=as_json) as output:
-        done: tuple[str, ...] = of_checkout("flows.automations").apply_automations(webhook)
+        done: tuple[str, ...] = pipeline_module("flows.automations").apply_automations(webhook)
         for sentence in done:
             print_hanging(output.console, sentence)
         output.document(AutomationsDocument(done=done))
@@ -149,7 +149,7 @@ def scan_command(
     """Qualify each version of the registry that carries the policy's alias or tag, once."""
     read_policy(policy)  # a mistake in it is shown before Prefect is started
     with printing(as_json=as_json) as output:
-        started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
+        started: tuple[str, ...] = pipeline_module("flows.scan").scan(policy, deployment)
         for uri in started:
             print_hanging(output.console, f"Started: {uri}")
         if not started:
