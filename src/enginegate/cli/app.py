@@ -30,6 +30,7 @@ from enginegate.cli import doctor as _doctor
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
+from enginegate.cli.live import call as _call
 from enginegate.cli.live import release as _release
 from enginegate.cli.live import repository as _live
 from enginegate.cli.live import status as _status
@@ -448,6 +449,7 @@ app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
 app.command("pull")(_release.pull_command)
+app.command("call")(_call.call_command)
 
 
 @app.command("serve")
