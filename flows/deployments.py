@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import Flow
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate, WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitStrategy, ConcurrencyOptions
 from prefect.client.schemas.schedules import CronSchedule
@@ -27,7 +27,7 @@ from flows.qualify import qualify
 from flows.rollback import rollback
 from flows.scan import scan
 from flows.watch import watch
-from tasks.prefect_server import REFUSALS, quick_client
+from tasks.prefect_server import REFUSALS
 
 _PULL_STEP = "enginegate.pipeline.enter_project"
 # What Enginegate logs is a flow run's log too; a thread outside of any run is none.
@@ -68,9 +68,7 @@ FLOWS = (
         # One at a time: two benchmarks on one machine would measure each other.
         ConcurrencyLimitStrategy.ENQUEUE,
     ),
-    DeployedFlow(
-        promote, "Wait for a person's decision on a scorecard, then publish its winner."
-    ),
+    DeployedFlow(promote, "Wait for a person's decision on a scorecard, then publish its winner."),
     DeployedFlow(rollback, "Make an earlier release live again."),
     DeployedFlow(
         watch,
@@ -123,13 +121,26 @@ def deploy_policies(
                 "their deployments would have the same names. Deploy one of them."
             )
         opened[rules.name] = (path, rules)
+    wanted = [
+        (path, rules, deployed)
+        for path, rules in opened.values()
+        for deployed in (*FLOWS, *([SCAN] if rules.scan.alias or rules.scan.tag else []))
+    ]
     try:
-        with quick_client() as client:
+        with get_client(sync_client=True) as client:
             _ensure_pool(client, pool)
             return tuple(
-                _deploy(client, deployed, rules, _parameters(path, rules, deployed), pool, directory)
-                for path, rules in opened.values()
-                for deployed in (*FLOWS, *([SCAN] if _scans(rules) else []))
+                _deploy(
+                    client,
+                    deployed,
+                    rules.name,
+                    _arguments(path, rules, deployed),
+                    {
+                        "work_pool_name": pool,
+                        "pull_steps": [{_PULL_STEP: {"directory": str(directory or rules.root)}}],
+                    },
+                )
+                for path, rules, deployed in wanted
             )
     except REFUSALS as error:
         raise EnginegateError(
@@ -148,28 +159,22 @@ def _ensure_pool(client: SyncPrefectClient, pool: str) -> None:
         )
 
 
-def _scans(rules: Policy) -> bool:
-    return bool(rules.scan.alias or rules.scan.tag)
-
-
-def _parameters(path: Path, rules: Policy, deployed: DeployedFlow) -> dict[str, Any]:
-    """Its arguments: the policy as a path from its project, which workers may have elsewhere."""
-    project = rules.root or path.absolute().parent
-    parameters = {"policy": str(path.absolute().relative_to(project))}
-    if deployed is SCAN:
-        parameters["deployment"] = f"{qualify.name}/{qualify.name}-{rules.name}"
-    return parameters
+def _arguments(path: Path, rules: Policy, deployed: DeployedFlow) -> dict[str, str]:
+    """What its runs are given: the policy as a path from its project, wherever a worker has it."""
+    policy = str(path.absolute().relative_to(rules.root or path.absolute().parent))
+    by = f"{qualify.name}/{qualify.name}-{rules.name}"
+    return {"policy": policy, "deployment": by} if deployed is SCAN else {"policy": policy}
 
 
 def _deploy(
     client: SyncPrefectClient,
     deployed: DeployedFlow,
-    rules: Policy,
-    parameters: dict[str, Any],
-    pool: str,
-    directory: Path | None,
+    model: str,
+    arguments: dict[str, str],
+    place: dict[str, Any],
 ) -> str:
-    flow, name = deployed.flow, f"{deployed.flow.name}-{rules.name}"
+    """Create it, or update it; its name. ``place`` says which pool runs it, and in which folder."""
+    flow, name = deployed.flow, f"{deployed.flow.name}-{model}"
     collision = deployed.collision
     client.create_deployment(
         flow_id=client.create_flow(flow),
@@ -177,15 +182,14 @@ def _deploy(
         entrypoint=deployed.entrypoint,
         description=deployed.description,
         tags=["enginegate", flow.name],
-        parameters=parameters,
+        parameters=arguments,
         parameter_openapi_schema=parameter_schema(flow).model_dump_for_openapi(),
         enforce_parameter_schema=True,
         concurrency_limit=1 if collision else None,
         concurrency_options=ConcurrencyOptions(collision_strategy=collision) if collision else None,
         schedules=_schedules(client, deployed, f"{flow.name}/{name}"),
-        work_pool_name=pool,
         job_variables={"env": _ENVIRONMENT},
-        pull_steps=[{_PULL_STEP: {"directory": str(directory or rules.root)}}],
+        **place,
     )
     return f"{flow.name}/{name}"
 
