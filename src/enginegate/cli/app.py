@@ -26,6 +26,7 @@ from rich.text import Text
 
 from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
+from enginegate.cli import deploy as _deploy
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
@@ -448,6 +449,7 @@ app.command("watch")(_watch.watch_command)
 app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
+app.command("deploy")(_deploy.deploy_command)
 app.command("pull")(_release.pull_command)
 app.command("call")(_call.call_command)
 

@@ -46,6 +46,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "audit": "Who did what, when and why; and that nothing was changed.",
         },
         "Run by itself": {
+            "deploy": "Flows and schedules on your Prefect server, for its workers.",
             "scan": "Qualify new versions that the registry marks.",
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",

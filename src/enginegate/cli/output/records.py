@@ -356,6 +356,13 @@ class AutomationsDocument(Document):
     done: tuple[str, ...]
 
 
+class DeployDocument(Document):
+    """What was created or updated on the Prefect server: its deployments, by flow and name."""
+
+    pool: str
+    deployments: tuple[str, ...]
+
+
 class SampleDocument(Document):
     """A sample of live traffic; holds no value that users sent."""
 
@@ -389,6 +396,7 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "audit": Event,
         "scan": ScanDocument,
         "automations": AutomationsDocument,
+        "deploy": DeployDocument,
     }
 )
 
