@@ -65,6 +65,8 @@ _TITLES = {
     "outputs": "[outputs.NAME]",
     "metrics": "[metrics.NAME]",
 }
+# Tables whose first key is a list of tables with keys worth a section of their own.
+_ROWS = {"candidates": "MadeElsewhere"}
 _SCHEMA: Schema = policy_model().model_json_schema()
 _DEFINITIONS: Schema = _SCHEMA["$defs"]
 _LARGEST_VALUES = """## Largest values
@@ -112,6 +114,10 @@ def _sections() -> Iterator[str]:
         intro = "\n".join(filter(None, (table["description"], extra)))
         keys = table.get("required", [])
         yield _section(f"`{title}`", intro, table["properties"], keys, f"{name}.")
+        if name in _ROWS:
+            row = _DEFINITIONS[_ROWS[name]]
+            title = f"`[[{name}.{next(iter(table['properties']))}]]`"
+            yield _section(title, row["description"], row["properties"], row["required"])
 
 
 def _target(field: Schema) -> str | None:
