@@ -1,4 +1,4 @@
-"""One real server for all tests of this folder, and a model to put on it."""
+"""One real server for all tests of this folder, a model to put on it, and the wheel installed."""
 
 from pathlib import Path
 
@@ -11,8 +11,21 @@ from enginegate.loadgen.traffic import Traffic
 from enginegate.serving import BackendSettings, ServingConfig
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
+from tests.wheels import build_wheel, install_wheel
 
 PLAIN = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """The ``bin`` of an environment that has the wheel, and no checkout."""
+    return install_wheel(wheel, tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(scope="session")
