@@ -44,6 +44,7 @@ from enginegate.cli.output.records import (
 )
 from enginegate.cli.output.scorecard_document import scorecard_document
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
+from enginegate.cli.policy_show import show_policy
 from enginegate.cli.report import write_report
 from enginegate.cli.terminal import (
     ended_by,
@@ -81,7 +82,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     cls=StoryGroup,
 )
-policy_app = typer.Typer(help="Check policy files.", no_args_is_help=True)
+policy_app = typer.Typer(help="Check and explain policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
 RunName = Annotated[
@@ -183,6 +184,26 @@ def policy_check_command(policy: PolicyFile, *, as_json: JsonFlag = False) -> No
     """
     with printing(as_json=as_json) as output:
         print_check(read_policy(policy), policy, output)
+
+
+@policy_app.command("show")
+def policy_show_command(
+    policy: Annotated[
+        Path | None,
+        typer.Argument(metavar="[POLICY]", help="default: what every policy may leave out"),
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(help="only this table, e.g. gates; may repeat")
+    ] = None,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show every key of a policy: its value, where that comes from, and what it means.
+
+    Under tolerances = "standard", the table gates shows which limit each precision gets, and why.
+    """
+    with printing(as_json=as_json) as output:
+        show_policy(policy, table or [], output)
 
 
 @app.command("qualify")
