@@ -1,6 +1,7 @@
 """Every key of a policy with its value, where that comes from, and its meaning."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
@@ -18,6 +19,7 @@ from enginegate.policy.tolerances import EVIDENCE, REASONS, STANDARD
 Origin: TypeAlias = Literal["stated", "default", "required"]
 NOT_SET = "not set"
 _GATES = "gates"
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BY_NAME = ("outputs", "metrics")
 
 
@@ -100,7 +102,9 @@ def toml_value(value: Any) -> str:
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_defaults=True)
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{key} = {toml_value(each)}" for key, each in value.items())
+        inner = ", ".join(
+            f"{_toml_key(str(key))} = {toml_value(each)}" for key, each in value.items()
+        )
         return f"{{ {inner} }}" if inner else "{}"
     if isinstance(value, set | frozenset):
         value = sorted(value)
@@ -111,6 +115,10 @@ def toml_value(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value:.12g}"
     return json.dumps(str(as_written(value)), ensure_ascii=False)
+
+
+def _toml_key(key: str) -> str:
+    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
 
 
 def _listed(

@@ -101,6 +101,18 @@ class PolicyDocument(Document):
     notes: tuple[str, ...] = Field(description="what else will be inconclusive, or not work later")
 
 
+class FirstPolicyDocument(Document):
+    """The policy that `init` wrote."""
+
+    policy: str = Field(description="its file")
+    model: str = Field(description="the model's name in Triton")
+    model_uri: str
+    task: str
+    candidates: tuple[str, ...] = Field(description="as KIND-PRECISION")
+    notes: tuple[str, ...] = Field(description="what will be inconclusive, or not work later")
+    next: tuple[str, ...] = Field(description="commands that come next")
+
+
 class PolicyKey(Record):
     """One key of a policy."""
 
@@ -362,6 +374,7 @@ class SampleDocument(Document):
 DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "doctor": DoctorDocument,
+        "init": FirstPolicyDocument,
         "policy check": PolicyDocument,
         "policy show": PolicyListing,
         "qualify": ScorecardDocument,

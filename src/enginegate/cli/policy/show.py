@@ -1,4 +1,4 @@
-"""`enginegate policy show`: every key of a policy, its value, where that comes from, its meaning."""
+"""`enginegate policy show`: every key of a policy, its value, its origin and its meaning."""
 
 from itertools import groupby
 from pathlib import Path
@@ -22,6 +22,7 @@ from enginegate.report.tables import FittedTable, TableColumn, print_hanging
 
 _GATES = "gates"
 _STATED = "*"
+_EMPTY = frozenset({NOT_SET, "{}", "[]"})
 
 
 def show_policy(path: Path | None, only: list[str], output: Printer) -> None:
@@ -95,7 +96,7 @@ def _print_limits(limits: tuple[ListedLimit, ...], output: Printer, *, is_standa
         title=f"[{_GATES}] {table_meanings()[_GATES]}",
     )
     for limit in limits:
-        if set(limit.values.values()) == {NOT_SET} and not limit.reason:
+        if _EMPTY.issuperset(limit.values.values()) and not limit.reason:
             continue
         cells = (_limit_cell(limit, each, is_standard=is_standard) for each in precisions)
         reasons = (limit.reason,) if is_standard else ()
