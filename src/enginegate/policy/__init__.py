@@ -43,6 +43,7 @@ from enginegate.policy.gates import (
     check_gates,
     check_outputs,
     complete_gates,
+    complete_metrics,
     gates_for,
     output_task,
     tasks_of,
@@ -167,7 +168,9 @@ class Policy(Record):
             return raw
         outputs = raw.get("outputs") or {}
         tasks = {o.get("task") for o in outputs.values() if isinstance(o, dict)} | {raw.get("task")}
-        return {**raw, "gates": complete_gates(gates, frozenset(map(str, tasks)))}
+        metrics = complete_metrics(raw)
+        completed = complete_gates(gates, frozenset(map(str, tasks)), metrics)
+        return {**raw, "gates": completed, "metrics": metrics}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
