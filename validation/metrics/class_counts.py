@@ -38,9 +38,7 @@ def decisions_of(output: Array, asked: OutputSpec) -> Array:
     return np.asarray(output.argmax(axis=axis))
 
 
-def decision_agreement(
-    reference: Array, candidate: Array, nonfinite: NDArray[np.bool_]
-) -> Floats:
+def decision_agreement(reference: Array, candidate: Array, nonfinite: NDArray[np.bool_]) -> Floats:
     """Share of each sample's decisions that are equal, shape ``(N,)``; 0 where nonfinite."""
     beyond_first = tuple(range(1, reference.ndim))
     shares = np.equal(reference, candidate).mean(axis=beyond_first)

@@ -1,10 +1,9 @@
 """What a candidate is held to: what its outputs mean, how they are scored, and the limits.
 
 Every limit that decides is in the policy's file, or comes from the standard tolerances because the
-file says ``tolerances = "standard"``. Why each standard is what it is: docs/gates.md.
+file says ``tolerances = "standard"`` (`enginegate.policy.tolerances`).
 """
 
-import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeAlias
@@ -47,14 +46,7 @@ METRIC_TASKS: Mapping[str, frozenset[OutputTask]] = MappingProxyType(
         "map50": frozenset({"detection"}),
     }
 )
-# What a task without [metrics] is scored by, where the policy asks for the standard. Classes have
-# their accuracy; which embeddings belong together only labels say, that not all data has.
-STANDARD_METRICS: Mapping[OutputTask, str] = MappingProxyType(
-    {"multi-label": "label_f1", "regression": "r2", "segmentation": "miou", "detection": "map"}
-)
 ERRORS = frozenset({"mae", "rmse"})  # less is better
-# Their scale is the labels', so no number is usual for them; nor for a user's own.
-_NO_STANDARD = ERRORS | {"cosine"}
 DECIDING_TASKS: frozenset[OutputTask] = frozenset({"multi-label", "segmentation", "detection"})
 CLASSIFICATION_LIMITS = (
     "max_accuracy_loss",
@@ -87,10 +79,6 @@ GATES = frozenset(
         *("noise_floor", "shadow_integrity", "shadow_version", "input_drift"),
     }
 )
-
-
-_NOT_OF_NAMES = re.compile(r"[^a-z0-9_]")
-NO_METRICS: Mapping[str, Any] = MappingProxyType({})
 
 
 class Output(Record):
@@ -229,155 +217,6 @@ class Gates(Record):
     advisory: frozenset[str] = Field(
         default=frozenset(), description="gates that are shown but cannot change the verdict"
     )
-
-
-def _standard(  # noqa: PLR0913 - a row of the table in docs/gates.md
-    *,
-    loss: float,
-    slice_loss: float,
-    agreement: float,
-    decisions: float,
-    kl: float,
-    sqnr: float,
-    cosine: float,
-) -> Mapping[str, float]:
-    return MappingProxyType(
-        {
-            "max_accuracy_loss": loss,
-            "max_slice_accuracy_loss": slice_loss,
-            "min_top1_agreement": agreement,
-            "min_decision_agreement": decisions,
-            "max_kl_p99_nats": kl,
-            "min_sqnr_db": sqnr,
-            "min_cosine_p1": cosine,
-        }
-    )
-
-
-_FULL = _standard(
-    loss=0.005, slice_loss=0.05, agreement=0.99, decisions=0.99, kl=1e-5, sqnr=100.0, cosine=0.99999
-)
-_TEN_BITS = _standard(
-    loss=0.005, slice_loss=0.05, agreement=0.99, decisions=0.98, kl=1e-3, sqnr=50.0, cosine=0.9999
-)
-_SEVEN_BITS = _standard(
-    loss=0.005, slice_loss=0.05, agreement=0.98, decisions=0.95, kl=2e-2, sqnr=32.0, cosine=0.999
-)
-_INT8 = _standard(
-    loss=0.01, slice_loss=0.08, agreement=0.97, decisions=0.9, kl=1e-1, sqnr=20.0, cosine=0.98
-)
-_FP8 = _standard(
-    loss=0.01, slice_loss=0.08, agreement=0.97, decisions=0.9, kl=1e-1, sqnr=15.0, cosine=0.97
-)
-STANDARD: Mapping[Precision, Mapping[str, float]] = MappingProxyType(
-    {
-        Precision.FP32: _FULL,
-        Precision.TF32: _TEN_BITS,
-        Precision.FP16: _TEN_BITS,
-        Precision.BF16: _SEVEN_BITS,
-        Precision.INT8: _INT8,
-        Precision.FP8: _FP8,
-    }
-)
-
-
-def complete_metrics(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """A policy's [metrics]; without any, where it asks for the standard, one that fits each output.
-
-    Args:
-        raw: a policy as TOML gives it.
-    """
-    stated = dict(raw.get("metrics") or {})
-    gates = raw.get("gates")
-    default = gates.get("default") if isinstance(gates, Mapping) else None
-    standard = isinstance(default, Mapping) and default.get("tolerances") == "standard"
-    if stated or not standard:
-        return stated
-    outputs = raw.get("outputs") or {}
-    several = raw.get("task") == "multi-output"
-    tasks = {
-        name: str(output.get("task")) if isinstance(output, Mapping) else ""
-        for name, output in outputs.items()
-    }
-    if not several:
-        tasks = {"": str(raw.get("task"))}
-    found: dict[str, Any] = {}
-    for output, task in tasks.items():
-        kind = STANDARD_METRICS.get(task)  # type: ignore[call-overload]
-        if kind is not None:
-            name = f"{kind}_{_NOT_OF_NAMES.sub('_', output.lower())}"[:40] if several else kind
-            found[name] = {"kind": kind, "output": output}
-    return found
-
-
-def complete_gates(
-    gates: Mapping[str, Any], tasks: frozenset[str], metrics: Mapping[str, Any] = NO_METRICS
-) -> dict[str, Any]:
-    """Every precision's table in full: its own keys, then [gates.default]'s, then the standard's.
-
-    Args:
-        gates: tables as the file states them, ``default`` among them.
-        tasks: what the outputs mean; limits that none of them has are absent.
-        metrics: tables of [metrics], by name.
-    """
-    default = gates["default"]
-    absent = dict.fromkeys(_absent_limits(tasks))
-    if default.get("tolerances") != "standard":
-        return {
-            name: {**absent, **default, **table} if isinstance(table, Mapping) else table
-            for name, table in gates.items()
-        }
-    completed = dict(gates)
-    for precision, standard in STANDARD.items():
-        own = gates.get(precision.value, {})
-        margins = _standard_margins(standard, default, own, metrics)
-        known = {**standard, "max_abs_error": None, **absent, **default}
-        whole = {**known, **own, **margins} if isinstance(own, Mapping) else own
-        completed[precision.value] = whole
-    completed["default"] = completed[Precision.FP32.value] | {"tolerances": "standard"}
-    return completed
-
-
-def _absent_limits(tasks: frozenset[str]) -> tuple[str, ...]:
-    """Limits that no output of these tasks has."""
-    return (
-        *(() if "classification" in tasks else CLASSIFICATION_LIMITS),
-        *(() if tasks & DECIDING_TASKS else ("min_decision_agreement",)),
-        *(DISTANCE_LIMITS if tasks <= {"detection", "multi-output"} and tasks else ()),
-    )
-
-
-def _standard_margins(
-    standard: Mapping[str, float], default: Mapping[str, Any], own: Any, metrics: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The margins of all metrics: those that are stated, and the accuracy's for those that are not.
-
-    Slices are held to a standard margin only where the overall one is standard too: a metric whose
-    margin is stated is cut by what is stated.
-    """
-    tables = [table for table in (default, own) if isinstance(table, Mapping)]
-    found: dict[str, Any] = {}
-    stated = {name for table in tables for name in table.get("max_metric_loss") or {}}
-    usual = [
-        name
-        for name, metric in metrics.items()
-        if isinstance(metric, Mapping)
-        and metric.get("kind") in METRIC_TASKS.keys() - _NO_STANDARD
-        and name not in stated
-    ]
-    for key, margin in (
-        ("max_metric_loss", standard["max_accuracy_loss"]),
-        ("max_slice_metric_loss", standard["max_slice_accuracy_loss"]),
-    ):
-        margins: dict[str, Any] = dict.fromkeys(usual, margin)
-        for table in tables:
-            if not isinstance(table.get(key, {}), Mapping):
-                break  # pydantic says what is wrong with it
-            margins |= table.get(key, {})
-        else:
-            if margins:
-                found[key] = margins
-    return found
 
 
 def gates_for(gates: Mapping[Any, Gates], precision: Precision) -> Gates:
