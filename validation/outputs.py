@@ -246,7 +246,7 @@ def pixel_classes(array: Array, asked: OutputSpec) -> int:
     """How many classes the pixels of an output may have."""
     if array.dtype.kind in "iub":
         return MOST_MAP_CLASSES
-    return max(2, array.shape[asked.form.class_axis])
+    return max(2, int(array.shape[asked.form.class_axis]))
 
 
 def _check_reference_finite(reference: Tensors, data: DataSet) -> None:

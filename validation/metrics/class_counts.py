@@ -9,7 +9,7 @@ International Journal of Computer Vision 88:303-338, for the intersection over u
 - *dice*, *label_f1*: 2 right / (labelled + chosen), mean over classes;
 - *micro_f1*: the same of all classes together.
 
-Classes without a label in the data are left out of a mean.
+Classes without a label in the data are left out of a mean over classes.
 """
 
 from collections.abc import Callable, Mapping
@@ -106,8 +106,10 @@ def classes_of(column: Array) -> dict[int, int]:
     return {int(place): int(labelled[place]) for place in np.flatnonzero(labelled)}
 
 
-def of_classes(column: Array, only: int | None = None) -> Array:
-    """The counts of the classes that have labels, or of a single one, shape ``(N, 5 C')``."""
+def of_classes(column: Array, kind: str, only: int | None = None) -> Array:
+    """The counts of the classes that count, or of a single one, shape ``(N, 5 C')``."""
+    if only is None and kind == "micro_f1":  # of all decisions, whatever class they are about
+        return column
     wide = column.reshape(len(column), _COUNTS, -1)
     chosen = [only] if only is not None else sorted(classes_of(column))
     return wide[:, :, chosen].reshape(len(column), -1)
@@ -144,7 +146,8 @@ def _mean_over_classes(shares: Callable[..., Floats]) -> Callable[..., Floats]:
         present = ~np.isnan(by_class)
         counted = present.sum(axis=1)
         total = np.where(present, by_class, 0.0).sum(axis=1)
-        return np.divide(total, counted, out=np.full(len(total), np.nan), where=counted > 0)
+        empty = np.full(len(total), np.nan)
+        return np.asarray(np.divide(total, counted, out=empty, where=counted > 0))
 
     return score
 
@@ -152,7 +155,8 @@ def _mean_over_classes(shares: Callable[..., Floats]) -> Callable[..., Floats]:
 def _f1_of_all(labels: Floats, right: Floats, chosen: Floats) -> Floats:
     both = (labels + chosen).sum(axis=1)
     right_ones = 2.0 * right.sum(axis=1)
-    return np.divide(right_ones, both, out=np.full(len(both), np.nan), where=both > 0.0)
+    empty = np.full(len(both), np.nan)
+    return np.asarray(np.divide(right_ones, both, out=empty, where=both > 0.0))
 
 
 _F1 = _mean_over_classes(lambda labels, right, chosen: 2.0 * right / (labels + chosen))
