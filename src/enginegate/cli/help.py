@@ -35,6 +35,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "serve": "Run Triton on the live repository, until Ctrl-C.",
             "promote": "Publish what was approved, and prove that it serves.",
             "status": "What is live, what it promised, and what waits for a person.",
+            "call": "Ask what is live: answer, label, and lines to copy.",
             "verify": "Recompute every digest, and prove what the servers serve.",
             "rollback": "Make an earlier release live again.",
             "withdraw": "Unload a first release: nothing is live afterwards.",
@@ -45,6 +46,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "audit": "Who did what, when and why; and that nothing was changed.",
         },
         "Run by itself": {
+            "deploy": "Flows and schedules on your Prefect server, for its workers.",
             "scan": "Qualify new versions that the registry marks.",
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",

@@ -302,6 +302,41 @@ class WatchDocument(Document):
     broken: str = Field(description="the broken promise that nobody has acknowledged; empty: none")
 
 
+class AnsweredOutput(Record):
+    """One output that the live model answered, beside its label."""
+
+    name: str
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    values: tuple[float | int | str, ...] = Field(description="the first thousand, in order")
+    answer: int | None = Field(description="the class with the largest value; null: no classes")
+    label: tuple[float | int | str, ...] = Field(description="empty: the data has none")
+    agrees: bool | None = Field(description="whether answer and label are the same class")
+
+
+class AnsweredSample(Record):
+    """One sample that was sent."""
+
+    sample: NonNegativeInt = Field(description="its position in the data, from 0")
+    id: str
+    answered_by: str = Field(description="the release that answered, as Triton names it")
+    took_ms: NonNegativeFloat = Field(description="at this client; one request measures nothing")
+    outputs: tuple[AnsweredOutput, ...]
+
+
+class CallDocument(Document):
+    """What the live model answered to samples of the evaluation data."""
+
+    model: str
+    release: PositiveInt = Field(description="that is live")
+    server: str = Field(description="gRPC address")
+    data: str = Field(description="where the samples are from")
+    samples: tuple[AnsweredSample, ...]
+    python: str = Field(description="a program that sends the first sample with tritonclient")
+    curl: str = Field(description="a line that sends it; empty: JSON has no type of an input")
+    http_is_known: bool = Field(description="false: the port in `curl` is Triton's usual one")
+
+
 class AcknowledgeDocument(Document):
     """Broken promises that were acknowledged."""
 
@@ -319,6 +354,13 @@ class AutomationsDocument(Document):
     """What was created or updated on the Prefect server."""
 
     done: tuple[str, ...]
+
+
+class DeployDocument(Document):
+    """What was created or updated on the Prefect server: its deployments, by flow and name."""
+
+    pool: str
+    deployments: tuple[str, ...]
 
 
 class SampleDocument(Document):
@@ -348,11 +390,13 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "rollback": ReleaseDocument,
         "withdraw": ReleaseDocument,
         "pull": ReleaseDocument,
+        "call": CallDocument,
         "watch": WatchDocument,
         "acknowledge": AcknowledgeDocument,
         "audit": Event,
         "scan": ScanDocument,
         "automations": AutomationsDocument,
+        "deploy": DeployDocument,
     }
 )
 
