@@ -248,11 +248,15 @@ def write_data(data: DataSet, path: Path) -> None:
 def _check_rows(origin: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """How many samples the arrays hold; refuses a set without inputs or with uneven arrays."""
     if not any(name.startswith("input.") for name in shapes):
-        raise DataError(f"{origin} holds no input: name arrays input.NAME (found: {sorted(shapes)}).")
+        raise DataError(
+            f"{origin} holds no input: name arrays input.NAME (found: {sorted(shapes)})."
+        )
     lengths = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
     count = next(iter(lengths.values()))
     if set(lengths.values()) != {count}:
-        raise DataError(f"{origin}: arrays differ in length: {lengths}. Each needs one row a sample.")
+        raise DataError(
+            f"{origin}: arrays differ in length: {lengths}. Each needs one row a sample."
+        )
     if count == 0:
         raise DataError(f"{origin} holds no samples.")
     return count
@@ -277,8 +281,8 @@ def _targets(origin: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     for name, array in targets.items():
         if array.dtype.kind not in "fiu" or not _all_finite(array):
             raise DataError(
-                f"{origin}: label.{name} must hold finite numbers (dtype {array.dtype}). Remove the "
-                "samples without a label, or leave this array out."
+                f"{origin}: label.{name} must hold finite numbers (dtype {array.dtype}). Remove "
+                "the samples without a label, or leave this array out."
             )
     return targets
 

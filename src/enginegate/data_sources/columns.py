@@ -152,7 +152,9 @@ def _order(column: Column, classes: tuple[str, ...], origin: str) -> tuple[str, 
             f"{origin} has classes that [data.columns] classes does not list: "
             f"{', '.join(unknown[:_MOST_LISTED])}. List every class, in the order of the model's."
         )
-    return tuple(str(column.classes.index(name)) if name in column.classes else "" for name in classes)
+    return tuple(
+        str(column.classes.index(name)) if name in column.classes else "" for name in classes
+    )
 
 
 def _part(values: Array | list[bytes], decode: DecodeImages) -> Array:
@@ -190,5 +192,3 @@ def _listed(columns: Mapping[str, Column]) -> str:
     names = list(columns)
     more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
     return ", ".join(names[:_MOST_LISTED]) + more
-
-

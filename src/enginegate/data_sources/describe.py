@@ -119,9 +119,7 @@ def suggest_columns(found: DataDescription, inputs: tuple[TensorSpec, ...]) -> D
     return DataColumns(inputs=chosen, label=label, slices=slices, id=sample_id)
 
 
-def _columns_for(
-    spec: TensorSpec, free: Mapping[str, Column], *, only: bool
-) -> tuple[str, ...]:
+def _columns_for(spec: TensorSpec, free: Mapping[str, Column], *, only: bool) -> tuple[str, ...]:
     """The columns of one input; none where nothing fits."""
     row = spec.shape[1:]
 
@@ -129,8 +127,10 @@ def _columns_for(
         if column.kind == "image":
             return len(row) == 3  # noqa: PLR2004 - channels, height, width
         same_rank = len(column.shape) == len(row)
-        return column.kind == "number" and same_rank and all(
-            axis in {-1, size} for axis, size in zip(row, column.shape, strict=True)
+        return (
+            column.kind == "number"
+            and same_rank
+            and all(axis in {-1, size} for axis, size in zip(row, column.shape, strict=True))
         )
 
     fitting = [name for name, column in free.items() if fits(column)]

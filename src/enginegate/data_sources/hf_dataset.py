@@ -116,7 +116,7 @@ def _opened(path: Path, files: Sequence[Path]) -> Any:
 
 def _vendor() -> Any:
     try:
-        import datasets  # noqa: PLC0415
+        import datasets  # type: ignore[import-untyped]  # noqa: PLC0415
     except ImportError as error:
         raise DataError(
             "This is a Hugging Face dataset, and the package datasets is not installed. Run: pip "

@@ -53,14 +53,17 @@ class ImageFolderReader:
         root = folder.resolve()
         outside = next((p for p in files if not p.resolve().is_relative_to(root)), None)
         if outside is not None:
-            raise DataError(f"{outside} is a link that leads out of {folder}. Copy the image there.")
+            raise DataError(
+                f"{outside} is a link that leads out of {folder}. Copy the image there."
+            )
         unknown = sorted(names - set(classes)) if classes else []
         if unknown:
             raise DataError(
                 f"{folder} has the folder {unknown[0]!r}, which is none of [data.columns] classes "
                 f"{list(classes)}."
             )
-        self._files, self.samples = files, len(files)
+        self._files = files
+        self.samples: int | None = len(files)
         self._classes = classes or tuple(sorted(names))
         self.columns: Mapping[str, Column] = {"image": Column("image"), "id": Column("text")}
         if names:

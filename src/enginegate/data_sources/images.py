@@ -53,18 +53,7 @@ def _decoded(content: bytes, rules: ImageRules, origin: str) -> Array:
     vendor = _vendor()
     try:
         with vendor.Image.open(io.BytesIO(content), formats=_FORMATS) as image:
-            width, height = image.size
-            if width * height > MOST_PIXELS:
-                raise DataError(
-                    f"{origin}: an image says that it has {width} x {height} pixels; more than "
-                    f"{MOST_PIXELS:,} are not decoded. Make it smaller."
-                )
-            if image.mode in _DEEP_MODES:
-                raise DataError(
-                    f"{origin}: an image has more than 8 bits a channel (mode {image.mode}), which "
-                    "its conversion would cut off. Convert it to 8 bits as for training, or give "
-                    "arrays."
-                )
+            _check(image, origin)
             turned = vendor.ImageOps.exif_transpose(image) if rules.exif else image
             plain = turned.convert("RGB" if rules.channels == 3 else "L")  # noqa: PLR2004 - RGB
             return _as_array(_sized(plain, rules, origin), rules)
@@ -75,6 +64,21 @@ def _decoded(content: bytes, rules: ImageRules, origin: str) -> Array:
             f"{origin}: an image cannot be decoded: {first_line(error)}. Images are "
             f"{', '.join(_FORMATS)}."
         ) from error
+
+
+def _check(image: Any, origin: str) -> None:
+    """Refuse an image by its header, before it is decoded."""
+    width, height = image.size
+    if width * height > MOST_PIXELS:
+        raise DataError(
+            f"{origin}: an image says that it has {width} x {height} pixels; more than "
+            f"{MOST_PIXELS:,} are not decoded. Make it smaller."
+        )
+    if image.mode in _DEEP_MODES:
+        raise DataError(
+            f"{origin}: an image has more than 8 bits a channel (mode {image.mode}), which its "
+            "conversion would cut off. Convert it to 8 bits as for training, or give arrays."
+        )
 
 
 def _sized(image: Any, rules: ImageRules, origin: str) -> Any:

@@ -143,7 +143,7 @@ def _download(uri: str, staging: Path, source: DataSource, tracking_uri: str) ->
         ) from masked_error(error)
     copied = Path(found).resolve()
     root = staging.resolve()
-    if copied != root and copied.parent != root:
+    if root not in {copied, copied.parent}:
         copied = Path(shutil.move(copied, root / copied.name))
         for other in root.iterdir():
             if other != copied:

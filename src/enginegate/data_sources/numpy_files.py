@@ -24,11 +24,11 @@ class NumpyReader:
         """
         self.origin, self._path = str(path), path
         self._single = path.suffix == ".npy"
-        types = (
-            {path.stem: (array.dtype, array.shape) for array in (_single_array(path),)}
-            if self._single
-            else array_types(path)
-        )
+        if self._single:
+            array = _single_array(path)
+            types = {path.stem: (array.dtype, array.shape)}
+        else:
+            types = array_types(path)
         lengths = {name: shape[0] if shape else 0 for name, (_, shape) in types.items()}
         if len(set(lengths.values())) > 1:
             raise DataError(
@@ -42,7 +42,9 @@ class NumpyReader:
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
         """See `DataReader.blocks`."""
         arrays = (
-            {self._path.stem: _single_array(self._path)} if self._single else load_arrays(self._path)
+            {self._path.stem: _single_array(self._path)}
+            if self._single
+            else load_arrays(self._path)
         )
         yield from rows_of({name: arrays[name] for name in names})
 

@@ -89,12 +89,13 @@ class ParquetReader:
             DataError: there is no Parquet file, or the files differ in their columns.
         """
         self.origin, self._files = origin, tuple(files)
-        self.samples, described = 0, None
+        count, described = 0, None
         for path in self._files:
             with _opened(path) as file:
-                self.samples += file.metadata.num_rows
+                count += file.metadata.num_rows
                 described = described or _described(path, file)
                 self._check_alike(path, file.schema_arrow.names, described)
+        self.samples: int | None = count
         self.columns: Mapping[str, Column] = described or {}
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:

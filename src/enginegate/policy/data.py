@@ -242,7 +242,7 @@ class Data(Record):
         "that code",
     )
 
-    def model_post_init(self, context: Any, /) -> None:
+    def model_post_init(self, context: Any, /) -> None:  # noqa: ARG002 - pydantic calls it
         """Give every set the table's rules, so that a set alone says how it is read."""
         for name in ("evaluation", "calibration", "shadow"):
             source = getattr(self, name)
