@@ -27,8 +27,11 @@ the engine kinds; do not edit it here.
 A policy is one TOML file for each model family, by custom in `policies/`. Unknown keys are refused,
 so a misspelt gate cannot be silently off. Units are in the names: `_ms`, `_us`, `_s`, `_hours`,
 `_per_s`, `_mib`, `_nats`. Fractions are between 0 and 1. A complete example with the reason for
-each number is [policies/digits.toml](../policies/digits.toml). Keys with a default may be left out,
-and so may a table in which all have one.
+each number is [policies/digits.toml](../policies/digits.toml).
+
+Keys with a default may be left out, and so may a table in which all have one: `enginegate init
+MODEL --data FILE` writes a policy of at most twenty lines. `enginegate policy show FILE` prints
+every key with its value, where that comes from, and what it means.
 
 `enginegate policy check FILE` builds, opens and runs nothing. It says what is wrong and where: keys
 and limits, files and folders that are not there, archives that would not be unpacked here,

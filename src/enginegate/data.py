@@ -96,6 +96,17 @@ class DataSet:
             {name: array[start:stop] for name, array in self.targets.items()},
         )
 
+    def only(self, chosen: NDArray[np.bool_]) -> "DataSet":
+        """The samples where ``chosen``, shape ``(N,)``, is true, in their order; copies."""
+        return DataSet(
+            self.origin,
+            {name: array[chosen] for name, array in self.inputs.items()},
+            None if self.labels is None else self.labels[chosen],
+            self.ids[chosen],
+            {name: column[chosen] for name, column in self.slices.items()},
+            {name: array[chosen] for name, array in self.targets.items()},
+        )
+
     def check_fits(self, specs: tuple[TensorSpec, ...]) -> None:
         """Refuse data that a model with these inputs cannot take.
 
