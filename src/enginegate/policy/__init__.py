@@ -1,6 +1,7 @@
 """A policy: what one model family must prove before it may serve, as one TOML file.
 
-Every limit that decides a promotion is stated in the file; only mechanics have defaults. Relative
+Every limit that decides a promotion is stated in the file, or taken from the standard tolerances
+because the file says so; only mechanics have defaults (`enginegate.policy.defaults`). Relative
 paths start from the policy's project (`project_of`), and may not contain ``..``.
 """
 
@@ -31,6 +32,8 @@ from enginegate.policy.building import (
     Repair,
     Shapes,
 )
+from enginegate.policy.data import Data
+from enginegate.policy.defaults import fill_in
 from enginegate.policy.gates import (
     Evaluation,
     Gates,
@@ -42,7 +45,6 @@ from enginegate.policy.gates import (
     Task,
     check_gates,
     check_outputs,
-    complete_gates,
     gates_for,
     output_task,
     tasks_of,
@@ -61,7 +63,8 @@ from enginegate.policy.operating import (
     Watch,
 )
 from enginegate.policy.paths import ROOT, project_of
-from enginegate.policy.recording import Data, Shadow, TrafficTables
+from enginegate.policy.recording import Shadow, TrafficTables
+from enginegate.policy.tolerances import complete_gates, complete_metrics
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
 
@@ -100,7 +103,9 @@ __all__ = [
     "Watch",
     "gates_for",
     "parse_policy",
+    "policy_model",
     "read_policy",
+    "read_tables",
 ]
 _MOST_BYTES = 1 << 20
 
@@ -148,6 +153,8 @@ class Policy(Record):
     def model_post_init(self, context: Any, /) -> None:
         """Remember the folder that relative paths start from; no part of the record."""
         self._root = (context or {}).get(ROOT)
+        if self.shadow is not None and self.shadow.traffic is not None:
+            self.shadow.__dict__["traffic"] = self.data.read_alike(self.shadow.traffic)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its class is made for this process's engine kinds; another process reads it anew."""
@@ -160,14 +167,19 @@ class Policy(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _overlay_gates(cls, raw: Any) -> Any:
-        """A precision's table states only what differs from [gates.default]."""
-        gates = raw.get("gates") if isinstance(raw, dict) else None
+    def _complete(cls, raw: Any) -> Any:
+        """Add what the file may leave out; a precision's table states only what differs."""
+        if not isinstance(raw, dict):
+            return raw
+        raw = fill_in(raw)
+        gates = raw.get("gates")
         if not isinstance(gates, dict) or not isinstance(gates.get("default"), dict):
             return raw
         outputs = raw.get("outputs") or {}
         tasks = {o.get("task") for o in outputs.values() if isinstance(o, dict)} | {raw.get("task")}
-        return {**raw, "gates": complete_gates(gates, frozenset(map(str, tasks)))}
+        metrics = complete_metrics(raw)
+        completed = complete_gates(gates, frozenset(map(str, tasks)), metrics)
+        return {**raw, "gates": completed, "metrics": metrics}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -294,6 +306,16 @@ def read_policy(path: Path) -> Policy:
         PolicyError: the file cannot be read, is not TOML, or breaks a rule; every problem is listed
             with the place it is at.
     """
+    # A link to a policy belongs where the link is: mounted configuration links into hidden folders.
+    return parse_policy(read_tables(path), str(path), project_of(path.parent.resolve()))
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a policy file as they are written, not checked.
+
+    Raises:
+        PolicyError: the file cannot be read, or is not TOML.
+    """
     try:
         if path.is_fifo() and path.resolve().is_fifo():
             raise PolicyError(f"{path} is a named pipe, not a policy: reading it may never end.")
@@ -303,15 +325,13 @@ def read_policy(path: Path) -> Policy:
             raise PolicyError(
                 f"{path} is larger than {_MOST_BYTES:,} bytes, which no policy is. Name a policy."
             )
-        raw = tomllib.loads(content.decode())
+        return tomllib.loads(content.decode())
     except OSError as error:
         raise PolicyError(f"Cannot read the policy {path}: {error.strerror}.") from error
     except RecursionError as error:
         raise PolicyError(_too_deep(str(path))) from error
     except ValueError as error:  # not TOML, not UTF-8, or a number that no computer could hold
         raise PolicyError(f"{path} is not TOML: {error}.") from error
-    # A link to a policy belongs where the link is: mounted configuration links into hidden folders.
-    return parse_policy(raw, str(path), project_of(path.parent.resolve()))
 
 
 def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) -> Policy:

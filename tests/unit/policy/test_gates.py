@@ -7,16 +7,15 @@ import pytest
 from enginegate.candidate import Precision
 from enginegate.policy.gates import (
     CLASSIFICATION_LIMITS,
-    STANDARD,
     Gates,
     Metric,
     Output,
     check_gates,
     check_outputs,
-    complete_gates,
     gates_for,
     output_task,
 )
+from enginegate.policy.tolerances import STANDARD, complete_gates
 
 BASICS = {"confidence": 0.95, "min_samples": 400, "min_slice_samples": 60}
 STANDARDS = {**BASICS, "tolerances": "standard"}
@@ -39,7 +38,8 @@ class TestStandardTolerances:
 
         for precision in Precision:
             gates = gates_for(tables, precision)
-            assert {key: getattr(gates, key) for key in STANDARD[precision]} == STANDARD[precision]
+            expected = {**STANDARD[precision], "min_decision_agreement": None}
+            assert {key: getattr(gates, key) for key in expected} == expected
             assert gates.max_abs_error is None
 
     def test_stated_tolerance_takes_precedence(self):
