@@ -32,6 +32,7 @@ from enginegate.policy.building import (
     Repair,
     Shapes,
 )
+from enginegate.policy.data import Data
 from enginegate.policy.defaults import fill_in
 from enginegate.policy.gates import (
     Evaluation,
@@ -62,8 +63,8 @@ from enginegate.policy.operating import (
     Watch,
 )
 from enginegate.policy.paths import ROOT, project_of
-from enginegate.policy.recording import Data, Shadow, TrafficTables
-from enginegate.policy.tolerances import complete_gates
+from enginegate.policy.recording import Shadow, TrafficTables
+from enginegate.policy.tolerances import complete_gates, complete_metrics
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
 
@@ -152,6 +153,8 @@ class Policy(Record):
     def model_post_init(self, context: Any, /) -> None:
         """Remember the folder that relative paths start from; no part of the record."""
         self._root = (context or {}).get(ROOT)
+        if self.shadow is not None and self.shadow.traffic is not None:
+            self.shadow.__dict__["traffic"] = self.data.read_alike(self.shadow.traffic)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its class is made for this process's engine kinds; another process reads it anew."""
@@ -174,7 +177,9 @@ class Policy(Record):
             return raw
         outputs = raw.get("outputs") or {}
         tasks = {o.get("task") for o in outputs.values() if isinstance(o, dict)} | {raw.get("task")}
-        return {**raw, "gates": complete_gates(gates, frozenset(map(str, tasks)))}
+        metrics = complete_metrics(raw)
+        completed = complete_gates(gates, frozenset(map(str, tasks)), metrics)
+        return {**raw, "gates": completed, "metrics": metrics}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
