@@ -68,6 +68,8 @@ _TITLES = {
     "outputs": "[outputs.NAME]",
     "metrics": "[metrics.NAME]",
 }
+# Tables inside a table that have a section of their own.
+_INNER = {"data": ("columns", "images")}
 _SCHEMA: Schema = policy_model().model_json_schema()
 _DEFINITIONS: Schema = _SCHEMA["$defs"]
 _LARGEST_VALUES = """## Largest values
@@ -113,8 +115,14 @@ def _sections() -> Iterator[str]:
         extra = _GATES if name == "gates" else extra
         title = _TITLES.get(name, f"[{name}]")
         intro = "\n".join(filter(None, (table["description"], extra)))
+        inner = {key: table["properties"][key] for key in _INNER.get(name, ())}
+        outer = {key: value for key, value in table["properties"].items() if key not in inner}
         keys = table.get("required", [])
-        yield _section(f"`{title}`", intro, table["properties"], keys, f"{name}.")
+        yield _section(f"`{title}`", intro, outer, keys, f"{name}.")
+        for key, value in inner.items():
+            within = _DEFINITIONS[str(_target(value))]
+            about = f"{within['description']}\nThe whole table may be left out."
+            yield _section(f"`[{name}.{key}]`", about, within["properties"], [])
 
 
 def _target(field: Schema) -> str | None:
@@ -145,7 +153,7 @@ def _value(field: Schema) -> str:
     if "anyOf" in field:
         return next(_value(form) for form in field["anyOf"] if form.get("type") != "null")
     if field.get("type") == "array":
-        return f"list of {_value(field['items'])}"
+        return f"list of {_value(field.get('items') or field['prefixItems'][0])}"
     if "$ref" in field:
         return _value(_DEFINITIONS[field["$ref"].removeprefix(_REFERENCE)])
     return _table(field) or _single(field)
@@ -156,6 +164,8 @@ def _table(field: Schema) -> str:
     if "properties" in field:
         return f"`{{ {', '.join(field['properties'])} }}`"
     target = field.get("additionalProperties", {})
+    if target.get("type") == "string":
+        return "table of texts"
     return f"table of {_value(target)}" if "$ref" in target else ""
 
 

@@ -32,6 +32,7 @@ from enginegate.policy.building import (
     Repair,
     Shapes,
 )
+from enginegate.policy.data import Data
 from enginegate.policy.defaults import fill_in
 from enginegate.policy.gates import (
     Evaluation,
@@ -62,7 +63,7 @@ from enginegate.policy.operating import (
     Watch,
 )
 from enginegate.policy.paths import ROOT, project_of
-from enginegate.policy.recording import Data, Shadow, TrafficTables
+from enginegate.policy.recording import Shadow, TrafficTables
 from enginegate.policy.remedies import with_remedies
 from enginegate.policy.tolerances import complete_gates
 from enginegate.records import Record
@@ -153,6 +154,8 @@ class Policy(Record):
     def model_post_init(self, context: Any, /) -> None:
         """Remember the folder that relative paths start from; no part of the record."""
         self._root = (context or {}).get(ROOT)
+        if self.shadow is not None and self.shadow.traffic is not None:
+            self.shadow.__dict__["traffic"] = self.data.read_alike(self.shadow.traffic)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its class is made for this process's engine kinds; another process reads it anew."""
