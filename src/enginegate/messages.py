@@ -77,10 +77,12 @@ _ONE_OF = frozenset({"literal_error", "enum"})
 _PATTERNS: dict[str, str] = {}
 
 
-def matching(pattern: str, words: str, *, description: str | None = None) -> Any:
+def matching(
+    pattern: str, words: str, *, default: Any = ..., description: str | None = None
+) -> Any:
     """A text's field that must match ``pattern``; ``words`` say in a message what that is."""
     _PATTERNS[pattern] = words
-    return Field(pattern=pattern, description=description)
+    return Field(default, pattern=pattern, description=description)
 
 
 def explain_validation(

@@ -65,7 +65,7 @@ from enginegate.policy.operating import (
 from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Shadow, TrafficTables
 from enginegate.policy.remedies import with_remedies
-from enginegate.policy.tolerances import complete_gates
+from enginegate.policy.tolerances import complete_gates, complete_metrics
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
 
@@ -178,7 +178,9 @@ class Policy(Record):
             return raw
         outputs = raw.get("outputs") or {}
         tasks = {o.get("task") for o in outputs.values() if isinstance(o, dict)} | {raw.get("task")}
-        return {**raw, "gates": complete_gates(gates, frozenset(map(str, tasks)))}
+        metrics = complete_metrics(raw)
+        completed = complete_gates(gates, frozenset(map(str, tasks)), metrics)
+        return {**raw, "gates": completed, "metrics": metrics}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
