@@ -50,6 +50,7 @@ from enginegate.cli.output.scorecard_document import (
     scorecard_document,
 )
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
+from enginegate.cli.policy.first_data import ColumnFlags
 from enginegate.cli.policy.init import InitOptions, write_first_policy
 from enginegate.cli.policy.show import show_policy
 from enginegate.cli.report import write_report
@@ -191,14 +192,25 @@ def init_command(  # noqa: PLR0913 - one argument for each option
     ],
     *,
     data: Annotated[
-        Path, typer.Option(help="labelled samples that training never saw (docs/data.md)")
+        str, typer.Option(help="labelled samples that training never saw (docs/data.md)")
     ],
     calibration: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="other samples, for int8; default: some of the data are set aside"),
     ] = None,
     set_aside: Annotated[
         int | None, typer.Option(min=0, help="how many of the data; 0: none, and no int8")
+    ] = None,
+    input_columns: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=COLUMN", help="of the data; default: guessed"),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="of the data; default: guessed")
+    ] = None,
+    slice_columns: Annotated[
+        list[str] | None,
+        typer.Option("--slice", metavar="COLUMN", help="judged by itself; may repeat"),
     ] = None,
     task: Annotated[str | None, typer.Option(help="default: as the data shows it")] = None,
     name: Annotated[
@@ -234,6 +246,7 @@ def init_command(  # noqa: PLR0913 - one argument for each option
         data=data,
         calibration=calibration,
         set_aside=set_aside,
+        columns=ColumnFlags(input_columns or (), label, slice_columns or ()),
         task=task,
         name=name,
         p99_ms=p99_ms,

@@ -64,6 +64,7 @@ from enginegate.policy.operating import (
 )
 from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Shadow, TrafficTables
+from enginegate.policy.remedies import with_remedies
 from enginegate.policy.tolerances import complete_gates, complete_metrics
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
@@ -185,7 +186,10 @@ class Policy(Record):
     def _fits_together(self) -> Self:
         check_outputs(self.task, self.outputs, self.metrics)
         if "default" not in self.gates:
-            raise ValueError("[gates.default] is missing: state every limit there")
+            raise ValueError(
+                "[gates.default] is missing: state every limit there, or tolerances = "
+                '"standard" (enginegate policy show --table gates prints what that means)'
+            )
         tasks = tasks_of(self.task, self.outputs)
         if "confidence" in self.slices.discover and "classification" not in tasks:
             raise ValueError("slices.discover: confidence needs an output of classes")
@@ -356,15 +360,13 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
     except RecursionError as error:
         raise PolicyError(_too_deep(origin)) from error
     except ValidationError as error:
-        raise PolicyError(_invalid(origin, _explained(error, origin, wrong))) from error
-    raise PolicyError(_invalid(origin, listed))
+        listed = _explained(error, origin, wrong)
+        raise PolicyError(_invalid(origin, listed, raw)) from error
+    raise PolicyError(_invalid(origin, listed, raw))
 
 
-def _invalid(origin: str, listed: str) -> str:
-    return (
-        f"{origin} is not a valid policy:\n{listed}\n"
-        "docs/policy.md lists every key with its meaning and unit."
-    )
+def _invalid(origin: str, listed: str, raw: Mapping[str, Any]) -> str:
+    return f"{origin} is not a valid policy:\n{with_remedies(listed, raw)}"
 
 
 def _explained(error: ValidationError, origin: str, wrong: tuple[Wrong, ...]) -> str:

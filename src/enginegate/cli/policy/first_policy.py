@@ -50,7 +50,7 @@ class FirstPolicy:
     """What the file will state; everything else has a default.
 
     Attributes:
-        evaluation: path as it will be written, like the others.
+        data: the table [data], as TOML would be read.
         parity: largest difference between framework and ONNX; None: the default.
         sequence: smallest, usual and largest size of dynamic axes besides the batch, where an
             engine kind must know it.
@@ -59,12 +59,11 @@ class FirstPolicy:
     name: str
     task: Task
     uri: str
-    evaluation: str
+    data: Mapping[str, object]
     candidates: Mapping[EngineKindName, Sequence[Precision]]
     p99_ms: float
     min_throughput_per_s: float
     outputs: Mapping[str, OutputTask] = field(default_factory=dict)
-    calibration: str | None = None
     allow_pickle: bool = False
     allow_code: bool = False
     parity: float | None = None
@@ -76,9 +75,6 @@ class FirstPolicy:
         model |= {key: True for key in ("allow_pickle", "allow_code") if getattr(self, key)}
         if self.parity is not None:
             model["parity_max_abs_error"] = self.parity
-        data = {"evaluation": self.evaluation}
-        if self.calibration is not None:
-            data["calibration"] = self.calibration
         tables: dict[str, Any] = {"name": self.name, "task": self.task}
         if self.outputs:
             tables["outputs"] = {name: {"task": task} for name, task in self.outputs.items()}
@@ -88,7 +84,7 @@ class FirstPolicy:
             }
         return tables | {
             "model": model,
-            "data": data,
+            "data": dict(self.data),
             "candidates": {
                 kind: [each.value for each in precisions]
                 for kind, precisions in self.candidates.items()
