@@ -17,7 +17,8 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Begin": {
             "doctor": "What is here, what is missing, and how to get it.",
             "demo": "The whole path on real parts, without a GPU.",
-            "policy": "Check what a policy asks for, before anything is built.",
+            "init": "Write a first policy for a model and its data.",
+            "policy": "Check and explain policies, before anything is built.",
         },
         "Collect evidence": {
             "qualify": "Build, judge and benchmark every candidate: a scorecard.",

@@ -15,7 +15,8 @@ from enginegate.cli.output.client_lines import ClientRequest
 from enginegate.cli.output.json_output import JsonFlag, printing
 from enginegate.cli.output.records import AnsweredOutput, AnsweredSample, CallDocument
 from enginegate.cli.policies import policies_here
-from enginegate.data import Array, DataSet, read_data
+from enginegate.data import Array, DataSet
+from enginegate.data_sources import load_data
 from enginegate.errors import EnginegateError, InputError, RepositoryError, ServerError
 from enginegate.messages import counted, short_number
 from enginegate.policy import Policy, read_policy
@@ -80,7 +81,7 @@ def call_live(policy: Policy, numbers: Sequence[int]) -> CallDocument:
             "yours in the policy: target.endpoint."
         )
     of_ensemble = policy.ensemble.samples if policy.ensemble else None
-    data = read_data(of_ensemble or policy.data.evaluation)
+    data = load_data(of_ensemble or policy.data.evaluation)
     beyond = [number for number in numbers if number >= len(data)]
     if beyond:
         raise InputError(

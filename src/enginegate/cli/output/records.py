@@ -101,6 +101,48 @@ class PolicyDocument(Document):
     notes: tuple[str, ...] = Field(description="what else will be inconclusive, or not work later")
 
 
+class FirstPolicyDocument(Document):
+    """The policy that `init` wrote."""
+
+    policy: str = Field(description="its file")
+    model: str = Field(description="the model's name in Triton")
+    model_uri: str
+    task: str
+    candidates: tuple[str, ...] = Field(description="as KIND-PRECISION")
+    notes: tuple[str, ...] = Field(description="what will be inconclusive, or not work later")
+    next: tuple[str, ...] = Field(description="commands that come next")
+
+
+class PolicyKey(Record):
+    """One key of a policy."""
+
+    table: str = Field(description="empty: the top of the file")
+    key: str
+    value: str = Field(description="as TOML, or `not set`; a rule in words without a policy")
+    origin: Literal["stated", "default", "required"] = Field(
+        description="stated by the file, left out of it, or required of every file"
+    )
+    meaning: str
+
+
+class PolicyLimit(Record):
+    """One limit of the gates, by precision."""
+
+    key: str
+    values: dict[str, str] = Field(description="precision -> as TOML, or `not set`")
+    stated: tuple[str, ...] = Field(description="precisions whose value the file states")
+    meaning: str
+    reason: str = Field(description="why the standard tolerance is what it is; empty: it has none")
+
+
+class PolicyListing(Document):
+    """Every key of a policy with its value and meaning."""
+
+    policy: str = Field(description="its file; empty: the defaults of every policy")
+    keys: tuple[PolicyKey, ...]
+    limits: tuple[PolicyLimit, ...] = Field(description="of the gates")
+
+
 class CandidateSummary(Record):
     """One candidate of a scorecard."""
 
@@ -374,7 +416,9 @@ class SampleDocument(Document):
 DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "doctor": DoctorDocument,
+        "init": FirstPolicyDocument,
         "policy check": PolicyDocument,
+        "policy show": PolicyListing,
         "qualify": ScorecardDocument,
         "explain": ScorecardDocument,
         "report": PageDocument,
