@@ -164,6 +164,4 @@ class PartStore:
 
 def stored_engine(built: ContentFolder[Engine]) -> StoredEngine:
     """Where an engine of this workspace is."""
-    return StoredEngine(
-        folder=built.folder.name, manifest=FileDigest.of(built.folder / _MANIFEST)
-    )
+    return StoredEngine(folder=built.folder.name, manifest=FileDigest.of(built.folder / _MANIFEST))

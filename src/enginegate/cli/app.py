@@ -27,27 +27,24 @@ from rich.text import Text
 from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import doctor as _doctor
-from enginegate.cli import live as _live
-from enginegate.cli import rollback as _rollback
 from enginegate.cli import shadow as _shadow
-from enginegate.cli import watch as _watch
 from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
-from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.live import release as _release
+from enginegate.cli.live import repository as _live
+from enginegate.cli.live import status as _status
+from enginegate.cli.live import watch as _watch
+from enginegate.cli.output.json_output import JsonFlag, printing
 from enginegate.cli.output.live_table import qualification_shown
 from enginegate.cli.output.records import (
-    ModelStatus,
     PageDocument,
-    ReleaseDocument,
-    StatusDocument,
     VerifiedRepository,
     VerifyDocument,
 )
 from enginegate.cli.output.scorecard_document import scorecard_document
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
 from enginegate.cli.report import write_report
-from enginegate.cli.status import model_status, print_status
 from enginegate.cli.terminal import (
     ended_by,
     err,
@@ -58,14 +55,11 @@ from enginegate.cli.terminal import (
 )
 from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
-from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.policy import read_policy
-from enginegate.policy.operating import PromotionTarget
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
-from enginegate.repository import Layout
 from enginegate.tracking import START_COMMAND
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
@@ -336,41 +330,8 @@ def reject_command(
 @app.command("promote")
 def promote_command(policy: PolicyFile, run: RunName, *, as_json: JsonFlag = False) -> None:
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
-    target = read_policy(policy).target  # a mistake in it is shown before Prefect is started
     with printing(as_json=as_json) as output:
-        release: Release = of_checkout("flows.promote").promote(policy, run)
-        _print_promoted(release, policy, target, output)
-
-
-def _print_promoted(
-    release: Release, policy: Path, target: PromotionTarget, output: Printer
-) -> None:
-    out = output.console
-    named = f"Release {release.version} of {release.model}"
-    held = Layout(target.repository, release.model).held_to(release)
-    own = held.scorecard_sha256 == release.scorecard_sha256
-    if own:
-        print_hanging(out, f"{named} is live: {release.engine.candidate}.")
-    else:
-        print_hanging(out, f"{named} serves these very bytes already, so nothing was published.")
-        print_hanging(
-            out,
-            f"From now on the watch holds it to the promise of scorecard "
-            f"{held.scorecard_sha256[:12]}: {held.promise}.",
-        )
-    first = release.previous_version is None
-    back = f"withdraw {policy} --reason WHY" if first else f"rollback {policy}"
-    for line in (f"Next: enginegate status {policy}", f"back: enginegate {back}"):
-        out.print(line, markup=False, soft_wrap=True)
-    output.document(
-        ReleaseDocument(
-            action="published" if own else "promised",
-            model=release.model,
-            live=True,
-            release=release,
-            promise=held.promise,
-        )
-    )
+        output.document(_release.promote_live(policy, run, output.console))
 
 
 @app.command("rollback")
@@ -383,7 +344,7 @@ def rollback_command(
 ) -> None:
     """Make an earlier release live again, proved like a promotion. Needs folder and server only."""
     with printing(as_json=as_json) as output:
-        _rollback.roll_back_live(policy, to, reason, output)
+        output.document(_release.roll_back_live(policy, to, reason, output.console))
 
 
 @app.command("withdraw")
@@ -399,7 +360,7 @@ def withdraw_command(
 ) -> None:
     """Unload a first release, with no earlier one to roll back to: nothing is live afterwards."""
     with printing(as_json=as_json) as output:
-        _rollback.withdraw_live(policy, approver, reason, output)
+        _release.withdraw_live(policy, approver, reason, output)
 
 
 @app.command("audit")
@@ -424,24 +385,14 @@ def status_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
-    workspaces: dict[Path, Workspace] = {}
-    models: list[ModelStatus] = []
-
-    def show(path: Path) -> None:
-        rules = read_policy(path)
-        workspace = workspaces.setdefault(rules.root or path, Workspace.of(rules))
-        models.append(model_status(rules, path, workspace))
-        print_status(models[-1], output.console)
-
     with printing(as_json=as_json) as output:
-        errors = _for_each(policies_of(policies), show)
-        unreadable = (message for each in workspaces.values() for message in each.unreadable())
-        for message in dict.fromkeys(unreadable):
-            errors.append(InputError(message))
-            _print_error(errors[-1])
-        words = tuple(str(error) for error in errors)
-        output.document(StatusDocument(models=tuple(models), errors=words))
-    raise typer.Exit(errors[0].exit_code if errors else ExitCode.OK)
+        found = _status.status_of(
+            policies_of(policies),
+            shown=lambda each: _status.print_status(each, output.console),
+            refused=_print_error,
+        )
+        output.document(found.document)
+    raise typer.Exit(found.errors[0].exit_code if found.errors else ExitCode.OK)
 
 
 @app.command("verify")
@@ -480,7 +431,7 @@ app.command("watch")(_watch.watch_command)
 app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
-app.command("pull")(_rollback.pull_command)
+app.command("pull")(_release.pull_command)
 
 
 @app.command("serve")

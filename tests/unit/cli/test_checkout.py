@@ -32,7 +32,7 @@ def test_policy_error_is_found_before_prefect_starts(monkeypatch, command):
     def start(name):
         raise AssertionError(f"{name} was started")
 
-    for module in ("app", "watch"):
+    for module in ("app", "live.release", "live.watch"):
         monkeypatch.setattr(f"enginegate.cli.{module}.of_checkout", start)
 
     assert isinstance(CliRunner().invoke(app, command).exception, PolicyError)

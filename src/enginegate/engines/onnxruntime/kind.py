@@ -411,9 +411,7 @@ def _flags(
     told = {
         "provider": PROVIDERS[device],
         "optimisation": sessions.level_for(plan.candidate.precision),
-        "intra_op_threads": str(
-            table.threads if device == "cpu" else sessions.INTRA_OP_THREADS
-        ),
+        "intra_op_threads": str(table.threads if device == "cpu" else sessions.INTRA_OP_THREADS),
     }
     if device == "cpu":
         return told

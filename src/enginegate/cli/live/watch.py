@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from enginegate.cli.checkout import of_checkout
+from enginegate.cli.live.status import live_checks
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import (
     AcknowledgeDocument,
@@ -19,7 +20,6 @@ from enginegate.cli.output.records import (
     WatchDocument,
 )
 from enginegate.cli.policies import PolicyFile
-from enginegate.cli.status import live_checks
 from enginegate.errors import EnginegateError
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
