@@ -18,7 +18,7 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine, FileDigest, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.errors import InputError, TamperedError
-from enginegate.evidence import DataDigests, DeviceEvidence
+from enginegate.evidence import DataDigests, DeviceEvidence, Outcome
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace
 
@@ -35,6 +35,9 @@ class PartIdentity(Record):
     onnx_sha256: Sha256
     evaluation_sha256: Sha256
     calibration_sha256: Sha256 | None
+    live_sha256: Sha256 | None = Field(
+        default=None, description="of the live release, where candidates are compared with it"
+    )
     version: str = Field(default=__version__, description="of enginegate")
 
     def differences(self, other: "PartIdentity") -> tuple[str, ...]:
@@ -69,6 +72,12 @@ class DeviceQualification(Record):
     def device(self) -> str:
         """Its kind of device."""
         return self.identity.device
+
+    @property
+    def errored(self) -> bool:
+        """Whether something broke meanwhile, so that another run may find out more."""
+        found = (*self.evidence.verdicts, *self.evidence.benchmarks)
+        return any(each.outcome is Outcome.ERRORED for each in found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -443,7 +443,7 @@ class DeviceEvidence(Record):
     winner: Candidate | None
     reason: str
     tied: tuple[Candidate, ...] = ()
-    unmeasured: dict[str, str] = {}
+    unmeasured: dict[str, str] = Field(default={})
     engine_speeds: tuple[EngineSpeed, ...] = ()
     eager_speeds: tuple[EagerSpeed, ...] = ()
     speed_findings: tuple[Finding, ...] = ()

@@ -192,12 +192,19 @@ def qualify_command(
         str | None, typer.Option(help="another version, e.g. models:/digits/2")
     ] = None,
     *,
+    device: Annotated[
+        str | None,
+        typer.Option(help="only the part of this kind of device, on a machine that has one"),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
     rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules = rules.with_model(model)
+    if device is not None:
+        _qualify_device(rules, policy, device, as_json=as_json)
+        return
     with printing(as_json=as_json) as output:
         flow, out = of_checkout("flows.qualify"), output.console
         with qualification_shown(rules):
@@ -214,6 +221,24 @@ def qualify_command(
         output.document(scorecard_document(scorecard, commands=commands))
     if scorecard.winner is None:
         raise typer.Exit(_why_not(scorecard))
+
+
+def _qualify_device(rules: Policy, policy: Path, device: str, *, as_json: bool) -> None:
+    asked = rules.for_device(device)
+    with printing(as_json=as_json) as output:
+        flow, out = of_checkout("flows.qualify_device"), output.console
+        with qualification_shown(asked):
+            part: DeviceQualification = flow.qualify_device(policy, device, rules.model.uri)
+        evidence = part.evidence
+        out.print(
+            f"{device}: winner {evidence.winner or 'none'}: {evidence.reason}",
+            markup=False,
+            soft_wrap=True,
+        )
+        command = f"enginegate evidence export FILE --device {device}"
+        out.print(f"Next: enginegate qualify {policy}", markup=False, soft_wrap=True)
+        out.print(f"or, from another machine's workspace: {command}", markup=False, soft_wrap=True)
+        output.document(part_document(part))
 
 
 app.command("benchmark")(_benchmark.benchmark_command)

@@ -113,10 +113,8 @@ def check_devices(
 def _problems(
     devices: Mapping[str, DeviceKind], target: PromotionTarget, ensemble: Ensemble | None
 ) -> Iterator[str]:
-    named = {
-        "target": target.device,
-        **{f"fleet server {s.name!r}": s.device for s in target.fleet},
-    }
+    servers = {f"fleet server {server.name!r}": server.device for server in target.fleet}
+    named = {"target": target.device, **servers}
     for who, device in named.items():
         if device and device not in devices:
             known = ", ".join(devices) or "none: there is no [devices] table"
