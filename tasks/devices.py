@@ -447,9 +447,8 @@ def _own_deployment(client: SyncPrefectClient) -> dict[str, Any]:
             "pull_steps": deployment.pull_steps or [],
             "job_variables": deployment.job_variables or {},
         }
-    step = "prefect.deployments.steps.set_working_directory"
     return {
-        "pull_steps": [{step: {"directory": str(Path.cwd())}}],
+        "pull_steps": [{"enginegate.pipeline.enter_project": {"directory": str(Path.cwd())}}],
         "job_variables": {
             "env": {
                 "PREFECT_LOGGING_EXTRA_LOGGERS": "enginegate",

@@ -18,7 +18,7 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Engine, FileDigest, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.errors import InputError, TamperedError
-from enginegate.evidence import DataDigests, DeviceEvidence, Outcome
+from enginegate.evidence import DataDigests, DeviceEvidence, Outcome, Scorecard
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace
 
@@ -72,6 +72,19 @@ class DeviceQualification(Record):
     def device(self) -> str:
         """Its kind of device."""
         return self.identity.device
+
+    def shown(self) -> Scorecard:
+        """The part as a scorecard of its kind of device alone, which nobody can approve."""
+        own = {name: getattr(self.evidence, name) for name in DeviceEvidence.model_fields}
+        return Scorecard(
+            **own,
+            model=self.identity.model,
+            model_uri=self.identity.model_uri,
+            created_at=self.made_at,
+            onnx_sha256=self.identity.onnx_sha256,
+            policy_sha256=self.identity.policy_sha256,
+            data=self.data,
+        )
 
     @property
     def errored(self) -> bool:

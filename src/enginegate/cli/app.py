@@ -27,8 +27,8 @@ from rich.text import Text
 from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import doctor as _doctor
+from enginegate.cli import evidence as _evidence
 from enginegate.cli import shadow as _shadow
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.live import release as _release
@@ -36,13 +36,18 @@ from enginegate.cli.live import repository as _live
 from enginegate.cli.live import status as _status
 from enginegate.cli.live import watch as _watch
 from enginegate.cli.output.json_output import JsonFlag, printing
+from enginegate.cli.output.junit import JunitFile, write_scorecard_junit
 from enginegate.cli.output.live_table import qualification_shown
 from enginegate.cli.output.records import (
     PageDocument,
     VerifiedRepository,
     VerifyDocument,
 )
-from enginegate.cli.output.scorecard_document import scorecard_document
+from enginegate.cli.output.scorecard_document import (
+    commands_after,
+    qualification_outcome,
+    scorecard_document,
+)
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
 from enginegate.cli.report import write_report
 from enginegate.cli.terminal import (
@@ -57,7 +62,9 @@ from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
+from enginegate.policy.paths import WORKSPACE
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
 from enginegate.tracking import START_COMMAND
@@ -196,49 +203,39 @@ def qualify_command(
         str | None,
         typer.Option(help="only the part of this kind of device, on a machine that has one"),
     ] = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="end with 3 where any candidate failed, also beside a winner"
+        ),
+    ] = False,
+    junit: JunitFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
+    """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person.
+
+    Ends with 0 if there is a winner, also where other candidates failed; without one with the worst
+    outcome of a candidate: 3 failed, 4 inconclusive, 5 errored.
+    """
     rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules = rules.with_model(model)
     if device is not None:
-        _qualify_device(rules, policy, device, as_json=as_json)
+        _evidence.qualify_device_here(rules, policy, device, as_json=as_json)
         return
     with printing(as_json=as_json) as output:
-        flow, out = of_checkout("flows.qualify"), output.console
+        flow, out = pipeline_module("flows.qualify"), output.console
         with qualification_shown(rules):
             scorecard: Scorecard = flow.qualify(policy, model)
+        write_scorecard_junit(scorecard, junit)
         print_scorecard(scorecard, out, _workspace(policy).engine_sizes(scorecard))
-        short = scorecard.digest[:12]
-        commands = [f"enginegate approve {short} --reason WHY"]
-        commands += [f"enginegate promote {policy} {short}"]
-        if scorecard.winner is None:
-            commands = []
+        commands = commands_after(scorecard, policy)
         out.print(f"Compare: {_ui_of(scorecard, policy)}", markup=False, soft_wrap=True)
         for word, command in zip(("Next:", "then:"), commands, strict=False):
             out.print(f"{word} {command}", markup=False, soft_wrap=True)
         output.document(scorecard_document(scorecard, commands=commands))
-    if scorecard.winner is None:
-        raise typer.Exit(_why_not(scorecard))
-
-
-def _qualify_device(rules: Policy, policy: Path, device: str, *, as_json: bool) -> None:
-    asked = rules.for_device(device)
-    with printing(as_json=as_json) as output:
-        flow, out = of_checkout("flows.qualify_device"), output.console
-        with qualification_shown(asked):
-            part: DeviceQualification = flow.qualify_device(policy, device, rules.model.uri)
-        evidence = part.evidence
-        out.print(
-            f"{device}: winner {evidence.winner or 'none'}: {evidence.reason}",
-            markup=False,
-            soft_wrap=True,
-        )
-        command = f"enginegate evidence export FILE --device {device}"
-        out.print(f"Next: enginegate qualify {policy}", markup=False, soft_wrap=True)
-        out.print(f"or, from another machine's workspace: {command}", markup=False, soft_wrap=True)
-        output.document(part_document(part))
+    if code := _end_of_qualification(scorecard, strict=strict):
+        raise typer.Exit(code)
 
 
 app.command("benchmark")(_benchmark.benchmark_command)
@@ -254,12 +251,14 @@ def explain_command(
         Literal["blocking"] | None,
         typer.Option(help="only what keeps candidates from passing, and what to do about it"),
     ] = None,
+    junit: JunitFile = None,
     *,
     as_json: JsonFlag = False,
 ) -> None:
     """Explain each verdict of a scorecard in words: which check decided, and by how much."""
     with printing(as_json=as_json) as output:
         card = Workspace.here().scorecard(run)
+        write_scorecard_junit(card, junit)
         wanted = candidates_named(card, candidate or ())
         print_explained(card, output.console, only=wanted, blocking=only is not None)
         output.document(scorecard_document(card, only=wanted, blocking=only is not None))
@@ -477,13 +476,17 @@ def demo_command(
         Literal["yes", "no", "ask"], typer.Option("--approve", help="how the approval is answered")
     ] = "yes",
 ) -> None:
-    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back."""
+    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back.
+
+    Everything is made below the current folder: .enginegate/ and policies/digits.toml.
+    """
+    Path(WORKSPACE).mkdir(exist_ok=True)  # so that this folder is the project, and none above it
     workspace = Workspace.here()
     # The demo leaves the user's own Prefect alone.
     home = workspace.root / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home))
-    path = of_checkout("examples.digits.demo")
+    path = pipeline_module("examples.digits.demo")
     with interruptible(out):
         code = path.run(answer, workspace, out)
     raise typer.Exit(code)
@@ -501,10 +504,11 @@ def _ui_of(scorecard: Scorecard, policy: Path) -> str:
     return command if there else f"{command} --policy {shlex.quote(str(policy))}"
 
 
-def _why_not(scorecard: Scorecard) -> ExitCode:
-    outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
-    worst = max(outcomes, default=Outcome.INCONCLUSIVE)
-    return ExitCode.GATES_FAILED if worst is Outcome.PASSED else EXIT_CODES[worst]
+def _end_of_qualification(scorecard: Scorecard, *, strict: bool) -> ExitCode:
+    outcomes = {scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts}
+    if strict and Outcome.FAILED in outcomes:
+        return ExitCode.GATES_FAILED
+    return EXIT_CODES[qualification_outcome(scorecard)]
 
 
 def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> list[EnginegateError]:

@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.text import Text
 
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import ReleaseDocument
 from enginegate.cli.policies import PolicyFile
 from enginegate.decision import Promise, Release
 from enginegate.errors import EnginegateError, InputError, PolicyError
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
@@ -43,7 +43,7 @@ def promote_live(policy: Path, scorecard: str, out: Console) -> ReleaseDocument:
         PublishError: the release did not prove itself; what was live is live.
     """
     target = read_policy(policy).target  # a mistake in it is shown before Prefect is started
-    release: Release = of_checkout("flows.promote").promote(policy, scorecard)
+    release: Release = pipeline_module("flows.promote").promote(policy, scorecard)
     named = f"Release {release.version} of {release.model}"
     held = Layout(target.repository, release.model).held_to(release)
     own = held.scorecard_sha256 == release.scorecard_sha256
@@ -78,8 +78,8 @@ def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> R
     if to is not None and to < 1:
         raise InputError(f"--to {to} is no release number: they begin at 1.")
     rules, undelivered = read_policy(policy), ""
-    if prefect_answers() and Path("flows/rollback.py").is_file():
-        release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
+    if prefect_answers():
+        release: Release = pipeline_module("flows.rollback").rollback(policy, to, reason)
         _print_live(release, policy, out)
     else:
         workspace = Workspace.of(rules)
@@ -111,8 +111,8 @@ def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
             f"given were {who!r} and {reason!r}."
         )
     undelivered = ""
-    if prefect_answers() and Path("flows/withdraw.py").is_file():
-        release: Release = of_checkout("flows.withdraw").withdraw(policy, reason, who)
+    if prefect_answers():
+        release: Release = pipeline_module("flows.withdraw").withdraw(policy, reason, who)
         _print_withdrawn(release, policy, output.console)
     else:
         rules = read_policy(policy)

@@ -123,6 +123,28 @@ class CandidateSummary(Record):
     findings: tuple[Finding, ...] = Field(description="of verdict and benchmark")
 
 
+class DeviceSummary(Document):
+    """What a scorecard, or a part of one, says of one kind of device."""
+
+    device: str = Field(description="its name under [devices]")
+    winner: str | None = Field(description="null: nothing would be published for it")
+    reason: str
+    candidates: tuple[CandidateSummary, ...]
+
+
+class PartDocument(Document):
+    """One kind of device's part of a qualification, as `qualify --device` made it."""
+
+    part: Sha256 = Field(description="digest of everything that decides it")
+    model: str
+    model_uri: str
+    policy_sha256: Sha256
+    found: DeviceSummary
+    made_at: datetime
+    made_by: str
+    next: tuple[str, ...] = Field(description="commands that come next")
+
+
 class ScorecardDocument(Document):
     """A scorecard, as `qualify` made it or as `explain` reads it."""
 
@@ -138,6 +160,11 @@ class ScorecardDocument(Document):
     mlflow_run: str | None
     candidates: tuple[CandidateSummary, ...] = Field(
         description="in the scorecard's order; `explain --candidate` and `--only` leave some out"
+    )
+    devices: tuple[DeviceSummary, ...] = Field(
+        default=(),
+        description="kinds of device, that of the target's own server (also above) first; empty: "
+        "the policy names none",
     )
     next: tuple[str, ...] = Field(description="commands that come next; empty: no winner")
 

@@ -1,11 +1,20 @@
 """A scorecard as the document of `qualify --json` and `explain --json`."""
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from enginegate.candidate import Candidate
-from enginegate.cli.output.records import CandidateSummary, ScorecardDocument
+from enginegate.cli.output.records import (
+    CandidateSummary,
+    DeviceSummary,
+    PartDocument,
+    ScorecardDocument,
+)
+from enginegate.device_evidence import DeviceQualification
 from enginegate.evidence import Finding, Outcome, Scorecard, Verdict
 from enginegate.report import candidate_meaning, row_of
+
+_DIGEST_SHOWN = 12
 
 
 def scorecard_document(
@@ -23,9 +32,6 @@ def scorecard_document(
         blocking: only candidates that did not pass, and only the findings that kept them from it.
         commands: that come next.
     """
-    shown = [v for v in card.verdicts if only is None or v.candidate in only]
-    if blocking:
-        shown = [v for v in shown if card.outcome(v.candidate) is not Outcome.PASSED]
     return ScorecardDocument(
         scorecard=card.digest,
         model=card.model,
@@ -37,9 +43,69 @@ def scorecard_document(
         reason=card.reason,
         replaces=card.replaces,
         mlflow_run=card.mlflow_run,
-        candidates=tuple(_summary(card, verdict, blocking=blocking) for verdict in shown),
+        candidates=_summaries(card, only, blocking=blocking),
+        devices=tuple(
+            _on_device(card.on(device), only, blocking=blocking) for device in card.devices
+        ),
         next=tuple(commands),
     )
+
+
+def part_document(part: DeviceQualification, commands: Iterable[str]) -> PartDocument:
+    """What one kind of device's part of a qualification says.
+
+    Args:
+        part: the part.
+        commands: that come next.
+    """
+    identity = part.identity
+    return PartDocument(
+        part=identity.digest,
+        model=identity.model,
+        model_uri=identity.model_uri,
+        policy_sha256=identity.policy_sha256,
+        found=_on_device(part.shown(), None, blocking=False),
+        made_at=part.made_at,
+        made_by=part.made_by,
+        next=tuple(commands),
+    )
+
+
+def _on_device(
+    view: Scorecard, only: Collection[Candidate] | None, *, blocking: bool
+) -> DeviceSummary:
+    return DeviceSummary(
+        device=view.device,
+        winner=view.winner.name if view.winner else None,
+        reason=view.reason,
+        candidates=_summaries(view, only, blocking=blocking),
+    )
+
+
+def _summaries(
+    card: Scorecard, only: Collection[Candidate] | None, *, blocking: bool
+) -> tuple[CandidateSummary, ...]:
+    shown = [v for v in card.verdicts if only is None or v.candidate in only]
+    if blocking:
+        shown = [v for v in shown if card.outcome(v.candidate) is not Outcome.PASSED]
+    return tuple(_summary(card, verdict, blocking=blocking) for verdict in shown)
+
+
+def commands_after(card: Scorecard, policy: Path) -> tuple[str, ...]:
+    """The commands that come after a qualification; none where nothing won."""
+    if card.winner is None:
+        return ()
+    short = card.digest[:_DIGEST_SHOWN]
+    return f"enginegate approve {short} --reason WHY", f"enginegate promote {policy} {short}"
+
+
+def qualification_outcome(card: Scorecard) -> Outcome:
+    """How a qualification ended: passed where there is a winner, else by its worst candidate."""
+    if card.winner is not None:
+        return Outcome.PASSED
+    outcomes = [card.outcome(verdict.candidate) for verdict in card.verdicts]
+    worst = max(outcomes, default=Outcome.INCONCLUSIVE)
+    return Outcome.FAILED if worst is Outcome.PASSED else worst
 
 
 def _summary(card: Scorecard, verdict: Verdict, *, blocking: bool) -> CandidateSummary:
