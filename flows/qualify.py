@@ -9,15 +9,17 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from enginegate.benchmark.engine_alone import fastest_first
 from enginegate.candidate import Engine, OnnxModel, Unbuilt
 from enginegate.content_store import ContentFolder
+from enginegate.devices import PartIdentity
 from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
+from enginegate.repository import Layout
 from enginegate.workspace import Workspace
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
 from tasks.artifacts import log_result, show_scorecard
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
-from tasks.devices import all_made, identify_part, qualify_on_pool
+from tasks.devices import all_made, qualify_on_pool
 from tasks.engine_speed import measure_alone, measure_eager
 from tasks.record import (
     Qualification,
@@ -107,6 +109,31 @@ def _on_devices(
     card = gather_scorecard(parts, found[0], policy.target.repository, workspace)
     return file_scorecard(
         card, found[0], policy.slo, policy.approval, policy.signing, workspace, further=found[1:]
+    )
+
+
+def identify_part(policy: Policy, device: str, source: ContentFolder[OnnxModel]) -> PartIdentity:
+    """What decides the part of one kind of device.
+
+    Args:
+        policy: the whole policy, for one version of the model.
+        device: the kind.
+        source: the version as ONNX.
+    """
+    data, live = digests_of(policy.data, None), None
+    if policy.slo.faster_than == "champion":
+        layout = Layout(policy.target.repository, policy.name)
+        current = layout.current()
+        live = layout.release(current.version).digest if current else None
+    return PartIdentity(
+        device=device,
+        model=policy.name,
+        model_uri=policy.model.uri,
+        policy_sha256=policy.digest,
+        onnx_sha256=source.value.file.sha256,
+        evaluation_sha256=data.evaluation,
+        calibration_sha256=data.calibration,
+        live_sha256=live,
     )
 
 

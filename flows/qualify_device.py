@@ -4,13 +4,13 @@ from pathlib import Path
 
 from prefect import flow
 
-from enginegate.device_evidence import DeviceQualification
+from enginegate.devices import DeviceQualification
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
-from flows.qualify import collect_evidence
+from flows.qualify import collect_evidence, identify_part
 from flows.run_names import device_run_name, qualification_title
 from tasks.build import check, export, resolve_version
-from tasks.devices import check_device, find_part, identify_part, keep_part
+from tasks.devices import check_device, find_part, keep_part
 from tasks.record import make_scorecard
 from tasks.run_page import rename_run
 

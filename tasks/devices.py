@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from prefect import task
@@ -30,10 +30,10 @@ from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_API_URL
 from prefect.states import Crashed
 
-from enginegate.candidate import Engine, FileDigest, OnnxModel, Unbuilt
+from enginegate.candidate import Engine, FileDigest, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import read_data
-from enginegate.device_evidence import (
+from enginegate.devices import (
     DeviceQualification,
     PartIdentity,
     PartStore,
@@ -44,9 +44,8 @@ from enginegate.engines import open_engine
 from enginegate.errors import EnginegateError
 from enginegate.evidence import DeviceEvidence, Outcome, Scorecard
 from enginegate.machine import gpus, processor, user_at_host
-from enginegate.policy import DeviceKind, Policy
+from enginegate.policy.devices import DeviceKind
 from enginegate.redact import masked
-from enginegate.repository import Layout
 from enginegate.repository.store.golden import GOLDEN_SAMPLES, Golden
 from enginegate.workspace import Workspace, now
 from tasks.prefect_server import REFUSALS
@@ -80,31 +79,6 @@ def check_device(name: str, kind: DeviceKind) -> None:
             f"machine are: {found}. Run it on a worker of the pool {kind.pool or name!r}, or "
             f"correct devices.{name} in the policy."
         )
-
-
-def identify_part(policy: Policy, device: str, source: ContentFolder[OnnxModel]) -> PartIdentity:
-    """What decides the part of one kind of device.
-
-    Args:
-        policy: the whole policy, for one version of the model.
-        device: the kind.
-        source: the version as ONNX.
-    """
-    data, live = policy.data, None
-    if policy.slo.faster_than == "champion":
-        layout = Layout(policy.target.repository, policy.name)
-        current = layout.current()
-        live = layout.release(current.version).digest if current else None
-    return PartIdentity(
-        device=device,
-        model=policy.name,
-        model_uri=policy.model.uri,
-        policy_sha256=policy.digest,
-        onnx_sha256=source.value.file.sha256,
-        evaluation_sha256=read_data(data.evaluation).sha256,
-        calibration_sha256=read_data(data.calibration).sha256 if data.calibration else None,
-        live_sha256=live,
-    )
 
 
 @task(task_run_name="find-part-{identity.device}", cache_policy=NO_CACHE)
@@ -329,11 +303,15 @@ class PartRuns:
         """The run that is under way, else a new one; runs that ended before are passed over."""
         while True:
             self._number += 1
-            run = run_deployment(
-                self.deployment,
-                parameters=dict(self.parameters),
-                timeout=0,
-                idempotency_key=f"{self.key}-{self._number}",
+            # Typed as a coroutine too, which it is where it is awaited.
+            run = cast(
+                "FlowRun",
+                run_deployment(
+                    self.deployment,
+                    parameters=dict(self.parameters),
+                    timeout=0,
+                    idempotency_key=f"{self.key}-{self._number}",
+                ),
             )
             if run.state is None or not run.state.is_final():
                 _log.info("%s: %s", self.deployment, run.name)

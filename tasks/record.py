@@ -18,7 +18,7 @@ from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet, read_data
 from enginegate.decision import Release, replaced_release
-from enginegate.device_evidence import DeviceQualification, PartStore
+from enginegate.devices import DeviceQualification, PartStore
 from enginegate.engine_kinds import engine_kinds
 from enginegate.errors import InputError
 from enginegate.evidence import (

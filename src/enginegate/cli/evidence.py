@@ -5,7 +5,7 @@ from pathlib import Path
 from enginegate.cli.output.json_output import printing
 from enginegate.cli.output.live_table import qualification_shown
 from enginegate.cli.output.scorecard_document import part_document
-from enginegate.device_evidence import DeviceQualification
+from enginegate.devices import DeviceQualification
 from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy
 from enginegate.report import print_scorecard

@@ -33,7 +33,6 @@ from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
 from enginegate.triton.install import TritonInstall
 from tasks import benchmark as tried
-from tasks.benchmark_report import report_benchmarks
 from tasks.record import _artifacts
 from tests.fakes.evidence import FP32, benchmark, finding, release, scorecard, sha, verdict
 

@@ -10,7 +10,7 @@ from enginegate.cli.output.records import (
     PartDocument,
     ScorecardDocument,
 )
-from enginegate.device_evidence import DeviceQualification
+from enginegate.devices import DeviceQualification
 from enginegate.evidence import Finding, Outcome, Scorecard, Verdict
 from enginegate.report import candidate_meaning, row_of
 

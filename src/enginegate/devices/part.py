@@ -89,8 +89,9 @@ class DeviceQualification(Record):
     @property
     def errored(self) -> bool:
         """Whether something broke meanwhile, so that another run may find out more."""
-        found = (*self.evidence.verdicts, *self.evidence.benchmarks)
-        return any(each.outcome is Outcome.ERRORED for each in found)
+        outcomes = [each.outcome for each in self.evidence.verdicts]
+        outcomes += [each.outcome for each in self.evidence.benchmarks]
+        return Outcome.ERRORED in outcomes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,11 @@
+"""What one kind of device's workers found out: kept, gathered, and carried between machines."""
+
+from enginegate.devices.part import (
+    DeviceQualification,
+    PartIdentity,
+    PartStore,
+    StoredEngine,
+    stored_engine,
+)
+
+__all__ = ["DeviceQualification", "PartIdentity", "PartStore", "StoredEngine", "stored_engine"]
