@@ -178,7 +178,7 @@ def qualify_on_pool(
         return found
     device = identity.device
     if not kind.pool:
-        raise EnginegateError(_nobody(identity, policy))
+        raise EnginegateError(_nobody(identity, policy, workspace))
     if not PREFECT_API_URL.value():
         raise EnginegateError(
             f"Workers of the pool {kind.pool!r} qualify {device}, and they need Prefect's server: "
@@ -227,23 +227,20 @@ def all_made(ended: Mapping[str, object]) -> list[DeviceQualification]:
     return made
 
 
-def _nobody(identity: PartIdentity, policy: Path) -> str:
-    device = identity.device
+def _nobody(identity: PartIdentity, policy: Path, workspace: Workspace) -> str:
+    device, near = identity.device, PartStore(workspace).near(identity)
     return (
         f"Nobody has qualified {identity.model_uri} on {device}, and the policy names no work pool "
-        f"for it. On a machine that has such a device run `enginegate qualify {policy} --device "
+        f"for it{f' ({near})' if near else ''}. On a machine that has such a device run `enginegate qualify {policy} --device "
         f"{device}` and `enginegate evidence export FILE --device {device}`, bring FILE here, run "
         "`enginegate evidence import FILE`, then qualify again."
     )
 
 
 def _lost(identity: PartIdentity, kind: DeviceKind, workspace: Workspace) -> str:
-    found = f"The run on {kind.pool} ended well, and {workspace.root} has no part of it"
-    for part in PartStore(workspace).parts():
-        if part.device == identity.device and part.identity.model_uri == identity.model_uri:
-            differs = ", ".join(part.identity.differences(identity))
-            if differs:
-                found += f" (one made at {part.made_at} differs in {differs})"
+    near = PartStore(workspace).near(identity)
+    found = f"The run on {kind.pool} ended well, and {workspace.root} has no such part"
+    found += f" ({near})" if near else ""
     return (
         f"{found}. Workers must have the workspace that this host has: a shared folder, named by "
         "ENGINEGATE_HOME for both, with the policy and its data in the same place."

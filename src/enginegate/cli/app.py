@@ -91,6 +91,7 @@ app = typer.Typer(
 policy_app = typer.Typer(help="Check policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
+app.add_typer(_evidence.evidence_app, name="evidence")
 RunName = Annotated[
     str,
     typer.Argument(

@@ -22,7 +22,7 @@ from enginegate.evidence import DataDigests, DeviceEvidence, Outcome, Scorecard
 from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.workspace import Workspace
 
-_MANIFEST = "manifest.json"
+MANIFEST = "manifest.json"
 
 
 class PartIdentity(Record):
@@ -124,6 +124,46 @@ class PartStore:
                 return part
         return None
 
+    def newest(self, device: str, model: str = "") -> DeviceQualification:
+        """The part of a kind of device that was made last.
+
+        Args:
+            device: the kind.
+            model: of which model; empty: of the only one that has parts of it.
+
+        Raises:
+            InputError: there is none, or of several models.
+        """
+        found = [p for p in self.parts() if p.device == device]
+        models = sorted({part.identity.model for part in found})
+        wanted = [part for part in found if part.identity.model == (model or part.identity.model)]
+        if not wanted:
+            known = ", ".join(sorted({part.device for part in self.parts()})) or "none"
+            raise InputError(
+                f"{self.workspace.root} has no evidence from {device} (kinds that it has evidence "
+                f"from: {known}). Run `enginegate qualify POLICY --device {device}` here."
+            )
+        if not model and len(models) > 1:
+            raise InputError(
+                f"{self.workspace.root} has evidence from {device} about {', '.join(models)}. Say "
+                "which with --model."
+            )
+        return max(wanted, key=lambda part: part.made_at)
+
+    def near(self, identity: PartIdentity) -> str:
+        """Why parts of the same version and kind of device do not serve; empty: there are none."""
+        like = (
+            part
+            for part in self.parts()
+            if (part.device, part.identity.model_uri) == (identity.device, identity.model_uri)
+        )
+        said = [
+            f"one that {part.made_by} made at {part.made_at:%Y-%m-%d %H:%M} differs in "
+            f"{', '.join(part.identity.differences(identity)) or 'its files'}"
+            for part in like
+        ]
+        return "; ".join(said)
+
     def parts(self) -> Iterator[DeviceQualification]:
         """Every part that can be read, in no order that means anything."""
         for path in sorted((self.workspace.results / "devices").glob("*.json")):
@@ -133,7 +173,7 @@ class PartStore:
     def engine(self, part: DeviceQualification, candidate: Candidate) -> ContentFolder[Engine]:
         """An engine of the part, and its folder; nothing of its bytes is checked."""
         folder = self.workspace.engines / part.engines[candidate.name].folder
-        return ContentFolder(Engine.read(folder / _MANIFEST), folder, reused=True)
+        return ContentFolder(Engine.read(folder / MANIFEST), folder, reused=True)
 
     def attempts(self, part: DeviceQualification) -> list[ContentFolder[Engine] | Unbuilt]:
         """Each candidate of the part in the order of its verdicts: its engine, or why not."""
@@ -154,11 +194,11 @@ class PartStore:
         found: dict[Path, FileDigest] = {}
         for stored in part.engines.values():
             folder = self.workspace.engines / stored.folder
-            stored.manifest.check(folder / _MANIFEST)
-            engine = Engine.read(folder / _MANIFEST)
+            stored.manifest.check(folder / MANIFEST)
+            engine = Engine.read(folder / MANIFEST)
             own = {engine.filename: engine.file, **engine.external, **engine.beside}
             found |= {folder / name: digest for name, digest in own.items()}
-            found[folder / _MANIFEST] = stored.manifest
+            found[folder / MANIFEST] = stored.manifest
         for verdict in part.evidence.verdicts:
             golden = part.evidence.golden.get(verdict.candidate.name)
             if golden is not None and verdict.engine_sha256 is not None:
@@ -187,4 +227,4 @@ class PartStore:
 
 def stored_engine(built: ContentFolder[Engine]) -> StoredEngine:
     """Where an engine of this workspace is."""
-    return StoredEngine(folder=built.folder.name, manifest=FileDigest.of(built.folder / _MANIFEST))
+    return StoredEngine(folder=built.folder.name, manifest=FileDigest.of(built.folder / MANIFEST))

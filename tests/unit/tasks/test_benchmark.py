@@ -326,7 +326,7 @@ def test_single_candidate_wins_with_its_measured_configuration(rules, attempt, b
     """Although the policy asks for a speedup over FP32, which is not part of the run."""
     measured = benchmark(candidate=attempt.value.candidate).model_copy(update={"backend": backend})
 
-    found = report_benchmarks.fn(
+    found = tried.report_benchmarks.fn(
         [attempt],
         [measured],
         rules.benchmark_tables,

@@ -145,6 +145,18 @@ class PartDocument(Document):
     next: tuple[str, ...] = Field(description="commands that come next")
 
 
+class BundleDocument(Document):
+    """Evidence in one file, as `evidence export` wrote or `evidence import` read it."""
+
+    file: str = Field(description="its absolute path")
+    sha256: Sha256 = Field(description="of the file")
+    part: Sha256 = Field(description="digest of everything that decides the part in it")
+    device: str
+    model_uri: str
+    policy_sha256: Sha256
+    winner: str | None
+
+
 class ScorecardDocument(Document):
     """A scorecard, as `qualify` made it or as `explain` reads it."""
 
@@ -361,12 +373,15 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "doctor": DoctorDocument,
         "policy check": PolicyDocument,
         "qualify": ScorecardDocument,
+        "qualify --device": PartDocument,
         "explain": ScorecardDocument,
         "report": PageDocument,
         "benchmark": BenchmarkDocument,
         "shadow record": SampleDocument,
         "shadow import": SampleDocument,
         "shadow info": SampleDocument,
+        "evidence export": BundleDocument,
+        "evidence import": BundleDocument,
         "approve": DecisionDocument,
         "reject": DecisionDocument,
         "promote": ReleaseDocument,
