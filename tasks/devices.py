@@ -32,7 +32,7 @@ from prefect.states import Crashed
 
 from enginegate.candidate import Engine, FileDigest, Unbuilt
 from enginegate.content_store import ContentFolder
-from enginegate.data import read_data
+from enginegate.data_sources import DataSource, load_data
 from enginegate.devices import (
     DeviceQualification,
     PartIdentity,
@@ -97,7 +97,7 @@ def keep_part(
     card: Scorecard,
     attempts: Sequence[ContentFolder[Engine] | Unbuilt],
     results: Sequence[Mapping[str, str]],
-    evaluation: Path,
+    evaluation: DataSource,
     workspace: Workspace,
 ) -> DeviceQualification:
     """Keep what was found out on this machine, with golden answers of what may be published.
@@ -146,10 +146,10 @@ def _may_be_published(card: Scorecard, engine: Engine) -> bool:
     return passed and measured is not None and measured.chosen is not None
 
 
-def _golden(built: ContentFolder[Engine], evaluation: Path, path: Path) -> FileDigest:
+def _golden(built: ContentFolder[Engine], evaluation: DataSource, path: Path) -> FileDigest:
     """The engine's answers on this device, given once."""
     if not path.is_file():
-        samples = read_data(evaluation).head(GOLDEN_SAMPLES)
+        samples = load_data(evaluation).head(GOLDEN_SAMPLES)
         inputs = dict(samples.in_types(built.value.inputs).inputs)
         with open_engine(built.value, built.folder) as runner:
             answers = runner.run(inputs)
