@@ -32,7 +32,7 @@ from prefect.states import Crashed
 
 from enginegate.candidate import Engine, FileDigest, Unbuilt
 from enginegate.content_store import ContentFolder
-from enginegate.data_sources import DataSource, load_data
+from enginegate.data_sources import load_data
 from enginegate.devices import (
     DeviceQualification,
     PartIdentity,
@@ -44,6 +44,7 @@ from enginegate.engines import open_engine
 from enginegate.errors import EnginegateError
 from enginegate.evidence import DeviceEvidence, Outcome, Scorecard
 from enginegate.machine import gpus, processor, user_at_host
+from enginegate.policy.data import DataSource
 from enginegate.policy.devices import DeviceKind
 from enginegate.redact import masked
 from enginegate.repository.store.golden import GOLDEN_SAMPLES, Golden
@@ -231,8 +232,8 @@ def _nobody(identity: PartIdentity, policy: Path, workspace: Workspace) -> str:
     device, near = identity.device, PartStore(workspace).near(identity)
     return (
         f"Nobody has qualified {identity.model_uri} on {device}, and the policy names no work pool "
-        f"for it{f' ({near})' if near else ''}. On a machine that has such a device run `enginegate qualify {policy} --device "
-        f"{device}` and `enginegate evidence export FILE --device {device}`, bring FILE here, run "
+        f"for it{f' ({near})' if near else ''}. On a machine that has such a device run "
+        f"`enginegate qualify {policy} --device {device}` and `enginegate evidence export FILE --device {device}`, bring FILE here, run "
         "`enginegate evidence import FILE`, then qualify again."
     )
 
