@@ -230,11 +230,13 @@ def all_made(ended: Mapping[str, object]) -> list[DeviceQualification]:
 
 def _nobody(identity: PartIdentity, policy: Path, workspace: Workspace) -> str:
     device, near = identity.device, PartStore(workspace).near(identity)
+    so_far = f" ({near})" if near else ""
+    here = f"enginegate qualify {policy} --device {device}"
+    carry = f"enginegate evidence export FILE --device {device}"
     return (
         f"Nobody has qualified {identity.model_uri} on {device}, and the policy names no work pool "
-        f"for it{f' ({near})' if near else ''}. On a machine that has such a device run "
-        f"`enginegate qualify {policy} --device {device}` and `enginegate evidence export FILE --device {device}`, bring FILE here, run "
-        "`enginegate evidence import FILE`, then qualify again."
+        f"for it{so_far}. On a machine that has such a device run `{here}` and `{carry}`, bring "
+        "FILE here, run `enginegate evidence import FILE`, then qualify again."
     )
 
 
