@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from enginegate.messages import matching
+from enginegate.object_storage import OBJECT_URL
 from enginegate.policy.gates import Confidence
 from enginegate.policy.paths import SafePath, as_written
 from enginegate.records import Record
@@ -39,7 +40,7 @@ Address = Annotated[
 ]
 ObjectUrl = Annotated[
     str,
-    matching(r"^s3://[A-Za-z0-9][A-Za-z0-9.-]{1,61}[A-Za-z0-9](/[\w.-]+)*$", "s3://BUCKET/PREFIX"),
+    matching(OBJECT_URL, "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"),
 ]
 
 
@@ -100,6 +101,9 @@ class ServerEntry(Record):
         default=None,
         description="HOST:PORT of its metrics; none: its queue and GPU memory are not watched",
     )
+    device: str = Field(
+        default="", description="its kind of device, of [devices]; none: that of the target"
+    )
 
 
 class PromotionTarget(Record):
@@ -108,8 +112,8 @@ class PromotionTarget(Record):
     repository: RepositoryPath = Field(description="the live Triton model repository")
     objects: ObjectUrl | None = Field(
         default=None,
-        description="object storage (s3://BUCKET/PREFIX) that releases are published to instead; "
-        "`repository` is then the local copy that servers read",
+        description="object storage (s3://BUCKET/PREFIX, gs://…, az://…) that releases are "
+        "published to instead; `repository` is then the local copy that servers read",
     )
     endpoint: Address | None = Field(
         default=None, description="gRPC HOST:PORT of the live Triton; none: an embedded one"
@@ -118,6 +122,10 @@ class PromotionTarget(Record):
         default=None,
         description="HOST:PORT of that Triton's metrics; none: its queue and GPU memory are not "
         "watched (an embedded one's address is known)",
+    )
+    device: str = Field(
+        default="",
+        description="kind of device of the server above, of [devices]; none: the first named there",
     )
     fleet: tuple[ServerEntry, ...] = Field(
         default=(), description="further servers, loaded one at a time once the first was accepted"
@@ -263,7 +271,11 @@ class Retention(Record):
 
 @dataclass(frozen=True, slots=True)
 class LiveTables:
-    """Everything in a policy about the model that is live: where, by whose word, kept, watched."""
+    """Everything in a policy about the model that is live: where, by whose word, kept, watched.
+
+    Attributes:
+        device: kind of device of the target's own server; empty: the policy names no kinds.
+    """
 
     model: str
     target: PromotionTarget
@@ -271,3 +283,4 @@ class LiveTables:
     retention: Retention
     watch: Watch
     approval: Approval
+    device: str = ""

@@ -24,6 +24,8 @@ _PARITY_SHARE = 1e-5
 _FEWEST_CALIBRATED = 32
 _MOST_CALIBRATED = 256
 _CALIBRATED_SHARE = 5
+# 765 settle the strictest standard limit where nothing differs; a few more where a little does.
+_SETTLE_EVERY_LIMIT = 800
 _VECTOR = 2  # axes of an output of one vector, or one row of logits, a sample
 _MOST_NAME = 100
 _MOST_LINES = 20
@@ -50,7 +52,7 @@ class FirstPolicy:
     """What the file will state; everything else has a default.
 
     Attributes:
-        evaluation: path as it will be written, like the others.
+        data: the table [data], as TOML would be read.
         parity: largest difference between framework and ONNX; None: the default.
         sequence: smallest, usual and largest size of dynamic axes besides the batch, where an
             engine kind must know it.
@@ -59,12 +61,11 @@ class FirstPolicy:
     name: str
     task: Task
     uri: str
-    evaluation: str
+    data: Mapping[str, object]
     candidates: Mapping[EngineKindName, Sequence[Precision]]
     p99_ms: float
     min_throughput_per_s: float
     outputs: Mapping[str, OutputTask] = field(default_factory=dict)
-    calibration: str | None = None
     allow_pickle: bool = False
     allow_code: bool = False
     parity: float | None = None
@@ -76,9 +77,6 @@ class FirstPolicy:
         model |= {key: True for key in ("allow_pickle", "allow_code") if getattr(self, key)}
         if self.parity is not None:
             model["parity_max_abs_error"] = self.parity
-        data = {"evaluation": self.evaluation}
-        if self.calibration is not None:
-            data["calibration"] = self.calibration
         tables: dict[str, Any] = {"name": self.name, "task": self.task}
         if self.outputs:
             tables["outputs"] = {name: {"task": task} for name, task in self.outputs.items()}
@@ -88,7 +86,7 @@ class FirstPolicy:
             }
         return tables | {
             "model": model,
-            "data": data,
+            "data": dict(self.data),
             "candidates": {
                 kind: [each.value for each in precisions]
                 for kind, precisions in self.candidates.items()
@@ -175,10 +173,10 @@ def parity_for(largest: float) -> float | None:
 def samples_to_set_aside(samples: int) -> int:
     """How many of the data's samples int8 scales are found on; 0: there are too few to spare."""
     count = min(_MOST_CALIBRATED, samples // _CALIBRATED_SHARE)
-    judged = int(EVIDENCE["min_samples"])
-    if samples >= judged:
-        count = min(count, samples - judged)
-    return count if count >= _FEWEST_CALIBRATED else 0
+    for judged in (_SETTLE_EVERY_LIMIT, int(EVIDENCE["min_samples"])):
+        if samples >= judged + _FEWEST_CALIBRATED:
+            return min(count, samples - judged)
+    return count if count >= _FEWEST_CALIBRATED and samples < EVIDENCE["min_samples"] else 0
 
 
 def round_up(value: float) -> float:

@@ -19,6 +19,7 @@ from enginegate.policy import parse_policy
 from enginegate.sources.inspection import ModelFacts
 
 FLOATS = np.zeros(8, np.float32)
+DATA = {"evaluation": "evaluation.npz", "calibration": "calibration.npz"}
 CLASSES = np.arange(8) % 3
 
 
@@ -70,7 +71,7 @@ def draft(**changes):
         "name": "mine",
         "task": "classification",
         "uri": "file:model.onnx",
-        "evaluation": "evaluation.npz",
+        "data": {"evaluation": "evaluation.npz"},
         "candidates": {"onnxruntime": (Precision.FP32, Precision.INT8)},
         "p99_ms": 50.0,
         "min_throughput_per_s": 100.0,
@@ -81,9 +82,9 @@ def draft(**changes):
 @pytest.mark.parametrize(
     "changes",
     [
-        {"calibration": "calibration.npz"},
+        {"data": DATA},
         {
-            "calibration": "calibration.npz",
+            "data": DATA,
             "allow_code": True,
             "allow_pickle": True,
             "parity": 0.02,
@@ -140,10 +141,11 @@ def test_parity_limit_suits_large_outputs(largest, limit):
 
 
 @pytest.mark.parametrize(
-    ("samples", "count"), [(100, 0), (200, 40), (420, 0), (440, 40), (2000, 256), (10**6, 256)]
+    ("samples", "count"),
+    [(100, 0), (200, 40), (420, 0), (440, 40), (897, 97), (2000, 256), (10**6, 256)],
 )
 def test_calibration_leaves_enough_to_judge(samples, count):
-    """400 samples are the standard's least."""
+    """400 samples are the standard's least, and 765 settle its strictest limit."""
     assert samples_to_set_aside(samples) == count
 
 

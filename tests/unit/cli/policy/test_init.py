@@ -1,7 +1,6 @@
 """`enginegate init`: a model and its data become a policy that is valid as it stands."""
 
 import io
-from pathlib import Path
 
 import numpy as np
 import onnx
@@ -10,8 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from enginegate.cli.output.json_output import Printer
-from enginegate.cli.policy.init import InitOptions, model_uri, write_first_policy
-from enginegate.data import read_data
+from enginegate.cli.policy.init import InitOptions, write_first_policy
+from enginegate.cli.policy.model_address import model_uri
+from enginegate.data_sources import load_data
 from enginegate.errors import DataError, InputError, ModelError
 from enginegate.policy import read_policy
 from enginegate.preflight import check_policy
@@ -43,7 +43,7 @@ def write_samples(path, count):
 
 
 def init(model="linear.onnx", **changes):
-    values = {"model": model, "data": Path("data.npz"), **SLO, **changes}
+    values = {"model": model, "data": "data.npz", **SLO, **changes}
     written = io.StringIO()
     write_first_policy(InitOptions(**values), Printer(Console(file=written, width=200)))
     return written.getvalue()
@@ -67,7 +67,7 @@ def test_samples_are_set_aside_for_int8_and_judge_nothing(folder):
     init()
 
     policy = read_policy(folder / "policies" / "linear.toml")
-    judged, calibrated = read_data(policy.data.evaluation), read_data(policy.data.calibration)
+    judged, calibrated = load_data(policy.data.evaluation), load_data(policy.data.calibration)
     assert (len(judged), len(calibrated)) == (800, 200)
     assert not {*judged.ids} & {*calibrated.ids}
     assert {*calibrated.labels} == {0, 1, 2}
@@ -76,10 +76,10 @@ def test_samples_are_set_aside_for_int8_and_judge_nothing(folder):
 def test_named_calibration_data_is_used_as_it_is(folder):
     write_samples("other.npz", 64)
 
-    init(calibration=folder / "other.npz")
+    init(calibration="other.npz")
 
     data = read_policy(folder / "policies" / "linear.toml").data
-    assert (data.evaluation, data.calibration) == (folder / "data.npz", folder / "other.npz")
+    assert (str(data.evaluation), str(data.calibration)) == ("data.npz", "other.npz")
     assert not (folder / ".enginegate" / "data").exists()
 
 
