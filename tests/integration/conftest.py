@@ -1,4 +1,4 @@
-"""Real servers for all tests of this folder: Triton with a model on it, and object storage."""
+"""Shared by this folder: Triton with a model on it, object storage, and the wheel installed."""
 
 from pathlib import Path
 
@@ -22,8 +22,21 @@ from tests.fakes.object_servers import (
     make_container,
     s3_settings,
 )
+from tests.wheels import build_wheel, install_wheel
 
 PLAIN = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1)
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """The ``bin`` of an environment that has the wheel, and no checkout."""
+    return install_wheel(wheel, tmp_path_factory.mktemp("installed"))
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import deploy as _deploy
 from enginegate.cli import doctor as _doctor
+from enginegate.cli import evidence as _evidence
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
@@ -50,6 +51,7 @@ from enginegate.cli.output.scorecard_document import (
     scorecard_document,
 )
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
+from enginegate.cli.policy.first_data import ColumnFlags
 from enginegate.cli.policy.init import InitOptions, write_first_policy
 from enginegate.cli.policy.show import show_policy
 from enginegate.cli.report import write_report
@@ -94,6 +96,7 @@ app = typer.Typer(
 policy_app = typer.Typer(help="Check and explain policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
+app.add_typer(_evidence.evidence_app, name="evidence")
 RunName = Annotated[
     str,
     typer.Argument(
@@ -191,14 +194,25 @@ def init_command(  # noqa: PLR0913 - one argument for each option
     ],
     *,
     data: Annotated[
-        Path, typer.Option(help="labelled samples that training never saw (docs/data.md)")
+        str, typer.Option(help="labelled samples that training never saw (docs/data.md)")
     ],
     calibration: Annotated[
-        Path | None,
+        str | None,
         typer.Option(help="other samples, for int8; default: some of the data are set aside"),
     ] = None,
     set_aside: Annotated[
         int | None, typer.Option(min=0, help="how many of the data; 0: none, and no int8")
+    ] = None,
+    input_columns: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=COLUMN", help="of the data; default: guessed"),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="of the data; default: guessed")
+    ] = None,
+    slice_columns: Annotated[
+        list[str] | None,
+        typer.Option("--slice", metavar="COLUMN", help="judged by itself; may repeat"),
     ] = None,
     task: Annotated[str | None, typer.Option(help="default: as the data shows it")] = None,
     name: Annotated[
@@ -234,6 +248,7 @@ def init_command(  # noqa: PLR0913 - one argument for each option
         data=data,
         calibration=calibration,
         set_aside=set_aside,
+        columns=ColumnFlags(input_columns or (), label, slice_columns or ()),
         task=task,
         name=name,
         p99_ms=p99_ms,
@@ -285,6 +300,10 @@ def qualify_command(
         str | None, typer.Option(help="another version, e.g. models:/digits/2")
     ] = None,
     *,
+    device: Annotated[
+        str | None,
+        typer.Option(help="only the part of this kind of device, on a machine that has one"),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -302,6 +321,9 @@ def qualify_command(
     rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules = rules.with_model(model)
+    if device is not None:
+        _evidence.qualify_device_here(rules, policy, device, as_json=as_json)
+        return
     with printing(as_json=as_json) as output:
         flow, out = pipeline_module("flows.qualify"), output.console
         with qualification_shown(rules):

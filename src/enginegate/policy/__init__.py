@@ -34,6 +34,14 @@ from enginegate.policy.building import (
 )
 from enginegate.policy.data import Data
 from enginegate.policy.defaults import fill_in
+from enginegate.policy.devices import (
+    DeviceKind,
+    DeviceName,
+    check_devices,
+    device_of,
+    in_order,
+    overlaid,
+)
 from enginegate.policy.gates import (
     Evaluation,
     Gates,
@@ -64,6 +72,7 @@ from enginegate.policy.operating import (
 )
 from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Shadow, TrafficTables
+from enginegate.policy.remedies import with_remedies
 from enginegate.policy.tolerances import complete_gates, complete_metrics
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
@@ -77,6 +86,7 @@ __all__ = [
     "Candidates",
     "Cost",
     "Data",
+    "DeviceKind",
     "EngineTables",
     "Ensemble",
     "Evaluation",
@@ -143,6 +153,11 @@ class Policy(Record):
     serving: ServingOptions = ServingOptions()
     ensemble: Ensemble | None = None
     target: PromotionTarget
+    devices: dict[DeviceName, DeviceKind] = Field(
+        default={},
+        description="kinds of device that releases are served on, by name (docs/devices.md); none: "
+        "that of the machine that qualifies",
+    )
     approval: Approval
     signing: Signing = Signing()
     watch: Watch = Watch()
@@ -185,7 +200,10 @@ class Policy(Record):
     def _fits_together(self) -> Self:
         check_outputs(self.task, self.outputs, self.metrics)
         if "default" not in self.gates:
-            raise ValueError("[gates.default] is missing: state every limit there")
+            raise ValueError(
+                "[gates.default] is missing: state every limit there, or tolerances = "
+                '"standard" (enginegate policy show --table gates prints what that means)'
+            )
         tasks = tasks_of(self.task, self.outputs)
         if "confidence" in self.slices.discover and "classification" not in tasks:
             raise ValueError("slices.discover: confidence needs an output of classes")
@@ -232,8 +250,24 @@ class Policy(Record):
     def live_tables(self) -> LiveTables:
         """Where the model is live, and what changing or watching it is held to."""
         return LiveTables(
-            self.name, self.target, self.signing, self.retention, self.watch, self.approval
+            self.name,
+            self.target,
+            self.signing,
+            self.retention,
+            self.watch,
+            self.approval,
+            device_of(self.target, self.devices),
         )
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Its kinds of device, that of the target's own server first; empty: it names none."""
+        return in_order(self.target, self.devices)
+
+    @model_validator(mode="after")
+    def _servers_have_known_devices(self) -> Self:
+        check_devices(self.devices, self.target, self.ensemble)
+        return self
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:
@@ -249,6 +283,25 @@ class Policy(Record):
                 f"{smallest}, which Triton would refuse: leave out sizes below {rows}"
             )
         return self
+
+    def for_device(self, name: str) -> "Policy":
+        """What the policy asks on one kind of device: its candidates, and tables that differ there.
+
+        Raises:
+            PolicyError: it names no such kind, or what differs there breaks a rule.
+        """
+        kind = self.devices.get(name)
+        if kind is None:
+            known = ", ".join(self.devices) or "none"
+            raise PolicyError(
+                f"The policy of {self.name} names no kind of device {name!r} under [devices] (it "
+                f"has {known})."
+            )
+        try:
+            raw = overlaid(self.model_dump(), name, kind, tuple(type(self.candidates).model_fields))
+        except ValueError as error:
+            raise PolicyError(f"{error}.") from error
+        return parse_policy(raw, f"devices.{name}", self._root)
 
     def with_model(self, uri: str) -> "Policy":
         """The same policy for another version of the model.
@@ -351,20 +404,20 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
         policy = policy_model().model_validate(rest, context={ROOT: root})
         lines = [*wrong, *mistyped_numbers(rest, policy)]
         if not lines:
+            for device in policy.devices:
+                policy.for_device(device)
             return policy
         listed = "\n".join(each.line for each in lines)
     except RecursionError as error:
         raise PolicyError(_too_deep(origin)) from error
     except ValidationError as error:
-        raise PolicyError(_invalid(origin, _explained(error, origin, wrong))) from error
-    raise PolicyError(_invalid(origin, listed))
+        listed = _explained(error, origin, wrong)
+        raise PolicyError(_invalid(origin, listed, raw)) from error
+    raise PolicyError(_invalid(origin, listed, raw))
 
 
-def _invalid(origin: str, listed: str) -> str:
-    return (
-        f"{origin} is not a valid policy:\n{listed}\n"
-        "docs/policy.md lists every key with its meaning and unit."
-    )
+def _invalid(origin: str, listed: str, raw: Mapping[str, Any]) -> str:
+    return f"{origin} is not a valid policy:\n{with_remedies(listed, raw)}"
 
 
 def _explained(error: ValidationError, origin: str, wrong: tuple[Wrong, ...]) -> str:

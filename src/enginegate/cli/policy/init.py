@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar, get_args
 
@@ -15,6 +15,14 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import Precision
 from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import FirstPolicyDocument
+from enginegate.cli.policy.first_data import (
+    ColumnFlags,
+    data_tables,
+    described_source,
+    loaded,
+    path_below,
+    set_aside_samples,
+)
 from enginegate.cli.policy.first_policy import (
     FirstPolicy,
     TaskGuess,
@@ -22,16 +30,16 @@ from enginegate.cli.policy.first_policy import (
     name_for,
     parity_for,
     round_up,
-    samples_to_set_aside,
 )
-from enginegate.data import DataSet, read_data, write_data
+from enginegate.cli.policy.model_address import expected_inputs, model_uri
+from enginegate.data import DataSet
 from enginegate.engines import open_onnx, this_machine, undecidable
-from enginegate.errors import InputError, ModelError
+from enginegate.errors import InputError
 from enginegate.messages import counted, short_number
 from enginegate.policy import parse_policy, read_policy
 from enginegate.policy.gates import Task
 from enginegate.policy.hooks import importable_from
-from enginegate.policy.model_source import FORMS, ModelSource
+from enginegate.policy.model_source import ModelSource
 from enginegate.policy.paths import ROOT, WORKSPACE, project_of
 from enginegate.preflight import check_policy
 from enginegate.report.tables import print_hanging
@@ -50,7 +58,6 @@ _TASKS = tuple(get_args(Task))
 _ROOM = 20.0
 _LEAST_P99_MS = 20.0
 _RATE_PER_S = 50.0
-_SCHEMES = ("models:/", "runs:/", "file:", "hf:", "python:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +65,18 @@ class InitOptions:
     """What a person gave on the command line; None where it is to be found out or asked.
 
     Attributes:
-        data: labelled samples that training never saw.
+        data: labelled samples that training never saw: a path, or an address of data.
         calibration: other samples, for int8 scales; None: some of the data are set aside.
         set_aside: how many; 0: none.
+        columns: what the data's columns are.
         output: the file to write.
     """
 
     model: str
-    data: Path
-    calibration: Path | None = None
+    data: str
+    calibration: str | None = None
     set_aside: int | None = None
+    columns: ColumnFlags = field(default_factory=ColumnFlags)
     task: str | None = None
     name: str | None = None
     p99_ms: float | None = None
@@ -96,29 +105,30 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
         )
     root = _project(path)
     importable_from(root)
-    source = ModelSource.model_validate(
-        {
-            "uri": _below(uri, root),
-            "allow_pickle": options.allow_pickle,
-            "allow_code": options.allow_code,
-        },
-        context={ROOT: root},
-    )
-    data = read_data(options.data)
-    workspace = Workspace(root / WORKSPACE)
-    facts = _looked_at(source, data, workspace)
+    workspace = Workspace.of_project(root)
+    source = _source_below(uri, root, options)
+    described = described_source(options.data, root, options.columns, expected_inputs(source))
+    data = loaded(described.source)
+    facts = inspect_source(source, data, tracking_uri=workspace.tracking_uri, open_onnx=open_onnx)
+    evaluation = described.labelling(facts.outputs[0].name)
+    data = loaded(evaluation) if described.numbers else data
     _print_facts(source, facts, data, out)
     guess = _task(options, guess_task(facts, data), out)
     p99_ms, rate = _slo(options, facts)
-    evaluation, calibration = options.data, options.calibration
-    if calibration is None and facts.quantisable:
-        evaluation, calibration = _set_aside(options, data, workspace, name, out)
+    calibration = None
+    if options.calibration is not None:
+        named = described_source(options.calibration, root, options.columns, facts.inputs)
+        calibration = named.source
+    elif facts.quantisable:
+        evaluation, calibration = set_aside_samples(
+            evaluation, data, root / WORKSPACE / "data" / name, wanted=options.set_aside, out=out
+        )
+    assert guess.task is not None  # noqa: S101 - asked for above
     draft = FirstPolicy(
         name=name,
-        task=guess.task or "classification",
+        task=guess.task,
         uri=source.uri,
-        evaluation=_written(evaluation, root),
-        calibration=_written(calibration, root) if calibration else None,
+        data=data_tables(evaluation, calibration),
         candidates={"onnxruntime": (Precision.FP32,)},
         p99_ms=p99_ms,
         min_throughput_per_s=rate,
@@ -127,8 +137,13 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
         allow_code=options.allow_code,
         parity=parity_for(facts.largest),
     )
-    draft = _with_candidates(draft, facts, data, root)
-    shown = _shown(path)
+    int8 = calibration is not None and facts.quantisable > 0
+    _write(_with_candidates(draft, facts, data, root, int8=int8), path, output)
+
+
+def _write(draft: FirstPolicy, path: Path, output: Printer) -> None:
+    """Write the file, check it as `policy check` does, and show it."""
+    out, shown = output.console, _shown(path)
     write_file(path, draft.toml(shown).encode())
     policy = read_policy(path)
     found = check_policy(policy)
@@ -136,7 +151,7 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
     out.print()
     out.print(path.read_text(), markup=False, soft_wrap=True)
     for note in found.notes:
-        print_hanging(out, note, "note  ")
+        print_hanging(out, note, "note    ")
     print_hanging(out, f"{shown} is written, and valid.")
     commands = (f"enginegate qualify {shlex.quote(shown)}",)
     out.print(f"Next: {commands[0]}", markup=False, soft_wrap=True)
@@ -153,68 +168,6 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
     )
 
 
-def model_uri(given: str, folder: Path) -> str:
-    """The address of a model that a person named in their own words.
-
-    Args:
-        given: an address as policies have it, a path, or MODULE:FUNCTION.
-        folder: where relative paths start.
-
-    Raises:
-        ModelError: it is none of them, or a file that cannot be opened safely; says how to save
-            that model instead.
-    """
-    if given.startswith(_SCHEMES):
-        scheme, _, location = given.partition(":")
-        if scheme in {"file", "hf"} and not Path(location).is_absolute():
-            return f"{scheme}:{folder / location}"
-        return given
-    path = folder / given
-    if path.is_dir() and (path / "config.json").is_file():
-        return f"hf:{path}"
-    if path.is_dir() and (path / "MLmodel").is_file():
-        raise ModelError(
-            f"{given} is a model as MLflow saves it. Register it, and name the version:\n"
-            f"  python -c \"import mlflow; mlflow.register_model('file://{path}', 'NAME')\"\n"
-            "  enginegate init models:/NAME/1 --data FILE"
-        )
-    if path.is_file() and path.suffix in {".onnx", ".pt2"}:
-        return f"file:{path}"
-    if path.is_file():
-        raise ModelError(f"{given} is not a form that opens without running code. {_instead(path)}")
-    module, colon, function = given.partition(":")
-    if colon and function.isidentifier() and all(p.isidentifier() for p in module.split(".")):
-        return f"python:{given}"
-    raise ModelError(f"There is no model {given}. Name a file or folder, or one of {FORMS}.")
-
-
-_SAVE = {
-    "sklearn": "Log it in MLflow, and name the version:\n"
-    "  mlflow.sklearn.log_model(model, name='model', serialization_format='skops', "
-    "registered_model_name='NAME')\n"
-    "  enginegate init models:/NAME/1 --data FILE",
-    "torch": "Save the program instead of weights or a pickle:\n"
-    "  batch = torch.export.Dim('batch', max=1024)\n"
-    "  program = torch.export.export(model.eval(), (example,), dynamic_shapes=({0: batch},))\n"
-    "  torch.export.save(program, 'model.pt2')  # example: two rows or more",
-    "weights": "Weights alone are no model: name the folder that save_pretrained wrote (with "
-    "config.json), or save a program with torch.export.save(program, 'model.pt2').",
-    "keras": "Convert it to ONNX (tf2onnx, or keras' model.export(..., format='onnx')), and name "
-    "that file.",
-}
-_ENDINGS = {
-    **dict.fromkeys((".pkl", ".pickle", ".joblib", ".skops"), "sklearn"),
-    **dict.fromkeys((".pt", ".pth", ".bin", ".ckpt"), "torch"),
-    ".safetensors": "weights",
-    **dict.fromkeys((".h5", ".keras", ".pb"), "keras"),
-}
-
-
-def _instead(path: Path) -> str:
-    kind = _ENDINGS.get(path.suffix.lower())
-    return _SAVE[kind] if kind else f"Name one of {FORMS}."
-
-
 def _project(policy: Path) -> Path:
     """The project of the policy to be written, which the current folder becomes if it has none."""
     policy.parent.mkdir(parents=True, exist_ok=True)
@@ -227,26 +180,22 @@ def _project(policy: Path) -> Path:
     return root
 
 
-def _below(uri: str, root: Path) -> str:
-    """A model's address with its path as the policy will have it."""
+def _source_below(uri: str, root: Path, options: InitOptions) -> ModelSource:
+    """The model's source with its path as the policy will have it."""
     scheme, _, location = uri.partition(":")
-    return f"{scheme}:{_written(Path(location), root)}" if scheme in {"file", "hf"} else uri
-
-
-def _written(path: Path, root: Path) -> str:
-    """A path as the policy will have it: from its project, or absolute outside of it."""
-    whole = Path.cwd() / path
-    inside = whole.is_relative_to(root) and ".." not in whole.relative_to(root).parts
-    return whole.relative_to(root).as_posix() if inside else whole.resolve().as_posix()
+    if scheme in {"file", "hf"}:
+        uri = f"{scheme}:{path_below(Path(location), root)}"
+    stated = {
+        "uri": uri,
+        "allow_pickle": options.allow_pickle,
+        "allow_code": options.allow_code,
+    }
+    return ModelSource.model_validate(stated, context={ROOT: root})
 
 
 def _shown(path: Path) -> str:
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
-
-
-def _looked_at(source: ModelSource, data: DataSet, workspace: Workspace) -> ModelFacts:
-    return inspect_source(source, data, tracking_uri=workspace.tracking_uri, open_onnx=open_onnx)
 
 
 def _print_facts(source: ModelSource, facts: ModelFacts, data: DataSet, out: Console) -> None:
@@ -324,59 +273,22 @@ def _asked(question: str, flag: str, read: Callable[[str], T | None], *, why: st
             return answer
 
 
-def _set_aside(
-    options: InitOptions, data: DataSet, workspace: Workspace, name: str, out: Console
-) -> tuple[Path, Path | None]:
-    """Split the data where int8 needs samples and none were named; the files, and what was done."""
-    count = samples_to_set_aside(len(data)) if options.set_aside is None else options.set_aside
-    if not 0 <= count < len(data):
-        raise InputError(f"--set-aside {count}: the data holds {len(data)} samples.")
-    if not count:
-        print_hanging(
-            out,
-            "int8 is left out: it needs samples for its scales, and the data are too few to spare "
-            "any. Name others with --calibration FILE.",
-            "note    ",
-        )
-        return options.data, None
-    # Evenly spaced, so that data that is sorted by class gives some of each.
-    chosen = np.zeros(len(data), bool)
-    chosen[np.linspace(0, len(data) - 1, count).round().astype(int)] = True
-    folder = workspace.root / "data" / name
-    paths = folder / "evaluation.npz", folder / "calibration.npz"
-    for path, rows in zip(paths, (~chosen, chosen), strict=True):
-        write_data(data.only(rows), path)
-    print_hanging(
-        out,
-        f"{counted(int(chosen.sum()), 'sample')}, evenly spaced, are set aside for int8 scales; "
-        f"the other {int((~chosen).sum()):,} judge candidates. Both are copies in "
-        f"{_shown(folder)}. "
-        "Name samples of your own with --calibration FILE.",
-        "note    ",
-    )
-    return paths
-
-
 def _with_candidates(
-    draft: FirstPolicy, facts: ModelFacts, data: DataSet, root: Path
+    draft: FirstPolicy, facts: ModelFacts, data: DataSet, root: Path, *, int8: bool
 ) -> FirstPolicy:
     """The candidates that this machine can decide, and the sizes that their engines must know."""
     wanted = {
-        kind: tuple(p for p in precisions if p is not Precision.INT8 or _quantises(draft, facts))
+        kind: tuple(each for each in precisions if int8 or each is not Precision.INT8)
         for kind, precisions in _WANTED.items()
     }
     whole = replace(draft, candidates=wanted)
     tables = parse_policy(whole.tables(), "the first policy", root).engine_tables
     obstacles = {str(candidate) for candidate in undecidable(tables, this_machine(tables))}
     candidates = {
-        kind: tuple(p for p in precisions if f"{kind}-{p}" not in obstacles)
+        kind: tuple(each for each in precisions if f"{kind}-{each}" not in obstacles)
         for kind, precisions in wanted.items()
     }
     candidates = {kind: precisions for kind, precisions in candidates.items() if precisions}
     longest = [data.inputs[name].shape[at] for places in facts.axes.values() for name, at in places]
     sequence = (1, max(longest), max(longest)) if longest and "tensorrt" in candidates else None
     return replace(draft, candidates=candidates, sequence=sequence)
-
-
-def _quantises(draft: FirstPolicy, facts: ModelFacts) -> bool:
-    return draft.calibration is not None and facts.quantisable > 0
