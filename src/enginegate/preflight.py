@@ -198,10 +198,11 @@ def _function_of_data(key: str, source: DataSource, root: Path) -> Iterator[str]
 
 
 def _runner(policy: Policy) -> Iterator[str]:
-    if policy.evaluation.runner == "dask" and importlib.util.find_spec("prefect_dask") is None:
+    runner = policy.evaluation.runner
+    if runner != "threads" and importlib.util.find_spec(f"prefect_{runner}") is None:
         yield (
-            'evaluation.runner = "dask": prefect-dask is not installed. Run: pip install '
-            'prefect-dask, or set runner = "threads".'
+            f'evaluation.runner = "{runner}": prefect-{runner} is not installed. Run: pip install '
+            f"'enginegate[{runner}]', or set runner = \"threads\"."
         )
 
 

@@ -1,5 +1,6 @@
 """A policy is checked against what is here before anything is built."""
 
+import importlib.util
 import io
 import tomllib
 import zipfile
@@ -127,7 +128,6 @@ def test_damaged_file_is_refused_by_its_header(project):
         ({"model": {"uri": "python:mine.scores:score"}}, "allow_code is false"),
         ({"model": {"uri": "file:net.onnx"}}, "there is no file"),
         ({"model": {"uri": "hf:bert"}}, "config.json"),
-        ({"evaluation": {"runner": "dask"}}, "prefect-dask is not installed"),
     ],
 )
 def test_missing_function_or_model_is_named(project, tables, said):
@@ -136,6 +136,18 @@ def test_missing_function_or_model_is_named(project, tables, said):
     (project / "mine" / "scores.py").write_text("raise SystemExit\ndef score(o, l): ...\n")
 
     assert said in problem(project, **tables)
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_missing_package_of_a_cluster_is_named(project, monkeypatch, runner):
+    """Before anything is exported, with what to install."""
+    found = importlib.util.find_spec
+    absent = f"prefect_{runner}"
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == absent else found(name, *a)
+    )
+
+    assert f"prefect-{runner} is not installed" in problem(project, evaluation={"runner": runner})
 
 
 @pytest.mark.parametrize(
