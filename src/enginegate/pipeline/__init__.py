@@ -80,8 +80,8 @@ def open_pipeline() -> None:
         if place is not None and place.parent != root:
             raise InputError(
                 f"This process has imported a package {name!r} of its own ({place}), and "
-                f"Enginegate's flows are packages named {', '.join(TAKEN_NAMES)}. Run the verb in a "
-                "process of its own instead, e.g. `enginegate qualify POLICY --json`."
+                f"Enginegate's flows are packages named {', '.join(TAKEN_NAMES)}. Run the verb "
+                "in a process of its own instead, e.g. `enginegate qualify POLICY --json`."
             )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))

@@ -18,7 +18,7 @@ from importlib.machinery import (
 from pathlib import Path
 from types import ModuleType
 
-# In a process that runs a flow these are Enginegate's own packages: docs/adr/0014-installed-flows.md.
+# Enginegate's own packages wherever a flow runs: docs/adr/0014-installed-flows.md.
 TAKEN_NAMES = ("flows", "tasks", "validation")
 _LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
 # A module that defines names in these ways may define any.
