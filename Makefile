@@ -34,7 +34,7 @@ $(AXE): requirements/package-lock.json
 	echo "axe-core could not be fetched: tests that need it skip"; else touch $@; fi
 
 demo: $(STAMP)  ## registered model -> engines -> verdicts -> benchmark -> approval -> live Triton, and back (APPROVE=ask asks you)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/enginegate demo --approve $(APPROVE)
+	@$(BIN)/enginegate demo --approve $(APPROVE)
 
 test: $(STAMP) $(AXE)  ## every test that needs no GPU
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 3 --dist loadgroup $(ARGS)

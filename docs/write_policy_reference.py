@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from enginegate.policy import policy_model
+from enginegate.policy.defaults import default_rules
 from enginegate.policy.limits import largest_values
 
 Schema: TypeAlias = dict[str, Any]
@@ -26,7 +27,8 @@ the engine kinds; do not edit it here.
 A policy is one TOML file for each model family, by custom in `policies/`. Unknown keys are refused,
 so a misspelt gate cannot be silently off. Units are in the names: `_ms`, `_us`, `_s`, `_hours`,
 `_per_s`, `_mib`, `_nats`. Fractions are between 0 and 1. A complete example with the reason for
-each number is [policies/digits.toml](../policies/digits.toml).
+each number is [policies/digits.toml](../policies/digits.toml). Keys with a default may be left out,
+and so may a table in which all have one.
 
 `enginegate policy check FILE` builds, opens and runs nothing. It says what is wrong and where: keys
 and limits, files and folders that are not there, archives that would not be unpacked here,
@@ -73,7 +75,8 @@ meant, and is refused with the key and its value:
 | key | largest | because |
 |---|---|---|"""
 _GATES = (
-    "State every limit under `[gates.default]`. A table `[gates.fp32]`, `[gates.tf32]`, "
+    'State every limit under `[gates.default]`, or say `tolerances = "standard"` there: then those '
+    "that are not stated are the standard tolerances. A table `[gates.fp32]`, `[gates.tf32]`, "
     "`[gates.fp16]`, `[gates.bf16]`, `[gates.int8]` or `[gates.fp8]` states only what differs. "
     "What each gate means, and the standard tolerances: [gates.md](gates.md)."
 )
@@ -101,11 +104,14 @@ def _sections() -> Iterator[str]:
         if target is None:
             continue
         table = _DEFINITIONS[target]
-        extra = "" if name in required else "The whole table may be left out."
+        needed = {f"{name}.{key}" for key in table.get("required", [])}
+        optional = name not in required or bool(needed and needed <= default_rules().keys())
+        extra = "The whole table may be left out." if optional else ""
         extra = _GATES if name == "gates" else extra
         title = _TITLES.get(name, f"[{name}]")
         intro = "\n".join(filter(None, (table["description"], extra)))
-        yield _section(f"`{title}`", intro, table["properties"], table.get("required", []))
+        keys = table.get("required", [])
+        yield _section(f"`{title}`", intro, table["properties"], keys, f"{name}.")
 
 
 def _target(field: Schema) -> str | None:
@@ -116,11 +122,12 @@ def _target(field: Schema) -> str | None:
     return found[0] if found else None
 
 
-def _section(title: str, intro: str, fields: Schema, required: list[str]) -> str:
+def _section(title: str, intro: str, fields: Schema, required: list[str], table: str = "") -> str:
     lines = [f"## {title}", "", *([intro, ""] if intro else [])]
     lines += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     for name, field in fields.items():
         default = "required" if name in required else _default(field.get("default"))
+        default = default_rules().get(f"{table}{name}", default)
         meaning = field.get("description", "version of the file's format")
         cells = (f"`{name}`", _value(field), default, meaning)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")

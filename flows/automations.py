@@ -1,4 +1,4 @@
-"""The automations that this checkout ships -> a Prefect server, which sends messages by them."""
+"""The automations that Enginegate ships -> a Prefect server, which sends messages by them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,18 +19,19 @@ from enginegate.messages import explain_validation
 from enginegate.redact import masked
 from tasks.prefect_server import REFUSALS, quick_client
 
-FOLDER = Path("automations")
+_OWN = Path("automations")
+SHIPPED = Path(__file__).parents[1] / "automations"
 BLOCK = "enginegate"
 
 
-def apply_automations(webhook: str | None, folder: Path = FOLDER) -> tuple[str, ...]:
+def apply_automations(webhook: str | None, folder: Path | None = None) -> tuple[str, ...]:
     """Create every automation of a folder on the Prefect server, or update the one of its name.
 
     Args:
         webhook: where messages are posted, as ``{"text": …}``; None: where Prefect's webhook block
             ``enginegate`` says.
         folder: with one YAML file for each automation; an action that calls a webhook gets the id
-            of that block.
+            of that block. None: ``automations/`` here, else those that are shipped.
 
     Returns:
         One sentence for each automation.
@@ -48,7 +49,7 @@ def apply_automations(webhook: str | None, folder: Path = FOLDER) -> tuple[str, 
         )
     if webhook is not None and urlsplit(webhook).scheme not in {"http", "https"}:
         raise InputError("The webhook's address must begin with http:// or https://.")
-    documents = dict(_documents(folder))
+    documents = dict(_documents(folder or (_OWN if _OWN.is_dir() else SHIPPED)))
     for path, document in documents.items():
         _automation(path, document, UUID(int=0))  # every file is read before anything is changed
     try:

@@ -315,7 +315,7 @@ def _workers(how: Evaluation) -> Iterator[TaskRunner[Any]]:
             yield threads
         return
     try:
-        from prefect_dask import DaskTaskRunner  # type: ignore[import-not-found]  # noqa: PLC0415
+        from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415
     except ImportError as error:
         raise InputError(
             "The policy's evaluation.runner is dask, and prefect-dask is not installed. Run: "

@@ -4,6 +4,7 @@ Everything is real: training, ONNX, engines, Triton, MLflow, Prefect. What a per
 answered by ``--approve``; with ``ask`` it is asked on the terminal.
 """
 
+import importlib.util
 import json
 import shlex
 import shutil
@@ -20,11 +21,12 @@ from rich.prompt import Prompt
 from rich.text import Text
 
 from enginegate.approval_rules import check_decision
+from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate
 from enginegate.cli.output.live_table import qualification_shown
 from enginegate.data import DataSet, read_data
 from enginegate.decision import Decision, Release
-from enginegate.errors import ApprovalError, ExitCode, InputError, ServerError
+from enginegate.errors import ApprovalError, EnginegateError, ExitCode, InputError, ServerError
 from enginegate.evidence import Scorecard
 from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
@@ -36,6 +38,7 @@ from enginegate.repository import Layout, LiveRepository, record_decision
 from enginegate.repository.history.audit import answers_to
 from enginegate.tracking import Tracker
 from enginegate.triton.endpoint import live_server
+from enginegate.triton.install import find_triton
 from enginegate.triton.server import Server
 from enginegate.workspace import Workspace, now
 from examples.digits.register import prepare
@@ -46,6 +49,10 @@ from flows.rollback import rollback
 Answer = Literal["yes", "no", "ask"]
 
 POLICY = Path("policies/digits.toml")
+# In a checkout, and beside the flows in an installed wheel.
+_SHIPPED_POLICY = Path(__file__).parents[2] / POLICY
+# Each with the extra that brings it.
+_NEEDED = {"onnxruntime": "cpu", "tritonclient": "cpu", "torch": "torch"}
 _RATE_PER_S = 50.0
 _SETTLE_S = 1.0
 # A busy machine may be slow to answer; that is not a lost request.
@@ -54,11 +61,15 @@ _PATIENCE_S = 30.0
 
 def run(answer: Answer, workspace: Workspace, out: Console) -> int:
     """Run it; the exit code is the command's."""
-    policy = read_policy(POLICY)
     if workspace.root != Path(".enginegate").absolute():
         raise InputError(
             "The demo's policy uses ./.enginegate: unset ENGINEGATE_HOME, then try again."
         )
+    _check_installed()
+    if not POLICY.exists():
+        write_file(POLICY, _SHIPPED_POLICY.read_bytes())
+        print_hanging(out, f"{POLICY} is the demo's policy: what its model must prove.")
+    policy = read_policy(POLICY)
     demo = _Demo(answer, workspace, policy, out)
     before = _counts(workspace)
     started = time.monotonic()
@@ -106,8 +117,7 @@ class _Demo:
         tracker = Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
         compare = tracker.comparison(card.mlflow_run)
         if compare.start_command:
-            # `make demo` finds the command without it being on the PATH of the shell.
-            ui = f"{Path(sys.executable).with_name('enginegate')} ui {card.digest[:12]}"
+            ui = f"{_command()} ui {card.digest[:12]}"
             self.out.print(f"\nCompare in MLflow, while this runs: {ui}", soft_wrap=True)
         self.out.print(f"  {compare.runs_url}", soft_wrap=True)
         return card
@@ -200,12 +210,12 @@ class _Demo:
             self.tell("Nothing was trained, registered, built, judged or measured again.")
         self.tell("Next:")
         for command in (
-            f"enginegate status {POLICY}",
-            f"enginegate verify {POLICY}",
-            f"enginegate serve {POLICY}",
-            "enginegate --help",
+            f"status {POLICY}",
+            f"verify {POLICY}",
+            f"serve {POLICY}",
+            "--help",
         ):
-            self.out.print(f"  .venv/bin/{command}", soft_wrap=True)
+            self.out.print(f"  {_command()} {command}", soft_wrap=True)
 
     def say(self, what: str) -> None:
         self.step += 1
@@ -259,6 +269,31 @@ class _Demo:
             v.candidate: self.workspace.engine(v.engine_sha256 or "")[0].file.size_bytes
             for v in built
         }
+
+
+def _check_installed() -> None:
+    """Before minutes are spent: what the demo cannot do without.
+
+    Raises:
+        EnginegateError: a package is missing.
+        ServerError: there is no Triton server.
+    """
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        extras = ",".join(dict.fromkeys(_NEEDED[name] for name in missing))
+        raise EnginegateError(
+            f"The demo trains a PyTorch model and serves it; {sys.executable} lacks "
+            f"{', '.join(missing)}. Install: pip install 'enginegate[{extras}]'"
+        )
+    find_triton(None)
+
+
+def _command() -> str:
+    """How this shell starts the command: by its name where PATH has it, else by its place."""
+    own = Path(sys.executable).with_name("enginegate")
+    if shutil.which("enginegate") == str(own):
+        return "enginegate"
+    return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
 
 
 def _counts(workspace: Workspace) -> dict[str, int]:

@@ -19,7 +19,8 @@ LONGEST_CHAIN = 8
 # Triton's Python backend asks for the first, our model file asks each kind's module for the second;
 # programs of one file have the third.
 REQUIRED_NAMES = {"TritonPythonModel", "open_for_triton", "main"}
-SHARED_NAMES: set[str] = set()
+# The Python API calls each flow by the flow's name, and the flow is what does it.
+SHARED_NAMES = {"promote", "qualify", "rollback"}
 LONGER_CHAINS: dict[str, int] = {}
 LARGER_FOLDERS: dict[str, int] = {}
 # The flows open the policy, commands show it, the pre-flight compares it with what is here, and a

@@ -27,27 +27,28 @@ from rich.text import Text
 from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import doctor as _doctor
-from enginegate.cli import live as _live
-from enginegate.cli import rollback as _rollback
 from enginegate.cli import shadow as _shadow
-from enginegate.cli import watch as _watch
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
-from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.live import release as _release
+from enginegate.cli.live import repository as _live
+from enginegate.cli.live import status as _status
+from enginegate.cli.live import watch as _watch
+from enginegate.cli.output.json_output import JsonFlag, printing
+from enginegate.cli.output.junit import JunitFile, write_scorecard_junit
 from enginegate.cli.output.live_table import qualification_shown
 from enginegate.cli.output.records import (
-    ModelStatus,
     PageDocument,
-    ReleaseDocument,
-    StatusDocument,
     VerifiedRepository,
     VerifyDocument,
 )
-from enginegate.cli.output.scorecard_document import scorecard_document
+from enginegate.cli.output.scorecard_document import (
+    commands_after,
+    qualification_outcome,
+    scorecard_document,
+)
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
 from enginegate.cli.report import write_report
-from enginegate.cli.status import model_status, print_status
 from enginegate.cli.terminal import (
     ended_by,
     err,
@@ -58,14 +59,13 @@ from enginegate.cli.terminal import (
 )
 from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
-from enginegate.decision import Release
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
-from enginegate.policy.operating import PromotionTarget
+from enginegate.policy.paths import WORKSPACE
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
-from enginegate.repository import Layout
 from enginegate.tracking import START_COMMAND
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
@@ -198,28 +198,36 @@ def qualify_command(
         str | None, typer.Option(help="another version, e.g. models:/digits/2")
     ] = None,
     *,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="end with 3 where any candidate failed, also beside a winner"
+        ),
+    ] = False,
+    junit: JunitFile = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person."""
+    """Build, judge and benchmark every candidate; ends in a scorecard. Needs no person.
+
+    Ends with 0 if there is a winner, also where other candidates failed; without one with the worst
+    outcome of a candidate: 3 failed, 4 inconclusive, 5 errored.
+    """
     rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules = rules.with_model(model)
     with printing(as_json=as_json) as output:
-        flow, out = of_checkout("flows.qualify"), output.console
+        flow, out = pipeline_module("flows.qualify"), output.console
         with qualification_shown(rules):
             scorecard: Scorecard = flow.qualify(policy, model)
+        write_scorecard_junit(scorecard, junit)
         print_scorecard(scorecard, out, _workspace(policy).engine_sizes(scorecard))
-        short = scorecard.digest[:12]
-        commands = [f"enginegate approve {short} --reason WHY"]
-        commands += [f"enginegate promote {policy} {short}"]
-        if scorecard.winner is None:
-            commands = []
+        commands = commands_after(scorecard, policy)
         out.print(f"Compare: {_ui_of(scorecard, policy)}", markup=False, soft_wrap=True)
         for word, command in zip(("Next:", "then:"), commands, strict=False):
             out.print(f"{word} {command}", markup=False, soft_wrap=True)
         output.document(scorecard_document(scorecard, commands=commands))
-    if scorecard.winner is None:
-        raise typer.Exit(_why_not(scorecard))
+    if code := _end_of_qualification(scorecard, strict=strict):
+        raise typer.Exit(code)
 
 
 app.command("benchmark")(_benchmark.benchmark_command)
@@ -235,12 +243,14 @@ def explain_command(
         Literal["blocking"] | None,
         typer.Option(help="only what keeps candidates from passing, and what to do about it"),
     ] = None,
+    junit: JunitFile = None,
     *,
     as_json: JsonFlag = False,
 ) -> None:
     """Explain each verdict of a scorecard in words: which check decided, and by how much."""
     with printing(as_json=as_json) as output:
         card = Workspace.here().scorecard(run)
+        write_scorecard_junit(card, junit)
         wanted = candidates_named(card, candidate or ())
         print_explained(card, output.console, only=wanted, blocking=only is not None)
         output.document(scorecard_document(card, only=wanted, blocking=only is not None))
@@ -336,41 +346,8 @@ def reject_command(
 @app.command("promote")
 def promote_command(policy: PolicyFile, run: RunName, *, as_json: JsonFlag = False) -> None:
     """Publish the winner of an approved scorecard into the live repository; it is proved live."""
-    target = read_policy(policy).target  # a mistake in it is shown before Prefect is started
     with printing(as_json=as_json) as output:
-        release: Release = of_checkout("flows.promote").promote(policy, run)
-        _print_promoted(release, policy, target, output)
-
-
-def _print_promoted(
-    release: Release, policy: Path, target: PromotionTarget, output: Printer
-) -> None:
-    out = output.console
-    named = f"Release {release.version} of {release.model}"
-    held = Layout(target.repository, release.model).held_to(release)
-    own = held.scorecard_sha256 == release.scorecard_sha256
-    if own:
-        print_hanging(out, f"{named} is live: {release.engine.candidate}.")
-    else:
-        print_hanging(out, f"{named} serves these very bytes already, so nothing was published.")
-        print_hanging(
-            out,
-            f"From now on the watch holds it to the promise of scorecard "
-            f"{held.scorecard_sha256[:12]}: {held.promise}.",
-        )
-    first = release.previous_version is None
-    back = f"withdraw {policy} --reason WHY" if first else f"rollback {policy}"
-    for line in (f"Next: enginegate status {policy}", f"back: enginegate {back}"):
-        out.print(line, markup=False, soft_wrap=True)
-    output.document(
-        ReleaseDocument(
-            action="published" if own else "promised",
-            model=release.model,
-            live=True,
-            release=release,
-            promise=held.promise,
-        )
-    )
+        output.document(_release.promote_live(policy, run, output.console))
 
 
 @app.command("rollback")
@@ -383,7 +360,7 @@ def rollback_command(
 ) -> None:
     """Make an earlier release live again, proved like a promotion. Needs folder and server only."""
     with printing(as_json=as_json) as output:
-        _rollback.roll_back_live(policy, to, reason, output)
+        output.document(_release.roll_back_live(policy, to, reason, output.console))
 
 
 @app.command("withdraw")
@@ -399,7 +376,7 @@ def withdraw_command(
 ) -> None:
     """Unload a first release, with no earlier one to roll back to: nothing is live afterwards."""
     with printing(as_json=as_json) as output:
-        _rollback.withdraw_live(policy, approver, reason, output)
+        _release.withdraw_live(policy, approver, reason, output)
 
 
 @app.command("audit")
@@ -424,24 +401,14 @@ def status_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
-    workspaces: dict[Path, Workspace] = {}
-    models: list[ModelStatus] = []
-
-    def show(path: Path) -> None:
-        rules = read_policy(path)
-        workspace = workspaces.setdefault(rules.root or path, Workspace.of(rules))
-        models.append(model_status(rules, path, workspace))
-        print_status(models[-1], output.console)
-
     with printing(as_json=as_json) as output:
-        errors = _for_each(policies_of(policies), show)
-        unreadable = (message for each in workspaces.values() for message in each.unreadable())
-        for message in dict.fromkeys(unreadable):
-            errors.append(InputError(message))
-            _print_error(errors[-1])
-        words = tuple(str(error) for error in errors)
-        output.document(StatusDocument(models=tuple(models), errors=words))
-    raise typer.Exit(errors[0].exit_code if errors else ExitCode.OK)
+        found = _status.status_of(
+            policies_of(policies),
+            shown=lambda each: _status.print_status(each, output.console),
+            refused=_print_error,
+        )
+        output.document(found.document)
+    raise typer.Exit(found.errors[0].exit_code if found.errors else ExitCode.OK)
 
 
 @app.command("verify")
@@ -480,7 +447,7 @@ app.command("watch")(_watch.watch_command)
 app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
-app.command("pull")(_rollback.pull_command)
+app.command("pull")(_release.pull_command)
 
 
 @app.command("serve")
@@ -501,13 +468,17 @@ def demo_command(
         Literal["yes", "no", "ask"], typer.Option("--approve", help="how the approval is answered")
     ] = "yes",
 ) -> None:
-    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back."""
+    """Run the whole path on real parts, without a GPU: train, qualify, promote, roll back.
+
+    Everything is made below the current folder: .enginegate/ and policies/digits.toml.
+    """
+    Path(WORKSPACE).mkdir(exist_ok=True)  # so that this folder is the project, and none above it
     workspace = Workspace.here()
     # The demo leaves the user's own Prefect alone.
     home = workspace.root / "prefect"
     home.mkdir(parents=True, exist_ok=True)
     os.environ.setdefault("PREFECT_HOME", str(home))
-    path = of_checkout("examples.digits.demo")
+    path = pipeline_module("examples.digits.demo")
     with interruptible(out):
         code = path.run(answer, workspace, out)
     raise typer.Exit(code)
@@ -525,10 +496,11 @@ def _ui_of(scorecard: Scorecard, policy: Path) -> str:
     return command if there else f"{command} --policy {shlex.quote(str(policy))}"
 
 
-def _why_not(scorecard: Scorecard) -> ExitCode:
-    outcomes = [scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts]
-    worst = max(outcomes, default=Outcome.INCONCLUSIVE)
-    return ExitCode.GATES_FAILED if worst is Outcome.PASSED else EXIT_CODES[worst]
+def _end_of_qualification(scorecard: Scorecard, *, strict: bool) -> ExitCode:
+    outcomes = {scorecard.outcome(verdict.candidate) for verdict in scorecard.verdicts}
+    if strict and Outcome.FAILED in outcomes:
+        return ExitCode.GATES_FAILED
+    return EXIT_CODES[qualification_outcome(scorecard)]
 
 
 def _for_each(paths: Sequence[Path], do: Callable[[Path], None]) -> list[EnginegateError]:

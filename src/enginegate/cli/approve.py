@@ -23,7 +23,6 @@ from enginegate.approval_rules import (
     still_asked,
 )
 from enginegate.candidate import Candidate
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import DecisionDocument, WaitingScorecard
 from enginegate.cli.policies import policies_here
@@ -31,6 +30,7 @@ from enginegate.decision import Decision
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import counted, explain_validation
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.policy.operating import Approval
 from enginegate.report import page_of_log
@@ -274,7 +274,7 @@ def _resume_suspended(decision: Decision) -> tuple[str, ...]:
     """Resume promotions that wait on a Prefect server; none without one."""
     if not os.environ.get("PREFECT_API_URL") or not Path("flows/answer.py").is_file():
         return ()
-    names: tuple[str, ...] = of_checkout("flows.answer").resume_suspended(decision)
+    names: tuple[str, ...] = pipeline_module("flows.answer").resume_suspended(decision)
     return names
 
 

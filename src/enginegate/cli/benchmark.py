@@ -11,7 +11,6 @@ import typer
 from enginegate.atomic_io import write_file
 from enginegate.benchmark.remote import RemoteModel, remote_model
 from enginegate.candidate import Candidate
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.failures import EXIT_CODES
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.live_table import qualification_shown
@@ -23,6 +22,7 @@ from enginegate.loadgen.schedule import load_pattern
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measurement import ClosedLoad, DriverChoice, LatencySample, Load
 from enginegate.measuring.p99 import decide_pooled
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, parse_policy, read_policy
 from enginegate.policy.benchmarking import Slo
 from enginegate.report import (
@@ -200,7 +200,7 @@ def _check_use(
 def _search_here(
     rules: Policy, candidates: tuple[Candidate, ...], folder: Path, output: Printer
 ) -> ExitCode:
-    flow, out = of_checkout("flows.benchmark"), output.console
+    flow, out = pipeline_module("flows.benchmark"), output.console
     with qualification_shown(rules, candidates, stages=("build", "benchmark")):
         found = flow.benchmark_candidates(rules, candidates)
     report: ServingReport = found.report

@@ -30,8 +30,8 @@ def policies_of(given: list[Path] | None) -> list[Path]:
     found = given or policies_here()
     if not found:
         raise InputError(
-            f"{project_of(Path.cwd())} has no policies/*.toml. Name a policy, or change into your "
-            "checkout."
+            f"{project_of(Path.cwd())} has no policies/*.toml. Name a policy, or change into the "
+            "folder of your project."
         )
     return found
 

@@ -1,6 +1,7 @@
 """A policy: what one model family must prove before it may serve, as one TOML file.
 
-Every limit that decides a promotion is stated in the file; only mechanics have defaults. Relative
+Every limit that decides a promotion is stated in the file, or taken from the standard tolerances
+because the file says so; only mechanics have defaults (`enginegate.policy.defaults`). Relative
 paths start from the policy's project (`project_of`), and may not contain ``..``.
 """
 
@@ -31,6 +32,7 @@ from enginegate.policy.building import (
     Repair,
     Shapes,
 )
+from enginegate.policy.defaults import fill_in
 from enginegate.policy.gates import (
     Evaluation,
     Gates,
@@ -42,7 +44,6 @@ from enginegate.policy.gates import (
     Task,
     check_gates,
     check_outputs,
-    complete_gates,
     gates_for,
     output_task,
     tasks_of,
@@ -62,6 +63,7 @@ from enginegate.policy.operating import (
 )
 from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Data, Shadow, TrafficTables
+from enginegate.policy.tolerances import complete_gates
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
 
@@ -160,9 +162,12 @@ class Policy(Record):
 
     @model_validator(mode="before")
     @classmethod
-    def _overlay_gates(cls, raw: Any) -> Any:
-        """A precision's table states only what differs from [gates.default]."""
-        gates = raw.get("gates") if isinstance(raw, dict) else None
+    def _complete(cls, raw: Any) -> Any:
+        """Add what the file may leave out; a precision's table states only what differs."""
+        if not isinstance(raw, dict):
+            return raw
+        raw = fill_in(raw)
+        gates = raw.get("gates")
         if not isinstance(gates, dict) or not isinstance(gates.get("default"), dict):
             return raw
         outputs = raw.get("outputs") or {}

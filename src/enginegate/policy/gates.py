@@ -1,7 +1,7 @@
 """What a candidate is held to: what its outputs mean, how they are scored, and the limits.
 
 Every limit that decides is in the policy's file, or comes from the standard tolerances because the
-file says ``tolerances = "standard"``. Why each standard is what it is: docs/gates.md.
+file says ``tolerances = "standard"`` (`enginegate.policy.tolerances`).
 """
 
 from collections.abc import Mapping
@@ -155,67 +155,6 @@ class Gates(Record):
     advisory: frozenset[str] = Field(
         default=frozenset(), description="gates that are shown but cannot change the verdict"
     )
-
-
-def _standard(
-    *, loss: float, slice_loss: float, agreement: float, kl: float, sqnr: float, cosine: float
-) -> Mapping[str, float]:
-    return MappingProxyType(
-        {
-            "max_accuracy_loss": loss,
-            "max_slice_accuracy_loss": slice_loss,
-            "min_top1_agreement": agreement,
-            "max_kl_p99_nats": kl,
-            "min_sqnr_db": sqnr,
-            "min_cosine_p1": cosine,
-        }
-    )
-
-
-_TEN_BITS = _standard(
-    loss=0.005, slice_loss=0.05, agreement=0.99, kl=1e-3, sqnr=50.0, cosine=0.9999
-)
-STANDARD: Mapping[Precision, Mapping[str, float]] = MappingProxyType(
-    {
-        Precision.FP32: _standard(
-            loss=0.005, slice_loss=0.05, agreement=0.99, kl=1e-5, sqnr=100.0, cosine=0.99999
-        ),
-        Precision.TF32: _TEN_BITS,
-        Precision.FP16: _TEN_BITS,
-        Precision.BF16: _standard(
-            loss=0.005, slice_loss=0.05, agreement=0.98, kl=2e-2, sqnr=32.0, cosine=0.999
-        ),
-        Precision.INT8: _standard(
-            loss=0.01, slice_loss=0.08, agreement=0.97, kl=1e-1, sqnr=20.0, cosine=0.98
-        ),
-        Precision.FP8: _standard(
-            loss=0.01, slice_loss=0.08, agreement=0.97, kl=1e-1, sqnr=15.0, cosine=0.97
-        ),
-    }
-)
-
-
-def complete_gates(gates: Mapping[str, Any], tasks: frozenset[str]) -> dict[str, Any]:
-    """Every precision's table in full: its own keys, then [gates.default]'s, then the standard's.
-
-    Args:
-        gates: tables as the file states them, ``default`` among them.
-        tasks: what the outputs mean; limits that none of them has are absent.
-    """
-    default = gates["default"]
-    absent = {} if "classification" in tasks else dict.fromkeys(CLASSIFICATION_LIMITS)
-    if default.get("tolerances") != "standard":
-        return {
-            name: {**absent, **default, **table} if isinstance(table, Mapping) else table
-            for name, table in gates.items()
-        }
-    completed = dict(gates)
-    for precision, standard in STANDARD.items():
-        own = gates.get(precision.value, {})
-        known = {**standard, "max_abs_error": None, **absent, **default}
-        completed[precision.value] = {**known, **own} if isinstance(own, Mapping) else own
-    completed["default"] = completed[Precision.FP32.value] | {"tolerances": "standard"}
-    return completed
 
 
 def gates_for(gates: Mapping[Any, Gates], precision: Precision) -> Gates:

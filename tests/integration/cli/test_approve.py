@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from enginegate.cli.approve import PersonAnswer, decide_scorecard, waiting
-from enginegate.cli.live import print_audit
+from enginegate.cli.live.repository import print_audit
 from enginegate.cli.output.json_output import Printer
 from enginegate.decision import Decision, RenewedPromise
 from enginegate.errors import ApprovalError, InputError, RepositoryBusyError

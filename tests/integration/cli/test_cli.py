@@ -104,14 +104,6 @@ def test_invalid_policy_exits_bad_input(enginegate, policy):
     assert "slo.p99: there is no such key; did you mean p99_ms?" in done.stderr
 
 
-def test_flows_need_a_checkout(enginegate, policy):
-    """Elsewhere the command says where to go instead of failing on an import."""
-    done = enginegate("qualify", str(policy))
-
-    assert done.returncode == 6
-    assert "not an Enginegate checkout" in done.stderr
-
-
 def test_unknown_scorecard_exits_bad_input(enginegate):
     """Nothing is decided about evidence that does not exist."""
     done = enginegate("approve", "abc123", "--reason", "looks right")

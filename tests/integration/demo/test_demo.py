@@ -1,7 +1,6 @@
 """The demo end to end, as `make demo` runs it, on a smaller search."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +24,9 @@ _SMALLER = {
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A checkout of its own: the code of this one, and a policy with a short search."""
-    folder = tmp_path_factory.mktemp("checkout")
-    for name in ("flows", "tasks", "validation", "examples"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+def folder(tmp_path_factory):
+    """A folder with nothing but a policy with a short search."""
+    folder = tmp_path_factory.mktemp("demo")
     lines = (ROOT / "policies" / "digits.toml").read_text().splitlines()
     shorter = [_SMALLER.get(line.split(" = ")[0], line) for line in lines]
     (folder / "policies").mkdir()
@@ -37,15 +34,15 @@ def checkout(tmp_path_factory):
     return folder
 
 
-def enginegate(checkout, *arguments):
+def enginegate(folder, *arguments):
     """The exit status, and everything printed."""
     environment = {
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-        "HOME": str(checkout),
+        "HOME": str(folder),
     }
     done = subprocess.run(
         ["enginegate", *arguments],
-        cwd=checkout,
+        cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -57,8 +54,8 @@ def enginegate(checkout, *arguments):
 
 
 @pytest.fixture(scope="module")
-def first_run(checkout):
-    return enginegate(checkout, "demo")
+def first_run(folder):
+    return enginegate(folder, "demo")
 
 
 def test_the_demo_ends_with_a_version_live_again(first_run):
@@ -74,43 +71,43 @@ def test_the_demo_ends_with_a_version_live_again(first_run):
     assert "version 1 answers" in printed
 
 
-def test_second_demo_run_repeats_nothing(checkout, first_run):
+def test_second_demo_run_repeats_nothing(folder, first_run):
     """And says so."""
     assert first_run[0] == 0
 
-    code, printed = enginegate(checkout, "demo")
+    code, printed = enginegate(folder, "demo")
 
     assert code == 0, printed
     assert "Nothing was trained, registered, built, judged or measured again." in printed
 
 
-def test_afterwards_status_and_verify_tell_the_story(checkout, first_run):
+def test_afterwards_status_and_verify_tell_the_story(folder, first_run):
     """The live version with its digest and history; one changed byte is reported."""
     assert first_run[0] == 0
-    code, printed = enginegate(checkout, "status")
+    code, printed = enginegate(folder, "status")
     assert code == 0, printed
     assert "release 1" in printed
     assert "engine sha256" in printed
 
-    code, printed = enginegate(checkout, "verify")
+    code, printed = enginegate(folder, "verify")
     assert code == 0, printed
-    engine = checkout / ".enginegate" / "live" / "digits" / "digits" / "1" / "model.onnx"
+    engine = folder / ".enginegate" / "live" / "digits" / "digits" / "1" / "model.onnx"
     published = engine.read_bytes()
     changed = bytearray(published)
     changed[100] ^= 1
     engine.chmod(0o644)
     engine.write_bytes(bytes(changed))
-    code, printed = enginegate(checkout, "verify")
+    code, printed = enginegate(folder, "verify")
     engine.write_bytes(published)
     assert code == 3, printed
     assert "1/model.onnx is not the file that was recorded" in printed
 
 
-def test_rejected_scorecard_changes_nothing(checkout, first_run):
+def test_rejected_scorecard_changes_nothing(folder, first_run):
     """A rejected scorecard goes nowhere, with an exit code of its own."""
     assert first_run[0] == 0
 
-    code, printed = enginegate(checkout, "demo", "--approve", "no")
+    code, printed = enginegate(folder, "demo", "--approve", "no")
 
     assert code == 7, printed
     assert "Rejected by demo" in printed

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from enginegate.cli.app import app
 from enginegate.errors import EnginegateError, InputError
-from flows.automations import BLOCK, FOLDER, apply_automations
+from flows.automations import BLOCK, SHIPPED, apply_automations
 from tasks.watch import alert
 
 pytestmark = pytest.mark.xdist_group("flows")
@@ -110,7 +110,7 @@ def test_automations_are_applied_and_post_messages(applied, inbox):
 
 def test_every_file_is_an_automation_that_was_applied():
     """A file that nobody looks at is no automation."""
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == {
+    assert {path.stem for path in SHIPPED.glob("*.yaml")} == {
         name.removeprefix("enginegate-") for name in NAMES
     }
 

@@ -15,6 +15,7 @@ import pytest
 pytestmark = pytest.mark.xdist_group("ended")
 
 ROOT = Path(__file__).parents[3]
+_DIGITS = str(ROOT / "policies" / "digits.toml")
 _FLOW = """
 import time
 
@@ -29,13 +30,15 @@ def qualify(policy, model=None):
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A checkout whose flow does nothing for ten minutes."""
-    folder = tmp_path_factory.mktemp("checkout")
+def installed(tmp_path_factory):
+    """An installation whose flow does nothing for ten minutes."""
+    folder = tmp_path_factory.mktemp("installed")
+    unwanted = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src" / "enginegate", folder / "enginegate", ignore=unwanted)
+    packages = folder / "enginegate" / "pipeline" / "packages"
     for name in ("flows", "tasks", "validation"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(ROOT / "policies", folder / "policies")
-    (folder / "flows" / "qualify.py").write_text(_FLOW)
+        shutil.copytree(ROOT / name, packages / name, ignore=unwanted)
+    (packages / "flows" / "qualify.py").write_text(_FLOW)
     return folder
 
 
@@ -67,12 +70,17 @@ def _read_to(pipe, words, within_s):
         pytest.param(signal.SIGKILL, -9, "", id="SIGKILL"),
     ],
 )
-def test_own_prefect_server_ends_with_the_command(checkout, number, status, said):
+def test_own_prefect_server_ends_with_the_command(installed, tmp_path, number, status, said):
     """Prefect's own server ends with the command, says nothing into its pipe, and no traceback."""
     running = subprocess.Popen(
-        [Path(sys.executable).with_name("enginegate"), "qualify", "policies/digits.toml"],
-        cwd=checkout,
-        env={"PATH": os.environ["PATH"], "HOME": str(checkout)},
+        [Path(sys.executable).with_name("enginegate"), "qualify", _DIGITS],
+        cwd=tmp_path,
+        env={
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "ENGINEGATE_HOME": str(tmp_path),
+            "PYTHONPATH": str(installed),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,

@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from enginegate.cli.checkout import of_checkout
 from enginegate.errors import EnginegateError
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.workspace import Workspace
@@ -115,7 +115,7 @@ def test_flow_needs_an_answering_prefect_server(odd_server, caplog):
     begun_s = time.monotonic()
     if odd_server in {"away", "hangs"}:
         with pytest.raises(EnginegateError, match="PREFECT_API_URL") as refused:
-            of_checkout("flows.qualify")
+            pipeline_module("flows.qualify")
         assert "http://***@127.0.0.1:" in str(refused.value)
         assert "secret" not in f"{refused.value}{refused.value.__cause__!r}"
     else:
@@ -154,7 +154,7 @@ def test_approval_continues_without_prefect(odd_server, caplog):
     del odd_server  # it only has to be there
     begun_s = time.monotonic()
 
-    assert of_checkout("flows.answer").resume_suspended is resume_suspended
+    assert pipeline_module("flows.answer").resume_suspended is resume_suspended
     assert resume_suspended(decision(scorecard())) == ()
 
     assert time.monotonic() - begun_s < _QUICK_S

@@ -13,8 +13,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from enginegate.cli.app import app
-from enginegate.cli.output.json_output import Printer
-from enginegate.cli.rollback import roll_back_live
+from enginegate.cli.live.release import roll_back_live
 from enginegate.errors import ApprovalError, RepositoryError, TamperedError, TrackingError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
@@ -291,7 +290,7 @@ def test_rollback_needs_neither_prefect_nor_mlflow(live, card, approved, second_
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
         patch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-        roll_back_live(live, None, "complaints", Printer(said))
+        roll_back_live(live, None, "complaints", said)
     assert (serving(live), champion(family)) == (1, second_uri)
     assert "MLflow does not know yet" in said.file.getvalue()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from enginegate.cli import app as cli
 
@@ -15,7 +16,7 @@ PAGES = sorted(
 )
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)(?:#[^)]*)?\)")
-COMMAND = re.compile(r"(?m)(?:^|`)(enginegate [a-z][^`\n]*)")
+COMMAND = re.compile(r"(?m)(?:^ *|`)(enginegate [a-z][^`\n]*)")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -32,6 +33,17 @@ def test_commands_exist(page):
     unknown = [line for line in COMMAND.findall(page.read_text()) if not known(line)]
 
     assert unknown == []
+
+
+def test_workflow_example_runs_commands_that_exist():
+    """Its steps are shell lines with a verb each, and continue on the next line."""
+    workflow = yaml.safe_load((ROOT / "docs" / "github-actions.yml").read_text())
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    text = "\n".join(step.get("run", "") for step in steps).replace("\\\n", " ")
+    lines = [re.split(r"\\| >|`", line)[0] for line in COMMAND.findall(text)]
+
+    assert [line for line in lines if not known(line)] == []
+    assert {"doctor", "policy", "qualify", "report", "approve"} <= {x.split()[1] for x in lines}
 
 
 @pytest.mark.parametrize("line", ["enginegate prmote X", "enginegate watch X --twice"])

@@ -11,7 +11,7 @@ import pytest
 from enginegate.candidate import Precision
 from enginegate.measuring.p99 import fewest_requests
 from enginegate.policy import read_policy
-from enginegate.policy.gates import STANDARD
+from enginegate.policy.tolerances import STANDARD
 from validation.checks import RULES
 from validation.expectations import OURS
 from validation.speedup import GATE

@@ -7,16 +7,15 @@ import pytest
 from enginegate.candidate import Precision
 from enginegate.policy.gates import (
     CLASSIFICATION_LIMITS,
-    STANDARD,
     Gates,
     Metric,
     Output,
     check_gates,
     check_outputs,
-    complete_gates,
     gates_for,
     output_task,
 )
+from enginegate.policy.tolerances import STANDARD, complete_gates
 
 BASICS = {"confidence": 0.95, "min_samples": 400, "min_slice_samples": 60}
 STANDARDS = {**BASICS, "tolerances": "standard"}

@@ -1,11 +1,14 @@
 """A scorecard as the document of `qualify --json` and `explain --json`."""
 
 from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from enginegate.candidate import Candidate
 from enginegate.cli.output.records import CandidateSummary, ScorecardDocument
 from enginegate.evidence import Finding, Outcome, Scorecard, Verdict
 from enginegate.report import candidate_meaning, row_of
+
+_DIGEST_SHOWN = 12
 
 
 def scorecard_document(
@@ -40,6 +43,23 @@ def scorecard_document(
         candidates=tuple(_summary(card, verdict, blocking=blocking) for verdict in shown),
         next=tuple(commands),
     )
+
+
+def commands_after(card: Scorecard, policy: Path) -> tuple[str, ...]:
+    """The commands that come after a qualification; none where nothing won."""
+    if card.winner is None:
+        return ()
+    short = card.digest[:_DIGEST_SHOWN]
+    return f"enginegate approve {short} --reason WHY", f"enginegate promote {policy} {short}"
+
+
+def qualification_outcome(card: Scorecard) -> Outcome:
+    """How a qualification ended: passed where there is a winner, else by its worst candidate."""
+    if card.winner is not None:
+        return Outcome.PASSED
+    outcomes = [card.outcome(verdict.candidate) for verdict in card.verdicts]
+    worst = max(outcomes, default=Outcome.INCONCLUSIVE)
+    return Outcome.FAILED if worst is Outcome.PASSED else worst
 
 
 def _summary(card: Scorecard, verdict: Verdict, *, blocking: bool) -> CandidateSummary:

@@ -9,6 +9,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from enginegate.engines.torch_inductor.attention import fuse_attention
 from enginegate.errors import BuildError
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def _convert(module: "GraphModule", dtype: "torch.dtype", device: str) -> None:
         if node.target is torch.ops.aten._assert_tensor_metadata.default:  # noqa: SLF001
             module.graph.erase_node(node)
     _place(module.graph, torch.device(device))
+    fuse_attention(module.graph)
     if dtype is not torch.float32:
         _retype(module, dtype)
     module.graph.lint()

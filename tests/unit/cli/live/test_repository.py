@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from enginegate.cli import live
+from enginegate.cli.live import repository
 from enginegate.errors import ServerError
 from enginegate.policy import read_policy
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,8 @@ def test_policy_port_selects_the_fleet_server(tmp_path, monkeypatch, endpoint, p
         raise ServerError("far enough")
         yield
 
-    monkeypatch.setattr(live, "live_server", live_server)
+    monkeypatch.setattr(repository, "live_server", live_server)
     with pytest.raises(ServerError, match="far enough"):
-        live.serve_live(read_policy(path), Workspace(tmp_path), Console(), Ports(grpc=port))
+        repository.serve_live(read_policy(path), Workspace(tmp_path), Console(), Ports(grpc=port))
 
     assert started == [server_name]

@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from rich.console import Console
 
+from enginegate.cli.live.status import print_status, release_states
 from enginegate.cli.output.records import (
     BrokenPromiseStatus,
     MeasuredLive,
@@ -14,7 +15,6 @@ from enginegate.cli.output.records import (
     ServerStatus,
     WaitingScorecard,
 )
-from enginegate.cli.status import print_status, release_states
 from enginegate.decision import Promise
 from enginegate.evidence import Outcome
 from enginegate.repository.history.audit import Event

@@ -1,6 +1,6 @@
 """`status`: each model's state, its promise beside what is measured, what waits for a person."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -16,12 +16,13 @@ from enginegate.cli.output.records import (
     ReleaseState,
     ReleaseStatus,
     ServerStatus,
+    StatusDocument,
 )
 from enginegate.decision import Promise, Release
-from enginegate.errors import EnginegateError, TamperedError
+from enginegate.errors import EnginegateError, InputError, TamperedError
 from enginegate.evidence import Outcome
 from enginegate.messages import short_number
-from enginegate.policy import Policy
+from enginegate.policy import Policy, read_policy
 from enginegate.report.tables import FittedTable, TableColumn, print_hanging
 from enginegate.repository import AuditLog, Layout, StoredTarget, open_target
 from enginegate.repository.history import broken_promises as promises
@@ -45,6 +46,54 @@ def live_checks(layout: Layout, workspace: Workspace) -> tuple[WatchCheck, ...]:
     if current is None:
         return ()
     return WatchLog.at(workspace, layout.release(current.version)).read()
+
+
+class StatusFound(NamedTuple):
+    """What `status` found.
+
+    Attributes:
+        document: what is live, and what waits for a person.
+        errors: why policies, and files of the workspace, cannot be read.
+    """
+
+    document: StatusDocument
+    errors: tuple[EnginegateError, ...]
+
+
+def status_of(
+    policies: Iterable[Path],
+    *,
+    shown: Callable[[ModelStatus], None] = lambda _: None,
+    refused: Callable[[EnginegateError], None] = lambda _: None,
+) -> StatusFound:
+    """The state of each policy's model; a policy that cannot be read hides no other.
+
+    Args:
+        policies: their files.
+        shown: called with each model as soon as it is known.
+        refused: called with each error.
+    """
+    workspaces: dict[Path, Workspace] = {}
+    models: list[ModelStatus] = []
+    errors: list[EnginegateError] = []
+
+    def refuse(error: EnginegateError) -> None:
+        errors.append(error)
+        refused(error)
+
+    for path in policies:
+        try:
+            rules = read_policy(path)
+            workspace = workspaces.setdefault(rules.root or path, Workspace.of(rules))
+            models.append(model_status(rules, path, workspace))
+            shown(models[-1])
+        except EnginegateError as error:
+            refuse(error)
+    unreadable = (message for each in workspaces.values() for message in each.unreadable())
+    for message in dict.fromkeys(unreadable):
+        refuse(InputError(message))
+    words = tuple(str(error) for error in errors)
+    return StatusFound(StatusDocument(models=tuple(models), errors=words), tuple(errors))
 
 
 def model_status(policy: Policy, path: Path, workspace: Workspace) -> ModelStatus:

@@ -13,7 +13,7 @@ from enginegate.policy import read_policy
 from enginegate.repository import Layout, LiveRepository
 from tests.fakes.live_triton import FakeTriton, package_in
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.parametrize("number", ["0", "-1"])
@@ -58,10 +58,10 @@ def test_promise_that_cannot_be_read_makes_no_rollback_fail(live, monkeypatch):
     root = read_policy(live).target.repository
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setattr(
-        "enginegate.cli.rollback.open_target",
+        "enginegate.cli.live.release.open_target",
         lambda *_, **__: LiveRepository(root, FakeTriton(root), load_timeout_s=1.0),
     )
-    monkeypatch.setattr("enginegate.cli.rollback.try_deliver", lambda *_, **__: "")
+    monkeypatch.setattr("enginegate.cli.live.release.try_deliver", lambda *_, **__: "")
 
     def damaged(*_):
         raise TamperedError("the promise was changed")

@@ -8,8 +8,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from enginegate.cli.checkout import of_checkout
+from enginegate.cli.failures import EXIT_CODES
+from enginegate.cli.live.status import live_checks
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
+from enginegate.cli.output.junit import JunitFile, write_watch_junit
 from enginegate.cli.output.records import (
     AcknowledgeDocument,
     AutomationsDocument,
@@ -19,8 +21,9 @@ from enginegate.cli.output.records import (
     WatchDocument,
 )
 from enginegate.cli.policies import PolicyFile
-from enginegate.cli.status import live_checks
 from enginegate.errors import EnginegateError
+from enginegate.evidence import Finding, Outcome
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
@@ -34,21 +37,46 @@ from enginegate.workspace import Workspace
 def watch_command(
     policy: PolicyFile,
     *,
-    once: Annotated[bool, typer.Option("--once", help="only one check")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="only one check; the command ends with its outcome")
+    ] = False,
+    junit: JunitFile = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Compare what is live with what was promised; does what watch.on_failure says.
 
-    Ends with 3 if a promise was broken, now or earlier, and nobody has acknowledged it.
+    Ends with 3 if a promise was broken, now or earlier, and nobody has acknowledged it; with 5 if
+    what is live could not be measured. With --once also with 4 if its check is inconclusive, or
+    nothing is live to check.
     """
-    read_policy(policy)  # a mistake in it is shown before Prefect is started
+    model = read_policy(policy).name  # a mistake in it is shown before Prefect is started
     with printing(as_json=as_json) as output:
-        flow = of_checkout("flows.watch")
+        flow = pipeline_module("flows.watch")
         try:
-            _print_run(flow.watch(policy, 0.0) if once else flow.watch(policy), output)
+            watched: WatchResult = flow.watch(policy, 0.0) if once else flow.watch(policy)
         except PromiseBrokenError as error:
+            write_watch_junit(error.watched.checks, junit, model=model, ended=_finding(error))
             _print_run(error.watched, output, broken=str(error))
             raise
+        except EnginegateError as error:
+            write_watch_junit((), junit, model=model, ended=_finding(error))
+            raise
+        write_watch_junit(watched.checks, junit, model=model)
+        _print_run(watched, output)
+    if once and (code := EXIT_CODES[_outcome(watched)]):
+        raise typer.Exit(code)
+
+
+def _finding(error: EnginegateError) -> Finding:
+    """Why a run of the watch failed, as JUnit shows it."""
+    broken = isinstance(error, PromiseBrokenError)
+    outcome = Outcome.FAILED if broken else Outcome.ERRORED
+    return Finding(gate="promise_kept", scope="live", outcome=outcome, reason=str(error))
+
+
+def _outcome(watched: WatchResult) -> Outcome:
+    """The worst check's; where nothing was checked there is no evidence, which is inconclusive."""
+    return max((check.outcome for check in watched.checks), default=Outcome.INCONCLUSIVE)
 
 
 def acknowledge_command(
@@ -97,13 +125,13 @@ def automations_command(
     *,
     as_json: JsonFlag = False,
 ) -> None:
-    """Create or update, on your Prefect server, the automations in automations/ of this checkout.
+    """Create or update automations on your Prefect server: those in automations/, or the shipped.
 
     They send a message when a promise was broken, when a promotion waits for a person, and when no
     watch ran for half an hour.
     """
     with printing(as_json=as_json) as output:
-        done: tuple[str, ...] = of_checkout("flows.automations").apply_automations(webhook)
+        done: tuple[str, ...] = pipeline_module("flows.automations").apply_automations(webhook)
         for sentence in done:
             print_hanging(output.console, sentence)
         output.document(AutomationsDocument(done=done))
@@ -121,7 +149,7 @@ def scan_command(
     """Qualify each version of the registry that carries the policy's alias or tag, once."""
     read_policy(policy)  # a mistake in it is shown before Prefect is started
     with printing(as_json=as_json) as output:
-        started: tuple[str, ...] = of_checkout("flows.scan").scan(policy, deployment)
+        started: tuple[str, ...] = pipeline_module("flows.scan").scan(policy, deployment)
         for uri in started:
             print_hanging(output.console, f"Started: {uri}")
         if not started:

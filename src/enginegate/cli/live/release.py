@@ -1,4 +1,4 @@
-"""Changing what is live without a promotion: roll back, withdraw, pull from object storage."""
+"""Changing what is live: promote, roll back, withdraw, pull from object storage."""
 
 import os
 import urllib.error
@@ -10,12 +10,12 @@ from urllib.parse import urlsplit
 from rich.console import Console
 from rich.text import Text
 
-from enginegate.cli.checkout import of_checkout
 from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import ReleaseDocument
 from enginegate.cli.policies import PolicyFile
 from enginegate.decision import Promise, Release
 from enginegate.errors import EnginegateError, InputError, PolicyError
+from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
@@ -28,7 +28,48 @@ _ANSWER_S = 2.0
 _SHORTEST_REASON = 5
 
 
-def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -> None:
+def promote_live(policy: Path, scorecard: str, out: Console) -> ReleaseDocument:
+    """Publish the approved winner of a scorecard, as a flow; it is proved live.
+
+    Args:
+        policy: the model family's policy file.
+        scorecard: digest, or its beginning.
+        out: where it is said what was done.
+
+    Raises:
+        PolicyError: the policy is not valid; nothing was started.
+        ApprovalError: nobody approved exactly this scorecard, or no longer validly.
+        RepositoryError: another release is live than when the evidence was made.
+        PublishError: the release did not prove itself; what was live is live.
+    """
+    target = read_policy(policy).target  # a mistake in it is shown before Prefect is started
+    release: Release = pipeline_module("flows.promote").promote(policy, scorecard)
+    named = f"Release {release.version} of {release.model}"
+    held = Layout(target.repository, release.model).held_to(release)
+    own = held.scorecard_sha256 == release.scorecard_sha256
+    if own:
+        print_hanging(out, f"{named} is live: {release.engine.candidate}.")
+    else:
+        print_hanging(out, f"{named} serves these very bytes already, so nothing was published.")
+        print_hanging(
+            out,
+            f"From now on the watch holds it to the promise of scorecard "
+            f"{held.scorecard_sha256[:12]}: {held.promise}.",
+        )
+    first = release.previous_version is None
+    back = f"withdraw {policy} --reason WHY" if first else f"rollback {policy}"
+    for line in (f"Next: enginegate status {policy}", f"back: enginegate {back}"):
+        out.print(line, markup=False, soft_wrap=True)
+    return ReleaseDocument(
+        action="published" if own else "promised",
+        model=release.model,
+        live=True,
+        release=release,
+        promise=held.promise,
+    )
+
+
+def roll_back_live(policy: Path, to: int | None, reason: str, out: Console) -> ReleaseDocument:
     """Make an earlier release live, as a flow where Prefect's server answers, else right here.
 
     Raises:
@@ -37,25 +78,23 @@ def roll_back_live(policy: Path, to: int | None, reason: str, output: Printer) -
     if to is not None and to < 1:
         raise InputError(f"--to {to} is no release number: they begin at 1.")
     rules, undelivered = read_policy(policy), ""
-    if prefect_answers() and Path("flows/rollback.py").is_file():
-        release: Release = of_checkout("flows.rollback").rollback(policy, to, reason)
-        _print_live(release, policy, output.console)
+    if prefect_answers():
+        release: Release = pipeline_module("flows.rollback").rollback(policy, to, reason)
+        _print_live(release, policy, out)
     else:
         workspace = Workspace.of(rules)
         repository = open_target(rules.live_tables, workspace, channel="command")
         release = repository.rollback(rules.name, to, reason=reason)
-        _print_live(release, policy, output.console)
+        _print_live(release, policy, out)
         undelivered = _delivered(rules, workspace)
-        _print_undelivered(undelivered, output.console)
-    output.document(
-        ReleaseDocument(
-            action="rolled back",
-            model=release.model,
-            live=True,
-            release=release,
-            promise=_promise_of(release, rules),
-            undelivered=undelivered,
-        )
+        _print_undelivered(undelivered, out)
+    return ReleaseDocument(
+        action="rolled back",
+        model=release.model,
+        live=True,
+        release=release,
+        promise=_promise_of(release, rules),
+        undelivered=undelivered,
     )
 
 
@@ -72,8 +111,8 @@ def withdraw_live(policy: Path, who: str, reason: str, output: Printer) -> None:
             f"given were {who!r} and {reason!r}."
         )
     undelivered = ""
-    if prefect_answers() and Path("flows/withdraw.py").is_file():
-        release: Release = of_checkout("flows.withdraw").withdraw(policy, reason, who)
+    if prefect_answers():
+        release: Release = pipeline_module("flows.withdraw").withdraw(policy, reason, who)
         _print_withdrawn(release, policy, output.console)
     else:
         rules = read_policy(policy)

@@ -1,0 +1,1 @@
+"""What is live, on the command line: changed, shown, watched, called."""
