@@ -1,7 +1,7 @@
 """A convolutional classifier, trained from scratch in seconds; same recipe, same weights.
 
-Reading takes far more arithmetic than training on one image: 25 copies of the image, each moved by
-half pixels, are read and averaged, so that what serving costs is computing and not the request.
+Nine copies of each image, moved by up to one pixel, are read and averaged: serving takes nine times
+the arithmetic that training does, so that a request costs computing rather than travelling.
 """
 
 from collections.abc import Callable
@@ -59,14 +59,13 @@ class DigitsNet(nn.Module):
         if self.views == 1:
             return images
         padded = nn.functional.pad(images, (1, 1, 1, 1))
-        views = [view for rows in _half_steps(padded, 2) for view in _half_steps(rows, 3)]
+        views = [view for rows in _moves(padded, 2) for view in _moves(rows, 3)]
         return torch.cat(views, 1).reshape(-1, 1, SIDE, SIDE)
 
 
-def _half_steps(padded: Tensor, axis: int) -> tuple[Tensor, ...]:
-    """Five windows along an axis, each half a pixel after the one before."""
-    before, here, after = (padded.narrow(axis, start, SIDE) for start in range(3))
-    return before, (before + here) / 2, here, (here + after) / 2, after
+def _moves(padded: Tensor, axis: int) -> list[Tensor]:
+    """Three windows along an axis, each a pixel after the one before."""
+    return [padded.narrow(axis, start, SIDE) for start in range(3)]
 
 
 def train(
