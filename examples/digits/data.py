@@ -34,8 +34,8 @@ _BRIGHTEST = 16.0
 _STROKE_EDGES = (0.29, 0.325)
 _STROKES = np.array(["thin", "medium", "bold"])
 _FAINT_EVERY = 15
-# Of full contrast. Scanners of 12 bits or more tell such strokes from paper; 8 bits barely do.
-_FAINT = np.float32(0.0125)
+# Of full contrast. A scanner of 12 bits tells such strokes from paper, one of 8 bits does not.
+_FAINT = np.float32(1 / 160)
 # Low digits lead, as in amounts and house numbers.
 _TRAFFIC_MIX = np.array([0.19, 0.17, 0.13, 0.11, 0.09, 0.08, 0.07, 0.06, 0.05, 0.05])
 _MOVED_SHARE = 0.3
