@@ -44,7 +44,9 @@ class DigitsNet(nn.Module):
         self.head = nn.Linear(third * 4, CLASSES)
 
     def forward(self, image: Tensor) -> Tensor:
-        contrast = image.amax((1, 2, 3), keepdim=True) + _LEAST_CONTRAST
+        contrast = image.amax((1, 2, 3), keepdim=True)
+        # No sum and no clip: int8 would round those to a step of the brightest image's contrast.
+        contrast = contrast.maximum(contrast.new_full((), _LEAST_CONTRAST))
         if self.stretch == "image":
             convolved = self.first(self._seen(image / contrast))
         else:
