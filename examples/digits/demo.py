@@ -162,12 +162,13 @@ class _Demo:
         self.say(f"Refused: {card.model_uri}")
         self.tell(card.reason)
         for verdict in card.verdicts:
-            if verdict.outcome is Outcome.FAILED:
-                for finding in verdict.blocking:
-                    self.tell(
-                        f"  {verdict.candidate}: {finding.gate} {finding.scope}: {finding.reason}"
-                    )
-        self.tell("Nobody is asked, nothing changes: release 1 stays live.")
+            failed = [each for each in verdict.findings if each.outcome is Outcome.FAILED]
+            # A slice says where it hurts: "light=faint" before the total.
+            for finding in sorted(failed, key=lambda each: "=" not in each.scope):
+                self.tell(
+                    f"  {verdict.candidate}, {finding.gate} on {finding.scope}: {finding.reason}"
+                )
+        self.tell("Nobody is asked and nothing changes: what was live stays live.")
 
     def promoted(self, card: Scorecard) -> Release:
         self.say("Promote the winner into the live Triton repository")
