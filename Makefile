@@ -4,14 +4,14 @@ APPROVE ?= yes
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-AXE := requirements/node_modules/axe-core/axe.min.js
+NPM := requirements/node_modules/.package-lock.json
 
 export DO_NOT_TRACK := 1
 export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export GX_ANALYTICS_ENABLED := false
 
-.PHONY: help install axe demo test test-fast test-all test-gpu screenshots check bench clean
+.PHONY: help install npm demo test test-fast test-all test-gpu screenshots check bench clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -26,17 +26,17 @@ $(STAMP): pyproject.toml constraints.txt requirements/tritonserver.txt
 	@$(BIN)/python -m pip install --quiet --no-deps -r requirements/tritonserver.txt
 	@touch $@
 
-axe: $(AXE)  ## what checks the decision page for everybody, from npm; tests skip by name without it
+npm: $(NPM)  ## what checks the decision page for everybody, and a server of Azure's storage; tests skip by name without them
 
-$(AXE): requirements/package-lock.json
-	@if ! command -v npm >/dev/null; then echo "npm not found: tests that need axe-core skip"; \
+$(NPM): requirements/package-lock.json
+	@if ! command -v npm >/dev/null; then echo "npm not found: tests that need axe-core or Azurite skip"; \
 	elif ! npm ci --prefix requirements --ignore-scripts --no-audit --no-fund --loglevel=error; then \
-	echo "axe-core could not be fetched: tests that need it skip"; else touch $@; fi
+	echo "axe-core and Azurite could not be fetched: tests that need them skip"; else touch $@; fi
 
 demo: $(STAMP)  ## registered model -> engines -> verdicts -> benchmark -> approval -> live Triton, and back (APPROVE=ask asks you)
 	@$(BIN)/enginegate demo --approve $(APPROVE)
 
-test: $(STAMP) $(AXE)  ## every test that needs no GPU
+test: $(STAMP) $(NPM)  ## every test that needs no GPU
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pytest -n 3 --dist loadgroup $(ARGS)
 
 test-fast: $(STAMP)  ## the inner loop: rules and rooms without servers, in less than a minute

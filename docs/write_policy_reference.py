@@ -27,8 +27,11 @@ the engine kinds; do not edit it here.
 A policy is one TOML file for each model family, by custom in `policies/`. Unknown keys are refused,
 so a misspelt gate cannot be silently off. Units are in the names: `_ms`, `_us`, `_s`, `_hours`,
 `_per_s`, `_mib`, `_nats`. Fractions are between 0 and 1. A complete example with the reason for
-each number is [policies/digits.toml](../policies/digits.toml). Keys with a default may be left out,
-and so may a table in which all have one.
+each number is [policies/digits.toml](../policies/digits.toml).
+
+Keys with a default may be left out, and so may a table in which all have one: `enginegate init
+MODEL --data FILE` writes a policy of at most twenty lines. `enginegate policy show FILE` prints
+every key with its value, where that comes from, and what it means.
 
 `enginegate policy check FILE` builds, opens and runs nothing. It says what is wrong and where: keys
 and limits, files and folders that are not there, archives that would not be unpacked here,
@@ -65,6 +68,8 @@ _TITLES = {
     "outputs": "[outputs.NAME]",
     "metrics": "[metrics.NAME]",
 }
+# Tables inside a table that have a section of their own.
+_INNER = {"data": ("columns", "images")}
 _SCHEMA: Schema = policy_model().model_json_schema()
 _DEFINITIONS: Schema = _SCHEMA["$defs"]
 _LARGEST_VALUES = """## Largest values
@@ -110,8 +115,14 @@ def _sections() -> Iterator[str]:
         extra = _GATES if name == "gates" else extra
         title = _TITLES.get(name, f"[{name}]")
         intro = "\n".join(filter(None, (table["description"], extra)))
+        inner = {key: table["properties"][key] for key in _INNER.get(name, ())}
+        outer = {key: value for key, value in table["properties"].items() if key not in inner}
         keys = table.get("required", [])
-        yield _section(f"`{title}`", intro, table["properties"], keys, f"{name}.")
+        yield _section(f"`{title}`", intro, outer, keys, f"{name}.")
+        for key, value in inner.items():
+            within = _DEFINITIONS[str(_target(value))]
+            about = f"{within['description']}\nThe whole table may be left out."
+            yield _section(f"`[{name}.{key}]`", about, within["properties"], [])
 
 
 def _target(field: Schema) -> str | None:
@@ -142,7 +153,7 @@ def _value(field: Schema) -> str:
     if "anyOf" in field:
         return next(_value(form) for form in field["anyOf"] if form.get("type") != "null")
     if field.get("type") == "array":
-        return f"list of {_value(field['items'])}"
+        return f"list of {_value(field.get('items') or field['prefixItems'][0])}"
     if "$ref" in field:
         return _value(_DEFINITIONS[field["$ref"].removeprefix(_REFERENCE)])
     return _table(field) or _single(field)
@@ -153,6 +164,8 @@ def _table(field: Schema) -> str:
     if "properties" in field:
         return f"`{{ {', '.join(field['properties'])} }}`"
     target = field.get("additionalProperties", {})
+    if target.get("type") == "string":
+        return "table of texts"
     return f"table of {_value(target)}" if "$ref" in target else ""
 
 

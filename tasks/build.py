@@ -8,11 +8,12 @@ from prefect.cache_policies import NO_CACHE
 
 from enginegate.candidate import Candidate, Engine, OnnxModel, Unbuilt
 from enginegate.content_store import ContentFolder
-from enginegate.data import read_data
+from enginegate.data_sources import load_data
 from enginegate.engines import build_engine, obstacle_to, open_onnx, plan_engine, this_machine
 from enginegate.errors import BuildError, ToolError, tool_errors
 from enginegate.policy import Policy
 from enginegate.policy.building import EngineTables
+from enginegate.policy.data import DataSource
 from enginegate.policy.hooks import importable_from
 from enginegate.policy.model_source import ModelSource
 from enginegate.preflight import check_policy
@@ -65,12 +66,14 @@ def resolve_version(model: ModelSource, workspace: Workspace) -> str:
 
 @task(task_run_name=of_version("export"), cache_policy=NO_CACHE)
 @told_as("model to ONNX")
-def export(model: ModelSource, evaluation: Path, workspace: Workspace) -> ContentFolder[OnnxModel]:
+def export(
+    model: ModelSource, evaluation: DataSource, workspace: Workspace
+) -> ContentFolder[OnnxModel]:
     """Export once for each source, with parity and dynamic axes proved on evaluation samples."""
     _log.info("%s: to ONNX", model.uri)
     found = onnx_from_source(
         model,
-        read_data(evaluation),
+        load_data(evaluation),
         onnx_root=workspace.onnx,
         tracking_uri=workspace.tracking_uri,
         open_onnx=open_onnx,
@@ -99,7 +102,7 @@ def build(
             candidate=candidate, why=obstacle.why, undecidable=True, remedy=obstacle.remedy
         )
     calibration = tables.calibration_data
-    data = read_data(calibration) if calibration is not None else None
+    data = load_data(calibration) if calibration is not None else None
     try:
         with tool_errors(f"{candidate} could not be built"):
             plan = plan_engine(source, candidate, tables=tables, calibration=data)

@@ -14,7 +14,8 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate.candidate import OnnxModel
-from enginegate.data import DataSet, Tensors, read_data
+from enginegate.data import DataSet, Tensors
+from enginegate.data_sources import load_data
 from enginegate.decision import Release
 from enginegate.engines import open_reference
 from enginegate.errors import DataError, EnginegateError, InputError, ServerError
@@ -212,7 +213,7 @@ def _drift(
 ) -> tuple[Finding, ...]:
     if traffic.data.calibration is None:
         return ()
-    calibration = read_data(traffic.data.calibration).head(traffic.calibration.max_samples)
+    calibration = load_data(traffic.data.calibration).head(traffic.calibration.max_samples)
     hook = traffic.shadow.embedder if traffic.shadow else None
     drifts = measure_drift(calibration, data, embed=partial(call_hook, hook) if hook else None)
     return (judge_live_drift(drifts, (len(calibration), len(data)), limits, past),)

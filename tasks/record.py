@@ -16,7 +16,8 @@ from enginegate.atomic_io import write_file
 from enginegate.benchmark.config_comments import measured_config
 from enginegate.candidate import Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
-from enginegate.data import DataSet, read_data
+from enginegate.data import DataSet
+from enginegate.data_sources import load_data
 from enginegate.decision import Release, replaced_release
 from enginegate.engine_kinds import engine_kinds
 from enginegate.errors import InputError
@@ -31,8 +32,8 @@ from enginegate.evidence import (
 )
 from enginegate.machine import gpus, processor, user_at_host
 from enginegate.policy.benchmarking import Search, Slo
+from enginegate.policy.data import Data
 from enginegate.policy.operating import Approval, Signing
-from enginegate.policy.recording import Data
 from enginegate.precision import TradeoffCurve, tradeoff_chart
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.report import (
@@ -90,8 +91,8 @@ class Qualification:
 def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
     """Of the evaluation and calibration data, and of the shadow sample that was used."""
     return DataDigests(
-        evaluation=read_data(data.evaluation).sha256,
-        calibration=read_data(data.calibration).sha256 if data.calibration is not None else None,
+        evaluation=load_data(data.evaluation).sha256,
+        calibration=load_data(data.calibration).sha256 if data.calibration is not None else None,
         shadow=shadow.sha256 if shadow is not None else None,
     )
 

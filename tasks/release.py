@@ -4,19 +4,20 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.transactions import Transaction
 
 from enginegate.candidate import Candidate, Precision, Sha256, registered_version
-from enginegate.data import Tensors, read_data
+from enginegate.data import Tensors
+from enginegate.data_sources import load_data
 from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.engines import open_engine, serving
 from enginegate.errors import ApprovalError, EnginegateError, RepositoryError, TrackingError
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.machine import user_at_host
+from enginegate.policy.data import DataSource
 from enginegate.policy.operating import Ensemble, LiveTables
 from enginegate.report import page_of_log
 from enginegate.repository import (
@@ -70,7 +71,7 @@ class Publication:
     policy_sha256: Sha256
     options: ServingOptions
     ensemble: Ensemble | None
-    samples: Path
+    samples: DataSource
     slo_p99_ms: float
     workspace: Workspace
     evidence: Scorecard
@@ -350,7 +351,7 @@ def _package(publication: Publication) -> Package:
         publication.workspace, evidence, publication.verdict.engine_sha256 or ""
     )
     served = serving(engine, folder, backend=measured.backend)
-    samples = read_data(publication.samples).head(_GOLDEN_SAMPLES)
+    samples = load_data(publication.samples).head(_GOLDEN_SAMPLES)
     with open_engine(engine, folder) as runner:
         inputs: Tensors = dict(samples.in_types(engine.inputs).inputs)
         golden = Golden(inputs, runner.run(inputs))
@@ -399,7 +400,7 @@ def _gpu_bytes(evidence: Scorecard, measured: Benchmark) -> int | None:
 
 def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed], Golden]:
     """Record an ensemble's answers: its composing models on a server that is started for it."""
-    samples = read_data(steps.samples or publication.samples).head(_GOLDEN_SAMPLES)
+    samples = load_data(steps.samples or publication.samples).head(_GOLDEN_SAMPLES)
     return partial(
         record_golden_on_own_server,
         given=dict(samples.inputs),

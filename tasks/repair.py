@@ -12,7 +12,8 @@ from prefect.cache_policies import NO_CACHE
 from enginegate import __version__
 from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
-from enginegate.data import DataSet, read_data
+from enginegate.data import DataSet
+from enginegate.data_sources import load_data
 from enginegate.engine_kinds import kind_named
 from enginegate.engines import build_engine, open_engine, plan_engine, runnable_here
 from enginegate.errors import BuildError, DataError, tool_errors
@@ -78,7 +79,7 @@ def repair(
     if tables.calibration_data is None:
         _log.info("%s: not repaired: nodes are ranked on calibration data", verdict.candidate)
         return None
-    data = read_data(tables.calibration_data)
+    data = load_data(tables.calibration_data)
     bench = _Bench(tables, source, data, judge, attempt, verdict, workspace)
     try:
         with tool_errors("its nodes could not be tried"):

@@ -11,7 +11,8 @@ from prefect.cache_policies import NO_CACHE
 from enginegate.benchmark.deployment import ServedModel, deploy
 from enginegate.candidate import OnnxModel
 from enginegate.content_store import ContentFolder
-from enginegate.data import DataSet, read_data
+from enginegate.data import DataSet
+from enginegate.data_sources import load_data
 from enginegate.engines import REFERENCE, build_engine, open_reference, plan_engine, serving
 from enginegate.errors import DataError, EnginegateError, InputError
 from enginegate.evidence import Finding
@@ -116,7 +117,9 @@ def _find(
 ) -> _Recorded | DataSet | None:
     given, wanted, home = traffic.data.shadow, traffic.shadow, workspace.shadow
     if given is not None:
-        return _Recorded(read_traffic_sample(given), None) if is_sample(given) else read_data(given)
+        if given.path is not None and is_sample(given.path):
+            return _Recorded(read_traffic_sample(given.path), None)
+        return load_data(given)
     if wanted is None:
         return None
     if wanted.traffic is not None:
@@ -139,7 +142,7 @@ def _recorded_here(
     workspace: Workspace,
 ) -> _Recorded:
     """Serve the reference, send the traffic, and record what was sent and answered; once."""
-    data = read_data(wanted.traffic) if wanted.traffic is not None else None
+    data = load_data(wanted.traffic) if wanted.traffic is not None else None
     if data is None:
         raise InputError("The policy names no [shadow] traffic to send.")
     data.check_fits(source.value.inputs)
@@ -225,7 +228,7 @@ def _drift(traffic: TrafficTables, sample: DataSet) -> tuple[Finding, ...]:
     """Whether it still looks like what int8 and fp8 scales were made from."""
     if traffic.data.calibration is None:
         return ()
-    calibration = read_data(traffic.data.calibration).head(traffic.calibration.max_samples)
+    calibration = load_data(traffic.data.calibration).head(traffic.calibration.max_samples)
     hook = traffic.shadow.embedder if traffic.shadow else None
     drifts = measure_drift(
         calibration, sample, embed=partial(call_hook, hook) if hook is not None else None
@@ -241,7 +244,7 @@ def _key(traffic: TrafficTables, onnx: OnnxModel, recorded: _Recorded) -> str:
         "onnx": onnx.file.sha256,
         "name": traffic.model,
         "version": recorded.version,
-        "calibration": read_data(calibration).sha256 if calibration else None,
+        "calibration": load_data(calibration).sha256 if calibration else None,
         "limits": traffic.calibration.digest,
         "shadow": traffic.shadow.digest if traffic.shadow else None,
     }

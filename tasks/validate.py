@@ -23,11 +23,13 @@ from enginegate.candidate import (
     Unbuilt,
 )
 from enginegate.content_store import ContentFolder
-from enginegate.data import DataSet, read_data
+from enginegate.data import DataSet
+from enginegate.data_sources import load_data
 from enginegate.engines import engine_kind, open_reference, runnable_here
 from enginegate.errors import EnginegateError, InputError, tool_errors
 from enginegate.evidence import Finding, Outcome, Verdict
 from enginegate.policy.building import EngineTables
+from enginegate.policy.data import DataSource
 from enginegate.policy.gates import Evaluation, Gates, gates_for
 from enginegate.precision import judge_range, open_emulated
 from enginegate.records import Record, canonical_json, sha256_bytes
@@ -61,7 +63,7 @@ class EvaluationSamples:
         notes: findings about the live sample itself.
     """
 
-    evaluation: Path
+    evaluation: DataSource
     shadow: DataSet | None = None
     notes: tuple[Finding, ...] = ()
 
@@ -124,7 +126,7 @@ def observe(
         onnx_sha256=source.value.file.sha256,
         asked=asked,
         how=how,
-        evaluation=run_fp32(read_data(samples.evaluation), "evaluation"),
+        evaluation=run_fp32(load_data(samples.evaluation), "evaluation"),
         shadow=run_fp32(samples.shadow, "shadow") if samples.shadow is not None else None,
         notes=samples.notes,
     )
@@ -239,7 +241,7 @@ def _emulate(
             open_emulated(
                 chunk.onnx.folder / ONNX_FILE,
                 candidate,
-                data=read_data(calibration) if calibration else None,
+                data=load_data(calibration) if calibration else None,
                 rules=tables.calibration,
                 keep=engine.kept_nodes,
                 converted_sha256=engine.converted_sha256,

@@ -15,8 +15,30 @@ from scipy.special import log_softmax, logsumexp  # type: ignore[import-untyped]
 from enginegate.data import Array, DataSet, Tensors
 from enginegate.errors import DataError, PolicyError
 from enginegate.policy.gates import OutputTask
+from validation.metrics.boxes import (
+    Boxes,
+    box_agreement,
+    box_column,
+    boxes_of,
+    labelled_boxes,
+    without_nonfinite,
+)
+from validation.metrics.class_counts import (
+    count_labels,
+    count_pixels,
+    decision_agreement,
+    decisions_of,
+    exact_match,
+)
 from validation.outputs import CLASSIFY, OutputSpec, Trait, check_form, flat, nonfinite_rows
-from validation.score import labels_by_measure, labels_for, own_score, score
+from validation.score import (
+    in_variances,
+    labels_by_measure,
+    labels_for,
+    own_score,
+    paired_form,
+    score,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +70,10 @@ class OutputComparison:
         cosine: between both outputs; -1 where nonfinite.
         projection: FP32's output along one fixed direction, and the candidate's, as one complex
             number; the candidate's is alike on all samples only where its answers are.
-        scores: by metric; see ``validation.score`` for what a column holds.
+        decision_agreement: share of a sample's labels, pixels or boxes that are FP32's; 0 where
+            nonfinite; None if the output has none.
+        scores: by metric, shape ``(N,)`` or ``(N, K)``; see ``validation.score`` for what a column
+            holds.
         own: by right-or-wrong metric, whether FP32 itself is right; the other columns of
             ``scores`` hold FP32's score themselves.
         traits: what parts of the data are cut by; see ``validation.agreement``.
@@ -71,6 +96,7 @@ class OutputComparison:
     power: NDArray[np.complex128] | None = None
     cosine: NDArray[np.float64] | None = None
     projection: NDArray[np.complex128] | None = None
+    decision_agreement: NDArray[np.float64] | None = None
     scores: Mapping[str, Array] = field(default_factory=dict)
     own: Mapping[str, Array] = field(default_factory=dict)
     traits: Mapping[str, Array] = field(default_factory=dict)
@@ -99,6 +125,15 @@ class OutputComparison:
         parts = parts_of(self.traits, self.slices)
         return replace(self, slices={**self.slices, **parts}, traits={})
 
+    def with_variances(self, asked: OutputSpec) -> "OutputComparison":
+        """The same with squared errors of r2 in variances; once, when all samples are together."""
+        scaled = {
+            name: in_variances(column, self.labels[name])
+            for name, column in self.scores.items()
+            if asked.metrics[name].kind == "r2" and len(column)
+        }
+        return replace(self, scores={**self.scores, **scaled}) if scaled else self
+
     def columns(self) -> dict[str, Array]:
         """What gates measure, by the name of the column they find it in; nothing that is absent."""
         found: dict[str, Array | None] = {
@@ -106,11 +141,13 @@ class OutputComparison:
             "top1_candidate": self.top1_candidate,
             "top1_match": None if self.top1_reference is None else self.top1_match,
             "kl_nats": self.kl_nats,
-            "max_abs_error": self.max_abs_error,
+            # Boxes change places, so that nothing can be compared place by place.
+            "max_abs_error": None if self.task == "detection" else self.max_abs_error,
             "nonfinite": self.nonfinite,
             "rel_error": self.rel_error,
             "power": self.power,
             "cosine": self.cosine,
+            "decision_agreement": self.decision_agreement,
             "accuracy_delta": self.accuracy_delta,
         }
         found |= {f"score.{name}": values for name, values in self.scores.items()}
@@ -120,7 +157,10 @@ class OutputComparison:
         """One row a sample: its id, each measurement, and ``slice.NAME`` for each slice column."""
         import pandas as pd  # noqa: PLC0415 - slow to import, needed only when judging
 
-        columns = {"sample_id": self.ids, **self.columns()}
+        columns = {
+            name: values if values.ndim == 1 else pd.Series(list(values), dtype=object)
+            for name, values in {"sample_id": self.ids, **self.columns()}.items()
+        }
         cuts = {f"slice.{name}": pd.Categorical(values) for name, values in self.slices.items()}
         return pd.DataFrame({**columns, **cuts})
 
@@ -148,9 +188,11 @@ def compare(
             output is not of its task; a label is no class; or the reference gave NaN or Inf.
     """
     name = check_form(reference, candidate, data, asked)
-    counted = {name: reference[name]} if asked.alone else reference
+    own = {name, asked.form.scores, asked.form.classes} if asked.alone else set(reference)
+    counted = {each: array for each, array in reference.items() if each in own}
     nonfinite = nonfinite_rows({n: candidate[n] for n in counted}, len(data))
     pair = Pair(reference[name], candidate[name], nonfinite)
+    boxes = _boxes(reference, candidate, name, asked, pair)
     classes = asked.task == "classification"
     labels = labels_for(data, name, "top1") if classes else None
     return OutputComparison(
@@ -160,8 +202,8 @@ def compare(
         **(_classified(pair, labels) if classes else _UNCLASSIFIED),
         max_abs_error=np.where(nonfinite, np.inf, _max_abs_error(counted, candidate, len(data))),
         nonfinite=nonfinite,
-        **_distances(pair),
-        **_scores(asked, name, pair, data),
+        **_distances(pair, asked),
+        **_scored(asked, name, pair, data, boxes),
         traits=traits_of(asked.traits, data, pair.reference if classes else None),
         labels=labels_by_measure(data, name, asked),
         task=asked.task,
@@ -245,8 +287,11 @@ def _classified(pair: Pair, labels: Array | None) -> dict[str, Any]:
     }
 
 
-def _distances(pair: Pair) -> dict[str, Any]:
-    """Relative error, powers and cosine of each sample's output, over all its values."""
+def _distances(pair: Pair, asked: OutputSpec) -> dict[str, Any]:
+    """Relative error, powers and cosine of each sample's output, over all its values.
+
+    Numbers of classes are no quantities, and boxes change places: of these only the projection.
+    """
     expected_NV = flat(pair.reference)
     found_NV = np.where(pair.nonfinite[:, None], 0.0, flat(pair.candidate))
     difference_NV = found_NV - expected_NV
@@ -266,6 +311,9 @@ def _distances(pair: Pair) -> dict[str, Any]:
     direction_V = np.cos(np.arange(1.0, expected_NV.shape[1] + 1.0))
     projection = (expected_NV @ direction_V).astype(np.complex128)
     projection.imag = found_NV @ direction_V
+    class_map = asked.task == "segmentation" and pair.reference.dtype.kind in "iub"
+    if asked.task == "detection" or class_map:
+        return {"projection": projection}
     return {
         "rel_error": np.where(pair.nonfinite, np.inf, relative),
         "power": power,
@@ -274,19 +322,60 @@ def _distances(pair: Pair) -> dict[str, Any]:
     }
 
 
-def _scores(asked: OutputSpec, name: str, pair: Pair, data: DataSet) -> dict[str, Any]:
-    """A column for each metric that the data has labels for, and FP32's own where it has none."""
-    scores, own = {}, {}
+def _scored(
+    asked: OutputSpec, name: str, pair: Pair, data: DataSet, boxes: tuple[Boxes, Boxes] | None
+) -> dict[str, Any]:
+    """A column for each metric that the data has labels for, and FP32's own where it has none.
+
+    Args:
+        boxes: of both engines, for a detection.
+    """
+    decided: tuple[Array, Array] | None = None
+    found: dict[str, Any] = {"scores": {}, "own": {}}
+    if asked.task in {"multi-label", "segmentation"}:
+        decided = decisions_of(pair.reference, asked), decisions_of(pair.candidate, asked)
+        found["decision_agreement"] = decision_agreement(*decided, pair.nonfinite)
+    if boxes is not None:
+        found["decision_agreement"] = box_agreement(*boxes, pair.nonfinite, asked.threshold)
     for metric_name, metric in asked.metrics.items():
         labels = labels_for(data, name, metric.kind)
-        if labels is not None:
+        if labels is None:
+            continue
+        form = paired_form(metric.kind)
+        column: Array
+        if boxes is not None and form == "boxes":
+            column = box_column(labelled_boxes(labels, asked, data.origin), *boxes)
+        elif decided is not None and form == "counts":
+            column = _counted(asked, pair, labels, decided)
+        elif decided is not None and metric.kind == "exact_match":
+            own = exact_match(labels, decided[0])
+            right = exact_match(labels, decided[1]) & ~pair.nonfinite
+            found["own"][metric_name] = own
+            column = right.astype(np.int8) - own.astype(np.int8)
+        else:
             mine = own_score(metric, pair.reference, labels)
             if mine is not None:
-                own[metric_name] = mine
-            scores[metric_name] = score(
-                metric, pair.reference, pair.candidate, labels, pair.nonfinite, own=mine
-            )
-    return {"scores": scores, "own": own}
+                found["own"][metric_name] = mine
+            column = score(metric, pair.reference, pair.candidate, labels, pair.nonfinite, own=mine)
+        found["scores"][metric_name] = column
+    return found
+
+
+def _counted(
+    asked: OutputSpec, pair: Pair, labels: Array, decided: tuple[Array, Array]
+) -> NDArray[np.int32]:
+    if asked.task == "multi-label":
+        return count_labels(labels, *decided, pair.nonfinite)
+    return count_pixels(labels, decided, pair.nonfinite, pair.reference, asked)
+
+
+def _boxes(
+    reference: Tensors, candidate: Tensors, name: str, asked: OutputSpec, pair: Pair
+) -> tuple[Boxes, Boxes] | None:
+    if asked.task != "detection":
+        return None
+    expected, found = (boxes_of(each, name, asked) for each in (reference, candidate))
+    return expected, without_nonfinite(found, pair.nonfinite)
 
 
 def _max_abs_error(reference: Tensors, candidate: Tensors, samples: int) -> NDArray[np.float64]:

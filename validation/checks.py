@@ -7,8 +7,10 @@ from typing import Literal
 
 import numpy as np
 
-from enginegate.policy.gates import Gates
+from enginegate.policy.gates import Gates, Metric
 from validation.agreement import OutputComparison
+from validation.metrics.boxes import labelled_classes
+from validation.metrics.class_counts import classes_of
 from validation.outputs import CLASSIFY, OutputSpec
 from validation.score import paired_form
 
@@ -37,6 +39,9 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "nonfinite": Rule("samples with NaN or Inf", "<=", "samples", "nonfinite", _FINITE),
         "accuracy_loss": Rule("accuracy loss", "<=", "fraction", "accuracy_delta", _PRECISION),
         "top1_agreement": Rule("top-1 agreement", ">=", "fraction", "top1_match", _PRECISION),
+        "decision_agreement": Rule(
+            "agreement of decisions", ">=", "fraction", "decision_agreement", _PRECISION
+        ),
         "kl_p99": Rule("99th percentile of KL", "<=", "nats", "kl_nats", _PRECISION),
         "max_abs_error": Rule("largest absolute error", "<=", "", "max_abs_error", _PRECISION),
         "max_rel_error": Rule("largest relative error", "<=", "ratio", "rel_error", _PRECISION),
@@ -60,6 +65,7 @@ _LIMITS: Mapping[str, Callable[[Gates], float | None]] = MappingProxyType(
         "nonfinite": lambda _: 0.0,
         "accuracy_loss": lambda g: g.max_accuracy_loss,
         "top1_agreement": lambda g: g.min_top1_agreement,
+        "decision_agreement": lambda g: g.min_decision_agreement,
         "kl_p99": lambda g: g.max_kl_p99_nats,
         "max_abs_error": lambda g: g.max_abs_error,
         "max_rel_error": lambda g: g.max_rel_error,
@@ -89,6 +95,8 @@ class GateCheck:
         scope: e.g. evaluation, or evaluation/digit=8 for a slice.
         part: column and value of the slice; None for all samples.
         kind: of a metric's gate (its name ends in ``_loss``), the metric's kind; else empty.
+        unit: of a metric in numbers, as the policy has it.
+        only: the class that a slice is made of, where it is one of labels, pixels or boxes.
     """
 
     gate: str
@@ -98,6 +106,8 @@ class GateCheck:
     advisory: bool
     part: tuple[str, str] | None = None
     kind: str = ""
+    unit: str = ""
+    only: int | None = None
 
     @classmethod
     def of(
@@ -111,14 +121,24 @@ class GateCheck:
 
     @classmethod
     def of_metric(
-        cls, name: str, kind: str, scope: str, gates: Gates, *, part: tuple[str, str] | None = None
+        cls,
+        name: str,
+        metric: Metric,
+        scope: str,
+        gates: Gates,
+        *,
+        part: tuple[str, str] | None = None,
+        only: int | None = None,
     ) -> "GateCheck":
         """The check that a metric loses no more than its margin, on all samples or on a slice."""
         gate = f"{'slice_' if part else ''}{name}_loss"
         margins = gates.max_slice_metric_loss if part else gates.max_metric_loss
         place = _scope(scope, part)
         advisory = gate in gates.advisory
-        return cls(gate, place, margins[name], gates.confidence, advisory, part, kind)
+        limit, confidence = margins[name], gates.confidence
+        return cls(
+            gate, place, limit, confidence, advisory, part, metric.kind, metric.unit, only=only
+        )
 
     @property
     def rule(self) -> Rule:
@@ -126,7 +146,7 @@ class GateCheck:
         if not self.kind:
             return RULES[self.gate]
         name = self.gate.removeprefix("slice_").removesuffix("_loss")
-        unit = "" if paired_form(self.kind) == "numbers" else "fraction"
+        unit = self.unit if paired_form(self.kind) == "numbers" else "fraction"
         return Rule(f"{name} loss", "<=", unit, f"score.{name}", _PRECISION)
 
     def __str__(self) -> str:
@@ -162,9 +182,15 @@ def checks_for(
         if _LIMITS[name](gates) is not None and (name == "samples" or RULES[name].column in present)
     ]
     whole += [
-        GateCheck.of_metric(name, metric.kind, scope, gates)
+        GateCheck.of_metric(name, metric, scope, gates)
         for name, metric in asked.metrics.items()
         if name in comparison.scores
+    ]
+    classes = [
+        GateCheck.of_metric(name, asked.metrics[name], scope, gates, part=part, only=int(part[1]))
+        for name in gates.max_slice_metric_loss
+        for part, size in class_sizes(comparison, name, asked).items()
+        if size >= gates.min_slice_samples
     ]
     slices = [
         check
@@ -172,7 +198,7 @@ def checks_for(
         if size >= gates.min_slice_samples
         for check in _slice_checks(comparison, gates, asked, part)
     ]
-    return (*whole, *slices)
+    return (*whole, *classes, *slices)
 
 
 def unlimited(comparison: OutputComparison, gates: Gates) -> tuple[str, ...]:
@@ -193,6 +219,30 @@ def slice_sizes(comparison: OutputComparison, max_values: int = 200) -> dict[tup
     return sizes
 
 
+def class_sizes(
+    comparison: OutputComparison, metric: str, asked: OutputSpec
+) -> dict[tuple[str, str], int]:
+    """Samples that hold each class of labels, pixels or boxes, by slice; none for other metrics."""
+    column = comparison.scores.get(metric)
+    if column is None or not len(column) or column.ndim == 1:
+        return {}
+    form = paired_form(asked.metrics[metric].kind)
+    sizes = classes_of(column) if form == "counts" else labelled_classes(column)
+    # Data may have a slice column of that name, which is cut by samples.
+    name = "class" if "class" not in comparison.slices else "labelled class"
+    return {(name, str(each)): size for each, size in sizes.items()}
+
+
+def judged_sizes(
+    comparison: OutputComparison, gates: Gates, asked: OutputSpec
+) -> dict[tuple[str, str], int]:
+    """Samples of each slice, those that are classes of labels, pixels or boxes among them."""
+    sizes = slice_sizes(comparison, asked.max_values)
+    for name in gates.max_slice_metric_loss:
+        sizes |= class_sizes(comparison, name, asked)
+    return sizes
+
+
 def _slice_checks(
     comparison: OutputComparison, gates: Gates, asked: OutputSpec, part: tuple[str, str]
 ) -> list[GateCheck]:
@@ -202,7 +252,7 @@ def _slice_checks(
     if comparison.top1_reference is not None and _LIMITS[name](gates) is not None:
         found.append(GateCheck.of(name, scope, gates, part=part))
     found += [
-        GateCheck.of_metric(metric, asked.metrics[metric].kind, scope, gates, part=part)
+        GateCheck.of_metric(metric, asked.metrics[metric], scope, gates, part=part)
         for metric in gates.max_slice_metric_loss
         if metric in comparison.scores
     ]

@@ -47,6 +47,9 @@ OURS: Mapping[str, str] = MappingProxyType(
         "ExpectColumnTrueShareToBeAtLeast": (
             "The share of true values is at least the limit: lower end of Wilson's interval."
         ),
+        "ExpectColumnMeanShareToBeAtLeast": (
+            "The mean of shares is at least the limit: lower end of its BCa interval."
+        ),
         "ExpectColumnUpperQuantileToBeAtMost": (
             "The 99th percentile is at most the limit: upper end of its rank interval."
         ),
@@ -84,7 +87,7 @@ def judge_comparison(
         gates: the policy's limits for the candidate's precision.
         asked: what was compared.
     """
-    whole = comparison.with_parts()
+    whole = comparison.with_parts().with_variances(asked)
     checks = checks_for(whole, gates, asked)
     ran = _run(checks, whole.frame(), name=whole.scope)
     result: dict[str, Any] = ran.to_json_dict()
@@ -144,6 +147,7 @@ def _load() -> _Vendor:
     os.environ["GX_ANALYTICS_ENABLED"] = "false"  # it is read at import
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore", ImportWarning)  # of Google's libraries, if one is installed
         import great_expectations as gx  # noqa: PLC0415 - takes seconds
         from great_expectations import expectations  # noqa: PLC0415
         from great_expectations.expectations.row_conditions import Column  # noqa: PLC0415
@@ -230,7 +234,7 @@ def _expectation(vendor: _Vendor, check: GateCheck) -> Any:
     if check.gate in MAXIMA:
         maximum = vendor.expectations.ExpectColumnMaxToBeBetween
         return maximum(column=check.rule.column, max_value=check.limit, **given)
-    if check.part is not None:
+    if check.part is not None and check.only is None:
         column, value = check.part
         given["row_condition"] = vendor.column(f"slice.{column}") == value
     kind = vendor.ours[_expectation_name(check)]
@@ -239,18 +243,21 @@ def _expectation(vendor: _Vendor, check: GateCheck) -> Any:
 
 def _expectation_name(check: GateCheck) -> str:
     """Which of `OURS` states a check."""
-    column = check.rule.column
-    if column == "accuracy_delta" or (check.kind and paired_form(check.kind) == "binary"):
-        return "ExpectColumnPairedLossToBeAtMost"
     if check.kind:
-        return "ExpectColumnResampledLossToBeAtMost"
-    if column == "top1_match":
-        return "ExpectColumnTrueShareToBeAtLeast"
-    if column == "power":
-        return "ExpectColumnSignalToNoiseToBeAtLeast"
-    if column == "cosine":
-        return "ExpectColumnLowerQuantileToBeAtLeast"
-    return "ExpectColumnUpperQuantileToBeAtMost"
+        paired = paired_form(check.kind) == "binary"
+        return f"ExpectColumn{'Paired' if paired else 'Resampled'}LossToBeAtMost"
+    return _BY_COLUMN.get(check.rule.column, "ExpectColumnUpperQuantileToBeAtMost")
+
+
+_BY_COLUMN: Mapping[str, str] = MappingProxyType(
+    {
+        "accuracy_delta": "ExpectColumnPairedLossToBeAtMost",
+        "top1_match": "ExpectColumnTrueShareToBeAtLeast",
+        "decision_agreement": "ExpectColumnMeanShareToBeAtLeast",
+        "power": "ExpectColumnSignalToNoiseToBeAtLeast",
+        "cosine": "ExpectColumnLowerQuantileToBeAtLeast",
+    }
+)
 
 
 # Named by chance, or holding paths of this machine.

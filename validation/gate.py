@@ -24,11 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.evidence import Finding, Outcome
-from enginegate.policy.gates import Gates
+from enginegate.policy.gates import ERRORS, Gates
 from validation.agreement import OutputComparison
-from validation.checks import MAXIMA, RULES, GateCheck, slice_sizes, unlimited
+from validation.checks import MAXIMA, RULES, GateCheck, judged_sizes, unlimited
 from validation.outputs import OutputSpec
-from validation.resampling import Resampled, resampled_f1, resampled_numbers
+from validation.resampling import (
+    Resampled,
+    resampled_boxes,
+    resampled_counts,
+    resampled_f1,
+    resampled_numbers,
+)
 from validation.score import paired_form
 from validation.statistics import (
     NO_ESTIMATE,
@@ -77,18 +83,37 @@ Counts: TypeAlias = Pairs | Share | Tail | Resampled
 def counts_of(check: GateCheck, values: NDArray[Any]) -> Counts:
     """What a check's column holds, shape ``(N,)``, as its rule counts it."""
     column = check.rule.column
-    if column == "accuracy_delta" or (check.kind and paired_form(check.kind) == "binary"):
-        return Pairs.of(values)
-    if check.kind and paired_form(check.kind) == "classes":
-        return resampled_f1(values, check.confidence)
     if check.kind:
-        kind = check.kind if check.kind in {"mae", "rmse"} else "mean"
-        return resampled_numbers(values, kind, check.confidence)
+        return _metric_counts(check, values)
+    if column == "accuracy_delta":
+        return Pairs.of(values)
     if column == "top1_match":
         return Share.of(values)
+    if column == "decision_agreement":
+        return resampled_numbers(values.astype(np.complex128), "level", check.confidence)
     if column == "power":
         return resampled_numbers(values, "sqnr", check.confidence)
     return Tail.of(check, values)
+
+
+def _metric_counts(check: GateCheck, values: NDArray[Any]) -> Counts:
+    form, confidence = paired_form(check.kind), check.confidence
+    if form == "binary":
+        return Pairs.of(values)
+    if form == "classes":
+        return resampled_f1(values, confidence)
+    if form in {"counts", "boxes"}:
+        resampled = resampled_counts if form == "counts" else resampled_boxes
+        return resampled(_stacked(values), check.kind, confidence, only=check.only)
+    kind = check.kind if check.kind in ERRORS else "mean"
+    return resampled_numbers(values, kind, confidence)
+
+
+def _stacked(values: NDArray[Any]) -> NDArray[Any]:
+    """Rows of a column that holds several numbers a sample, as one array ``(N, K)``."""
+    if values.dtype != object:
+        return values
+    return np.stack(list(values)) if len(values) else np.empty((0, 0))
 
 
 def p_value(check: GateCheck, counts: Counts) -> float:
@@ -299,7 +324,7 @@ def finding_of(
 
 def notes_on(comparison: OutputComparison, gates: Gates, asked: OutputSpec) -> tuple[Finding, ...]:
     """Every note on one comparison."""
-    scope, sizes = comparison.scope, slice_sizes(comparison, asked.max_values)
+    scope, sizes = comparison.scope, judged_sizes(comparison, gates, asked)
     found = [
         judge_slice_sizes(scope, sizes, gates),
         _constant_reference(comparison, gates),
@@ -369,7 +394,7 @@ def _unscored(name: str, asked: OutputSpec, scope: str, gates: Gates) -> Finding
     metric = asked.metrics[name]
     output = metric.output or asked.output or "OUTPUT"
     return finding_of(
-        GateCheck.of_metric(name, metric.kind, scope, gates),
+        GateCheck.of_metric(name, metric, scope, gates),
         Outcome.INCONCLUSIVE,
         f"the {scope} data has no labels for it, so {name} was not measured",
         NO_ESTIMATE,

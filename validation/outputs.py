@@ -28,6 +28,7 @@ class OutputSpec:
         alone: whether other outputs are left out: they are compared by questions of their own.
         traits: what is noted about each sample, to cut the data by.
         max_values: a slice column with more values is not judged.
+        declared: the policy's own table of this output; None where it has none.
     """
 
     output: str = ""
@@ -36,13 +37,27 @@ class OutputSpec:
     alone: bool = False
     traits: tuple[Trait, ...] = ()
     max_values: int = 200
+    declared: Output | None = None
+
+    @property
+    def form(self) -> Output:
+        """How its numbers are read: the policy's table, or the defaults."""
+        return self.declared or Output(task=self.task)
+
+    @property
+    def threshold(self) -> float:
+        """Above it a label, a pixel or a box counts as found."""
+        if self.form.threshold is not None:
+            return self.form.threshold
+        return _BOX_SCORE if self.task == "detection" else 0.0
 
     @property
     def digest(self) -> str:
         """Digest of everything that decides what is computed."""
         metrics = {name: metric.model_dump() for name, metric in self.metrics.items()}
         deciding = [self.output, self.task, metrics, self.alone, list(self.traits), self.max_values]
-        return sha256_bytes(canonical_json(deciding))
+        read_as = self.form.model_dump(mode="json", exclude_defaults=True)
+        return sha256_bytes(canonical_json([*deciding, read_as]))
 
     def scope(self, data: str) -> str:
         """The scope of findings on some data, e.g. ``evaluation``, or ``evaluation:boxes``."""
@@ -59,7 +74,8 @@ def outputs_to_compare(
     traits, most = slices.discover, slices.max_values
     if task != "multi-output":
         (name, *_) = (*outputs, "")
-        return (OutputSpec(name, task, metrics, traits=traits, max_values=most),)
+        declared = outputs.get(name)
+        return (OutputSpec(name, task, metrics, False, traits, most, declared),)  # noqa: FBT003
     first = next(iter(outputs))
     return tuple(
         OutputSpec(
@@ -69,11 +85,14 @@ def outputs_to_compare(
             alone=True,
             traits=tuple(t for t in traits if t != "confidence" or output.task == "classification"),
             max_values=most,
+            declared=output,
         )
         for name, output in outputs.items()
     )
 
 
+MOST_MAP_CLASSES = 256  # of a map of class numbers, which does not say how many there are
+_BOX_SCORE = 0.5  # that a box counts as found from, unless the policy says otherwise
 _SHOWN_IDS = 5
 _SLICE_NAME = re.compile(r"[\w][\w .:+-]*")
 
@@ -96,6 +115,10 @@ def check_form(reference: Tensors, candidate: Tensors, data: DataSet, asked: Out
     if asked.task == "classification":
         _check_logits(array, name)
         check_classes(data, array.shape[1], name)
+    if asked.task == "multi-label":
+        _check_multi_label(array, data, name)
+    if asked.task == "segmentation":
+        _check_segmentation(array, data, name, asked)
     if asked.task == "embedding" and (array.ndim != 2 or array.dtype.kind != "f"):  # noqa: PLR2004 - (samples, dimensions)
         raise DataError(
             f"Output {name!r} should hold embeddings, floating point of shape (samples, "
@@ -172,6 +195,58 @@ def _check_logits(array: Array, name: str) -> None:
             f">= 2); it is {array.dtype}{list(array.shape)}. Make the logits the model's first "
             "output, or declare what its outputs mean under [outputs]."
         )
+
+
+def _check_multi_label(array: Array, data: DataSet, name: str) -> None:
+    if array.ndim != 2 or array.dtype.kind != "f":  # noqa: PLR2004 - (samples, labels)
+        raise DataError(
+            f"Output {name!r} should hold one number for each label, floating point of shape "
+            f"(samples, labels); it is {array.dtype}{list(array.shape)}."
+        )
+    truth = data.targets.get(name)
+    if truth is None:
+        return
+    if truth.shape != array.shape or not np.isin(truth, (0, 1)).all():
+        raise DataError(
+            f"{data.origin}: label.{name} must hold 0 or 1 for each label, shape {array.shape}; it "
+            f"is {truth.dtype} of shape {truth.shape}."
+        )
+
+
+def _check_segmentation(array: Array, data: DataSet, name: str, asked: OutputSpec) -> None:
+    whole = array.dtype.kind in "iub"
+    if array.ndim < (2 if whole else 3):
+        raise DataError(
+            f"Output {name!r} should hold classes of pixels: floating point of shape (samples, "
+            "classes, height, width), or whole numbers of shape (samples, height, width); it is "
+            f"{array.dtype}{list(array.shape)}."
+        )
+    truth = data.targets.get(name)
+    if truth is None:
+        return
+    axis = asked.form.class_axis
+    wanted = array.shape if whole else np.delete(np.array(array.shape), axis)
+    if truth.shape != tuple(wanted) or truth.dtype.kind not in "iub":
+        raise DataError(
+            f"{data.origin}: label.{name} must hold a whole number for each pixel, shape "
+            f"{tuple(int(size) for size in wanted)}; it is {truth.dtype} of shape {truth.shape}. "
+            f"The classes of the output are its axis {axis} (outputs.{name}.class_axis)."
+        )
+    scored = truth[truth != asked.form.ignore_label]
+    classes = pixel_classes(array, asked)
+    if scored.size and (scored.min() < 0 or scored.max() >= classes):
+        raise DataError(
+            f"{data.origin}: label.{name} runs from {scored.min()} to {scored.max()}, but output "
+            f"{name!r} has {classes} classes (0 to {classes - 1}). Name the label of pixels that "
+            f"are not to be scored as ignore_label under [outputs.{name}]."
+        )
+
+
+def pixel_classes(array: Array, asked: OutputSpec) -> int:
+    """How many classes the pixels of an output may have."""
+    if array.dtype.kind in "iub":
+        return MOST_MAP_CLASSES
+    return max(2, int(array.shape[asked.form.class_axis]))
 
 
 def _check_reference_finite(reference: Tensors, data: DataSet) -> None:

@@ -24,16 +24,23 @@ from numpy.typing import NDArray
 
 from enginegate.data import Array
 from enginegate.evidence import Finding, Outcome, loss_gate
-from enginegate.policy.gates import Gates
+from enginegate.policy.gates import ERRORS, Gates
 from validation.agreement import OutputComparison
-from validation.checks import slice_sizes
+from validation.checks import class_sizes, slice_sizes
 from validation.gate import finite
+from validation.metrics.class_counts import best_guess
 from validation.outputs import OutputSpec, flat
-from validation.resampling import Floats, own_f1, own_mean, resampled_numbers
-from validation.score import ACCURACY, GALLERY, paired_form
+from validation.resampling import (
+    Floats,
+    own_boxes,
+    own_counts,
+    own_f1,
+    own_mean,
+    resampled_numbers,
+)
+from validation.score import ACCURACY, GALLERY, paired_form, target_variance
 from validation.statistics import Estimate, Share, share_interval
 
-_ERRORS = frozenset({"mae", "rmse"})  # lower is better
 # A class that FP32 names is missed among the labels only if it is named as often as half an average
 # class: an "other" that the data does not have is named now and then by a sound model too.
 _USUAL_SHARE = 0.5
@@ -46,13 +53,14 @@ class _Measure:
     Attributes:
         name: accuracy, or the metric's.
         kind: the metric's kind; top1 for accuracy.
-        values: right or wrong, packed classes, or a number for each sample, shape ``(N,)``.
+        values: what its column holds of FP32 (`validation.score`), shape ``(N,)`` or ``(N, K)``.
         guess: what a guess scores on each sample, shape ``(N,)``; None where chance is one number,
             or not known.
         chance: the mean of that, or that number; None: not known.
         how: which guess, in words.
         most: the largest loss that the policy allows, of a right-or-wrong measure or macro F1.
         most_in_slice: the same of a slice; None: slices are not judged by this measure.
+        unit: of a number, for people.
     """
 
     name: str
@@ -63,22 +71,29 @@ class _Measure:
     how: str
     most: float | None
     most_in_slice: float | None
+    unit: str = ""
 
     @property
     def relation(self) -> str:
         """How a good score stands to chance."""
-        return "<=" if self.kind in _ERRORS else ">="
+        return "<=" if self.kind in ERRORS else ">="
 
     @property
     def is_share(self) -> bool:
         """Whether it is a share, from 0 to 1, of which no more can be lost than there is."""
         return paired_form(self.kind) != "numbers"
 
-    def estimate(self, rows: NDArray[np.bool_] | slice, confidence: float) -> Estimate:
-        """FP32's score on some of the samples, with its interval."""
-        values = self.values[rows]
-        if paired_form(self.kind) == "binary":
+    def estimate(
+        self, rows: NDArray[np.bool_] | slice, confidence: float, *, only: int | None = None
+    ) -> Estimate:
+        """FP32's score on some of the samples, or of one class, with its interval."""
+        values, form = self.values[rows], paired_form(self.kind)
+        if form == "binary":
             return share_interval(Share.of(values), confidence)
+        if form == "counts":
+            return own_counts(values, self.kind, confidence, only=only)
+        if form == "boxes":
+            return own_boxes(values, self.kind, confidence, only=only)
         if self.kind == "macro_f1":
             return own_f1(values, confidence)
         return own_mean(values, confidence, squared=self.kind == "rmse")
@@ -91,7 +106,7 @@ class _Measure:
             return found.low > self.chance
         pairs = np.asarray(self.values, dtype=np.complex128)
         pairs.imag = self.guess
-        kind = self.kind if self.kind in _ERRORS else "mean"
+        kind = self.kind if self.kind in ERRORS else "mean"
         return resampled_numbers(pairs, kind, confidence).estimate.low > 0.0
 
 
@@ -110,6 +125,11 @@ def own_scores(
     for measure in _measures(comparison, gates, asked):
         found.append(_overall(measure, comparison, gates))
         if measure.most_in_slice is not None:
+            found += [
+                _of_slice(measure, comparison, part, gates, only=int(part[1]))
+                for part, size in class_sizes(comparison, measure.name, asked).items()
+                if size >= gates.min_slice_samples
+            ]
             found += [
                 _of_slice(measure, comparison, part, gates)
                 for part, size in sizes.items()
@@ -165,6 +185,10 @@ def _measures(comparison: OutputComparison, gates: Gates, asked: OutputSpec) -> 
             continue
         values = comparison.own[name] if form == "binary" else column
         guess, chance, how = _chance(kind, k, labels.get(name))
+        if form == "counts":
+            chance, how = best_guess(kind, column), "giving the same answer to every sample"
+        elif form == "boxes":
+            chance, how = 0.0, "finding nothing"
         yield _Measure(
             name,
             kind,
@@ -174,6 +198,7 @@ def _measures(comparison: OutputComparison, gates: Gates, asked: OutputSpec) -> 
             how,
             gates.max_metric_loss.get(name),
             gates.max_slice_metric_loss.get(name),
+            "" if paired_form(kind) != "numbers" else asked.metrics[name].unit,
         )
 
 
@@ -197,11 +222,21 @@ def _overall(measure: _Measure, comparison: OutputComparison, gates: Gates) -> F
 
 
 def _of_slice(
-    measure: _Measure, comparison: OutputComparison, part: tuple[str, str], gates: Gates
+    measure: _Measure,
+    comparison: OutputComparison,
+    part: tuple[str, str],
+    gates: Gates,
+    *,
+    only: int | None = None,
 ) -> Finding:
-    """A slice is not held against chance: one that holds a single class has none."""
+    """A slice is not held against chance: one that holds a single class has none.
+
+    Args:
+        only: the class of labels, pixels or boxes that the slice is made of.
+    """
     column, value = part
-    found = measure.estimate(comparison.slices[column] == value, gates.confidence)
+    rows = slice(None) if only is not None else comparison.slices[column] == value
+    found = measure.estimate(rows, gates.confidence, only=only)
     scope = f"{comparison.scope}/{column}={value}"
     said, most = _said(measure, found), measure.most_in_slice
     if _is_empty(measure, found, most):
@@ -344,6 +379,9 @@ _GUESSES: Mapping[str, _Guess] = MappingProxyType(
         "rmse": lambda labels, _: _by_sample(
             _mean_errors(labels, 2), "always answering the mean", root=True
         ),
+        "r2": lambda labels, _: _by_sample(
+            1.0 - _mean_errors(labels, 2) / target_variance(labels), "always answering the mean"
+        ),
         "cosine": lambda labels, _: _by_sample(
             _mean_cosines(labels), "always answering the mean direction"
         ),
@@ -353,7 +391,7 @@ _GUESSES: Mapping[str, _Guess] = MappingProxyType(
 
 def _said(measure: _Measure, found: Estimate) -> str:
     what = "" if measure.name == ACCURACY else f" in {measure.name}"
-    low, high = (_number(measure, end, unit="") for end in (found.low, found.high))
+    low, high = (_number(measure, end, unit=False) for end in (found.low, found.high))
     return (
         f"FP32 itself {_verb(measure)} {_number(measure, found.value)} ({low} to {high}){what} on "
         f"{found.samples} samples"
@@ -361,11 +399,13 @@ def _said(measure: _Measure, found: Estimate) -> str:
 
 
 def _verb(measure: _Measure) -> str:
-    return "is off by" if measure.kind in _ERRORS else "scores"
+    return "is off by" if measure.kind in ERRORS else "scores"
 
 
-def _number(measure: _Measure, value: float, *, unit: str = " %") -> str:
-    return f"{100 * value:.3g}{unit}" if measure.is_share else f"{value:.4g}"
+def _number(measure: _Measure, value: float, *, unit: bool = True) -> str:
+    if measure.is_share:
+        return f"{100 * value:.3g}{' %' if unit else ''}"
+    return f"{value:.4g}{f' {measure.unit}' if unit and measure.unit else ''}"
 
 
 def _finding(
@@ -391,8 +431,8 @@ def _finding(
         reason=reason,
         value=finite(found.value),
         limit=limit,
-        relation="<=" if measure.kind in _ERRORS else ">=",
-        unit="fraction" if measure.is_share else "",
+        relation="<=" if measure.kind in ERRORS else ">=",
+        unit="fraction" if measure.is_share else measure.unit,
         low=finite(found.low),
         high=finite(found.high),
         samples=found.samples,

@@ -4,8 +4,11 @@ What a column holds depends on the metric (`paired_form`):
 
 - *right or wrong* (top1, topk, recall): candidate minus reference, -1, 0 or 1;
 - *macro F1*: label, FP32's class and the candidate's class, 21 bits each;
-- *numbers* (mae, rmse, cosine, MODULE:CALLABLE): a complex number, FP32's score as its real part
-  and the candidate's as its imaginary part, so that both travel in one column.
+- *numbers* (mae, rmse, r2, cosine, MODULE:CALLABLE): a complex number, FP32's score as its real
+  part and the candidate's as its imaginary part, so that both travel in one column. Of r2 it is the
+  squared error until all samples are together (`in_variances`);
+- *counts* (miou, dice, label_f1, micro_f1): counts by class, see `validation.metrics.class_counts`;
+- *boxes* (map, map50): matched boxes, see `validation.metrics.boxes`.
 """
 
 import importlib
@@ -25,13 +28,20 @@ GALLERY = 1024  # samples that one is ranked among; blocks of them start at mult
 BITS = 21
 NONE = (1 << BITS) - 1  # the class of a sample that has none
 ACCURACY = "accuracy"  # what no metric may be called: whether the top class is the label
-PairedForm = Literal["binary", "classes", "numbers"]
+PairedForm = Literal["binary", "classes", "numbers", "counts", "boxes"]
+_COUNTED = frozenset({"miou", "dice", "label_f1", "micro_f1"})
+# Labels of these are never the one class of each sample that the data's array ``label`` holds.
+_OWN_LABELS = frozenset({"mae", "rmse", "r2", "cosine", "exact_match", "map", "map50"}) | _COUNTED
 
 
 def paired_form(kind: str) -> PairedForm:
     """What a metric's column holds; the top of this file says what each means."""
-    if kind in {"top1", "topk", "recall"}:
+    if kind in {"top1", "topk", "recall", "exact_match"}:
         return "binary"
+    if kind in _COUNTED:
+        return "counts"
+    if kind in {"map", "map50"}:
+        return "boxes"
     return "classes" if kind == "macro_f1" else "numbers"
 
 
@@ -39,7 +49,7 @@ def labels_for(data: DataSet, output: str, kind: str) -> Array | None:
     """The labels a metric needs: the output's own, else the data's classes; None without any."""
     if output in data.targets:
         return data.targets[output]
-    return None if kind in {"mae", "rmse", "cosine"} else data.labels
+    return None if kind in _OWN_LABELS else data.labels
 
 
 def labels_by_measure(data: DataSet, output: str, asked: OutputSpec) -> dict[str, Array]:
@@ -92,11 +102,34 @@ def score(
     if form == "binary":
         right = found.astype(np.bool_) & ~nonfinite
         return right.astype(np.int8) - expected.astype(np.bool_).astype(np.int8)
-    worst = np.inf if metric.kind in {"mae", "rmse"} else -np.inf
+    worst = np.inf if metric.kind in {"mae", "rmse", "r2"} else -np.inf
     paired = np.empty(len(labels), dtype=np.complex128)
     paired.real = expected
     paired.imag = np.where(nonfinite, worst, found)
     return paired
+
+
+def in_variances(column: Array, targets: Array) -> Array:
+    """Columns of squared errors as r2: one less the error in variances of the targets.
+
+    The variance is that of all the targets, also where a slice is judged: a slice of targets that
+    hardly differ has a variance of its own that says nothing. Several values a sample count
+    together, weighted by their variance (`sklearn.metrics.r2_score`, ``variance_weighted``).
+
+    Args:
+        column: squared errors of FP32 and of the candidate, complex, shape ``(N,)``.
+        targets: of all samples, shape ``(N, ...)``.
+    """
+    variance = target_variance(targets)
+    scaled = np.empty_like(column)
+    scaled.real = 1.0 - column.real / variance
+    scaled.imag = 1.0 - column.imag / variance
+    return scaled
+
+
+def target_variance(targets: Array) -> float:
+    """Mean over the values of a sample of their variance; 1 where nothing varies."""
+    return float(flat(targets).var(axis=0).mean()) or 1.0
 
 
 def _scorer(metric: Metric) -> Callable[[Array, Array], Array]:
@@ -107,6 +140,7 @@ def _scorer(metric: Metric) -> Callable[[Array, Array], Array]:
         "recall": lambda output, labels: _recalled(output, labels, k),
         "mae": lambda output, labels: np.abs(_errors(output, labels)).mean(axis=1),
         "rmse": lambda output, labels: np.square(_errors(output, labels)).mean(axis=1),
+        "r2": lambda output, labels: np.square(_errors(output, labels)).mean(axis=1),
         "cosine": _cosines,
     }
     return known.get(metric.kind) or _own(metric.kind)

@@ -25,7 +25,8 @@ from enginegate.approval_rules import check_decision
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Candidate, Precision
 from enginegate.cli.output.live_table import qualification_shown
-from enginegate.data import DataSet, read_data
+from enginegate.data import DataSet
+from enginegate.data_sources import load_data
 from enginegate.decision import Decision, Release
 from enginegate.errors import ApprovalError, EnginegateError, ExitCode, InputError, ServerError
 from enginegate.evidence import Outcome, Scorecard
@@ -180,7 +181,7 @@ class _Demo:
 
     def swapped(self, server: Server, card: Scorecard) -> None:
         """Promote and roll back under traffic; not one request may fail."""
-        data = read_data(self.policy.data.evaluation)
+        data = load_data(self.policy.data.evaluation)
         traffic = Traffic.from_data(self.policy.name, data, timeout_s=_PATIENCE_S)
         with BackgroundLoad(server.grpc, traffic, rate_per_s=_RATE_PER_S) as load:
             time.sleep(_SETTLE_S)
@@ -204,7 +205,7 @@ class _Demo:
     def call(self, server: Server) -> None:
         """Ask the live model as any client would, and show the command."""
         self.say("Call the live model")
-        data = read_data(self.policy.data.evaluation).head(1)
+        data = load_data(self.policy.data.evaluation).head(1)
         body = self.workspace.root / "demo" / "request.json"
         body.parent.mkdir(parents=True, exist_ok=True)
         body.write_text(json.dumps(_request(data)))

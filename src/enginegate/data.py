@@ -1,4 +1,6 @@
-"""Evaluation, calibration and shadow data: one ``.npz``, or a folder of ``.npy`` for large sets.
+"""Sets of samples, and their own form: one ``.npz``, or a folder of ``.npy`` for large sets.
+
+`enginegate.data_sources` reads the other forms.
 
 Arrays by name: ``input.NAME`` (one for each model input, first axis the sample), optional
 ``label`` (integer classes), ``label.OUTPUT`` (classes, numbers or vectors, of one output),
@@ -94,6 +96,17 @@ class DataSet:
             {name: array[start:stop] for name, array in self.targets.items()},
         )
 
+    def only(self, chosen: NDArray[np.bool_]) -> "DataSet":
+        """The samples where ``chosen``, shape ``(N,)``, is true, in their order; copies."""
+        return DataSet(
+            self.origin,
+            {name: array[chosen] for name, array in self.inputs.items()},
+            None if self.labels is None else self.labels[chosen],
+            self.ids[chosen],
+            {name: column[chosen] for name, column in self.slices.items()},
+            {name: array[chosen] for name, array in self.targets.items()},
+        )
+
     def check_fits(self, specs: tuple[TensorSpec, ...]) -> None:
         """Refuse data that a model with these inputs cannot take.
 
@@ -177,8 +190,18 @@ def read_header(path: Path) -> DataHeader:
     Raises:
         DataError: it is missing, corrupt, pickled, empty, or its arrays differ in length.
     """
-    shapes = _shapes(path)
-    _check_rows(path, {name: shape for name, (_, shape) in shapes.items()})
+    return data_header(array_types(path), str(path))
+
+
+def data_header(
+    shapes: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]], origin: str
+) -> DataHeader:
+    """What arrays of these types and shapes are as a data set.
+
+    Raises:
+        DataError: there is no input or no sample, or the arrays differ in length.
+    """
+    _check_rows(origin, {name: shape for name, (_, shape) in shapes.items()})
     inputs = {
         name.removeprefix("input."): TensorSpec(
             name=name.removeprefix("input."), dtype=dtype.name, shape=(-1, *shape[1:])
@@ -197,21 +220,33 @@ def read_data(path: Path) -> DataSet:
         DataError: it is missing, corrupt, pickled, empty, or its arrays differ in length; or a
             label is not an integer (NaN included).
     """
-    arrays = _load(path)
+    return data_set(load_arrays(path), str(path))
+
+
+def data_set(arrays: Mapping[str, Array], origin: str) -> DataSet:
+    """The data set of arrays by their names (docs/data.md).
+
+    Args:
+        origin: what the set is called in messages.
+
+    Raises:
+        DataError: an input is missing, arrays differ in length, there are no samples, ids repeat,
+            or a label is not finite or no integer.
+    """
     inputs = {
         name.removeprefix("input."): a for name, a in arrays.items() if name.startswith("input.")
     }
-    count = _check_rows(path, {name: array.shape for name, array in arrays.items()})
+    count = _check_rows(origin, {name: array.shape for name, array in arrays.items()})
     ids = arrays.get("id", np.arange(count)).astype(np.str_)
     if len(np.unique(ids)) != count:
-        raise DataError(f"{path}: the array id repeats values; each sample needs its own.")
+        raise DataError(f"{origin}: the array id repeats values; each sample needs its own.")
     slices = {
         name.removeprefix("slice."): array.astype(np.str_)
         for name, array in arrays.items()
         if name.startswith("slice.")
     }
-    labels = _labels(path, arrays.get("label"))
-    return DataSet(str(path), inputs, labels, ids, slices, _targets(path, arrays))
+    labels = _labels(origin, arrays.get("label"))
+    return DataSet(origin, inputs, labels, ids, slices, _targets(origin, arrays))
 
 
 def write_data(data: DataSet, path: Path) -> None:
@@ -221,20 +256,24 @@ def write_data(data: DataSet, path: Path) -> None:
     write_file(path, buffer.getvalue(), mode=0o600)
 
 
-def _check_rows(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> int:
+def _check_rows(origin: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     """How many samples the arrays hold; refuses a set without inputs or with uneven arrays."""
     if not any(name.startswith("input.") for name in shapes):
-        raise DataError(f"{path} holds no input: name arrays input.NAME (found: {sorted(shapes)}).")
+        raise DataError(
+            f"{origin} holds no input: name arrays input.NAME (found: {sorted(shapes)})."
+        )
     lengths = {name: shape[0] if shape else 0 for name, shape in shapes.items()}
     count = next(iter(lengths.values()))
     if set(lengths.values()) != {count}:
-        raise DataError(f"{path}: arrays differ in length: {lengths}. Each needs one row a sample.")
+        raise DataError(
+            f"{origin}: arrays differ in length: {lengths}. Each needs one row a sample."
+        )
     if count == 0:
-        raise DataError(f"{path} holds no samples.")
+        raise DataError(f"{origin} holds no samples.")
     return count
 
 
-def _labels(path: Path, array: Array | None) -> NDArray[np.int64] | None:
+def _labels(origin: str, array: Array | None) -> NDArray[np.int64] | None:
     if array is None:
         return None
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
@@ -242,28 +281,34 @@ def _labels(path: Path, array: Array | None) -> NDArray[np.int64] | None:
             "it holds NaN" if array.dtype.kind == "f" and np.isnan(array).any() else "it does not"
         )
         raise DataError(
-            f"{path}: label must be one integer class a sample, shape (N,); {detail} "
+            f"{origin}: label must be one integer class a sample, shape (N,); {detail} "
             f"(dtype {array.dtype}, shape {array.shape})."
         )
     return array.astype(np.int64)
 
 
-def _targets(path: Path, arrays: dict[str, Array]) -> dict[str, Array]:
+def _targets(origin: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     targets = {n.removeprefix("label."): a for n, a in arrays.items() if n.startswith("label.")}
     for name, array in targets.items():
-        if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
+        if array.dtype.kind not in "fiu" or not _all_finite(array):
             raise DataError(
-                f"{path}: label.{name} must hold finite numbers (dtype {array.dtype}). Remove the "
-                "samples without a label, or leave this array out."
+                f"{origin}: label.{name} must hold finite numbers (dtype {array.dtype}). Remove "
+                "the samples without a label, or leave this array out."
             )
     return targets
 
 
-def _shapes(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+def _all_finite(array: Array) -> bool:
+    """By blocks of rows: labels of the outputs' shape may be larger than memory."""
+    starts = range(0, len(array), _DIGEST_ROWS)
+    return all(np.isfinite(array[start : start + _DIGEST_ROWS]).all() for start in starts)
+
+
+def array_types(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
     """Type and shape of every array, from its header."""
     try:
         if path.is_dir():
-            return {name: (array.dtype, array.shape) for name, array in _load(path).items()}
+            return {name: (array.dtype, array.shape) for name, array in load_arrays(path).items()}
         _check_archive(path)
         with ZipFile(path) as archive:
             names = [name for name in archive.namelist() if name.endswith(".npy")]
@@ -295,7 +340,12 @@ def _unreadable(path: Path, error: Exception) -> str:
     )
 
 
-def _load(path: Path) -> dict[str, Array]:
+def load_arrays(path: Path) -> dict[str, Array]:
+    """Every array of an ``.npz`` file, or of a folder of ``.npy`` files (memory-mapped), by name.
+
+    Raises:
+        DataError: it is missing, corrupt, pickled, or larger than there is room for.
+    """
     try:
         if path.is_dir():
             files = sorted(path.glob("*.npy"))

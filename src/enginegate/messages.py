@@ -77,10 +77,12 @@ _ONE_OF = frozenset({"literal_error", "enum"})
 _PATTERNS: dict[str, str] = {}
 
 
-def matching(pattern: str, words: str, *, description: str | None = None) -> Any:
+def matching(
+    pattern: str, words: str, *, default: Any = ..., description: str | None = None
+) -> Any:
     """A text's field that must match ``pattern``; ``words`` say in a message what that is."""
     _PATTERNS[pattern] = words
-    return Field(pattern=pattern, description=description)
+    return Field(default, pattern=pattern, description=description)
 
 
 def explain_validation(
@@ -123,8 +125,9 @@ def _is_pydantics(part: str | int) -> bool:
 def _words(place: Place, problem: Mapping[str, Any], model: type[BaseModel] | None) -> str:
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == _UNKNOWN:
-        known = _keys_at(model, place[:-1])
-        return f"there is no such key{_suggestion(str(place[-1]), known)}"
+        key = str(place[-1])
+        hint = _suggestion(key, _keys_at(model, place[:-1])) or _elsewhere(key, model)
+        return f"there is no such key{hint}"
     if kind in _ONE_OF:
         expected = str(context["expected"])
         options = [option for option in expected.split("'")[1::2] if option]
@@ -140,6 +143,17 @@ def _words(place: Place, problem: Mapping[str, Any], model: type[BaseModel] | No
 def _suggestion(given: str, known: list[str]) -> str:
     close = get_close_matches(given.lower(), known, n=1)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def _elsewhere(key: str, model: type[BaseModel] | None) -> str:
+    """In which tables there is a key of that name."""
+    fields = model.model_fields.items() if model is not None else ()
+    named = [
+        name
+        for name, field in fields
+        if any(key in table.model_fields for table in _tables(field.annotation))
+    ]
+    return f" here; it is one of {' and '.join(named)}" if named else ""
 
 
 def _keys_at(model: type[BaseModel] | None, place: Place) -> list[str]:

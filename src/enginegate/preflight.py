@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from enginegate.candidate import Candidate
-from enginegate.data import DataHeader, read_header
+from enginegate.data import DataHeader
+from enginegate.data_sources import read_source_header
 from enginegate.engines import DecisionObstacle, cuda, this_machine, undecidable
-from enginegate.errors import InputError, ModelError, PolicyError
+from enginegate.errors import InputError, ModelError, PolicyError, TrackingError
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.policy import Policy
+from enginegate.policy.data import DataSource, data_source
 from enginegate.policy.gates import gates_for
 from enginegate.policy.hooks import why_missing
 from enginegate.shadow.store import is_sample, latest_sample, sample_info
@@ -81,19 +83,19 @@ class _Files:
             "data.calibration": policy.data.calibration,
             "data.shadow": policy.data.shadow,
             "shadow.traffic": policy.shadow.traffic if policy.shadow else None,
-            "ensemble.samples": policy.ensemble.samples if policy.ensemble else None,
+            "ensemble.samples": _plain_source(policy),
         }
         headers, unreadable = {}, {}
-        for key, path in named.items():
-            if path is None:
+        for key, source in named.items():
+            if source is None:
                 continue
             try:
-                if key == "data.shadow" and is_sample(path):
-                    sample_info(path)
-                else:
-                    headers[key] = read_header(path)
-            except InputError as error:
-                unreadable[_said(key, path)] = str(error)
+                if key == "data.shadow" and source.path is not None and is_sample(source.path):
+                    sample_info(source.path)
+                elif (header := read_source_header(source)) is not None:
+                    headers[key] = header
+            except (InputError, TrackingError) as error:
+                unreadable[_said(key, source)] = str(error)
         return cls(headers, unreadable)
 
     @property
@@ -105,6 +107,12 @@ class _Files:
         """Why sets cannot be read."""
         for said, why in self.unreadable.items():
             yield f"{said}: {why} Correct the path, or put the file there."
+
+
+def _plain_source(policy: Policy) -> DataSource | None:
+    """What an ensemble's first step takes is no input of the model: [data] says nothing of it."""
+    samples = policy.ensemble.samples if policy.ensemble else None
+    return data_source(samples) if samples is not None else None
 
 
 def _folders(policy: Policy) -> Iterator[str]:
@@ -156,9 +164,23 @@ def _functions(policy: Policy) -> Iterator[str]:
         hook = getattr(shadow, key) if shadow is not None else None
         if hook is not None:
             named[f"shadow.{key}"] = hook
+    for key, source in policy.data.sources.items():
+        if source.scheme == "python":
+            yield from _function_of_data(f"data.{key}", source, _root(policy))
     for key, hook in named.items():
         if why := why_missing(hook, _root(policy)):
             yield f'{key} = "{hook}": {why}. Correct the name, or install the module.'
+
+
+def _function_of_data(key: str, source: DataSource, root: Path) -> Iterator[str]:
+    """A function that gives data must be there and allowed; it is not called."""
+    if not source.allow_code:
+        yield (
+            f"{_said(key, source)}: its module is imported and run, and allow_code is false. If "
+            "you trust that code, set allow_code = true under [data]."
+        )
+    elif why := why_missing(source.location, root):
+        yield f"{_said(key, source)}: {why}. Correct the name, or install the module."
 
 
 def _runner(policy: Policy) -> Iterator[str]:
@@ -279,7 +301,7 @@ def _later(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
             yield f"{_said(f'signing.{key}', path)}: there is no such file here; promote needs it."
 
 
-def _said(key: str, path: Path) -> str:
+def _said(key: str, path: Path | DataSource) -> str:
     """A key and its value, as the policy has it."""
     return f'{key} = "{getattr(path, "written", "") or path}"'
 

@@ -34,7 +34,12 @@ class Workspace:
     @classmethod
     def of(cls, rules: Policy) -> "Workspace":
         """The workspace of a policy's project, or of ENGINEGATE_HOME."""
-        return cls._in(rules.root) if rules.root is not None else cls.here()
+        return cls.of_project(rules.root)
+
+    @classmethod
+    def of_project(cls, project: Path | None) -> "Workspace":
+        """The workspace of a project's folder, or of ENGINEGATE_HOME; None: the current one."""
+        return cls._in(project) if project is not None else cls.here()
 
     @classmethod
     def _in(cls, project: Path) -> "Workspace":
@@ -50,6 +55,11 @@ class Workspace:
     def engines(self) -> Path:
         """Engines, one folder each, by digest of the plan that built them."""
         return self.root / "store" / "engines"
+
+    @property
+    def data(self) -> Path:
+        """Data that was no NumPy file, as arrays, one folder each; readable by its owner only."""
+        return self.root / "store" / "data"
 
     @property
     def results(self) -> Path:

@@ -26,10 +26,12 @@ from rich.text import Text
 
 from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
+from enginegate.cli import deploy as _deploy
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
+from enginegate.cli.live import call as _call
 from enginegate.cli.live import release as _release
 from enginegate.cli.live import repository as _live
 from enginegate.cli.live import status as _status
@@ -48,6 +50,9 @@ from enginegate.cli.output.scorecard_document import (
     scorecard_document,
 )
 from enginegate.cli.policies import PolicyFile, policies_of, print_check
+from enginegate.cli.policy.first_data import ColumnFlags
+from enginegate.cli.policy.init import InitOptions, write_first_policy
+from enginegate.cli.policy.show import show_policy
 from enginegate.cli.report import write_report
 from enginegate.cli.terminal import (
     ended_by,
@@ -87,7 +92,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     cls=StoryGroup,
 )
-policy_app = typer.Typer(help="Check policy files.", no_args_is_help=True)
+policy_app = typer.Typer(help="Check and explain policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
 RunName = Annotated[
@@ -180,6 +185,81 @@ def doctor_command(
         raise typer.Exit(EXIT_CODES[outcome])
 
 
+@app.command("init")
+def init_command(  # noqa: PLR0913 - one argument for each option
+    model: Annotated[
+        str, typer.Argument(help="a file (.onnx, .pt2), a folder (Hugging Face), models:/NAME/1, …")
+    ],
+    *,
+    data: Annotated[
+        str, typer.Option(help="labelled samples that training never saw (docs/data.md)")
+    ],
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="other samples, for int8; default: some of the data are set aside"),
+    ] = None,
+    set_aside: Annotated[
+        int | None, typer.Option(min=0, help="how many of the data; 0: none, and no int8")
+    ] = None,
+    input_columns: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=COLUMN", help="of the data; default: guessed"),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="of the data; default: guessed")
+    ] = None,
+    slice_columns: Annotated[
+        list[str] | None,
+        typer.Option("--slice", metavar="COLUMN", help="judged by itself; may repeat"),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="default: as the data shows it")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="of the live model; default: from the model's")
+    ] = None,
+    p99_ms: Annotated[
+        float | None, typer.Option("--p99-ms", min=0.001, help="SLO: latency at the client")
+    ] = None,
+    min_throughput: Annotated[
+        float | None, typer.Option(min=0.001, help="SLO: requests a second that traffic needs")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="default: policies/NAME.toml"),
+    ] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="open formats that can run code")
+    ] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="import and run Python of yours")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Look at a model and its data, and write a first policy for them.
+
+    Opens the model as a qualification would, with the same permissions, and runs a few samples.
+    Asks for what neither shows (the SLO, sometimes the task), or takes it from flags. Everything
+    that the policy leaves out has a default: `enginegate policy show FILE`.
+    """
+    options = InitOptions(
+        model=model,
+        data=data,
+        calibration=calibration,
+        set_aside=set_aside,
+        columns=ColumnFlags(input_columns or (), label, slice_columns or ()),
+        task=task,
+        name=name,
+        p99_ms=p99_ms,
+        min_throughput_per_s=min_throughput,
+        output=output,
+        allow_pickle=allow_pickle,
+        allow_code=allow_code,
+        force=force,
+    )
+    with printing(as_json=as_json) as printed:
+        write_first_policy(options, printed)
+
+
 @policy_app.command("check")
 def policy_check_command(policy: PolicyFile, *, as_json: JsonFlag = False) -> None:
     """Check a policy file, and what it names, and show what it asks for.
@@ -189,6 +269,26 @@ def policy_check_command(policy: PolicyFile, *, as_json: JsonFlag = False) -> No
     """
     with printing(as_json=as_json) as output:
         print_check(read_policy(policy), policy, output)
+
+
+@policy_app.command("show")
+def policy_show_command(
+    policy: Annotated[
+        Path | None,
+        typer.Argument(metavar="[POLICY]", help="default: what every policy may leave out"),
+    ] = None,
+    table: Annotated[
+        list[str] | None, typer.Option(help="only this table, e.g. gates; may repeat")
+    ] = None,
+    *,
+    as_json: JsonFlag = False,
+) -> None:
+    """Show every key of a policy: its value, where that comes from, and what it means.
+
+    Under tolerances = "standard", the table gates shows which limit each precision gets, and why.
+    """
+    with printing(as_json=as_json) as output:
+        show_policy(policy, table or [], output)
 
 
 @app.command("qualify")
@@ -447,7 +547,9 @@ app.command("watch")(_watch.watch_command)
 app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
+app.command("deploy")(_deploy.deploy_command)
 app.command("pull")(_release.pull_command)
+app.command("call")(_call.call_command)
 
 
 @app.command("serve")

@@ -17,7 +17,8 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Begin": {
             "doctor": "What is here, what is missing, and how to get it.",
             "demo": "The whole path on real parts, without a GPU.",
-            "policy": "Check what a policy asks for, before anything is built.",
+            "init": "Write a first policy for a model and its data.",
+            "policy": "Check and explain policies, before anything is built.",
         },
         "Collect evidence": {
             "qualify": "Build, judge and benchmark every candidate: a scorecard.",
@@ -35,6 +36,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "serve": "Run Triton on the live repository, until Ctrl-C.",
             "promote": "Publish what was approved, and prove that it serves.",
             "status": "What is live, what it promised, and what waits for a person.",
+            "call": "Ask what is live: answer, label, and lines to copy.",
             "verify": "Recompute every digest, and prove what the servers serve.",
             "rollback": "Make an earlier release live again.",
             "withdraw": "Unload a first release: nothing is live afterwards.",
@@ -45,6 +47,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "audit": "Who did what, when and why; and that nothing was changed.",
         },
         "Run by itself": {
+            "deploy": "Flows and schedules on your Prefect server, for its workers.",
             "scan": "Qualify new versions that the registry marks.",
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",

@@ -38,6 +38,8 @@ _PREFECT = {
 
 # It tells of a decision that is made already: a server that does not answer is no reason to fail.
 _ANSWERING = "flows.answer"
+# They tell a server that somebody named, and start none.
+_TELLING = frozenset({_ANSWERING, "flows.automations", "flows.deployments"})
 
 
 def pipeline_module(name: str) -> ModuleType:
@@ -52,7 +54,8 @@ def pipeline_module(name: str) -> ModuleType:
         os.environ.setdefault(variable, value)
     for name_of_logger in _COUNTING:
         logging.getLogger(name_of_logger).setLevel(logging.ERROR)
-    if "PREFECT_API_URL" not in os.environ and "prefect" not in sys.modules:
+    started_here = "PREFECT_API_URL" not in os.environ and name not in _TELLING
+    if started_here and "prefect" not in sys.modules:
         _log.info("starting Prefect inside this process; this takes a few seconds")
     # Not loaded before this: Prefect reads its settings when it is imported.
     import flows  # noqa: PLC0415 - the one edge that runs up

@@ -32,6 +32,7 @@ from enginegate.policy.building import (
     Repair,
     Shapes,
 )
+from enginegate.policy.data import Data
 from enginegate.policy.defaults import fill_in
 from enginegate.policy.gates import (
     Evaluation,
@@ -62,8 +63,9 @@ from enginegate.policy.operating import (
     Watch,
 )
 from enginegate.policy.paths import ROOT, project_of
-from enginegate.policy.recording import Data, Shadow, TrafficTables
-from enginegate.policy.tolerances import complete_gates
+from enginegate.policy.recording import Shadow, TrafficTables
+from enginegate.policy.remedies import with_remedies
+from enginegate.policy.tolerances import complete_gates, complete_metrics
 from enginegate.records import Record
 from enginegate.serving import ServingOptions
 
@@ -102,7 +104,9 @@ __all__ = [
     "Watch",
     "gates_for",
     "parse_policy",
+    "policy_model",
     "read_policy",
+    "read_tables",
 ]
 _MOST_BYTES = 1 << 20
 
@@ -150,6 +154,8 @@ class Policy(Record):
     def model_post_init(self, context: Any, /) -> None:
         """Remember the folder that relative paths start from; no part of the record."""
         self._root = (context or {}).get(ROOT)
+        if self.shadow is not None and self.shadow.traffic is not None:
+            self.shadow.__dict__["traffic"] = self.data.read_alike(self.shadow.traffic)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Its class is made for this process's engine kinds; another process reads it anew."""
@@ -172,13 +178,18 @@ class Policy(Record):
             return raw
         outputs = raw.get("outputs") or {}
         tasks = {o.get("task") for o in outputs.values() if isinstance(o, dict)} | {raw.get("task")}
-        return {**raw, "gates": complete_gates(gates, frozenset(map(str, tasks)))}
+        metrics = complete_metrics(raw)
+        completed = complete_gates(gates, frozenset(map(str, tasks)), metrics)
+        return {**raw, "gates": completed, "metrics": metrics}
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         check_outputs(self.task, self.outputs, self.metrics)
         if "default" not in self.gates:
-            raise ValueError("[gates.default] is missing: state every limit there")
+            raise ValueError(
+                "[gates.default] is missing: state every limit there, or tolerances = "
+                '"standard" (enginegate policy show --table gates prints what that means)'
+            )
         tasks = tasks_of(self.task, self.outputs)
         if "confidence" in self.slices.discover and "classification" not in tasks:
             raise ValueError("slices.discover: confidence needs an output of classes")
@@ -299,6 +310,16 @@ def read_policy(path: Path) -> Policy:
         PolicyError: the file cannot be read, is not TOML, or breaks a rule; every problem is listed
             with the place it is at.
     """
+    # A link to a policy belongs where the link is: mounted configuration links into hidden folders.
+    return parse_policy(read_tables(path), str(path), project_of(path.parent.resolve()))
+
+
+def read_tables(path: Path) -> dict[str, Any]:
+    """The tables of a policy file as they are written, not checked.
+
+    Raises:
+        PolicyError: the file cannot be read, or is not TOML.
+    """
     try:
         if path.is_fifo() and path.resolve().is_fifo():
             raise PolicyError(f"{path} is a named pipe, not a policy: reading it may never end.")
@@ -308,15 +329,13 @@ def read_policy(path: Path) -> Policy:
             raise PolicyError(
                 f"{path} is larger than {_MOST_BYTES:,} bytes, which no policy is. Name a policy."
             )
-        raw = tomllib.loads(content.decode())
+        return tomllib.loads(content.decode())
     except OSError as error:
         raise PolicyError(f"Cannot read the policy {path}: {error.strerror}.") from error
     except RecursionError as error:
         raise PolicyError(_too_deep(str(path))) from error
     except ValueError as error:  # not TOML, not UTF-8, or a number that no computer could hold
         raise PolicyError(f"{path} is not TOML: {error}.") from error
-    # A link to a policy belongs where the link is: mounted configuration links into hidden folders.
-    return parse_policy(raw, str(path), project_of(path.parent.resolve()))
 
 
 def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) -> Policy:
@@ -341,15 +360,13 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
     except RecursionError as error:
         raise PolicyError(_too_deep(origin)) from error
     except ValidationError as error:
-        raise PolicyError(_invalid(origin, _explained(error, origin, wrong))) from error
-    raise PolicyError(_invalid(origin, listed))
+        listed = _explained(error, origin, wrong)
+        raise PolicyError(_invalid(origin, listed, raw)) from error
+    raise PolicyError(_invalid(origin, listed, raw))
 
 
-def _invalid(origin: str, listed: str) -> str:
-    return (
-        f"{origin} is not a valid policy:\n{listed}\n"
-        "docs/policy.md lists every key with its meaning and unit."
-    )
+def _invalid(origin: str, listed: str, raw: Mapping[str, Any]) -> str:
+    return f"{origin} is not a valid policy:\n{with_remedies(listed, raw)}"
 
 
 def _explained(error: ValidationError, origin: str, wrong: tuple[Wrong, ...]) -> str:

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from enginegate.candidate import Candidate, EngineKindName
+from enginegate.policy.data import DataSource
 from enginegate.records import Record
 
 
@@ -113,7 +113,7 @@ class EngineTables:
 
     Attributes:
         kinds: each engine kind's own table.
-        calibration_data: file that int8 and fp8 scales come from.
+        calibration_data: samples that int8 and fp8 scales come from.
         max_batch_size: the largest batch that an engine must take.
     """
 
@@ -121,6 +121,6 @@ class EngineTables:
     shapes: Shapes
     kinds: Mapping[EngineKindName, Record]
     calibration: CalibrationTable
-    calibration_data: Path | None
+    calibration_data: DataSource | None
     max_batch_size: int
     repair: Repair

@@ -21,25 +21,46 @@ MetricName = Annotated[
     str, matching(r"^[a-z][a-z0-9_]{0,39}$", "a name of lower-case letters, digits and _")
 ]
 Margins: TypeAlias = dict[MetricName, NonNegativeFloat]
-OutputTask: TypeAlias = Literal["classification", "regression", "embedding"]
-Task: TypeAlias = Literal["classification", "regression", "embedding", "multi-output"]
+OutputTask: TypeAlias = Literal[
+    "classification", "multi-label", "regression", "embedding", "segmentation", "detection"
+]
+Task: TypeAlias = Literal[OutputTask, "multi-output"]
+BoxFormat: TypeAlias = Literal["xyxy", "xywh", "cxcywh"]
 
-METRIC_TASKS: Mapping[str, OutputTask] = MappingProxyType(
+METRIC_TASKS: Mapping[str, frozenset[OutputTask]] = MappingProxyType(
     {
-        "top1": "classification",
-        "topk": "classification",
-        "macro_f1": "classification",
-        "mae": "regression",
-        "rmse": "regression",
-        "cosine": "embedding",
-        "recall": "embedding",
+        "top1": frozenset({"classification"}),
+        "topk": frozenset({"classification"}),
+        "macro_f1": frozenset({"classification"}),
+        "label_f1": frozenset({"multi-label"}),
+        "micro_f1": frozenset({"multi-label"}),
+        "exact_match": frozenset({"multi-label"}),
+        "r2": frozenset({"regression"}),
+        "mae": frozenset({"regression"}),
+        "rmse": frozenset({"regression"}),
+        "cosine": frozenset({"embedding"}),
+        "recall": frozenset({"embedding"}),
+        "miou": frozenset({"segmentation"}),
+        "dice": frozenset({"segmentation"}),
+        "map": frozenset({"detection"}),
+        "map50": frozenset({"detection"}),
     }
 )
+ERRORS = frozenset({"mae", "rmse"})  # less is better
+DECIDING_TASKS: frozenset[OutputTask] = frozenset({"multi-label", "segmentation", "detection"})
 CLASSIFICATION_LIMITS = (
     "max_accuracy_loss",
     "max_slice_accuracy_loss",
     "min_top1_agreement",
     "max_kl_p99_nats",
+)
+DISTANCE_LIMITS = (
+    "max_abs_error",
+    "max_p99_abs_error",
+    "max_rel_error",
+    "max_p99_rel_error",
+    "min_sqnr_db",
+    "min_cosine_p1",
 )
 GATES = frozenset(
     {
@@ -54,7 +75,7 @@ GATES = frozenset(
             "constant_reference",
             "constant_answers",
         ),
-        *("accuracy_fp32", "slice_accuracy_fp32"),
+        *("decision_agreement", "accuracy_fp32", "slice_accuracy_fp32"),
         *("noise_floor", "shadow_integrity", "shadow_version", "input_drift"),
     }
 )
@@ -63,18 +84,54 @@ GATES = frozenset(
 class Output(Record):
     """What one output of the model means. Several make the task multi-output."""
 
-    task: OutputTask = Field(description="logits of classes, numbers to predict, or a vector")
+    task: OutputTask = Field(
+        description="logits of classes, of labels, numbers to predict, a vector, classes of "
+        "pixels, or boxes"
+    )
+    threshold: float | None = Field(
+        default=None,
+        allow_inf_nan=False,
+        description="a label (`multi-label`), a pixel of a single class (`segmentation`) or a box "
+        "(`detection`) counts as found above it; default 0, that of logits; of boxes 0.5",
+    )
+    class_axis: Literal[1, -1] = Field(
+        default=1, description="of `segmentation`: the axis of the classes; -1 is the last"
+    )
+    ignore_label: int = Field(
+        default=-1, description="of `segmentation`: pixels with this label are not scored"
+    )
+    scores: str = Field(
+        default="",
+        description="of `detection`: the output with each box's score, `(N, boxes)`; empty: this "
+        "output holds x1, y1, x2, y2, score, class",
+    )
+    classes: str = Field(
+        default="", description="of `detection`: the output with each box's class, with `scores`"
+    )
+    box_format: BoxFormat = Field(
+        default="xyxy", description="of `detection`: what the four numbers of a box are"
+    )
 
 
 class Metric(Record):
     """One way to score answers against labels; what may be lost is in max_metric_loss."""
 
     kind: str = matching(
-        r"^(top1|topk|macro_f1|mae|rmse|cosine|recall|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
-        "top1, topk, macro_f1, mae, rmse, cosine, recall, or MODULE:CALLABLE",
-        description="`top1`, `topk`, `macro_f1` (classification), `mae`, `rmse` (regression), "
-        "`cosine`, `recall` (embedding), or MODULE:CALLABLE taking outputs and labels and giving "
-        "one score a sample, higher is better",
+        rf"^({'|'.join(METRIC_TASKS)}|[A-Za-z_][\w.]*:[A-Za-z_]\w*)$",
+        f"{', '.join(METRIC_TASKS)}, or MODULE:CALLABLE",
+        description="`top1`, `topk`, `macro_f1` (classification), `label_f1`, `micro_f1`, "
+        "`exact_match` (multi-label), `r2`, `mae`, `rmse` (regression), `cosine`, `recall` "
+        "(embedding), `miou`, `dice` (segmentation), `map`, `map50` (detection), or "
+        "MODULE:CALLABLE taking outputs and labels and giving one score a sample, higher is better",
+    )
+    allow_code: bool = Field(
+        default=False, description="import and run the Python of a MODULE:CALLABLE"
+    )
+    unit: str = matching(
+        r"^[^\x00-\x1f\x7f]{0,16}$",
+        "at most 16 characters in one line",
+        default="",
+        description="of `mae`, `rmse` and MODULE:CALLABLE, for people: e.g. `°C`",
     )
     output: str = Field(default="", description="the output it scores; empty: the first")
     k: PositiveInt = Field(default=5, description="of `topk` and `recall`")
@@ -124,6 +181,11 @@ class Gates(Record):
     )
     max_kl_p99_nats: NonNegativeFloat | None = Field(
         description="99th percentile over samples of KL(FP32 || candidate)"
+    )
+    min_decision_agreement: Fraction | None = Field(
+        default=None,
+        description="mean share of a sample's labels, pixels or boxes that equal FP32's (of "
+        "`multi-label`, `segmentation`, `detection`); the interval's lower end counts",
     )
     max_abs_error: NonNegativeFloat | None = Field(
         description="largest difference of any output value"
@@ -203,8 +265,17 @@ def check_outputs(task: Task, outputs: Mapping[str, Output], metrics: Mapping[st
         if metric.output and metric.output not in outputs:
             raise ValueError(f"metrics.{name}: there is no [outputs.{metric.output}]")
         wanted = METRIC_TASKS.get(metric.kind)
-        if wanted is not None and output_task(task, outputs, metric.output) != wanted:
-            raise ValueError(f"metrics.{name}: {metric.kind} scores a {wanted} output")
+        if wanted is None and not metric.allow_code:
+            raise ValueError(
+                f"metrics.{name}: {metric.kind} is Python that would be run; set allow_code = true "
+                f"under [metrics.{name}] if you trust it"
+            )
+        if wanted is not None and output_task(task, outputs, metric.output) not in wanted:
+            raise ValueError(
+                f"metrics.{name}: {metric.kind} scores a {' or '.join(sorted(wanted))} output"
+            )
+    for name, output in outputs.items():
+        _check_output(name, output)
 
 
 def check_gates(
@@ -226,3 +297,27 @@ def check_gates(
     stated = [key for key in CLASSIFICATION_LIMITS if getattr(gates, key) is not None]
     if "classification" not in tasks and stated:
         raise ValueError(f"{where}: {stated} are for classification outputs only")
+    if not tasks & DECIDING_TASKS and gates.min_decision_agreement is not None:
+        raise ValueError(
+            f"{where}: min_decision_agreement is for outputs of {', '.join(sorted(DECIDING_TASKS))}"
+        )
+    distances = [key for key in DISTANCE_LIMITS if getattr(gates, key) is not None]
+    if tasks == {"detection"} and distances:
+        raise ValueError(
+            f"{where}: {distances} compare numbers at one place, and boxes change theirs; limit "
+            "min_decision_agreement instead"
+        )
+
+
+def _check_output(name: str, output: Output) -> None:
+    of = {
+        "class_axis": ("segmentation",),
+        "ignore_label": ("segmentation",),
+        "threshold": tuple(sorted(DECIDING_TASKS)),
+        **dict.fromkeys(("scores", "classes", "box_format"), ("detection",)),
+    }
+    for key, wanted in of.items():
+        if key in output.model_fields_set and output.task not in wanted:
+            raise ValueError(f"outputs.{name}.{key}: is for {', '.join(wanted)} only")
+    if bool(output.scores) != bool(output.classes):
+        raise ValueError(f"outputs.{name}: name both scores and classes, or neither")

@@ -24,7 +24,9 @@ FORMS = ", ".join(_FORMS)
 
 def _known_form(uri: str) -> str:
     if not any(re.fullmatch(pattern, uri) for pattern in _FORMS.values()):
-        raise ValueError(f"not one of {FORMS}")
+        is_file = uri.endswith((".onnx", ".pt2")) and ":" not in uri
+        hint = f'; write "file:{uri}"' if is_file else ""
+        raise ValueError(f"not one of {FORMS}{hint}")
     if ".." in PurePosixPath(uri.partition(":")[2]).parts:
         raise ValueError("a path in a policy may not contain '..'; use an absolute path")
     return uri

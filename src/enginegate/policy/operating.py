@@ -15,6 +15,7 @@ from pydantic import (
 )
 
 from enginegate.messages import matching
+from enginegate.object_storage import OBJECT_URL
 from enginegate.policy.gates import Confidence
 from enginegate.policy.paths import SafePath, as_written
 from enginegate.records import Record
@@ -39,7 +40,7 @@ Address = Annotated[
 ]
 ObjectUrl = Annotated[
     str,
-    matching(r"^s3://[A-Za-z0-9][A-Za-z0-9.-]{1,61}[A-Za-z0-9](/[\w.-]+)*$", "s3://BUCKET/PREFIX"),
+    matching(OBJECT_URL, "s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX"),
 ]
 
 
@@ -108,8 +109,8 @@ class PromotionTarget(Record):
     repository: RepositoryPath = Field(description="the live Triton model repository")
     objects: ObjectUrl | None = Field(
         default=None,
-        description="object storage (s3://BUCKET/PREFIX) that releases are published to instead; "
-        "`repository` is then the local copy that servers read",
+        description="object storage (s3://BUCKET/PREFIX, gs://…, az://…) that releases are "
+        "published to instead; `repository` is then the local copy that servers read",
     )
     endpoint: Address | None = Field(
         default=None, description="gRPC HOST:PORT of the live Triton; none: an embedded one"

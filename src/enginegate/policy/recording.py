@@ -1,4 +1,4 @@
-"""Tables of a policy that say where data and recorded traffic come from, and what is kept of it."""
+"""Tables of a policy that say where recorded traffic comes from, and what is kept of it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Self
@@ -7,32 +7,16 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from enginegate.messages import matching
 from enginegate.policy.building import CalibrationTable
-from enginegate.policy.paths import SafePath
+from enginegate.policy.data import Data, SourceOfData
 from enginegate.records import Record
 
 Hook = Annotated[str, matching(r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$", "MODULE:FUNCTION")]
 
 
-class Data(Record):
-    """Files the candidates are judged on: .npz, or a folder of .npy (see docs/data.md)."""
-
-    evaluation: SafePath = Field(description="labelled inputs, with slice columns")
-    calibration: SafePath | None = Field(
-        default=None,
-        description="representative inputs; without it int8 and fp8 are not built, and are "
-        "inconclusive",
-    )
-    shadow: SafePath | None = Field(
-        default=None,
-        description="recorded live requests: arrays, or a folder of `enginegate shadow` (see "
-        "docs/shadow.md); without it [shadow] says where to get them",
-    )
-
-
 class Shadow(Record):
     """How a sample of live requests is recorded, kept private, and compared with calibration."""
 
-    traffic: SafePath | None = Field(
+    traffic: SourceOfData | None = Field(
         default=None,
         description="production-shaped inputs to send to the FP32 reference; without it the newest "
         "sample of `enginegate shadow record` is used",

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
+from enginegate.object_storage import ObjectStore
 from enginegate.policy.operating import LiveTables, ServerEntry
 from enginegate.repository.deploy.gpu_room import GpuRoom
 from enginegate.repository.history.signing import ReleaseSigning
@@ -12,7 +13,6 @@ from enginegate.repository.rollout.canary import Canary, CanaryAnalysis, Judge
 from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.object_repository import LEASE_S, ObjectRepository
 from enginegate.repository.rollout.target import FleetServer, LocalTarget, Target
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.triton.client import TritonClient
 from enginegate.triton.endpoint import LiveAddresses, live_addresses, live_client
 from enginegate.triton.gpu_memory import server_memory

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from enginegate.data import Array, read_data
+from enginegate.data_sources.parquet import RowShapes, column_names, read_columns
 from enginegate.errors import DataError
 from enginegate.policy.recording import Shadow
-from enginegate.shadow.parquet import RowShapes, column_names, read_columns
 from enginegate.shadow.record_batch import NO_ARRIVAL, NO_LABEL, NO_VERSION, STAGES, RecordBatch
 from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.sample import SampleInfo, SampleOrigin

@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.candidate import Sha256, TensorSpec
-from enginegate.data import DataSet, read_data
+from enginegate.data import DataSet
+from enginegate.data_sources import load_data
+from enginegate.policy.data import DataSource, data_source
 from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.shadow.sample import TrafficSample
@@ -69,7 +71,7 @@ def request_mix(tables: TrafficTables, inputs: tuple[TensorSpec, ...], home: Pat
     if key not in _kept:
         mix = _read(recorded) if recorded else None
         if mix is None or {spec.name for spec in inputs} - set(mix.data.inputs):
-            mix = RequestMix(read_data(tables.data.evaluation))
+            mix = RequestMix(load_data(tables.data.evaluation))
         mix = replace(mix, data=mix.data.in_types(inputs))
         mix.data.check_fits(inputs)
         while len(_kept) >= _KEPT:
@@ -82,23 +84,34 @@ _Files: TypeAlias = tuple[tuple[str, int, int, int], ...]
 _kept: dict[tuple[_Files, tuple[TensorSpec, ...]], RequestMix] = {}
 
 
-def _files(source: Path) -> Iterator[tuple[str, int, int, int]]:
-    """A file, or those of a folder, each with what changes when it is written."""
-    for path in [source, *(sorted(source.rglob("*")) if source.is_dir() else [])]:
+def _files(source: DataSource) -> Iterator[tuple[str, int, int, int]]:
+    """A file, or those of a folder, each with what changes when it is written.
+
+    What is no file (a function, a dataset of MLflow) is taken to stay as it is in one process.
+    """
+    rules = f"{source} {source.columns.digest} {source.images.digest}"
+    yield rules, 0, 0, 0
+    top = source.path
+    if top is None:
+        return
+    for path in [top, *(sorted(top.rglob("*")) if top.is_dir() else [])]:
         if path.exists():
             status = path.stat()
             yield str(path), status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _recorded(tables: TrafficTables, home: Path) -> Path | None:
+def _recorded(tables: TrafficTables, home: Path) -> DataSource | None:
     given, wanted = tables.data.shadow, tables.shadow
     if given is not None or wanted is None:
         return given
-    return wanted.traffic or latest_sample(home, tables.model)
+    newest = None if wanted.traffic else latest_sample(home, tables.model)
+    return wanted.traffic or (data_source(newest) if newest else None)
 
 
-def _read(path: Path) -> RequestMix:
-    return _of(read_traffic_sample(path)) if is_sample(path) else RequestMix(read_data(path))
+def _read(source: DataSource) -> RequestMix:
+    if source.path is not None and is_sample(source.path):
+        return _of(read_traffic_sample(source.path))
+    return RequestMix(load_data(source))
 
 
 def _of(sample: TrafficSample) -> RequestMix:

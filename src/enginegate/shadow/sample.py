@@ -16,10 +16,10 @@ from pydantic import Field, NonNegativeInt, PositiveInt
 
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.data import Array, DataSet, Tensors
+from enginegate.data_sources.parquet import PartWriter
 from enginegate.errors import DataError
 from enginegate.messages import counted
 from enginegate.records import Record
-from enginegate.shadow.parquet import PartWriter
 from enginegate.shadow.record_batch import RecordBatch, Text, stack_rows
 from enginegate.shadow.redaction import Preparation
 

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from enginegate.atomic_io import new_folder, write_file
 from enginegate.candidate import FileDigest
 from enginegate.data import Array, DataSet
+from enginegate.data_sources.parquet import read_columns
 from enginegate.errors import DataError, InputError
-from enginegate.shadow.parquet import read_columns
 from enginegate.shadow.record_batch import NO_ARRIVAL, NO_LABEL, STAGES
 from enginegate.shadow.redaction import Preparation
 from enginegate.shadow.sample import (

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 from enginegate.data import Tensors
 from enginegate.errors import ServerError
 from enginegate.triton.codec import channel_options, fill_request, reply_of, vendor
-from enginegate.triton.config import Config, config_json
+from enginegate.triton.config import Config, config_json, received
 from enginegate.triton.types import IndexRow, Reply, ServerMetadata, Statistics
 
 _LOAD_TIMEOUT_S = 120.0
@@ -143,7 +143,7 @@ class TritonClient:
         reply = self._call(
             "ModelConfig", f"show the configuration of {model}", name=model, version=version
         )
-        return Config(reply.config)
+        return received(reply.config)
 
     def parameters(self, model: str, version: str = "") -> dict[str, str]:
         """The string parameters of the configuration that is in force."""

@@ -3,6 +3,7 @@
 A configuration has two forms: text (the file) and JSON (the override that travels with a load).
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,13 @@ _OPTION_FIELDS = {
     "cuda_output_copy_stream": "optimization.cuda.output_copy_stream",
     "model_priority": "optimization.priority",
 }
+# Triton changes only the instances of a model that serves where nothing else of its configuration
+# changed. The TensorRT backend still hands requests to the instances that are gone, and dies under
+# load (triton-inference-server/server issue 7723). So whatever changes its instances or versions
+# also changes a parameter: Triton then loads the versions anew beside those that serve, and unloads
+# these when they have answered.
+_LOADED_ANEW = {"tensorrt", "tensorrt_plan"}
+_ANEW_PARAMETER = "enginegate.loaded_anew"
 _TRITON_WORDS = {"delay": "DELAY", "max": "PRIORITY_MAX", "min": "PRIORITY_MIN"}
 
 
@@ -214,7 +222,7 @@ def config_text(config: Config) -> str:
     """The text of ``config.pbtxt``; equal configurations give equal text."""
     from google.protobuf import text_format  # type: ignore[import-untyped]  # noqa: PLC0415
 
-    return str(text_format.MessageToString(config.message, use_index_order=True))
+    return str(text_format.MessageToString(_sent(config), use_index_order=True))
 
 
 def config_json(config: Config) -> str:
@@ -222,8 +230,38 @@ def config_json(config: Config) -> str:
     from google.protobuf import json_format  # noqa: PLC0415
 
     return str(
-        json_format.MessageToJson(config.message, preserving_proto_field_name=True, indent=None)
+        json_format.MessageToJson(_sent(config), preserving_proto_field_name=True, indent=None)
     )
+
+
+def is_loaded_anew(config: Config) -> bool:
+    """Whether a change of versions or instances loads versions that serve once more, beside them.
+
+    It does for native TensorRT: each of them needs its memory twice for that moment.
+    """
+    return bool({config.backend, str(config.message.platform)} & _LOADED_ANEW)
+
+
+def received(message: Any) -> Config:
+    """The configuration in Triton's ``message``, which is changed."""
+    if _ANEW_PARAMETER in message.parameters:
+        del message.parameters[_ANEW_PARAMETER]
+    return Config(message)
+
+
+def _sent(config: Config) -> Any:
+    """The message as Triton gets it."""
+    if not is_loaded_anew(config):
+        return config.message
+    message = type(config.message)()
+    message.CopyFrom(config.message)
+    changing = type(message)(
+        instance_group=message.instance_group,
+        version_policy=message.version_policy if message.HasField("version_policy") else None,
+    )
+    digest = hashlib.sha256(changing.SerializeToString(deterministic=True)).hexdigest()
+    message.parameters[_ANEW_PARAMETER].string_value = digest
+    return message
 
 
 def read_config(text: str, origin: str) -> Config:
@@ -235,7 +273,7 @@ def read_config(text: str, origin: str) -> Config:
     from google.protobuf import text_format  # noqa: PLC0415
 
     try:
-        return Config(text_format.Parse(text, vendor().configs.ModelConfig()))
+        return received(text_format.Parse(text, vendor().configs.ModelConfig()))
     except text_format.ParseError as error:
         raise ServerError(
             f"{origin} is not a Triton model configuration: {error}.\n"

@@ -2,7 +2,8 @@
 
 The digests are the name of an instance group. Triton takes a new name without touching the
 instances behind it, whereas it reloads every version that serves when a parameter changes:
-publishing would load the standby again too. An ensemble has no instances and nothing to reload, so
+publishing would load the standby again too (as it does for native TensorRT, whose instances cannot
+be changed in place: triton/config.py). An ensemble has no instances and nothing to reload, so
 its parameters carry the digests. Triton's Python backend puts the name on a shell's command line,
 so it is made of digits, lower-case letters and hyphens alone.
 """

@@ -135,7 +135,7 @@ def test_it_prints_on_two_sheets(camera: "Camera", page: tuple[DecisionCase, str
 def test_axe_finds_no_violation(camera: "Camera", page: tuple[DecisionCase, str], scheme: "Scheme"):
     """Contrast, names, headings, roles and order of focus, with everything folded out."""
     if not _AXE.is_file():
-        pytest.skip(f"{_AXE} not found: apt-get install npm, then make axe")
+        pytest.skip(f"{_AXE} not found: apt-get install npm, then make npm")
     _, address = page
     camera.open(address, scheme=scheme)
     script = """

@@ -1,21 +1,17 @@
 """Real Tritons on live repositories, a real S3 API server, and releases that add a number."""
 
-import os
 import shutil
 import time
 from dataclasses import replace
 
-import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 
 from enginegate.candidate import FileDigest, TensorSpec
 from enginegate.decision import Promise
 from enginegate.policy.operating import Ensemble, EnsembleStep
 from enginegate.repository import Golden, Layout, LiveRepository, ObjectRepository, Package
 from enginegate.repository.ensemble.composition import as_ensemble
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.staging import place
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
@@ -210,39 +206,6 @@ def ensemble(package, steps):
         return replace(whole, **changes)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def endpoint():
-    """The address of an S3 API server."""
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    host, port = running.get_host_and_port()
-    yield f"http://{host}:{port}"
-    running.stop()
-
-
-@pytest.fixture
-def environment(endpoint, monkeypatch):
-    """What a user sets to reach it."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-to-be-seen")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    return monkeypatch
-
-
-@pytest.fixture
-def store(environment, request):  # noqa: ARG001
-    """An empty prefix of a bucket."""
-    made = ObjectStore(f"s3://releases/{request.node.name.partition('[')[0].replace('_', '-')}")
-    boto3.client("s3").create_bucket(Bucket="releases")
-    for key in made.keys(""):
-        made.delete(key)
-    return made
 
 
 @pytest.fixture

@@ -175,7 +175,7 @@ def test_relative_paths_start_from_the_policys_project(project, tmp_path):
 
     assert policy.root == root
     assert policy.target.repository == root / ".enginegate/live/digits"
-    assert policy.data.evaluation == root / ".enginegate/data/digits/evaluation.npz"
+    assert policy.data.evaluation.path == root / ".enginegate/data/digits/evaluation.npz"
     assert policy.model.path == root / "models/net.onnx"
     assert policy.signing.public_key == Path("/etc/key.pem")
     assert policy.with_model("models:/digits/2").target == policy.target

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from enginegate.candidate import TensorSpec
-from enginegate.data import DataSet, read_data, write_data
+from enginegate.data import DataSet, write_data
+from enginegate.data_sources import load_data
 from enginegate.errors import DataError
 from enginegate.policy import parse_policy, read_policy
 from enginegate.policy.recording import Shadow
@@ -121,9 +122,9 @@ def test_files_are_read_once_until_they_change(rules, written, home, monkeypatch
 
     def counted(path):
         reads.append(path)
-        return read_data(path)
+        return load_data(path)
 
-    monkeypatch.setattr(mixes, "read_data", counted)
+    monkeypatch.setattr(mixes, "load_data", counted)
     tables = rules(shadow={"traffic": written("traffic.npz", 3.0), "rate_per_s": 9}).traffic_tables
 
     both = [request_mix(tables, (X,), home) for _ in range(2)]

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from google.protobuf import text_format
 
 from enginegate.candidate import TensorSpec
 from enginegate.engine_kinds import NativeBackend
@@ -276,3 +277,51 @@ def test_contradictory_options_are_refused(options, message):
     """A policy with such a table is refused when it is read."""
     with pytest.raises(ValueError, match=message):
         ServingOptions(**options)
+
+
+def _texts(backend):
+    """Of one model: one version, two, two and another instance; and the first two again."""
+    two = {"versions": (1, 2), "backend": backend}
+    return [
+        written.config_text(config)
+        for config in (
+            _config(versions=(1,), backend=backend),
+            _config(**two),
+            _config(**two, serving=SERVING.model_copy(update={"instances": 3})),
+            _config(**two),
+        )
+    ]
+
+
+def _apart_from_what_changed(text):
+    """What Triton compares to decide whether changing instances in place is enough."""
+    message = written.vendor().configs.ModelConfig()
+    text_format.Parse(text, message)
+    message.ClearField("instance_group")
+    message.ClearField("version_policy")
+    return message.SerializeToString(deterministic=True)
+
+
+def test_native_tensorrt_is_never_changed_in_place():
+    """Its backend would go on using instances that are gone, and take the server with it."""
+    one, two, more, again = _texts("tensorrt")
+
+    assert len({_apart_from_what_changed(text) for text in (one, two, more)}) == 3
+    assert again == two
+
+
+def test_other_backends_keep_the_versions_that_serve():
+    """A further version or instance is loaded beside them, and nothing is loaded again."""
+    one, two, _, _ = _texts("onnxruntime")
+
+    assert _apart_from_what_changed(one) == _apart_from_what_changed(two)
+
+
+def test_what_makes_triton_load_anew_is_not_part_of_the_configuration():
+    """Read back it is the one that was written."""
+    config = _config(versions=(1,), backend="tensorrt")
+
+    read = written.read_config(written.config_text(config), "config.pbtxt")
+
+    assert read == config
+    assert set(read.parameters) == {"a", "b"}

@@ -84,6 +84,7 @@ def every_limit(gates):
         "max_p99_rel_error": 0.1,
         "min_sqnr_db": 30.0,
         "min_cosine_p1": 0.99,
+        "min_decision_agreement": 0.9,
     }
     return gates.model_copy(update=further)
 

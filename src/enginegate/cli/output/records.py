@@ -101,6 +101,48 @@ class PolicyDocument(Document):
     notes: tuple[str, ...] = Field(description="what else will be inconclusive, or not work later")
 
 
+class FirstPolicyDocument(Document):
+    """The policy that `init` wrote."""
+
+    policy: str = Field(description="its file")
+    model: str = Field(description="the model's name in Triton")
+    model_uri: str
+    task: str
+    candidates: tuple[str, ...] = Field(description="as KIND-PRECISION")
+    notes: tuple[str, ...] = Field(description="what will be inconclusive, or not work later")
+    next: tuple[str, ...] = Field(description="commands that come next")
+
+
+class PolicyKey(Record):
+    """One key of a policy."""
+
+    table: str = Field(description="empty: the top of the file")
+    key: str
+    value: str = Field(description="as TOML, or `not set`; a rule in words without a policy")
+    origin: Literal["stated", "default", "required"] = Field(
+        description="stated by the file, left out of it, or required of every file"
+    )
+    meaning: str
+
+
+class PolicyLimit(Record):
+    """One limit of the gates, by precision."""
+
+    key: str
+    values: dict[str, str] = Field(description="precision -> as TOML, or `not set`")
+    stated: tuple[str, ...] = Field(description="precisions whose value the file states")
+    meaning: str
+    reason: str = Field(description="why the standard tolerance is what it is; empty: it has none")
+
+
+class PolicyListing(Document):
+    """Every key of a policy with its value and meaning."""
+
+    policy: str = Field(description="its file; empty: the defaults of every policy")
+    keys: tuple[PolicyKey, ...]
+    limits: tuple[PolicyLimit, ...] = Field(description="of the gates")
+
+
 class CandidateSummary(Record):
     """One candidate of a scorecard."""
 
@@ -302,6 +344,41 @@ class WatchDocument(Document):
     broken: str = Field(description="the broken promise that nobody has acknowledged; empty: none")
 
 
+class AnsweredOutput(Record):
+    """One output that the live model answered, beside its label."""
+
+    name: str
+    dtype: str
+    shape: tuple[NonNegativeInt, ...]
+    values: tuple[float | int | str, ...] = Field(description="the first thousand, in order")
+    answer: int | None = Field(description="the class with the largest value; null: no classes")
+    label: tuple[float | int | str, ...] = Field(description="empty: the data has none")
+    agrees: bool | None = Field(description="whether answer and label are the same class")
+
+
+class AnsweredSample(Record):
+    """One sample that was sent."""
+
+    sample: NonNegativeInt = Field(description="its position in the data, from 0")
+    id: str
+    answered_by: str = Field(description="the release that answered, as Triton names it")
+    took_ms: NonNegativeFloat = Field(description="at this client; one request measures nothing")
+    outputs: tuple[AnsweredOutput, ...]
+
+
+class CallDocument(Document):
+    """What the live model answered to samples of the evaluation data."""
+
+    model: str
+    release: PositiveInt = Field(description="that is live")
+    server: str = Field(description="gRPC address")
+    data: str = Field(description="where the samples are from")
+    samples: tuple[AnsweredSample, ...]
+    python: str = Field(description="a program that sends the first sample with tritonclient")
+    curl: str = Field(description="a line that sends it; empty: JSON has no type of an input")
+    http_is_known: bool = Field(description="false: the port in `curl` is Triton's usual one")
+
+
 class AcknowledgeDocument(Document):
     """Broken promises that were acknowledged."""
 
@@ -321,6 +398,13 @@ class AutomationsDocument(Document):
     done: tuple[str, ...]
 
 
+class DeployDocument(Document):
+    """What was created or updated on the Prefect server: its deployments, by flow and name."""
+
+    pool: str
+    deployments: tuple[str, ...]
+
+
 class SampleDocument(Document):
     """A sample of live traffic; holds no value that users sent."""
 
@@ -332,7 +416,9 @@ class SampleDocument(Document):
 DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
     {
         "doctor": DoctorDocument,
+        "init": FirstPolicyDocument,
         "policy check": PolicyDocument,
+        "policy show": PolicyListing,
         "qualify": ScorecardDocument,
         "explain": ScorecardDocument,
         "report": PageDocument,
@@ -348,11 +434,13 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "rollback": ReleaseDocument,
         "withdraw": ReleaseDocument,
         "pull": ReleaseDocument,
+        "call": CallDocument,
         "watch": WatchDocument,
         "acknowledge": AcknowledgeDocument,
         "audit": Event,
         "scan": ScanDocument,
         "automations": AutomationsDocument,
+        "deploy": DeployDocument,
     }
 )
 

@@ -12,8 +12,9 @@ from enginegate.repository.deploy.memory import (
     WhenShort,
     decide_room,
 )
-from enginegate.repository.store.layout import Current, Layout
+from enginegate.repository.store.layout import Current, Layout, published_config
 from enginegate.repository.store.package import ImportedRelease, Package
+from enginegate.triton.config import is_loaded_anew
 from enginegate.triton.gpu_memory import GpuMemory
 
 _log = logging.getLogger("enginegate.repository")
@@ -76,7 +77,10 @@ class GpuRoom:
             MemoryDemand.of(layout.release(number).engine) if number else None
             for number in ((current.version, current.standby) if current else (None, None))
         )
-        decision = decide_room(demand, self._gpus(demand), live=live, standby=standby)
+        twice = current is not None and is_loaded_anew(
+            published_config(layout, layout.release(current.version))
+        )
+        decision = decide_room(demand, self._gpus(demand), live=live, standby=standby, twice=twice)
         _log.info("room for a release of %s: %s", layout.model, decision.words)
         return decision
 
@@ -97,7 +101,8 @@ class GpuRoom:
             return Room.BESIDE
         demand = MemoryDemand.of(layout.release(current.version).engine)
         live = MemoryDemand.of(layout.release(known[0]).engine)
-        decision = decide_room(demand, self._gpus(demand), live=live, standby=None)
+        twice = is_loaded_anew(published_config(layout, layout.release(known[0])))
+        decision = decide_room(demand, self._gpus(demand), live=live, standby=None, twice=twice)
         if decision.room is not Room.BESIDE:
             _log.warning("release %d of %s: %s", current.version, layout.model, decision.words)
         alone = decision.room is Room.ALONE and self.when_short == "replace"

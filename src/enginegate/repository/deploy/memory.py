@@ -79,6 +79,7 @@ def decide_room(
     *,
     live: MemoryDemand | None,
     standby: MemoryDemand | None,
+    twice: bool = False,
 ) -> RoomDecision:
     """Decide by free memory how a release can be loaded; what is not known refuses nothing.
 
@@ -87,6 +88,7 @@ def decide_room(
         gpus: the server's; none: not known.
         live: what serves and could be unloaded; None: nothing does.
         standby: what stands by, likewise.
+        twice: whether what stays loaded is loaded once more beside itself meanwhile.
     """
     if new.gpu_bytes == 0:
         return RoomDecision(Room.BESIDE, "it runs on the processor")
@@ -108,19 +110,38 @@ def decide_room(
         f"tenth to spare for loading, and {_named(fullest)} has {_mib(fullest.free_bytes)} of "
         f"{_mib(fullest.total_bytes)} free"
     )
-    return RoomDecision(_smallest_step(needed, fullest.free_bytes, live, standby), words)
+    again = [_known(each) if twice else 0 for each in (live, standby)]
+    if any(again):
+        words += (
+            f"; Triton loads the TensorRT releases that serve there once more meanwhile, "
+            f"{_mib(sum(again))}"
+        )
+    step = _smallest_step(needed, fullest.free_bytes, live, standby, (again[0], again[1]))
+    return RoomDecision(step, words)
+
+
+def _known(demand: MemoryDemand | None) -> int:
+    return demand.gpu_bytes or 0 if demand else 0
 
 
 def _smallest_step(
-    needed: int, free: int, live: MemoryDemand | None, standby: MemoryDemand | None
+    needed: int,
+    free: int,
+    live: MemoryDemand | None,
+    standby: MemoryDemand | None,
+    again: tuple[int, int],
 ) -> Room:
-    """The first way that frees enough; one whose gain was never measured is tried."""
-    if needed <= free:
+    """The first way that frees enough; one whose gain was never measured is tried.
+
+    Args:
+        again: bytes that the live release and the standby take once more if they stay.
+    """
+    if needed + sum(again) <= free:
         return Room.BESIDE
     if standby is not None:
         if standby.gpu_bytes is not None:
             free += standby.gpu_bytes
-        if needed <= free:
+        if needed + again[0] <= free:
             return Room.WITHOUT_STANDBY
     if live is None:
         return Room.NONE

@@ -26,6 +26,7 @@ from enginegate.errors import (
     RepositoryError,
 )
 from enginegate.machine import user_at_host
+from enginegate.object_storage import ObjectStore
 from enginegate.repository.history.audit import REPLICATION, AuditLog, AuditRecord, origin
 from enginegate.repository.history.journal import Entry, Kind
 from enginegate.repository.lock import hold_lock
@@ -35,7 +36,6 @@ from enginegate.repository.rollout.rollout_state import RolloutProgress, Rollout
 from enginegate.repository.rollout.target import FleetServer, LocalTarget
 from enginegate.repository.store.layout import Current, Layout
 from enginegate.repository.store.live_record import LiveRecord
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import (
     Lease,
     ObjectJournal,
@@ -566,6 +566,9 @@ class ObjectRepository:
         except BaseException as error:
             step = lease.entry.step
             try:
+                if step == "loaded":
+                    # The commit may still be on its way, and must not arrive after this.
+                    self.releases.fence()
                 lease.close(self.releases)
                 self.pull()
                 note = self.releases.live_words()

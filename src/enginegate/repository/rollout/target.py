@@ -7,12 +7,12 @@ from typing import Protocol
 
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import EnginegateError, RepositoryError
+from enginegate.object_storage import ObjectStore
 from enginegate.repository.lock import hold_lock
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import UNDONE, Withdrawal
 from enginegate.repository.rollout.rollout_state import RolloutProgress
 from enginegate.repository.store.layout import Current, Layout, models
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import Lease, ObjectJournal
 from enginegate.repository.store.object_release import ObjectReleases, Pointer
 from enginegate.repository.store.package import ImportedRelease, Package

@@ -25,9 +25,9 @@ from enginegate.atomic_io import write_file
 from enginegate.candidate import FileDigest, Sha256
 from enginegate.decision import Release, RenewedPromise
 from enginegate.errors import NoReleaseError, RepositoryError, TamperedError
+from enginegate.object_storage import ObjectStore
 from enginegate.records import Record
 from enginegate.repository.store.layout import Current, Layout
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.package import ImportedRelease
 from enginegate.repository.store.pointer import check_expected
 from enginegate.repository.store.release_files import ReleaseFiles, check_same

@@ -155,7 +155,7 @@ def test_fresh_sample_is_compared_once(released, tmp_path, monkeypatch):
 def test_live_requests_are_recorded_where_the_policy_lets_them(released, tmp_path, monkeypatch):
     """Without traffic of its own the policy means live traffic; what users were answered counts."""
     monkeypatch.setattr("tasks.live_sample.latest_sample", only_here(tmp_path))
-    root = read_policy(released).data.evaluation.parent
+    root = read_policy(released).data.evaluation.path.parent
     mock = (f'traffic = "{root}/traffic.npz"\nrate_per_s = 200\n', "")
     rules = edited(released, tmp_path / "p.toml", mock, ("trace_rate = 2", "trace_rate = 1"))
     with visitors(released):
@@ -192,7 +192,7 @@ def test_incomparable_sample_is_errored(released, tmp_path, monkeypatch, fault):
 def test_without_anything_to_compare_it_is_advisory(released, tmp_path, monkeypatch):
     """Nobody visits while live traffic is recorded: said, and no fault."""
     monkeypatch.setattr("tasks.live_sample.latest_sample", only_here(tmp_path))
-    root = read_policy(released).data.evaluation.parent
+    root = read_policy(released).data.evaluation.path.parent
     mock = (f'traffic = "{root}/traffic.npz"\nrate_per_s = 200\n', "")
     rules = read_policy(edited(released, tmp_path / "p.toml", mock))
 

@@ -27,7 +27,7 @@ from enginegate.repository.rollout.fleet import Fleet
 from enginegate.repository.rollout.target import FleetServer
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.rollout.object_repository import ObjectRepository
-from enginegate.repository.store.object_client import ObjectStore
+from enginegate.object_storage import ObjectStore
 from enginegate.triton.client import TritonClient
 
 with open(sys.argv[1], "rb") as file:

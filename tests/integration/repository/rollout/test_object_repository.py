@@ -20,11 +20,11 @@ from enginegate.candidate import FileDigest
 from enginegate.cli.app import app
 from enginegate.decision import RenewedPromise
 from enginegate.errors import ExitCode, PolicyError, PublishError, RepositoryError, TamperedError
+from enginegate.object_storage import ObjectStore
 from enginegate.repository import AuditLog, Fleet, Layout
 from enginegate.repository.recovery import Withdrawal
 from enginegate.repository.rollout import rollout_state
 from enginegate.repository.store import object_journal
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import ObjectJournal, highest, is_abandoned
 from enginegate.repository.store.object_release import ObjectReleases
 from enginegate.workspace import now
@@ -338,7 +338,7 @@ import os, pickle, signal, sys
 from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.store.object_release import ObjectReleases
 from enginegate.repository.rollout.object_repository import ObjectRepository
-from enginegate.repository.store.object_client import ObjectStore
+from enginegate.object_storage import ObjectStore
 from enginegate.triton.client import TritonClient
 
 with open(sys.argv[1], "rb") as file:

@@ -9,10 +9,10 @@ import pytest
 
 from enginegate.decision import Release
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError
+from enginegate.object_storage import ObjectStore
 from enginegate.repository import Fleet, ObjectRepository
 from enginegate.repository.rollout import object_repository
 from enginegate.repository.rollout.target import FleetServer
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_journal import ObjectJournal, is_cancelled
 from tests.fakes.hosts import live, problems, steps, wait_for_canary
 

@@ -3,8 +3,8 @@
 import pytest
 
 from enginegate.errors import TamperedError
+from enginegate.object_storage import ObjectStore
 from enginegate.repository import Layout, ReleaseSigning
-from enginegate.repository.store.object_client import ObjectStore
 from enginegate.repository.store.object_release import ObjectReleases
 from enginegate.repository.store.release_files import ReleaseFiles
 from enginegate.repository.store.staging import place

@@ -83,3 +83,17 @@ def test_downtime_is_the_cold_start_or_said_to_be_unknown():
     """People read it before they let a release be replaced."""
     assert "about 12 s" in MemoryDemand(1, cold_start_s=12.3).downtime
     assert "was not measured" in MemoryDemand(1).downtime
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [(31, Room.BESIDE), (29, Room.WITHOUT_STANDBY), (12, Room.WITHOUT_STANDBY), (11, Room.ALONE)],
+)
+def test_what_is_loaded_once_more_meanwhile_needs_its_memory_twice(free, expected):
+    """Of 10 GiB live and 9 GiB standing by, beside 10 GiB that are new with a tenth to spare."""
+    found = decide_room(
+        MemoryDemand(10 * GIB), gpus(free), live=taking(10), standby=taking(9), twice=True
+    )
+
+    assert found.room is expected
+    assert "once more meanwhile, 19,456 MiB" in found.words

@@ -1,6 +1,7 @@
-"""The one door to Parquet. A tensor column is a list of fixed size whose field says its shape.
+"""The one door to Parquet and Arrow. A tensor column is a list whose field says its shape.
 
-docs/shadow.md has the grammar of the columns' names.
+docs/data.md says which columns can be read; docs/shadow.md how those of recorded requests are
+called.
 """
 
 import math
@@ -11,16 +12,20 @@ from typing import Any
 
 import numpy as np
 
+from enginegate.candidate import Sha256
 from enginegate.data import Array
+from enginegate.data_sources.reader import BLOCK_BYTES, BLOCK_ROWS, Block, Column, files_digest
 from enginegate.errors import DataError
 from enginegate.messages import counted
 
 RowShapes = Mapping[str, tuple[int, ...]]
 
 _SHAPE = b"shape"
-_READ_BYTES = 4 << 20
-_READ_ROWS = 4096
 _PRIVATE = 0o600
+# A column of a row group is read through a buffer of this size; without one, it is read whole.
+_BUFFER_BYTES = 1 << 20
+# What encoders of data sets call the two halves of an image.
+_ENCODED = "bytes"
 
 
 class PartWriter:
@@ -72,6 +77,67 @@ def read_columns(
             }
 
 
+class ParquetReader:
+    """One Parquet file, or several whose rows follow one another."""
+
+    form = "Parquet"
+
+    def __init__(self, files: Sequence[Path], origin: str) -> None:
+        """Read the schema and the first row.
+
+        Raises:
+            DataError: there is no Parquet file, or the files differ in their columns.
+        """
+        self.origin, self._files = origin, tuple(files)
+        count, described = 0, None
+        for path in self._files:
+            with _opened(path) as file:
+                count += file.metadata.num_rows
+                described = described or _described(path, file)
+                self._check_alike(path, file.schema_arrow.names, described)
+        self.samples: int | None = count
+        self.columns: Mapping[str, Column] = described or {}
+
+    def blocks(self, names: Sequence[str]) -> Iterator[Block]:
+        """See `DataReader.blocks`."""
+        for path in self._files:
+            with _opened(path) as file:
+                for batch in _batches(path, file, list(names)):
+                    yield table_block(path, batch, names)
+
+    def content_digest(self) -> Sha256:
+        """Of the files."""
+        return files_digest(self._files)
+
+    def _check_alike(self, path: Path, names: list[str], described: Mapping[str, Column]) -> None:
+        if set(names) != set(described):
+            other = sorted(set(names) ^ set(described))
+            raise DataError(
+                f"{path} and {self._files[0]} differ in their columns: only one of them has "
+                f"{', '.join(other)}. Put files of one table into one folder."
+            )
+
+
+def table_block(path: Path, table: Any, names: Sequence[str]) -> Block:
+    """Columns of an Arrow table or batch: arrays, and images as bytes.
+
+    Raises:
+        DataError: a value is missing, rows differ in length, or a column is of no kind that can be
+            read; ``path`` is what the message names.
+    """
+    block: dict[str, Array | list[bytes]] = {}
+    for name in names:
+        field, column = table.schema.field(name), _whole(table.column(name))
+        encoded = _is_encoded(field.type)
+        block[name] = _cells(path, field, column) if encoded else _array(path, field, column, None)
+    return block
+
+
+def table_columns(path: Path, first: Any) -> dict[str, Column]:
+    """What the columns of an Arrow table are, by its schema and its first row."""
+    return {field.name: _column(path, field, first) for field in first.schema}
+
+
 def column_names(path: Path) -> tuple[str, ...]:
     """The columns of a Parquet file.
 
@@ -92,16 +158,64 @@ def _vendor() -> tuple[Any, Any]:
 def _opened(path: Path) -> Any:
     pa, pq = _vendor()
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
     except FileNotFoundError as error:
         raise DataError(f"There is no data at {path}.") from error
     except (pa.ArrowException, OSError) as error:
         raise _not_parquet(path) from error
 
 
-def _batches(path: Path, file: Any, names: list[str]) -> Iterator[Any]:
+def _described(path: Path, file: Any) -> dict[str, Column]:
+    names = list(file.schema_arrow.names)
+    first = next(_batches(path, file, names, rows=1), None)
+    if first is None:
+        raise DataError(f"{path} holds no rows.")
+    return table_columns(path, first)
+
+
+def _column(path: Path, field: Any, first: Any) -> Column:
+    if _is_encoded(field.type):
+        return Column("image")
+    try:
+        array = _array(path, field, _whole(first.column(field.name)), None)
+    except DataError:
+        return Column("other", str(field.type))
+    if array.dtype.kind == "U":
+        return Column("text", "", array.shape[1:])
+    if array.dtype.kind not in "biuf":
+        return Column("other", str(field.type))
+    return Column("number", array.dtype.name, array.shape[1:])
+
+
+def _is_encoded(kind: Any) -> bool:
+    """Whether its values are files' bytes: of images, as far as data sets go."""
     pa, _ = _vendor()
-    batches = file.iter_batches(batch_size=_rows_at_a_time(file), columns=names)
+    if pa.types.is_struct(kind):
+        return bool(kind.get_field_index(_ENCODED) >= 0)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _cells(path: Path, field: Any, column: Any) -> list[bytes]:
+    """The bytes of each row; a path beside them is not followed."""
+    pa, _ = _vendor()
+    values = column.field(_ENCODED) if pa.types.is_struct(column.type) else column
+    if values.null_count:
+        raise DataError(
+            f"{path}: column {field.name} has {counted(values.null_count, 'image')} without its "
+            "bytes. Files beside the data are not followed: write the images into it."
+        )
+    return [bytes(value) for value in values.to_pylist()]
+
+
+def _whole(column: Any) -> Any:
+    """A column's rows in one piece."""
+    pa, _ = _vendor()
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+
+
+def _batches(path: Path, file: Any, names: list[str], *, rows: int = 0) -> Iterator[Any]:
+    pa, _ = _vendor()
+    batches = file.iter_batches(batch_size=rows or _rows_at_a_time(file), columns=names)
     while True:
         try:
             batch = next(batches, None)
@@ -121,7 +235,7 @@ def _rows_at_a_time(file: Any) -> int:
     groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
     stored = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
     row_bytes = max(8.0 * sum(sizes), stored)
-    return max(1, min(_READ_ROWS, int(_READ_BYTES / row_bytes)))
+    return max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / row_bytes)))
 
 
 def _not_parquet(path: Path) -> DataError:

@@ -1,0 +1,1 @@
+"""Writing, checking and explaining policies."""

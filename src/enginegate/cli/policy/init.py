@@ -1,0 +1,291 @@
+"""`enginegate init`: look at a model and its data, and write a first policy for them."""
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TypeVar, get_args
+
+import numpy as np
+import typer
+from rich.console import Console
+
+from enginegate.atomic_io import write_file
+from enginegate.candidate import Precision
+from enginegate.cli.output.json_output import Printer
+from enginegate.cli.output.records import FirstPolicyDocument
+from enginegate.cli.policy.first_data import (
+    ColumnFlags,
+    data_tables,
+    described_source,
+    loaded,
+    path_below,
+    set_aside_samples,
+)
+from enginegate.cli.policy.first_policy import (
+    FirstPolicy,
+    TaskGuess,
+    guess_task,
+    name_for,
+    parity_for,
+    round_up,
+)
+from enginegate.cli.policy.model_address import expected_inputs, model_uri
+from enginegate.data import DataSet
+from enginegate.engines import open_onnx, this_machine, undecidable
+from enginegate.errors import InputError
+from enginegate.messages import counted, short_number
+from enginegate.policy import parse_policy, read_policy
+from enginegate.policy.gates import Task
+from enginegate.policy.hooks import importable_from
+from enginegate.policy.model_source import ModelSource
+from enginegate.policy.paths import ROOT, WORKSPACE, project_of
+from enginegate.preflight import check_policy
+from enginegate.report.tables import print_hanging
+from enginegate.sources.inspection import ModelFacts, inspect_source
+from enginegate.workspace import Workspace
+
+T = TypeVar("T")
+
+# Wanted of every machine; those that a machine cannot decide are left out.
+_WANTED = {
+    "onnxruntime": (Precision.FP32, Precision.FP16, Precision.INT8),
+    "tensorrt": (Precision.FP32, Precision.FP16, Precision.INT8),
+}
+_TASKS = tuple(get_args(Task))
+# Twenty times one sample's time is room for batching, queueing and a busy moment.
+_ROOM = 20.0
+_LEAST_P99_MS = 20.0
+_RATE_PER_S = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class InitOptions:
+    """What a person gave on the command line; None where it is to be found out or asked.
+
+    Attributes:
+        data: labelled samples that training never saw: a path, or an address of data.
+        calibration: other samples, for int8 scales; None: some of the data are set aside.
+        set_aside: how many; 0: none.
+        columns: what the data's columns are.
+        output: the file to write.
+    """
+
+    model: str
+    data: str
+    calibration: str | None = None
+    set_aside: int | None = None
+    columns: ColumnFlags = field(default_factory=ColumnFlags)
+    task: str | None = None
+    name: str | None = None
+    p99_ms: float | None = None
+    min_throughput_per_s: float | None = None
+    output: Path | None = None
+    allow_pickle: bool = False
+    allow_code: bool = False
+    force: bool = False
+
+
+def write_first_policy(options: InitOptions, output: Printer) -> None:
+    """Look at model and data, ask for what they do not show, and write and check the policy.
+
+    Raises:
+        InputError: the model or the data cannot be used, or something must be said that nobody can
+            be asked for; each message names the flag.
+    """
+    out = output.console
+    uri = model_uri(options.model, Path.cwd())
+    name = options.name or name_for(uri)
+    path = options.output or project_of(Path.cwd()) / "policies" / f"{name}.toml"
+    if path.exists() and not options.force:
+        raise InputError(
+            f"{path} is there already. Edit it, name another file with --output, or replace it "
+            "with --force."
+        )
+    root = _project(path)
+    importable_from(root)
+    workspace = Workspace.of_project(root)
+    source = _source_below(uri, root, options)
+    evaluation = described_source(options.data, root, options.columns, expected_inputs(source))
+    data = loaded(evaluation)
+    facts = inspect_source(source, data, tracking_uri=workspace.tracking_uri, open_onnx=open_onnx)
+    _print_facts(source, facts, data, out)
+    guess = _task(options, guess_task(facts, data), out)
+    p99_ms, rate = _slo(options, facts)
+    calibration = None
+    if options.calibration is not None:
+        calibration = described_source(options.calibration, root, options.columns, facts.inputs)
+    elif facts.quantisable:
+        evaluation, calibration = set_aside_samples(
+            evaluation, data, root / WORKSPACE / "data" / name, wanted=options.set_aside, out=out
+        )
+    assert guess.task is not None  # noqa: S101 - asked for above
+    draft = FirstPolicy(
+        name=name,
+        task=guess.task,
+        uri=source.uri,
+        data=data_tables(evaluation, calibration),
+        candidates={"onnxruntime": (Precision.FP32,)},
+        p99_ms=p99_ms,
+        min_throughput_per_s=rate,
+        outputs=guess.outputs,
+        allow_pickle=options.allow_pickle,
+        allow_code=options.allow_code,
+        parity=parity_for(facts.largest),
+    )
+    int8 = calibration is not None and facts.quantisable > 0
+    _write(_with_candidates(draft, facts, data, root, int8=int8), path, output)
+
+
+def _write(draft: FirstPolicy, path: Path, output: Printer) -> None:
+    """Write the file, check it as `policy check` does, and show it."""
+    out, shown = output.console, _shown(path)
+    write_file(path, draft.toml(shown).encode())
+    policy = read_policy(path)
+    found = check_policy(policy)
+    found.refuse(path)
+    out.print()
+    print_hanging(out, path.read_text())
+    for note in found.notes:
+        print_hanging(out, note, "note    ")
+    print_hanging(out, f"{shown} is written, and valid.")
+    commands = (f"enginegate qualify {shlex.quote(shown)}",)
+    out.print(f"Next: {commands[0]}", markup=False, soft_wrap=True)
+    output.document(
+        FirstPolicyDocument(
+            policy=shown,
+            model=policy.name,
+            model_uri=policy.model.uri,
+            task=policy.task,
+            candidates=tuple(str(candidate) for candidate in policy.candidates.all()),
+            notes=found.notes,
+            next=commands,
+        )
+    )
+
+
+def _project(policy: Path) -> Path:
+    """The project of the policy to be written, which the current folder becomes if it has none."""
+    policy.parent.mkdir(parents=True, exist_ok=True)
+    folder = policy.parent.resolve()
+    here = Path.cwd()
+    root = project_of(folder)
+    if root == folder and folder != here and here in folder.parents:
+        (here / WORKSPACE).mkdir(exist_ok=True)
+        root = here
+    return root
+
+
+def _source_below(uri: str, root: Path, options: InitOptions) -> ModelSource:
+    """The model's source with its path as the policy will have it."""
+    scheme, _, location = uri.partition(":")
+    if scheme in {"file", "hf"}:
+        uri = f"{scheme}:{path_below(Path(location), root)}"
+    stated = {
+        "uri": uri,
+        "allow_pickle": options.allow_pickle,
+        "allow_code": options.allow_code,
+    }
+    return ModelSource.model_validate(stated, context={ROOT: root})
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _print_facts(source: ModelSource, facts: ModelFacts, data: DataSet, out: Console) -> None:
+    labels = "no labels"
+    if data.labels is not None:
+        labels = counted(len(np.unique(data.labels)), "class", "classes")
+    elif data.targets:
+        labels = f"labels of {', '.join(sorted(data.targets))}"
+    columns = f", slices by {', '.join(sorted(data.slices))}" if data.slices else ""
+    lines = [
+        ("model", source.uri),
+        *(("input", str(spec)) for spec in facts.inputs),
+        *(("output", str(spec)) for spec in facts.outputs),
+        ("data", f"{counted(len(data), 'sample')}, {labels}{columns}"),
+        (
+            "speed",
+            f"{short_number(facts.sample_ms)} ms for one sample here, at FP32 in ONNX Runtime",
+        ),
+    ]
+    for name, text in lines:
+        print_hanging(out, text, f"{name:<7} ")
+
+
+def _task(options: InitOptions, guess: TaskGuess, out: Console) -> TaskGuess:
+    if options.task is not None:
+        if options.task not in _TASKS:
+            raise InputError(f"--task {options.task}: must be one of {', '.join(_TASKS)}.")
+        wanted: Task = options.task  # type: ignore[assignment]
+        outputs = guess.outputs if wanted == guess.task else {}
+        return replace(guess, task=wanted, outputs=outputs)
+    if guess.task is not None:
+        print_hanging(out, f"{guess.task}: {guess.why}", "task    ")
+        return guess
+    answer = _asked(
+        f"task ({', '.join(_TASKS)})",
+        "--task",
+        lambda text: text if text in _TASKS else None,
+        why=guess.why,
+    )
+    return TaskGuess(answer, guess.why)  # type: ignore[arg-type]
+
+
+def _slo(options: InitOptions, facts: ModelFacts) -> tuple[float, float]:
+    """What serving must deliver: given, or asked for with a suggestion; nothing else shows it."""
+    wanted_ms = round_up(max(_LEAST_P99_MS, _ROOM * facts.sample_ms))
+    if None in {options.p99_ms, options.min_throughput_per_s} and not sys.stdin.isatty():
+        given = options.p99_ms or wanted_ms, options.min_throughput_per_s or _RATE_PER_S
+        raise InputError(
+            "What serving must deliver is not stated, and neither model nor data show it. Give "
+            f"both, for example: --p99-ms {given[0]:g} --min-throughput {given[1]:g}\n"
+            "p99-ms is the 99th percentile of latency at the client, min-throughput the requests a "
+            "second that traffic needs."
+        )
+    p99_ms = options.p99_ms or _number("99th percentile of latency at the client, ms", wanted_ms)
+    rate = options.min_throughput_per_s or _number(
+        "requests a second that traffic needs", _RATE_PER_S
+    )
+    return p99_ms, rate
+
+
+def _number(question: str, suggestion: float) -> float:
+    while True:
+        answer: float = typer.prompt(question, default=suggestion, type=float, err=True)
+        if answer > 0:
+            return answer
+
+
+def _asked(question: str, flag: str, read: Callable[[str], T | None], *, why: str) -> T:
+    if not sys.stdin.isatty():
+        raise InputError(f"{why}. Say it: {flag} ({question}).")
+    typer.echo(f"{why}.", err=True)
+    while True:
+        answer = read(typer.prompt(question, err=True).strip())
+        if answer is not None:
+            return answer
+
+
+def _with_candidates(
+    draft: FirstPolicy, facts: ModelFacts, data: DataSet, root: Path, *, int8: bool
+) -> FirstPolicy:
+    """The candidates that this machine can decide, and the sizes that their engines must know."""
+    wanted = {
+        kind: tuple(each for each in precisions if int8 or each is not Precision.INT8)
+        for kind, precisions in _WANTED.items()
+    }
+    whole = replace(draft, candidates=wanted)
+    tables = parse_policy(whole.tables(), "the first policy", root).engine_tables
+    obstacles = {str(candidate) for candidate in undecidable(tables, this_machine(tables))}
+    candidates = {
+        kind: tuple(each for each in precisions if f"{kind}-{each}" not in obstacles)
+        for kind, precisions in wanted.items()
+    }
+    candidates = {kind: precisions for kind, precisions in candidates.items() if precisions}
+    longest = [data.inputs[name].shape[at] for places in facts.axes.values() for name, at in places]
+    sequence = (1, max(longest), max(longest)) if longest and "tensorrt" in candidates else None
+    return replace(draft, candidates=candidates, sequence=sequence)

@@ -1,0 +1,107 @@
+"""What a model is, found by opening it once: its tensors, layers, size of outputs and speed.
+
+Opens and converts it as an export does, with the same permissions, and keeps nothing.
+"""
+
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+from onnx import ModelProto
+
+from enginegate.candidate import TensorSpec
+from enginegate.data import Array, DataSet
+from enginegate.policy.model_source import ModelSource
+from enginegate.sources import onnx_form
+from enginegate.sources.dispatch import open_source
+from enginegate.sources.parity import OpenOnnx
+
+_SAMPLES = 64  # enough to see how large outputs are; a request's worth of time for any model
+_TIMED_RUNS = 5
+_QUANTISED = frozenset({"Conv", "Gemm", "MatMul"})
+# A float32 sum over a row of probabilities is this close to one.
+_SUM_ERROR = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What one look at a model shows.
+
+    Attributes:
+        inputs: dtypes and shapes; the first axis, and others that may vary, are -1.
+        axes: inputs and axes of each dynamic size besides the batch, by the size's name.
+        largest: the largest absolute value of any output.
+        sample_ms: time of one sample in ONNX Runtime at FP32, not optimised, in milliseconds.
+        quantisable: layers that int8 can speed up.
+        probabilities: outputs whose rows are probabilities, not logits.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    axes: Mapping[str, tuple[tuple[str, int], ...]]
+    largest: float
+    sample_ms: float
+    quantisable: int
+    probabilities: frozenset[str]
+
+
+def inspect_source(
+    source: ModelSource, data: DataSet, *, tracking_uri: str, open_onnx: OpenOnnx
+) -> ModelFacts:
+    """Open a model, convert it, and run some samples.
+
+    Raises:
+        ModelError: it is missing, refused, or cannot become ONNX.
+        DataError: the samples do not fit it.
+        TrackingError: MLflow cannot be reached.
+    """
+    with (
+        open_source(source, data, tracking_uri=tracking_uri) as opened,
+        tempfile.TemporaryDirectory(prefix="enginegate-look-") as folder,
+    ):
+        exported = opened.convert(data, Path(folder))
+        model = onnx_form.read_onnx(exported.path, origin=opened.uri)
+        onnx_form.check_sound(model, origin=opened.uri, path=exported.path)
+        inputs = onnx_form.input_specs(model)
+        data.check_fits(inputs)
+        samples = data.head(_SAMPLES)
+        with open_onnx(exported.path) as running:
+            answers = running.run(dict(samples.inputs))
+            one = samples.head(1).inputs
+            times = []
+            for _ in range(_TIMED_RUNS):
+                start = time.perf_counter()
+                running.run(dict(one))
+                times.append(time.perf_counter() - start)
+    return ModelFacts(
+        inputs=inputs,
+        outputs=onnx_form.output_specs(model),
+        axes=onnx_form.dynamic_axes(model),
+        largest=max((_largest(values) for values in answers.values()), default=0.0),
+        sample_ms=median(times) * 1e3,
+        quantisable=_quantisable(model),
+        probabilities=frozenset(name for name, each in answers.items() if _are_chances(each)),
+    )
+
+
+def _largest(values: Array) -> float:
+    if values.dtype.kind not in "fiu" or not values.size:
+        return 0.0
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    return float(np.abs(finite.astype(np.float64)).max(initial=0.0))
+
+
+def _quantisable(model: ModelProto) -> int:
+    nodes = (node for graph in onnx_form.graphs(model.graph) for node in graph.node)
+    return sum(node.op_type in _QUANTISED for node in nodes)
+
+
+def _are_chances(values: Array) -> bool:
+    if values.dtype.kind != "f" or values.ndim < 2 or values.shape[1] < 2:  # noqa: PLR2004
+        return False
+    within = bool((values >= 0.0).all() and (values <= 1.0).all())
+    return within and bool(np.allclose(values.sum(axis=1), 1.0, atol=_SUM_ERROR))

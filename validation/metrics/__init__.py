@@ -1,0 +1,1 @@
+"""Scores of outputs that hold many decisions a sample: labels, pixels, boxes."""
