@@ -130,6 +130,11 @@ def _varied(images: Images, random: np.random.Generator) -> Tensor:
     return torch.from_numpy(moved(images, random.integers(-1, 2, size=(len(images), 2))))
 
 
+def forget_trained() -> None:
+    """Train anew what this process has trained before."""
+    _TRAINED.clear()
+
+
 def accuracy(network: nn.Module, data: DataSet) -> float:
     """Share of labelled images whose largest logit is their label's."""
     images = torch.from_numpy(data.inputs[INPUT])
