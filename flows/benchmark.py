@@ -9,8 +9,7 @@ from enginegate.candidate import Candidate
 from enginegate.policy import Policy
 from enginegate.workspace import Workspace
 from flows.run_names import benchmark_name
-from tasks.benchmark import benchmark_engine
-from tasks.benchmark_report import BenchmarkReport, report_benchmarks
+from tasks.benchmark import BenchmarkReport, benchmark_engine, report_benchmarks
 from tasks.build import build, export, resolve_version
 
 _BUILDERS: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=2)

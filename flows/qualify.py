@@ -7,18 +7,28 @@ from prefect import flow, unmapped
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from enginegate.benchmark.engine_alone import fastest_first
-from enginegate.candidate import Engine, Unbuilt
+from enginegate.candidate import Engine, OnnxModel, Unbuilt
 from enginegate.content_store import ContentFolder
+from enginegate.devices import PartIdentity
 from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
+from enginegate.repository import Layout
 from enginegate.workspace import Workspace
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
 from tasks.artifacts import log_result, show_scorecard
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
+from tasks.devices import all_made, qualify_on_pool
 from tasks.engine_speed import measure_alone, measure_eager
-from tasks.record import Qualification, digests_of, file_scorecard, make_scorecard
+from tasks.record import (
+    Qualification,
+    digests_of,
+    file_scorecard,
+    gather_parts,
+    gather_scorecard,
+    make_scorecard,
+)
 from tasks.release import recover_interrupted
 from tasks.repair import repair
 from tasks.run_page import rename_run
@@ -53,19 +63,91 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         opened = opened.with_model(model_uri)
     workspace = Workspace.of(opened)
     recover_interrupted(opened.live_tables, workspace)
-    check(opened, origin, workspace)
+    check(opened, origin, workspace, here=not opened.devices)
     resolved = opened.with_model(resolve_version(opened.model, workspace))
     rename_run(qualification_title(resolved.name, resolved.model.uri))
-    card = _qualified(resolved, workspace)
+    source = export(resolved.model, resolved.data.evaluation, workspace)
+    card = (
+        _on_devices(resolved, origin, source, workspace)
+        if resolved.devices
+        else _qualified(resolved, source, workspace)
+    )
     show_scorecard(card, workspace)
     log_result(card, origin)
     name, message = end_of_qualification(card)
     return completed_as(name, card, message)
 
 
-def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
+def _qualified(policy: Policy, source: ContentFolder[OnnxModel], workspace: Workspace) -> Scorecard:
+    found = collect_evidence(policy, source, workspace)
+    card = make_scorecard(found, policy.slo, policy.search, policy.target.repository, workspace)
+    return file_scorecard(card, found, policy.slo, policy.approval, policy.signing, workspace)
+
+
+def _on_devices(
+    policy: Policy, origin: Path, source: ContentFolder[OnnxModel], workspace: Workspace
+) -> Scorecard:
+    """The parts of all kinds of device, which their pools make side by side, on one scorecard."""
+    file, names = origin.absolute(), policy.device_names
+    waiting: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(names))
+    with waiting as pools:
+        asked = [
+            pools.submit(
+                qualify_on_pool,
+                {
+                    "identity": identify_part(policy, name, source),
+                    "kind": policy.devices[name],
+                    "policy": file,
+                    "workspace": workspace,
+                },
+            )
+            for name in names
+        ]
+        ended = [part.result(raise_on_failure=False) for part in asked]
+    parts = all_made(dict(zip(names, ended, strict=True)))
+    found = gather_parts(parts, source.value, policy.approval.expires_hours, workspace)
+    card = gather_scorecard(parts, found[0], policy.target.repository, workspace)
+    return file_scorecard(
+        card, found[0], policy.slo, policy.approval, policy.signing, workspace, further=found[1:]
+    )
+
+
+def identify_part(policy: Policy, device: str, source: ContentFolder[OnnxModel]) -> PartIdentity:
+    """What decides the part of one kind of device.
+
+    Args:
+        policy: the whole policy, for one version of the model.
+        device: the kind.
+        source: the version as ONNX.
+    """
+    data, live = digests_of(policy.data, None), None
+    if policy.slo.faster_than == "champion":
+        layout = Layout(policy.target.repository, policy.name)
+        current = layout.current()
+        live = layout.release(current.version).digest if current else None
+    return PartIdentity(
+        device=device,
+        model=policy.name,
+        model_uri=policy.model.uri,
+        policy_sha256=policy.digest,
+        onnx_sha256=source.value.file.sha256,
+        evaluation_sha256=data.evaluation,
+        calibration_sha256=data.calibration,
+        live_sha256=live,
+    )
+
+
+def collect_evidence(
+    policy: Policy, source: ContentFolder[OnnxModel], workspace: Workspace
+) -> Qualification:
+    """Everything that this machine can find out about every candidate of one model version.
+
+    Args:
+        policy: what is asked; of several kinds of device, that of one.
+        source: the version as ONNX.
+        workspace: remembers what was built, judged and measured.
+    """
     tables, gates = policy.engine_tables, policy.gates
-    source = export(policy.model, policy.data.evaluation, workspace)
     # What is built is judged while the others are still building. Nothing is timed before all are.
     building = build.map(
         tables.candidates.all(), unmapped(tables), unmapped(source), unmapped(workspace)
@@ -111,7 +193,7 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
                 workspace,
                 speeds[place],
             )
-    found = Qualification(
+    return Qualification(
         policy_sha256=policy.digest,
         model=policy.name,
         model_uri=policy.model.uri,
@@ -127,5 +209,3 @@ def _qualified(policy: Policy, workspace: Workspace) -> Scorecard:
         unmeasured=skipped,
         curves={c: each.curve for each in repairs if each for c in each.candidates},
     )
-    card = make_scorecard(found, policy.slo, policy.search, policy.target.repository, workspace)
-    return file_scorecard(card, found, policy.slo, policy.approval, policy.signing, workspace)

@@ -54,6 +54,17 @@ def qualification_name() -> str:
     )
 
 
+def device_run_name() -> str:
+    """Of a run of ``qualify-device``, before an alias was resolved."""
+    return _named(
+        "qualify-device",
+        lambda p, given: (
+            f"{qualification_title(p.name, given.get('model_uri') or p.model.uri)} "
+            f"on {given['device']}"
+        ),
+    )
+
+
 def benchmark_name() -> str:
     """Of a run of ``benchmark``."""
     return _named("benchmark", lambda p, _: f"benchmark {model_version(p.name, p.model.uri)}")

@@ -1,15 +1,16 @@
 """Candidates under Triton's dynamic batching, against the SLO."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
+from enginegate.benchmark.config_comments import measured_config
 from enginegate.benchmark.deployment import ServedModel
 from enginegate.benchmark.roofline import roofline_of
 from enginegate.benchmark.session import (
@@ -37,6 +38,7 @@ from enginegate.policy.benchmarking import Benchmarked, BenchmarkTables, Slo
 from enginegate.policy.operating import Approval, LiveTables, PromotionTarget
 from enginegate.policy.recording import TrafficTables
 from enginegate.records import canonical_json, sha256_bytes
+from enginegate.report import ServingReport
 from enginegate.report.progress import StageProgress, tell, told_as
 from enginegate.repository import Layout
 from enginegate.repository.store.release_files import ReleaseFiles
@@ -48,7 +50,8 @@ from enginegate.triton.endpoint import live_client
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace, remembered
 from tasks.run_page import ProgressBar, artifact_key, of_candidate
-from validation.choice import not_benchmarked
+from validation.choice import choose_served, not_benchmarked
+from validation.speedup import with_speed
 
 _log = logging.getLogger("enginegate.benchmark")
 _DECIDING_TABLES = ("slo", "search", "load", "cost", "serving")
@@ -380,3 +383,78 @@ def _described(found: Benchmark) -> str:
         return f"{found.outcome.word}: {found.findings[0].reason}"
     p99 = f"{found.p99_at_slo.value_ms:.1f} ms" if found.p99_at_slo else "unknown"
     return f"{found.throughput_text} requests/s{found.rows_text} at p99 {p99} with {found.chosen}"
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkReport:
+    """What a benchmark run ends in.
+
+    Attributes:
+        report: every candidate that could be measured, and the best of them.
+        config_pbtxt: the winner's, with what chose each line; empty without a winner.
+        unmeasured: candidate -> why it was not measured.
+    """
+
+    report: ServingReport
+    config_pbtxt: str
+    unmeasured: dict[Candidate, str]
+
+
+@task(task_run_name="report-benchmarks", cache_policy=NO_CACHE)
+def report_benchmarks(
+    attempts: Sequence[ContentFolder[Engine] | Unbuilt],
+    benchmarks: Sequence[Benchmark | None],
+    tables: BenchmarkTables,
+    live_tables: LiveTables,
+    *,
+    model_uri: str,
+    left_out: set[Candidate],
+) -> BenchmarkReport:
+    """The best of what was measured, and its configuration.
+
+    Args:
+        attempts: the engines.
+        benchmarks: one for each; None: it was not measured.
+        tables: what serving had to deliver.
+        live_tables: where the model is live.
+        model_uri: which version of it was measured.
+        left_out: candidates of the policy that are no part of this run.
+    """
+    layout = Layout(live_tables.target.repository, live_tables.model)
+    current = layout.current()
+    live = layout.release(current.version).engine.engine_sha256 if current else None
+    judged = with_speed(benchmarks, tables.slo, tables.search, live=live, left_out=left_out)
+    measured = tuple(found for found in judged if found is not None)
+    choice = choose_served(measured, tables.search)
+    report = ServingReport(
+        model=live_tables.model,
+        model_uri=model_uri,
+        slo=tables.slo,
+        candidates=measured,
+        winner=choice.winner,
+        reason=choice.reason,
+        tied=choice.tied,
+    )
+    return BenchmarkReport(report, _config(report, attempts), dict(_unmeasured(attempts)))
+
+
+def _config(report: ServingReport, attempts: Sequence[ContentFolder[Engine] | Unbuilt]) -> str:
+    best = report.best
+    for attempt in attempts:
+        if best is None or isinstance(attempt, Unbuilt):
+            continue
+        if attempt.value.candidate == best.candidate:
+            return measured_config(
+                report.model, attempt.value, attempt.folder, best, model_uri=report.model_uri
+            )
+    return ""
+
+
+def _unmeasured(
+    attempts: Sequence[ContentFolder[Engine] | Unbuilt],
+) -> Iterator[tuple[Candidate, str]]:
+    for attempt in attempts:
+        if isinstance(attempt, Unbuilt):
+            yield attempt.candidate, f"not built: {attempt.why}"
+        elif (obstacle := runnable_here(attempt.value)) is not None:
+            yield attempt.value.candidate, obstacle

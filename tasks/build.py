@@ -34,8 +34,14 @@ def _build_end(made: ContentFolder[Engine] | Unbuilt) -> tuple[str, str]:
 
 
 @task(task_run_name="check", cache_policy=NO_CACHE)
-def check(policy: Policy, origin: Path, workspace: Workspace) -> None:
+def check(policy: Policy, origin: Path, workspace: Workspace, *, here: bool = True) -> None:
     """Refuse what could only fail later; say what will be inconclusive.
+
+    Args:
+        policy: what is asked.
+        origin: its file.
+        workspace: has Triton, where it was brought.
+        here: whether candidates are built and benchmarked on this machine.
 
     Raises:
         PolicyError: the policy names a file or a function that is not there, or a type that cannot
@@ -46,8 +52,9 @@ def check(policy: Policy, origin: Path, workspace: Workspace) -> None:
         importable_from(policy.root)
     found = check_policy(policy)
     found.refuse(origin)
-    find_triton(workspace.root / "triton")
-    for candidate, obstacle in found.undecidable.items():
+    if here:
+        find_triton(workspace.root / "triton")
+    for candidate, obstacle in found.undecidable.items() if here else ():
         _log.info("%s will be inconclusive: %s", candidate, obstacle.why)
     for note in found.notes:
         _log.warning("will be inconclusive: %s", note)

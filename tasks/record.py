@@ -19,11 +19,13 @@ from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet
 from enginegate.data_sources import load_data
 from enginegate.decision import Release, replaced_release
+from enginegate.devices import DeviceQualification, PartStore
 from enginegate.engine_kinds import engine_kinds
 from enginegate.errors import InputError
 from enginegate.evidence import (
     Benchmark,
     DataDigests,
+    DeviceEvidence,
     EagerSpeed,
     EngineSpeed,
     ReplacedRelease,
@@ -99,7 +101,12 @@ def digests_of(data: Data, shadow: DataSet | None) -> DataDigests:
 
 @task(task_run_name="scorecard-{found.model}", cache_policy=NO_CACHE)
 def make_scorecard(
-    found: Qualification, slo: Slo, search: Search, repository: Path, workspace: Workspace
+    found: Qualification,
+    slo: Slo,
+    search: Search,
+    repository: Path,
+    workspace: Workspace,
+    device: str = "",
 ) -> Scorecard:
     """Put the evidence together and name the winner; the same evidence is the same scorecard.
 
@@ -109,6 +116,7 @@ def make_scorecard(
         search: says what the best candidate is.
         repository: the live one, which may hold a release that the winner would replace.
         workspace: keeps the scorecard that was first made of this evidence.
+        device: the kind of device that it is about; empty: the policy names none.
     """
     layout = Layout(repository, found.model)
     current = layout.current()
@@ -137,38 +145,137 @@ def make_scorecard(
         unmeasured={candidate.name: why for candidate, why in found.unmeasured.items()},
         engine_speeds=tuple(speed for speed in found.engine_speeds if speed is not None),
         eager_speeds=found.eager_speeds,
+        device=device,
     )
     card = card.model_copy(update={"speed_findings": judge_engine_speeds(card)})
     return first_made(card, workspace)
 
 
+def gather_parts(
+    parts: Sequence[DeviceQualification],
+    onnx: OnnxModel,
+    approval_hours: float,
+    workspace: Workspace,
+) -> list[Qualification]:
+    """What each part found, as one run of `qualify` on that device would have.
+
+    Raises:
+        InputError: two parts were judged on different data.
+    """
+    first = parts[0]
+    for part in parts:
+        if part.data != first.data:
+            raise InputError(
+                f"{first.device} was judged on other data than {part.device}, so their evidence "
+                "does not belong together: "
+                f"{_differing_data(first.data, part.data)}. Recorded traffic must be in the "
+                "workspace that all workers share; then qualify again."
+            )
+    store = PartStore(workspace)
+    return [
+        Qualification(
+            policy_sha256=part.identity.policy_sha256,
+            model=part.identity.model,
+            model_uri=part.identity.model_uri,
+            onnx=onnx,
+            data=part.data,
+            attempts=store.attempts(part),
+            verdicts=part.evidence.verdicts,
+            results=[part.results.get(v.candidate.name, {}) for v in part.evidence.verdicts],
+            benchmarks=[_of(part.evidence, v.candidate) for v in part.evidence.verdicts],
+            unmeasured={},
+            curves={},
+            approval_hours=approval_hours,
+        )
+        for part in parts
+    ]
+
+
+def _differing_data(one: DataDigests, other: DataDigests) -> str:
+    mine, theirs = one.model_dump(), other.model_dump()
+    differ = (name for name, digest in mine.items() if theirs[name] != digest)
+    return ", ".join(
+        f"{name} {(mine[name] or 'none')[:12]} and {(theirs[name] or 'none')[:12]}"
+        for name in differ
+    )
+
+
+def _of(evidence: DeviceEvidence, candidate: Candidate) -> Benchmark | None:
+    return next((b for b in evidence.benchmarks if b.candidate == candidate), None)
+
+
+@task(task_run_name="scorecard-{first.model}", cache_policy=NO_CACHE)
+def gather_scorecard(
+    parts: Sequence[DeviceQualification],
+    first: Qualification,
+    repository: Path,
+    workspace: Workspace,
+) -> Scorecard:
+    """One scorecard of the parts of all kinds of device; the same parts are the same scorecard.
+
+    Args:
+        parts: that of the target's own server first.
+        first: what that one found.
+        repository: the live one, which may hold a release that the winners would replace.
+        workspace: keeps the scorecard that was first made of this evidence.
+    """
+    layout = Layout(repository, first.model)
+    current = layout.current()
+    release = layout.release(current.version) if current else None
+    own = {name: getattr(parts[0].evidence, name) for name in DeviceEvidence.model_fields}
+    card = Scorecard(
+        **own,
+        model=first.model,
+        model_uri=first.model_uri,
+        created_at=now(),
+        onnx_sha256=first.onnx.file.sha256,
+        policy_sha256=first.policy_sha256,
+        data=first.data,
+        replaces=release.version if release else None,
+        replaced=_replaced(release, workspace) if release else None,
+        requested_by=_requester(),
+        approval_hours=first.approval_hours,
+        further=tuple(part.evidence for part in parts[1:]),
+    )
+    return first_made(card, workspace)
+
+
 @task(task_run_name="record-{card.model}", cache_policy=NO_CACHE)
 @told_as("scorecard")
-def file_scorecard(
+def file_scorecard(  # noqa: PLR0913
     card: Scorecard,
     found: Qualification,
     slo: Slo,
     approval: Approval,
     signing: Signing,
     workspace: Workspace,
+    *,
+    further: Sequence[Qualification] = (),
 ) -> Scorecard:
-    """File the scorecard in MLflow, one run for each candidate; the filed one names its run."""
+    """File the scorecard in MLflow, one run for each candidate; the filed one names its run.
+
+    Args:
+        card: the scorecard.
+        found: what it was made of; with several kinds of device, on that of the target's server.
+        slo: what was asked.
+        approval: rules that the decision page shows.
+        signing: how the filed scorecard is signed.
+        workspace: keeps it.
+        further: what was found on the other kinds of device, in the scorecard's order.
+    """
     tracker = Tracker(workspace.tracking_uri, workspace.artifacts)
-    artifacts = {
-        attempt.value.candidate: replace(
-            _artifacts(card, attempt, results),
-            plots=_plots(slo, card, attempt.value.candidate, found.curves),
-        )
-        for attempt, results in zip(found.attempts, found.results, strict=True)
-        if not isinstance(attempt, Unbuilt)
-    }
+    by_device = [
+        _all_artifacts(slo, view, each)
+        for view, each in zip(card.by_device, (found, *further), strict=True)
+    ]
     run = tracker.record(
         card,
-        artifacts,
+        by_device[0],
         report=scorecard_markdown(card, sizes_of(found.attempts)),
         files=_files(slo, card),
         params=_params(slo, card),
         make_page=partial(page_of_log, rules=approval),
+        further=dict(zip(card.devices[1:], by_device[1:], strict=True)),
     )
     filed = card.model_copy(update={"mlflow_run": run})
     path = workspace.save_scorecard(filed)
@@ -177,6 +284,19 @@ def file_scorecard(
         _log.info("the scorecard is not signed: %s", unsigned)
     _log.info("scorecard %s: %s", filed.digest[:12], path)
     return filed
+
+
+def _all_artifacts(
+    slo: Slo, card: Scorecard, found: Qualification
+) -> dict[Candidate, CandidateArtifacts]:
+    return {
+        attempt.value.candidate: replace(
+            _artifacts(card, attempt, results),
+            plots=_plots(slo, card, attempt.value.candidate, found.curves),
+        )
+        for attempt, results in zip(found.attempts, found.results, strict=True)
+        if not isinstance(attempt, Unbuilt)
+    }
 
 
 def _replaced(release: Release, workspace: Workspace) -> ReplacedRelease:

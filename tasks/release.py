@@ -33,6 +33,7 @@ from enginegate.repository import (
 from enginegate.repository.ensemble.composition import Composed, as_ensemble, composes
 from enginegate.repository.ensemble.record_golden import record_golden_on_own_server
 from enginegate.repository.recovery import Withdrawal
+from enginegate.repository.store.golden import GOLDEN_SAMPLES
 from enginegate.serving import ServingOptions
 from enginegate.tracking import PROMOTION_TIMEOUT_S, Tracker, deliver, engine_of, try_deliver
 from enginegate.workspace import Workspace, now
@@ -40,7 +41,6 @@ from validation.live import judge_reading
 
 UNDO = "publication"
 PUBLISHED = "release"
-_GOLDEN_SAMPLES = 16
 # The live server answers one sample at a time what was validated in a batch, and another batch size
 # may round differently: by a few steps of the type, relative to the largest output.
 _GOLDEN_STEPS = {
@@ -351,7 +351,7 @@ def _package(publication: Publication) -> Package:
         publication.workspace, evidence, publication.verdict.engine_sha256 or ""
     )
     served = serving(engine, folder, backend=measured.backend)
-    samples = load_data(publication.samples).head(_GOLDEN_SAMPLES)
+    samples = load_data(publication.samples).head(GOLDEN_SAMPLES)
     with open_engine(engine, folder) as runner:
         inputs: Tensors = dict(samples.in_types(engine.inputs).inputs)
         golden = Golden(inputs, runner.run(inputs))
@@ -400,7 +400,7 @@ def _gpu_bytes(evidence: Scorecard, measured: Benchmark) -> int | None:
 
 def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed], Golden]:
     """Record an ensemble's answers: its composing models on a server that is started for it."""
-    samples = load_data(steps.samples or publication.samples).head(_GOLDEN_SAMPLES)
+    samples = load_data(steps.samples or publication.samples).head(GOLDEN_SAMPLES)
     return partial(
         record_golden_on_own_server,
         given=dict(samples.inputs),

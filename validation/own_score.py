@@ -44,6 +44,7 @@ from validation.statistics import Estimate, Share, share_interval
 # A class that FP32 names is missed among the labels only if it is named as often as half an average
 # class: an "other" that the data does not have is named now and then by a sound model too.
 _USUAL_SHARE = 0.5
+_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +357,7 @@ def _random_recall(labels: Array, k: int) -> Floats:
 
 
 def _by_sample(scores: Floats, how: str, *, root: bool = False) -> tuple[Floats, float, str]:
-    mean = float(scores.mean())
+    mean = round(float(scores.mean()), _DIGITS) + 0.0  # 0 of r2 is exact but for rounding
     return scores, mean**0.5 if root else mean, how
 
 

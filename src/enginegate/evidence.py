@@ -25,7 +25,7 @@ from pydantic import (
     PositiveInt,
 )
 
-from enginegate.candidate import Candidate, Precision, Sha256
+from enginegate.candidate import Candidate, FileDigest, Precision, Sha256
 from enginegate.measurement import Measurement, Percentile
 from enginegate.records import Record
 from enginegate.serving import ServingConfig, ServingOptions
@@ -433,8 +433,32 @@ class ReplacedRelease(Record):
     fp32_score: Finding | None = Field(default=None, description="FP32's own score there")
 
 
+class DeviceEvidence(Record):
+    """What was found out on one kind of device; the fields are those of a scorecard."""
+
+    device: str = Field(description="its name under [devices]")
+    environment: dict[str, str]
+    verdicts: tuple[Verdict, ...]
+    benchmarks: tuple[Benchmark, ...]
+    winner: Candidate | None
+    reason: str
+    tied: tuple[Candidate, ...] = ()
+    unmeasured: dict[str, str] = Field(default={})
+    engine_speeds: tuple[EngineSpeed, ...] = ()
+    eager_speeds: tuple[EagerSpeed, ...] = ()
+    speed_findings: tuple[Finding, ...] = ()
+    golden: dict[str, FileDigest] = Field(
+        default={},
+        description="samples with the answers that the engine gave on this device, by candidate",
+    )
+
+
 class Scorecard(Record):
-    """All evidence of one qualification. Its ``digest`` is what a person approves."""
+    """All evidence of one qualification. Its ``digest`` is what a person approves.
+
+    With several kinds of device the fields are about that of the target's own server, and
+    ``further`` holds the others: `on` shows each as a scorecard of its own.
+    """
 
     schema_version: Literal[1] = 1
     model: str = Field(description="name in the live repository")
@@ -474,6 +498,40 @@ class Scorecard(Record):
     speed_findings: tuple[Finding, ...] = Field(
         default=(), description="what engines alone say about the winner; they decide nothing"
     )
+    device: str = Field(
+        default="", description="kind of device that this is about; empty: the policy names none"
+    )
+    golden: dict[str, FileDigest] = Field(
+        default={},
+        description="samples with the answers that the engine gave on that device, by candidate",
+    )
+    further: tuple[DeviceEvidence, ...] = Field(
+        default=(), description="of the other kinds of device, in the order of the policy"
+    )
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Its kinds of device, that of the target's own server first; empty: none is named."""
+        return (self.device, *(each.device for each in self.further)) if self.device else ()
+
+    def on(self, device: str) -> "Scorecard":
+        """What it says of one kind of device, to be shown and looked up; its digest is no one's.
+
+        Raises:
+            KeyError: it has nothing about that kind.
+        """
+        if device == self.device:
+            return self.model_copy(update={"further": ()})
+        found = next((each for each in self.further if each.device == device), None)
+        if found is None:
+            raise KeyError(device)
+        own = {name: getattr(found, name) for name in DeviceEvidence.model_fields}
+        return self.model_copy(update={**own, "further": ()})
+
+    @property
+    def by_device(self) -> tuple["Scorecard", ...]:
+        """One scorecard for each kind of device; this one where it names none."""
+        return tuple(self.on(device) for device in self.devices) or (self,)
 
     def verdict(self, candidate: Candidate) -> Verdict | None:
         """The verdict on one candidate."""
@@ -552,6 +610,15 @@ def contradictions(scorecard: Scorecard) -> Iterator[str]:
     Only what can be recomputed: whoever edits an outcome and its numbers and the digest is found by
     comparing with MLflow's run, or by the signature.
     """
+    if len(set(scorecard.devices)) < len(scorecard.devices):
+        yield "a kind of device is judged twice"
+        return
+    for each in scorecard.by_device:
+        where = f" (on {each.device})" if each.device else ""
+        yield from (f"{said}{where}" for said in _contradictions(each))
+
+
+def _contradictions(scorecard: Scorecard) -> Iterator[str]:
     named = [verdict.candidate for verdict in scorecard.verdicts]
     measured = [benchmark.candidate for benchmark in scorecard.benchmarks]
     for candidate in {c for each in (named, measured) for c in each if each.count(c) > 1}:

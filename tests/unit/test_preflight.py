@@ -205,6 +205,17 @@ def test_expected_inconclusive_gates_are_listed(project):
     assert any("no labels" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(("rows", "noted"), [(764, True), (765, False)])
+def test_margin_that_no_result_could_settle_is_noted(project, rows, noted):
+    """Before anything is built: 765 samples without a difference settle half a point."""
+    write(project / DATA / "evaluation.npz", rows=rows)
+    stated = tomllib.loads((project / "digits.toml").read_text())["gates"]["default"]
+
+    found = checked(project, gates={"default": stated | {"max_accuracy_loss": 0.005}})
+
+    assert any("0.005 is settled by 765 at the least" in note for note in found.notes) is noted
+
+
 def test_memory_of_a_gpu_that_is_not_here(project, monkeypatch):
     """It is said beforehand: nothing could be benchmarked."""
     monkeypatch.setattr("enginegate.preflight.cuda.gpu", lambda: None)

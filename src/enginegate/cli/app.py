@@ -28,6 +28,7 @@ from enginegate.cli import approve as _approve
 from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import deploy as _deploy
 from enginegate.cli import doctor as _doctor
+from enginegate.cli import evidence as _evidence
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
@@ -95,6 +96,7 @@ app = typer.Typer(
 policy_app = typer.Typer(help="Check and explain policy files.", no_args_is_help=True)
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
+app.add_typer(_evidence.evidence_app, name="evidence")
 RunName = Annotated[
     str,
     typer.Argument(
@@ -298,6 +300,10 @@ def qualify_command(
         str | None, typer.Option(help="another version, e.g. models:/digits/2")
     ] = None,
     *,
+    device: Annotated[
+        str | None,
+        typer.Option(help="only the part of this kind of device, on a machine that has one"),
+    ] = None,
     strict: Annotated[
         bool,
         typer.Option(
@@ -315,6 +321,9 @@ def qualify_command(
     rules = read_policy(policy)  # a mistake in it is shown before Prefect is started
     if model is not None:
         rules = rules.with_model(model)
+    if device is not None:
+        _evidence.qualify_device_here(rules, policy, device, as_json=as_json)
+        return
     with printing(as_json=as_json) as output:
         flow, out = pipeline_module("flows.qualify"), output.console
         with qualification_shown(rules):

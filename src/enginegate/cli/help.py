@@ -27,6 +27,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "ui": "Open MLflow's pages of the comparison.",
             "benchmark": "Only search for the serving configuration that meets the SLO.",
             "shadow": "Record, import and describe samples of live traffic.",
+            "evidence": "Carry evidence from other machines: one file out, one file in.",
         },
         "Decide": {
             "approve": "Approve the winner: binds to the scorecard's digest, expires.",

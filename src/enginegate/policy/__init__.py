@@ -34,6 +34,14 @@ from enginegate.policy.building import (
 )
 from enginegate.policy.data import Data
 from enginegate.policy.defaults import fill_in
+from enginegate.policy.devices import (
+    DeviceKind,
+    DeviceName,
+    check_devices,
+    device_of,
+    in_order,
+    overlaid,
+)
 from enginegate.policy.gates import (
     Evaluation,
     Gates,
@@ -78,6 +86,7 @@ __all__ = [
     "Candidates",
     "Cost",
     "Data",
+    "DeviceKind",
     "EngineTables",
     "Ensemble",
     "Evaluation",
@@ -144,6 +153,11 @@ class Policy(Record):
     serving: ServingOptions = ServingOptions()
     ensemble: Ensemble | None = None
     target: PromotionTarget
+    devices: dict[DeviceName, DeviceKind] = Field(
+        default={},
+        description="kinds of device that releases are served on, by name (docs/devices.md); none: "
+        "that of the machine that qualifies",
+    )
     approval: Approval
     signing: Signing = Signing()
     watch: Watch = Watch()
@@ -236,8 +250,24 @@ class Policy(Record):
     def live_tables(self) -> LiveTables:
         """Where the model is live, and what changing or watching it is held to."""
         return LiveTables(
-            self.name, self.target, self.signing, self.retention, self.watch, self.approval
+            self.name,
+            self.target,
+            self.signing,
+            self.retention,
+            self.watch,
+            self.approval,
+            device_of(self.target, self.devices),
         )
+
+    @property
+    def device_names(self) -> tuple[str, ...]:
+        """Its kinds of device, that of the target's own server first; empty: it names none."""
+        return in_order(self.target, self.devices)
+
+    @model_validator(mode="after")
+    def _servers_have_known_devices(self) -> Self:
+        check_devices(self.devices, self.target, self.ensemble)
+        return self
 
     @model_validator(mode="after")
     def _batches_fit(self) -> Self:
@@ -253,6 +283,25 @@ class Policy(Record):
                 f"{smallest}, which Triton would refuse: leave out sizes below {rows}"
             )
         return self
+
+    def for_device(self, name: str) -> "Policy":
+        """What the policy asks on one kind of device: its candidates, and tables that differ there.
+
+        Raises:
+            PolicyError: it names no such kind, or what differs there breaks a rule.
+        """
+        kind = self.devices.get(name)
+        if kind is None:
+            known = ", ".join(self.devices) or "none"
+            raise PolicyError(
+                f"The policy of {self.name} names no kind of device {name!r} under [devices] (it "
+                f"has {known})."
+            )
+        try:
+            raw = overlaid(self.model_dump(), name, kind, tuple(type(self.candidates).model_fields))
+        except ValueError as error:
+            raise PolicyError(f"{error}.") from error
+        return parse_policy(raw, f"devices.{name}", self._root)
 
     def with_model(self, uri: str) -> "Policy":
         """The same policy for another version of the model.
@@ -355,6 +404,8 @@ def parse_policy(raw: Mapping[str, Any], origin: str, root: Path | None = None) 
         policy = policy_model().model_validate(rest, context={ROOT: root})
         lines = [*wrong, *mistyped_numbers(rest, policy)]
         if not lines:
+            for device in policy.devices:
+                policy.for_device(device)
             return policy
         listed = "\n".join(each.line for each in lines)
     except RecursionError as error:

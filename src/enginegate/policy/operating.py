@@ -101,6 +101,9 @@ class ServerEntry(Record):
         default=None,
         description="HOST:PORT of its metrics; none: its queue and GPU memory are not watched",
     )
+    device: str = Field(
+        default="", description="its kind of device, of [devices]; none: that of the target"
+    )
 
 
 class PromotionTarget(Record):
@@ -119,6 +122,10 @@ class PromotionTarget(Record):
         default=None,
         description="HOST:PORT of that Triton's metrics; none: its queue and GPU memory are not "
         "watched (an embedded one's address is known)",
+    )
+    device: str = Field(
+        default="",
+        description="kind of device of the server above, of [devices]; none: the first named there",
     )
     fleet: tuple[ServerEntry, ...] = Field(
         default=(), description="further servers, loaded one at a time once the first was accepted"
@@ -264,7 +271,11 @@ class Retention(Record):
 
 @dataclass(frozen=True, slots=True)
 class LiveTables:
-    """Everything in a policy about the model that is live: where, by whose word, kept, watched."""
+    """Everything in a policy about the model that is live: where, by whose word, kept, watched.
+
+    Attributes:
+        device: kind of device of the target's own server; empty: the policy names no kinds.
+    """
 
     model: str
     target: PromotionTarget
@@ -272,3 +283,4 @@ class LiveTables:
     retention: Retention
     watch: Watch
     approval: Approval
+    device: str = ""

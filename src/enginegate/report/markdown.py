@@ -1,6 +1,6 @@
 """A report as Markdown: for MLflow, for Prefect, and for the form a person answers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from enginegate.evidence import Scorecard
 from enginegate.messages import escape_markdown
@@ -13,6 +13,7 @@ from enginegate.report.content import (
     row_of,
     sentences,
 )
+from enginegate.report.devices import device_sentences, device_table
 
 
 def scorecard_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> str:
@@ -21,10 +22,25 @@ def scorecard_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> s
     lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
     for verdict in scorecard.verdicts:
         lines.append(_row(row_of(scorecard, verdict.candidate, sizes)))
-    for obstacle in obstacles(scorecard):
-        lines += ["", f"**{obstacle.names}**: {obstacle.outcome.word}", ""]
-        lines += [f"- {escape_markdown(line)}" for line in obstacle.lines]
+    lines += _obstacles(scorecard)
+    table = device_table(scorecard)
+    if table.devices:
+        lines += ["", "## Kinds of device", ""]
+        lines += [f"- {escape_markdown(sentence)}" for sentence in device_sentences(scorecard)]
+        lines += ["", _row(table.columns), "|" + " --- |" * len(table.columns)]
+        lines += [_row((name, *(cell.text for cell in cells))) for name, cells in table.rows]
+    for view in scorecard.by_device[1:]:
+        lines += ["", f"### {view.device}", ""]
+        lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
+        lines += [_row(row_of(view, verdict.candidate)) for verdict in view.verdicts]
+        lines += _obstacles(view)
     return "\n".join(lines) + "\n"
+
+
+def _obstacles(scorecard: Scorecard) -> Iterator[str]:
+    for obstacle in obstacles(scorecard):
+        yield from ("", f"**{obstacle.names}**: {obstacle.outcome.word}", "")
+        yield from (f"- {escape_markdown(line)}" for line in obstacle.lines)
 
 
 def approval_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> str:

@@ -21,6 +21,7 @@ from enginegate.report.content import (
     sentences,
     short_digest,
 )
+from enginegate.report.devices import device_sentences, device_table
 from enginegate.report.serving import (
     SERVING_COLUMNS,
     ServingReport,
@@ -44,14 +45,42 @@ _WHOLE = (COLUMNS[0], COLUMNS[1], COLUMNS[-1])
 def print_scorecard(scorecard: Scorecard, console: Console, sizes: EngineSizes = NO_SIZES) -> None:
     """Print the table, why candidates did not pass, and the sentences; ``sizes`` in bytes."""
     _table(scorecard, sizes).print(console)
+    _print_obstacles(scorecard, console)
+    for view in scorecard.by_device[1:]:
+        console.print()
+        _table(view, NO_SIZES).print(console)
+        _print_obstacles(view, console)
+    console.print()
+    for sentence in sentences(scorecard):
+        print_hanging(console, sentence)
+    _print_devices(scorecard, console)
+
+
+def _print_obstacles(scorecard: Scorecard, console: Console) -> None:
     for obstacle in obstacles(scorecard):
         outcome = (obstacle.outcome.word, _STYLES[obstacle.outcome])
         console.print()
         print_hanging(console, Text.assemble(obstacle.names, ": ", outcome))
         for line in obstacle.lines:
             print_hanging(console, line, "  ")
+
+
+def _print_devices(scorecard: Scorecard, console: Console) -> None:
+    """Kinds of device side by side, and who won on each; nothing where there is one machine."""
+    found = device_table(scorecard)
+    if not found.devices:
+        return
+    columns = [TableColumn(name, heads=not place) for place, name in enumerate(found.columns)]
+    table = FittedTable(columns, title=f"{scorecard.model} on each kind of device")
+    for name, cells in found.rows:
+        styled = [
+            Text(cell.text, style=_STYLES[cell.outcome] if cell.outcome is not None else "")
+            for cell in cells
+        ]
+        table.add_row(Text(name), *styled)
     console.print()
-    for sentence in sentences(scorecard):
+    table.print(console)
+    for sentence in device_sentences(scorecard):
         print_hanging(console, sentence)
 
 
@@ -62,7 +91,8 @@ def print_table(scorecard: Scorecard, console: Console, sizes: EngineSizes = NO_
 
 def print_approval(scorecard: Scorecard, console: Console) -> None:
     """Print what an approval would be for, and how to give one."""
-    for sentence in (*sentences(scorecard), binding(scorecard)):
+    words = (*sentences(scorecard), *device_sentences(scorecard), binding(scorecard))
+    for sentence in words:
         print_hanging(console, sentence)
     for answer in ("approve", "reject"):
         command = f"enginegate {answer} {short_digest(scorecard)} --approver NAME --reason WHY"
@@ -160,7 +190,8 @@ def _table(scorecard: Scorecard, sizes: EngineSizes) -> FittedTable:
         )
         for column in COLUMNS
     ]
-    table = FittedTable(columns, title=f"{scorecard.model}: {scorecard.model_uri}")
+    where = f" on {scorecard.device}" if scorecard.device else ""
+    table = FittedTable(columns, title=f"{scorecard.model}: {scorecard.model_uri}{where}")
     for verdict in scorecard.verdicts:
         row = row_of(scorecard, verdict.candidate, sizes)
         cells = [Text(cell) for cell in row]

@@ -3,12 +3,14 @@
 Opens and converts it as an export does, with the same permissions, and keeps nothing.
 """
 
+import json
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from onnx import ModelProto
@@ -23,6 +25,20 @@ from enginegate.sources.parity import OpenOnnx
 _SAMPLES = 64  # enough to see how large outputs are; a request's worth of time for any model
 _TIMED_RUNS = 5
 _QUANTISED = frozenset({"Conv", "Gemm", "MatMul"})
+_DESCRIPTION = "models/model.json"
+_MOST_DESCRIPTION = 1 << 26
+# As torch.export's own schema numbers them.
+_DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    12: "bool",
+}
 # A float32 sum over a row of probabilities is this close to one.
 _SUM_ERROR = 1e-3
 
@@ -47,6 +63,38 @@ class ModelFacts:
     sample_ms: float
     quantisable: int
     probabilities: frozenset[str]
+
+
+def program_inputs(path: Path) -> tuple[TensorSpec, ...]:
+    """The arguments of a program that torch.export.save wrote, by its description alone.
+
+    Returns:
+        None of them where the file does not say, or says it in another way.
+    """
+    try:
+        with ZipFile(path) as archive:
+            found = [each for each in archive.infolist() if each.filename.endswith(_DESCRIPTION)]
+            if len(found) != 1 or found[0].file_size > _MOST_DESCRIPTION:
+                return ()
+            described = json.loads(archive.read(found[0]))["graph_module"]
+        (names,) = (
+            each["signature"]["forward_arg_names"]
+            for each in described["module_call_graph"]
+            if each["fqn"] == ""
+        )
+        inputs = [each.get("user_input") for each in described["signature"]["input_specs"]]
+        tensors = [each["arg"]["as_tensor"]["name"] for each in inputs if each]
+        values = [described["graph"]["tensor_values"][name] for name in tensors]
+        return tuple(
+            TensorSpec(
+                name=name,
+                dtype=_DTYPES[value["dtype"]],
+                shape=(-1, *(size.get("as_int", -1) for size in value["sizes"][1:])),
+            )
+            for name, value in zip(names, values, strict=True)
+        )
+    except (OSError, BadZipFile, LookupError, TypeError, AttributeError, ValueError):
+        return ()
 
 
 def inspect_source(

@@ -9,7 +9,7 @@ import json
 import logging
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,6 +82,7 @@ class ScorecardLogger:
     files: Mapping[str, bytes] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
     make_page: PageMaker | None = None
+    further: Mapping[str, Mapping[Candidate, CandidateArtifacts]] = field(default_factory=dict)
 
     @property
     def client(self) -> "MlflowClient":
@@ -102,14 +103,24 @@ class ScorecardLogger:
         with self.connection.run(experiment, summary.run_name(self.scorecard), tags) as run:
             scorecard = self.scorecard.model_copy(update={"mlflow_run": run})
             # The last is the newest, which MLflow shows first where nothing else orders them.
-            models = {
-                candidate: self._record_candidate(experiment, run, scorecard, candidate)
-                for candidate in reversed(scorecard.ranked)
-            }
+            for device in reversed(scorecard.devices[1:]):
+                on_device = replace(self, artifacts=self.further.get(device, {}))
+                on_device._record_all(experiment, run, scorecard.on(device))  # noqa: SLF001
+            own = scorecard.on(scorecard.device) if scorecard.device else scorecard
+            models = self._record_all(experiment, run, own)
             self._describe_parent(run, scorecard, models)
             self._file_page(run)
             self._show(experiment, run, scorecard)
         return run
+
+    def _record_all(
+        self, experiment: str, run: str, scorecard: Scorecard
+    ) -> dict[Candidate, str | None]:
+        """The runs of all candidates of one kind of device, the winner's last."""
+        return {
+            candidate: self._record_candidate(experiment, run, scorecard, candidate)
+            for candidate in reversed(scorecard.ranked)
+        }
 
     def _file_page(self, run: str, *, once: bool = False) -> None:
         """The decision page as it is before anything happened; later ones come with the log."""
@@ -187,7 +198,8 @@ class ScorecardLogger:
         files = _candidate_files(scorecard, candidate, artifacts)
         tags = {
             "kind": "candidate",
-            "evidence_sha256": _evidence(scorecard),
+            "evidence_sha256": _evidence(self.scorecard),
+            **({"device": scorecard.device} if scorecard.device else {}),
             "gate": scorecard.outcome(candidate).word,
             "mlflow.parentRunId": parent,
             _NOTE: _note(summary.candidate_note(scorecard, candidate)),

@@ -33,7 +33,8 @@ def run_name(scorecard: Scorecard) -> str:
 
 def candidate_run_name(scorecard: Scorecard, candidate: Candidate) -> str:
     """A child run's name; charts cut it at its end, so the candidate comes first."""
-    return f"{candidate}: {standing(scorecard, candidate)}, {version_of(scorecard)}"
+    where = f" on {scorecard.device}" if scorecard.device else ""
+    return f"{candidate}{where}: {standing(scorecard, candidate)}, {version_of(scorecard)}"
 
 
 def best_outcome(scorecard: Scorecard) -> Outcome:

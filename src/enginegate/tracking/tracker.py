@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LISTED = 20
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
+_NO_FURTHER: Mapping[str, Mapping[Candidate, CandidateArtifacts]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Tracker:
             )
         return str(RegistryUri(name, int(version)))
 
-    def record(
+    def record(  # noqa: PLR0913
         self,
         scorecard: Scorecard,
         artifacts: Mapping[Candidate, CandidateArtifacts],
@@ -91,6 +92,7 @@ class Tracker:
         files: Mapping[str, bytes] = _NO_FILES,
         params: Mapping[str, str] = _NO_PARAMS,
         make_page: PageMaker | None = None,
+        further: Mapping[str, Mapping[Candidate, CandidateArtifacts]] = _NO_FURTHER,
     ) -> str:
         """File a scorecard and what belongs to it; returns the parent run's id.
 
@@ -106,13 +108,14 @@ class Tracker:
             params: further parameters of the run, such as the policy's SLO, beside the limits.
             make_page: draws the decision page, which is filed at the run's root; None: there is
                 none.
+            further: files of each candidate on the scorecard's other kinds of device, by kind.
 
         Raises:
             TrackingError: MLflow refused part-way; the runs still open are marked FAILED.
             TamperedError: an engine's bytes are not what its manifest says.
         """
         logger = ScorecardLogger(
-            self.connection, scorecard, artifacts, report, files, params, make_page
+            self.connection, scorecard, artifacts, report, files, params, make_page, further
         )
         with self.connection.explained(f"record scorecard {scorecard.digest[:12]}"):
             return logger.record()

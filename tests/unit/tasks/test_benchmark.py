@@ -33,7 +33,6 @@ from enginegate.serving import BackendSettings, ServingConfig, ServingOptions
 from enginegate.triton.config import config_text, read_config
 from enginegate.triton.install import TritonInstall
 from tasks import benchmark as tried
-from tasks.benchmark_report import report_benchmarks
 from tasks.record import _artifacts
 from tests.fakes.evidence import FP32, benchmark, finding, release, scorecard, sha, verdict
 
@@ -328,7 +327,7 @@ def test_single_candidate_wins_with_its_measured_configuration(rules, attempt, b
     """Although the policy asks for a speedup over FP32, which is not part of the run."""
     measured = benchmark(candidate=attempt.value.candidate).model_copy(update={"backend": backend})
 
-    found = report_benchmarks.fn(
+    found = tried.report_benchmarks.fn(
         [attempt],
         [measured],
         rules.benchmark_tables,

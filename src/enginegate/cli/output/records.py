@@ -165,6 +165,40 @@ class CandidateSummary(Record):
     findings: tuple[Finding, ...] = Field(description="of verdict and benchmark")
 
 
+class DeviceSummary(Document):
+    """What a scorecard, or a part of one, says of one kind of device."""
+
+    device: str = Field(description="its name under [devices]")
+    winner: str | None = Field(description="null: nothing would be published for it")
+    reason: str
+    candidates: tuple[CandidateSummary, ...]
+
+
+class PartDocument(Document):
+    """One kind of device's part of a qualification, as `qualify --device` made it."""
+
+    part: Sha256 = Field(description="digest of everything that decides it")
+    model: str
+    model_uri: str
+    policy_sha256: Sha256
+    found: DeviceSummary
+    made_at: datetime
+    made_by: str
+    next: tuple[str, ...] = Field(description="commands that come next")
+
+
+class BundleDocument(Document):
+    """Evidence in one file, as `evidence export` wrote or `evidence import` read it."""
+
+    file: str = Field(description="its absolute path")
+    sha256: Sha256 = Field(description="of the file")
+    part: Sha256 = Field(description="digest of everything that decides the part in it")
+    device: str
+    model_uri: str
+    policy_sha256: Sha256
+    winner: str | None
+
+
 class ScorecardDocument(Document):
     """A scorecard, as `qualify` made it or as `explain` reads it."""
 
@@ -180,6 +214,11 @@ class ScorecardDocument(Document):
     mlflow_run: str | None
     candidates: tuple[CandidateSummary, ...] = Field(
         description="in the scorecard's order; `explain --candidate` and `--only` leave some out"
+    )
+    devices: tuple[DeviceSummary, ...] = Field(
+        default=(),
+        description="kinds of device, that of the target's own server (also above) first; empty: "
+        "the policy names none",
     )
     next: tuple[str, ...] = Field(description="commands that come next; empty: no winner")
 
@@ -420,12 +459,15 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "policy check": PolicyDocument,
         "policy show": PolicyListing,
         "qualify": ScorecardDocument,
+        "qualify --device": PartDocument,
         "explain": ScorecardDocument,
         "report": PageDocument,
         "benchmark": BenchmarkDocument,
         "shadow record": SampleDocument,
         "shadow import": SampleDocument,
         "shadow info": SampleDocument,
+        "evidence export": BundleDocument,
+        "evidence import": BundleDocument,
         "approve": DecisionDocument,
         "reject": DecisionDocument,
         "promote": ReleaseDocument,

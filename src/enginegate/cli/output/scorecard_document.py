@@ -4,7 +4,13 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from enginegate.candidate import Candidate
-from enginegate.cli.output.records import CandidateSummary, ScorecardDocument
+from enginegate.cli.output.records import (
+    CandidateSummary,
+    DeviceSummary,
+    PartDocument,
+    ScorecardDocument,
+)
+from enginegate.devices import DeviceQualification
 from enginegate.evidence import Finding, Outcome, Scorecard, Verdict
 from enginegate.report import candidate_meaning, row_of
 
@@ -26,9 +32,6 @@ def scorecard_document(
         blocking: only candidates that did not pass, and only the findings that kept them from it.
         commands: that come next.
     """
-    shown = [v for v in card.verdicts if only is None or v.candidate in only]
-    if blocking:
-        shown = [v for v in shown if card.outcome(v.candidate) is not Outcome.PASSED]
     return ScorecardDocument(
         scorecard=card.digest,
         model=card.model,
@@ -40,9 +43,52 @@ def scorecard_document(
         reason=card.reason,
         replaces=card.replaces,
         mlflow_run=card.mlflow_run,
-        candidates=tuple(_summary(card, verdict, blocking=blocking) for verdict in shown),
+        candidates=_summaries(card, only, blocking=blocking),
+        devices=tuple(
+            _on_device(card.on(device), only, blocking=blocking) for device in card.devices
+        ),
         next=tuple(commands),
     )
+
+
+def part_document(part: DeviceQualification, commands: Iterable[str]) -> PartDocument:
+    """What one kind of device's part of a qualification says.
+
+    Args:
+        part: the part.
+        commands: that come next.
+    """
+    identity = part.identity
+    return PartDocument(
+        part=identity.digest,
+        model=identity.model,
+        model_uri=identity.model_uri,
+        policy_sha256=identity.policy_sha256,
+        found=_on_device(part.shown(), None, blocking=False),
+        made_at=part.made_at,
+        made_by=part.made_by,
+        next=tuple(commands),
+    )
+
+
+def _on_device(
+    view: Scorecard, only: Collection[Candidate] | None, *, blocking: bool
+) -> DeviceSummary:
+    return DeviceSummary(
+        device=view.device,
+        winner=view.winner.name if view.winner else None,
+        reason=view.reason,
+        candidates=_summaries(view, only, blocking=blocking),
+    )
+
+
+def _summaries(
+    card: Scorecard, only: Collection[Candidate] | None, *, blocking: bool
+) -> tuple[CandidateSummary, ...]:
+    shown = [v for v in card.verdicts if only is None or v.candidate in only]
+    if blocking:
+        shown = [v for v in shown if card.outcome(v.candidate) is not Outcome.PASSED]
+    return tuple(_summary(card, verdict, blocking=blocking) for verdict in shown)
 
 
 def commands_after(card: Scorecard, policy: Path) -> tuple[str, ...]:

@@ -26,6 +26,8 @@ from enginegate.report.tables import print_hanging
 _MOST_COPIED = 1 << 30
 _CLASSES_READ = 200_000
 _IMAGE_AXES = 4
+# Rows of any numbers: what a classical model takes, under any name.
+_TABLE = (TensorSpec(name="features", dtype="float32", shape=(-1, -1)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +95,12 @@ def described_source(
     found = describe_data(source)
     if found.inputs and flags == ColumnFlags():
         return source
-    columns = flags.over(suggest_columns(found, inputs), found, inputs)
+    columns = flags.over(suggest_columns(found, inputs or _TABLE), found, inputs)
     if not columns.inputs and not found.inputs:
+        wanted = f"The model takes {', '.join(map(str, inputs))}. " if inputs else ""
         raise DataError(
-            f"{found.origin} ({found.form}) has the columns {_listed(found)}. None is called "
-            f"input.NAME, and none could be told to be {', '.join(map(str, inputs))}. Say it: "
+            f"{found.origin} ({found.form}) has the columns {_listed(found)}. {wanted}None is "
+            "called input.NAME, and which of them are the model's inputs does not show. Say it: "
             "--input NAME=COLUMN (or NAME=COLUMN,COLUMN for numbers side by side)."
         )
     label = columns.label

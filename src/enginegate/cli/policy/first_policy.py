@@ -24,6 +24,8 @@ _PARITY_SHARE = 1e-5
 _FEWEST_CALIBRATED = 32
 _MOST_CALIBRATED = 256
 _CALIBRATED_SHARE = 5
+# 765 settle the strictest standard limit where nothing differs; a few more where a little does.
+_SETTLE_EVERY_LIMIT = 800
 _VECTOR = 2  # axes of an output of one vector, or one row of logits, a sample
 _MOST_NAME = 100
 _MOST_LINES = 20
@@ -171,10 +173,10 @@ def parity_for(largest: float) -> float | None:
 def samples_to_set_aside(samples: int) -> int:
     """How many of the data's samples int8 scales are found on; 0: there are too few to spare."""
     count = min(_MOST_CALIBRATED, samples // _CALIBRATED_SHARE)
-    judged = int(EVIDENCE["min_samples"])
-    if samples >= judged:
-        count = min(count, samples - judged)
-    return count if count >= _FEWEST_CALIBRATED else 0
+    for judged in (_SETTLE_EVERY_LIMIT, int(EVIDENCE["min_samples"])):
+        if samples >= judged + _FEWEST_CALIBRATED:
+            return min(count, samples - judged)
+    return count if count >= _FEWEST_CALIBRATED and samples < EVIDENCE["min_samples"] else 0
 
 
 def round_up(value: float) -> float:

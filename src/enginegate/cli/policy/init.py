@@ -146,7 +146,7 @@ def _write(draft: FirstPolicy, path: Path, output: Printer) -> None:
     found = check_policy(policy)
     found.refuse(path)
     out.print()
-    print_hanging(out, path.read_text())
+    out.print(path.read_text(), markup=False, soft_wrap=True)
     for note in found.notes:
         print_hanging(out, note, "note    ")
     print_hanging(out, f"{shown} is written, and valid.")

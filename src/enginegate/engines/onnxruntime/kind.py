@@ -74,6 +74,11 @@ class OnnxRuntimeTable(Record):
     cuda_graphs: bool = Field(
         default=True, description="replay one captured graph a bucket, where the model allows it"
     )
+    threads: PositiveInt = Field(
+        default=sessions.INTRA_OP_THREADS,
+        description="processor threads that work on one request of an engine on the CPU; instances "
+        "side by side usually serve more than threads inside of one",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,10 @@ class OnnxRuntimeKind(EngineKind):
     name = "onnxruntime"
     title = "ONNX Runtime"
     table = OnnxRuntimeTable
-    largest: ClassVar = {"batch_buckets": (65_536, "rows are held in memory together")}
+    largest: ClassVar = {
+        "batch_buckets": (65_536, "rows are held in memory together"),
+        "threads": (1024, "no processor has more"),
+    }
     # On a processor fastest with unsigned activations, integer biases and every operator between
     # the layers quantised too (measured: batch 32, one thread, a CNN of 64 channels: 2.2 times
     # FP32, against 1.8 with TensorRT's form). Signed activations it turns into unsigned ones when
@@ -164,10 +172,14 @@ class OnnxRuntimeKind(EngineKind):
         )
 
     def deciding_settings(self, table: OnnxRuntimeTable, /) -> Mapping[str, object]:
-        """Nothing on a processor; on a GPU, how its session is run is part of the manifest."""
+        """On a processor, threads but for one; on a GPU, how its session is run.
+
+        Both are part of the manifest.
+        """
         if sessions.device_for(table.device) == "cpu":
-            return {}
-        return table.model_dump(mode="json", exclude={"device"})
+            usual = table.threads == sessions.INTRA_OP_THREADS
+            return {} if usual else {"threads": table.threads}
+        return table.model_dump(mode="json", exclude={"device", "threads"})
 
     def build(self, plan: BuildPlan, folder: Path, /) -> Engine:
         """Convert, load once as proof, and write ``model.onnx``.
@@ -211,7 +223,7 @@ class OnnxRuntimeKind(EngineKind):
 
     @contextmanager
     def load(self, engine: Engine, path: Path, /) -> Iterator[Runner]:
-        """Load the engine as Triton will: every optimisation, one thread; on a GPU, warm.
+        """Load the engine as Triton will: every optimisation, its threads; on a GPU, warm.
 
         Raises:
             EnginegateError: ONNX Runtime fell back to another provider than the engine is for.
@@ -219,8 +231,12 @@ class OnnxRuntimeKind(EngineKind):
         device = _device(engine)
         graphs = engine.flags.get("cuda_graphs") == "on"
 
+        threads = int(_threads(engine))
+
         def open_one() -> OpenSession:
-            return sessions.open_session(path, engine.candidate.precision, device, graphs=graphs)
+            return sessions.open_session(
+                path, engine.candidate.precision, device, graphs=graphs, threads=threads
+            )
 
         opened = open_one()
         if opened.provider != PROVIDERS[device]:
@@ -307,9 +323,11 @@ def buckets(engine: Engine) -> tuple[int, ...]:
 
 
 def _opened(plan: BuildPlan, path: Path, device: Device, *, graphs: bool) -> OpenSession:
-    precision = plan.candidate.precision
+    precision, threads = plan.candidate.precision, plan.table_as(OnnxRuntimeTable).threads
     try:
-        opened = sessions.open_session(path, precision, device, graphs=graphs, inspect=True)
+        opened = sessions.open_session(
+            path, precision, device, graphs=graphs, inspect=True, threads=threads
+        )
         if opened.provider == CPU == PROVIDERS[device] and not plan.onnx.external:
             sessions.write_portable(path, path.with_name(PORTABLE_FILE))
         if opened.graphs and not _captures(opened, plan):
@@ -393,7 +411,7 @@ def _flags(
     told = {
         "provider": PROVIDERS[device],
         "optimisation": sessions.level_for(plan.candidate.precision),
-        "intra_op_threads": str(sessions.INTRA_OP_THREADS),
+        "intra_op_threads": str(table.threads if device == "cpu" else sessions.INTRA_OP_THREADS),
     }
     if device == "cpu":
         return told

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 CPU = "CPUExecutionProvider"
 PROVIDERS: dict[Device, str] = {"cpu": CPU, "cuda": CUDA}
 INTRA_OP_THREADS = 1
-"""Threads inside one node: what engines are validated, measured and served with."""
+"""Threads inside one node, unless the policy says otherwise: what engines are validated, measured
+and served with."""
 REMEDY = "pip install 'enginegate[cpu]'"
 PRECISIONS: dict[Device, frozenset[Precision]] = {
     "cpu": frozenset({Precision.FP32, Precision.INT8}),
@@ -136,19 +137,26 @@ def lacks(precision: Precision, device: Device, gpu: cuda.Gpu | None) -> str:
 
 
 def open_session(
-    path: Path, precision: Precision, device: Device, *, graphs: bool = False, inspect: bool = False
+    path: Path,
+    precision: Precision,
+    device: Device,
+    *,
+    graphs: bool = False,
+    inspect: bool = False,
+    threads: int = INTRA_OP_THREADS,
 ) -> OpenSession:
-    """A session as it is served: one thread, every optimisation the precision allows.
+    """A session as it is served: every optimisation the precision allows.
 
     Args:
         graphs: capture CUDA graphs if the whole model can be captured.
         inspect: also count the layers of the optimised graph.
+        threads: of the processor, inside one node of the graph.
 
     Raises:
         ModelError: ONNX Runtime cannot load the model.
     """
     if device == "cpu":
-        return _opened(path, precision, [CPU], inspect=inspect)
+        return _opened(path, precision, [CPU], inspect=inspect, threads=threads)
     load_cuda_libraries()
     if graphs:
         with suppress(ModelError):
@@ -285,10 +293,15 @@ def _cuda(precision: Precision, *, graphs: bool) -> tuple[str, dict[str, str]]:
 
 
 def _opened(
-    path: Path, precision: Precision, providers: list[Any], *, inspect: bool
+    path: Path,
+    precision: Precision,
+    providers: list[Any],
+    *,
+    inspect: bool,
+    threads: int = INTRA_OP_THREADS,
 ) -> OpenSession:
     options = _options(level=level_for(precision))
-    options.intra_op_num_threads = INTRA_OP_THREADS
+    options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     if not inspect:
         session = _load(path, options, providers)

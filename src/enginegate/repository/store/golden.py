@@ -18,6 +18,9 @@ from enginegate.data import Tensors
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.triton.types import Reply
 
+# Few enough to replay at every load, enough that a wrong engine cannot answer all of them.
+GOLDEN_SAMPLES = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Golden:

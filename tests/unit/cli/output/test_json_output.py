@@ -39,7 +39,7 @@ def test_every_verb_that_reports_has_a_documented_document():
     found = dict(verbs(typer.main.get_command(app)))
     with_json = {v for v, c in found.items() if any("--json" in p.opts for p in c.params)}
 
-    assert with_json == set(DOCUMENTS)
+    assert with_json == {verb.partition(" --")[0] for verb in DOCUMENTS}
     assert set(found) - with_json <= SILENT
 
 

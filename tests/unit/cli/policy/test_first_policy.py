@@ -141,10 +141,11 @@ def test_parity_limit_suits_large_outputs(largest, limit):
 
 
 @pytest.mark.parametrize(
-    ("samples", "count"), [(100, 0), (200, 40), (420, 0), (440, 40), (2000, 256), (10**6, 256)]
+    ("samples", "count"),
+    [(100, 0), (200, 40), (420, 0), (440, 40), (897, 97), (2000, 256), (10**6, 256)],
 )
 def test_calibration_leaves_enough_to_judge(samples, count):
-    """400 samples are the standard's least."""
+    """400 samples are the standard's least, and 765 settle its strictest limit."""
     assert samples_to_set_aside(samples) == count
 
 

@@ -1,0 +1,20 @@
+"""What one kind of device's workers found out: kept, gathered, and carried between machines."""
+
+from enginegate.devices.bundle import read_bundle, write_bundle
+from enginegate.devices.part import (
+    DeviceQualification,
+    PartIdentity,
+    PartStore,
+    StoredEngine,
+    stored_engine,
+)
+
+__all__ = [
+    "DeviceQualification",
+    "PartIdentity",
+    "PartStore",
+    "StoredEngine",
+    "read_bundle",
+    "stored_engine",
+    "write_bundle",
+]

@@ -1,0 +1,123 @@
+"""Kinds of device: each part made where such a device is, gathered on one scorecard."""
+
+import pytest
+
+from enginegate.devices import PartStore
+from enginegate.errors import EnginegateError
+from enginegate.evidence import contradictions
+from enginegate.policy import read_policy
+from enginegate.report import scorecard_markdown, scorecard_text
+from enginegate.tracking import Tracker
+from flows.qualify import qualify
+from flows.qualify_device import qualify_device
+
+pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
+
+# int8 alone on the second: a kind may have fewer candidates, and this costs one search less.
+DEVICES = """
+[devices.one-thread]
+
+[devices.two-threads]
+candidates = ["onnxruntime-int8"]
+
+[devices.two-threads.tables.onnxruntime]
+threads = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def mixed(qualified, family, tmp_path_factory):
+    """The family's policy for processors with one thread and with two."""
+    del qualified  # what it measured is found again
+    path = tmp_path_factory.mktemp("mixed") / "policy.toml"
+    live = (f"{family.root}/live", f"{path.parent}/live")
+    return family.edited(path, ("[approval]", f"{DEVICES}\n[approval]"), live)
+
+
+@pytest.fixture(scope="module")
+def parts(mixed):
+    """Made here, in this process: no worker is asked."""
+    return {name: qualify_device(mixed, name) for name in ("one-thread", "two-threads")}
+
+
+@pytest.fixture(scope="module")
+def gathered(mixed, parts):
+    del parts
+    return qualify(mixed)
+
+
+def test_kind_that_nobody_qualified_is_refused_by_name(mixed):
+    """With the commands that bring its evidence; runs before the parts are made."""
+    with pytest.raises(EnginegateError, match="one-thread: Nobody has qualified") as refusal:
+        qualify(mixed)
+
+    assert "two-threads: Nobody has qualified" in str(refusal.value)
+    assert "--device two-threads" in str(refusal.value)
+
+
+def test_scorecard_holds_every_kind_of_device(gathered):
+    """One digest over all of them; each kind has its own engine, verdicts and winner."""
+    one, two = gathered.by_device
+
+    assert gathered.devices == ("one-thread", "two-threads")
+    assert gathered.winner == one.winner
+    assert two.winner.name == "onnxruntime-int8"
+    assert {v.candidate.name for v in two.verdicts} == {"onnxruntime-int8"}
+    assert gathered.golden.keys() >= {one.winner.name}
+    assert gathered.further[0].golden.keys() == {"onnxruntime-int8"}
+    assert not list(contradictions(gathered))
+
+
+def test_engine_of_a_kind_runs_with_its_settings(mixed, parts, family):
+    """Two threads in the manifest, and so in Triton; the usual one elsewhere."""
+    store = PartStore(family.workspace)
+    flags = {}
+    for name, part in parts.items():
+        (verdict,) = [v for v in part.evidence.verdicts if v.candidate.name == "onnxruntime-int8"]
+        flags[name] = store.engine(part, verdict.candidate).value.flags["intra_op_threads"]
+
+    assert flags == {"one-thread": "1", "two-threads": "2"}
+    assert read_policy(mixed).device_names == ("one-thread", "two-threads")
+
+
+def test_nothing_of_a_part_is_made_twice(mixed, parts, gathered, family):
+    """A second run finds the very part, and the very scorecard."""
+    files = sorted(family.workspace.results.rglob("*.json"))
+    times = [path.stat().st_mtime_ns for path in files]
+
+    assert qualify_device(mixed, "two-threads") == parts["two-threads"]
+    assert qualify(mixed).digest == gathered.digest
+    assert [path.stat().st_mtime_ns for path in files] == times
+
+
+def test_tables_have_a_column_for_each_kind(gathered):
+    """In the terminal and in Markdown, with the winner of each."""
+    texts = scorecard_text(gathered, width=160), scorecard_markdown(gathered)
+
+    for text in texts:
+        assert "two-threads" in text
+        assert "one approval covers the winners of all of them" in text
+        assert "not there" in text
+
+
+def test_mlflow_has_the_candidates_of_every_kind(gathered, family):
+    """Each child run says on which kind it ran."""
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    parent = tracker.client.get_run(gathered.mlflow_run)
+    children = tracker.client.search_runs(
+        [parent.info.experiment_id],
+        filter_string=f"tags.`mlflow.parentRunId` = '{gathered.mlflow_run}'",
+    )
+
+    devices = sorted(run.data.tags["device"] for run in children)
+    assert devices == ["one-thread", "one-thread", "one-thread", "two-threads"]
+
+
+def test_machine_without_the_gpu_is_refused(mixed, tmp_path):
+    """What it measured would be another kind's evidence."""
+    text = mixed.read_text().replace("[devices.one-thread]", '[devices.one-thread]\ngpu = "L4"')
+    policy = tmp_path / "policy.toml"
+    policy.write_text(text)
+
+    with pytest.raises(EnginegateError, match="has a GPU named 'L4'"):
+        qualify_device(policy, "one-thread")

@@ -1,0 +1,157 @@
+"""Runs of a device's part on its pool: which one is waited for, and when another takes over."""
+
+from types import SimpleNamespace
+from uuid import UUID
+
+import pytest
+from prefect.client.schemas.objects import StateType
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+
+from enginegate.errors import EnginegateError
+from tasks.devices import PartRuns, SignsOfLife, all_made
+
+
+class Pool:
+    """Prefect's server with one deployment; each run goes through the states it is given."""
+
+    def __init__(self, monkeypatch, *runs):
+        self.scripts = [list(states) for states in runs]
+        self.keys, self.now_s = [], 0.0
+        monkeypatch.setattr("tasks.devices.run_deployment", self.start)
+
+    def start(self, name, *, parameters, timeout, idempotency_key):
+        del name, parameters, timeout
+        self.keys.append(idempotency_key)
+        return self.run(len(self.keys) - 1)
+
+    def run(self, number):
+        state = self.scripts[number][0]
+        return SimpleNamespace(
+            id=UUID(int=number), name=f"run-{number}", state=state, start_time=None, created=None
+        )
+
+    def read_flow_run(self, run):
+        found = self.run(run.int)
+        if len(self.scripts[run.int]) > 1:
+            self.scripts[run.int].pop(0)
+        return found
+
+    def set_flow_run_state(self, run, state, *, force):
+        assert force
+        self.scripts[run.int] = [state]
+
+    def read_events(self, wanted, *, limit):
+        """One heartbeat, and no further."""
+        del wanted, limit
+        return SimpleNamespace(events=[SimpleNamespace(id=UUID(int=99))])
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+    def finish(self):
+        runs = PartRuns(
+            self,
+            "qualify-device/m-l4",
+            {},
+            "key",
+            3600.0,
+            clock=lambda: self.now_s,
+            sleep=self.sleep,
+        )
+        runs.finish()
+
+
+def test_run_that_completes_is_started_once(monkeypatch):
+    pool = Pool(monkeypatch, [Running(), Running(), Completed()])
+
+    pool.finish()
+
+    assert pool.keys == ["key-1"]
+
+
+def test_another_run_takes_over_from_one_that_crashed(monkeypatch):
+    """A worker says that the process died."""
+    pool = Pool(monkeypatch, [Running(), Crashed()], [Running(), Completed()])
+
+    pool.finish()
+
+    assert pool.keys == ["key-1", "key-2"]
+
+
+def test_run_whose_heartbeats_ended_is_crashed_and_taken_over(monkeypatch):
+    """Its host is gone, and nobody else would say so; a slow one is not disturbed before."""
+    pool = Pool(monkeypatch, [Running()], [Completed()])
+    pool.scripts[1].insert(0, Running())
+
+    pool.finish()
+
+    assert pool.keys == ["key-1", "key-2"]
+    assert pool.scripts[0][0].type is StateType.CRASHED
+    assert pool.now_s > 180.0
+
+
+def test_run_that_is_under_way_is_waited_for(monkeypatch):
+    """A qualification that was killed finds its runs again; those that ended are passed over."""
+    pool = Pool(monkeypatch, [Failed()], [Crashed()], [Running(), Completed()])
+
+    pool.finish()
+
+    assert pool.keys == ["key-1", "key-2", "key-3"]
+
+
+@pytest.mark.parametrize("end", [Failed(message="no such file"), Cancelled(message="by ada")])
+def test_part_that_failed_is_not_tried_again(monkeypatch, end):
+    """It would fail again; the message says why, and whose log says more."""
+    pool = Pool(monkeypatch, [Running(), end])
+
+    with pytest.raises(EnginegateError, match=rf"m-l4 did not end well.*{end.message}"):
+        pool.finish()
+
+
+def test_part_that_kills_every_worker_is_given_up(monkeypatch):
+    pool = Pool(monkeypatch, *([Running(), Crashed()] for _ in range(4)))
+
+    with pytest.raises(EnginegateError, match=r"3 runs of .* died"):
+        pool.finish()
+
+
+def test_pool_without_a_worker_is_named_after_the_limit(monkeypatch):
+    pool = Pool(
+        monkeypatch,
+        [
+            SimpleNamespace(
+                type=StateType.SCHEDULED, name="Late", message="", is_final=lambda: False
+            )
+        ],
+    )
+
+    with pytest.raises(EnginegateError, match=r"run-0 is Late\. If it is late, no worker"):
+        pool.finish()
+
+
+def test_run_without_heartbeats_is_believed_to_live():
+    """They can be turned off; its worker reports a crash of its process all the same."""
+    clock = SimpleNamespace(now_s=0.0)
+    signs = SignsOfLife(lambda: clock.now_s)
+
+    assert not signs.are_over(StateType.RUNNING, None)
+    clock.now_s = 1e6
+    assert not signs.are_over(StateType.RUNNING, None)
+
+
+def test_run_that_no_process_took_up_is_over_after_a_quarter_of_an_hour():
+    """Its worker died between taking it and starting it."""
+    clock = SimpleNamespace(now_s=0.0)
+    signs = SignsOfLife(lambda: clock.now_s)
+
+    assert not signs.are_over(StateType.PENDING, None)
+    clock.now_s = 901.0
+    assert signs.are_over(StateType.PENDING, None)
+
+
+def test_every_kind_without_a_part_is_named():
+    """One message about all of them, so that nobody starts over for each."""
+    ended = {"l4": EnginegateError("no worker"), "h100": EnginegateError("no pool")}
+
+    with pytest.raises(EnginegateError, match="l4: no worker\n  h100: no pool"):
+        all_made(ended)
