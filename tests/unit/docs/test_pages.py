@@ -87,7 +87,7 @@ def test_example_policy_is_valid_and_explained():
     ]
 
     assert policy.name == "digits"
-    assert len(policy.candidates.all()) == 8
+    assert len(policy.candidates.all()) == 3
     assert [line for line in bare if not line.startswith("max_")] == []
 
 
