@@ -55,6 +55,7 @@ _QUESTIONS: Mapping[str, str] = MappingProxyType(
         "build": "Whether it can be built",
         "runnable": "Whether it runs here",
         "precision_proof": "Whether it computes in the precision it is named after",
+        "provenance": "Where it comes from",
         "samples": "Whether there are enough samples",
         "nonfinite": "Whether it gives NaN or infinity",
         "slice_samples": "Whether each part of the data is large enough to be judged",

@@ -20,6 +20,7 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "build": "Can be built",
         "runnable": "Runs here",
         "precision_proof": "Precision is proven",
+        "provenance": "Made elsewhere",
         "samples": "Enough samples",
         "nonfinite": "NaN or infinity",
         "kl_p99": "KL divergence, 99th percentile",
