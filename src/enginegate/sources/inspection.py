@@ -39,8 +39,6 @@ _DTYPES = {
     8: "float64",
     12: "bool",
 }
-# A float32 sum over a row of probabilities is this close to one.
-_SUM_ERROR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class ModelFacts:
         largest: the largest absolute value of any output.
         sample_ms: time of one sample in ONNX Runtime at FP32, not optimised, in milliseconds.
         quantisable: layers that int8 can speed up.
-        probabilities: outputs whose rows are probabilities, not logits.
+        shares: outputs whose values are all from 0 to 1, as probabilities are.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -62,7 +60,7 @@ class ModelFacts:
     largest: float
     sample_ms: float
     quantisable: int
-    probabilities: frozenset[str]
+    shares: frozenset[str]
 
 
 def program_inputs(path: Path) -> tuple[TensorSpec, ...]:
@@ -132,7 +130,7 @@ def inspect_source(
         largest=max((_largest(values) for values in answers.values()), default=0.0),
         sample_ms=median(times) * 1e3,
         quantisable=_quantisable(model),
-        probabilities=frozenset(name for name, each in answers.items() if _are_chances(each)),
+        shares=frozenset(name for name, each in answers.items() if _are_shares(each)),
     )
 
 
@@ -148,8 +146,5 @@ def _quantisable(model: ModelProto) -> int:
     return sum(node.op_type in _QUANTISED for node in nodes)
 
 
-def _are_chances(values: Array) -> bool:
-    if values.dtype.kind != "f" or values.ndim < 2 or values.shape[1] < 2:  # noqa: PLR2004
-        return False
-    within = bool((values >= 0.0).all() and (values <= 1.0).all())
-    return within and bool(np.allclose(values.sum(axis=1), 1.0, atol=_SUM_ERROR))
+def _are_shares(values: Array) -> bool:
+    return values.dtype.kind == "f" and bool(((values >= 0.0) & (values <= 1.0)).all())

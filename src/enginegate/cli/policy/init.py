@@ -107,15 +107,18 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
     importable_from(root)
     workspace = Workspace.of_project(root)
     source = _source_below(uri, root, options)
-    evaluation = described_source(options.data, root, options.columns, expected_inputs(source))
-    data = loaded(evaluation)
+    described = described_source(options.data, root, options.columns, expected_inputs(source))
+    data = loaded(described.source)
     facts = inspect_source(source, data, tracking_uri=workspace.tracking_uri, open_onnx=open_onnx)
+    evaluation = described.labelling(facts.outputs[0].name)
+    data = loaded(evaluation) if described.numbers else data
     _print_facts(source, facts, data, out)
     guess = _task(options, guess_task(facts, data), out)
     p99_ms, rate = _slo(options, facts)
     calibration = None
     if options.calibration is not None:
-        calibration = described_source(options.calibration, root, options.columns, facts.inputs)
+        named = described_source(options.calibration, root, options.columns, facts.inputs)
+        calibration = named.source
     elif facts.quantisable:
         evaluation, calibration = set_aside_samples(
             evaluation, data, root / WORKSPACE / "data" / name, wanted=options.set_aside, out=out
