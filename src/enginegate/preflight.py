@@ -15,6 +15,7 @@ from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataHeader
 from enginegate.data_sources import read_source_header
 from enginegate.engines import DecisionObstacle, cuda, this_machine, undecidable
+from enginegate.engines.made_elsewhere import CODE_REFUSED
 from enginegate.errors import InputError, ModelError, PolicyError, TrackingError
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.policy import Policy
@@ -59,6 +60,7 @@ def check_policy(policy: Policy) -> PolicyCheck:
         *files.problems(),
         *_folders(policy),
         *_model(policy),
+        *_made(policy),
         *_functions(policy),
         *_runner(policy),
         *_arrivals(policy),
@@ -154,6 +156,16 @@ def _model(policy: Policy) -> Iterator[str]:
         yield f"{said}: {why}. Correct the name, or install the module."
 
 
+def _made(policy: Policy) -> Iterator[str]:
+    """Candidates that something else made must be there, and code be allowed."""
+    for each in policy.candidates.made:
+        said = _said("candidates.made.file", each.file)
+        if not each.file.is_file():
+            yield f"{said}: there is no file {each.file.absolute()}. Correct the path."
+        elif each.is_code and not each.allow_code:
+            yield f"{said}: it {CODE_REFUSED}"
+
+
 def _functions(policy: Policy) -> Iterator[str]:
     """Functions of the user's own."""
     shadow = policy.shadow
@@ -186,10 +198,11 @@ def _function_of_data(key: str, source: DataSource, root: Path) -> Iterator[str]
 
 
 def _runner(policy: Policy) -> Iterator[str]:
-    if policy.evaluation.runner == "dask" and importlib.util.find_spec("prefect_dask") is None:
+    runner = policy.evaluation.runner
+    if runner != "threads" and importlib.util.find_spec(f"prefect_{runner}") is None:
         yield (
-            'evaluation.runner = "dask": prefect-dask is not installed. Run: pip install '
-            'prefect-dask, or set runner = "threads".'
+            f'evaluation.runner = "{runner}": prefect-{runner} is not installed. Run: pip install '
+            f"'enginegate[{runner}]', or set runner = \"threads\"."
         )
 
 

@@ -67,6 +67,7 @@ class InitOptions:
         set_aside: how many; 0: none.
         columns: what the data's columns are.
         output: the file to write.
+        ask: whether somebody may be asked, where there is a terminal.
     """
 
     model: str
@@ -82,6 +83,7 @@ class InitOptions:
     allow_pickle: bool = False
     allow_code: bool = False
     force: bool = False
+    ask: bool = True
 
 
 def write_first_policy(options: InitOptions, output: Printer) -> None:
@@ -226,7 +228,7 @@ def _task(options: InitOptions, guess: TaskGuess, out: Console) -> TaskGuess:
     if guess.task is not None:
         print_hanging(out, f"{guess.task}: {guess.why}", "task    ")
         return guess
-    if not sys.stdin.isatty():
+    if not (options.ask and sys.stdin.isatty()):
         raise InputError(
             f"Model and data do not show the task: {guess.why}. Say it with --task: one of "
             f"{', '.join(_TASKS)} (docs/tasks.md)."
@@ -241,7 +243,8 @@ def _task(options: InitOptions, guess: TaskGuess, out: Console) -> TaskGuess:
 def _slo(options: InitOptions, facts: ModelFacts, out: Console) -> tuple[float, float]:
     """What serving must deliver: given, or asked for with a suggestion; nothing else shows it."""
     wanted_ms = round_up(max(_LEAST_P99_MS, _ROOM * facts.sample_ms))
-    if None in {options.p99_ms, options.min_throughput_per_s} and not sys.stdin.isatty():
+    asked = None in {options.p99_ms, options.min_throughput_per_s}
+    if asked and not (options.ask and sys.stdin.isatty()):
         given = options.p99_ms or wanted_ms, options.min_throughput_per_s or _RATE_PER_S
         raise InputError(
             "What serving must deliver is not stated, and neither model nor data show it. Give "
@@ -274,9 +277,8 @@ def _answer(question: str, out: Console) -> str:
     try:
         return out.input(question, markup=False, emoji=False).strip()
     except EOFError:
-        raise InputError(
-            "Nobody answered. Give the answers as flags: enginegate init --help"
-        ) from None
+        message = "Nobody answered. Give the answers as flags: enginegate init --help"
+        raise InputError(message) from None
 
 
 def _with_candidates(
