@@ -15,6 +15,7 @@ from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataHeader
 from enginegate.data_sources import read_source_header
 from enginegate.engines import DecisionObstacle, cuda, this_machine, undecidable
+from enginegate.engines.made_elsewhere import CODE_REFUSED
 from enginegate.errors import InputError, ModelError, PolicyError, TrackingError
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.policy import Policy
@@ -59,6 +60,7 @@ def check_policy(policy: Policy) -> PolicyCheck:
         *files.problems(),
         *_folders(policy),
         *_model(policy),
+        *_made(policy),
         *_functions(policy),
         *_runner(policy),
         *_arrivals(policy),
@@ -152,6 +154,16 @@ def _model(policy: Policy) -> Iterator[str]:
         )
     elif why := why_missing(source.location, _root(policy)):
         yield f"{said}: {why}. Correct the name, or install the module."
+
+
+def _made(policy: Policy) -> Iterator[str]:
+    """Candidates that something else made must be there, and code be allowed."""
+    for each in policy.candidates.made:
+        said = _said("candidates.made.file", each.file)
+        if not each.file.is_file():
+            yield f"{said}: there is no file {each.file.absolute()}. Correct the path."
+        elif each.is_code and not each.allow_code:
+            yield f"{said}: it {CODE_REFUSED}"
 
 
 def _functions(policy: Policy) -> Iterator[str]:

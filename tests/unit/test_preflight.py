@@ -80,6 +80,20 @@ def test_missing_file_is_named_with_its_key(project, key, tables):
     assert str(project / "nothing.npz") in said
 
 
+def test_candidates_made_elsewhere_must_be_there_and_allowed(project):
+    """Code is refused before it is opened; data needs no permission."""
+    for name in ("qat.onnx", "fast.pt2"):
+        (project / name).touch()
+
+    def made(**table):
+        return {"candidates": {"made": [{"precision": "fp32"} | table]}}
+
+    assert "there is no file" in problem(project, **made(file="gone.onnx"))
+    assert "is native code" in problem(project, **made(file="fast.pt2"))
+    assert checked(project, **made(file="fast.pt2", allow_code=True)).problems == ()
+    assert checked(project, **made(file="qat.onnx")).problems == ()
+
+
 def test_every_problem_is_told_at_once(project):
     """As one bad policy, with its file."""
     path = project / "digits.toml"
