@@ -21,7 +21,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ from enginegate.workspace import Workspace
 _NAME = "drive"
 _CLASSES, _TRAINING, _EVALUATION, _CALIBRATION = 10, 1200, 500, 64
 _IMAGE, _TOKENS = "image", ("input_ids", "attention_mask")
+_DATATYPES = {"FP32": "float32", "INT64": "int64", "INT32": "int32"}
 _PATIENCE_S = 60.0
 _SETTLE_S = 1.0
 _TAIL = 60
@@ -346,12 +347,13 @@ class _Drive:
 
     def _call(self, row: dict[str, Any], address: dict[str, str]) -> None:
         """One request as any client of Triton sends it."""
-        data = read_data(self.home / "evaluation.npz").head(1)
+        data = self._as_served(address, 1)
+        words = {word: name for name, word in _DATATYPES.items()}
         inputs = [
             {
                 "name": name,
                 "shape": list(array.shape),
-                "datatype": {"float32": "FP32", "int64": "INT64"}[str(array.dtype)],
+                "datatype": words[str(array.dtype)],
                 "data": array.reshape(-1).tolist(),
             }
             for name, array in data.inputs.items()
@@ -370,6 +372,17 @@ class _Drive:
             config = json.loads(reply.read())
         row["served_by"] = config.get("backend") or config.get("platform")
 
+    def _as_served(self, address: dict[str, str], count: int) -> DataSet:
+        """Samples in the types that the live model takes: a plan of TensorRT 8 takes INT32."""
+        data = read_data(self.home / "evaluation.npz").head(count)
+        url = f"http://{address['http']}/v2/models/{_NAME}"
+        with urllib.request.urlopen(url, timeout=30) as reply:
+            served = {each["name"]: each["datatype"] for each in json.loads(reply.read())["inputs"]}
+        inputs = {
+            name: array.astype(_DATATYPES[served[name]]) for name, array in data.inputs.items()
+        }
+        return replace(data, inputs=inputs)
+
     def _under_load(
         self,
         name: str,
@@ -378,7 +391,7 @@ class _Drive:
         accepted: tuple[int, ...] = (ExitCode.OK,),
     ) -> None:
         """A command while requests go on; not one may fail."""
-        data = read_data(self.home / "evaluation.npz").head(64)
+        data = self._as_served(address, 64)
         traffic = Traffic.from_data(_NAME, data, timeout_s=_PATIENCE_S)
 
         def measure(row: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ _TITLES = {
     "metrics": "[metrics.NAME]",
 }
 # Tables inside a table that have a section of their own.
-_INNER = {"data": ("columns", "images")}
+_INNER = {"data": ("columns", "images"), "candidates": ("made",)}
 _SCHEMA: Schema = policy_model().model_json_schema()
 _DEFINITIONS: Schema = _SCHEMA["$defs"]
 _LARGEST_VALUES = """## Largest values
@@ -120,9 +120,12 @@ def _sections() -> Iterator[str]:
         keys = table.get("required", [])
         yield _section(f"`{title}`", intro, outer, keys, f"{name}.")
         for key, value in inner.items():
-            within = _DEFINITIONS[str(_target(value))]
-            about = f"{within['description']}\nThe whole table may be left out."
-            yield _section(f"`[{name}.{key}]`", about, within["properties"], [])
+            listed = "items" in value
+            within = _DEFINITIONS[str(_target(value.get("items", value)))]
+            whole = "" if listed else "The whole table may be left out."
+            about = "\n".join(filter(None, (within["description"], whole)))
+            title = f"`[[{name}.{key}]]`" if listed else f"`[{name}.{key}]`"
+            yield _section(title, about, within["properties"], within.get("required", []))
 
 
 def _target(field: Schema) -> str | None:

@@ -144,6 +144,7 @@ def skip_hopeless(
         verdicts,
         also_inconclusive=approval.accept_inconclusive,
         baselines=_compares_with_fp32(slo, live_tables),
+        fp32_may_win=slo.fp32_may_win,
     )
     for candidate, why in skipped.items():
         _log.info("%s: not benchmarked: %s", candidate, why)

@@ -124,7 +124,7 @@ def make_scorecard(
     live = _engine_on(release, device) if release else None
     judged = with_speed(found.benchmarks, slo, search, live=live)
     measured = tuple(each for each in judged if each is not None)
-    choice = choose(found.verdicts, measured, search)
+    choice = choose(found.verdicts, measured, search, fp32_may_win=slo.fp32_may_win)
     card = Scorecard(
         model=found.model,
         model_uri=found.model_uri,

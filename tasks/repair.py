@@ -10,7 +10,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from enginegate import __version__
-from enginegate.candidate import ONNX_FILE, Candidate, Engine, OnnxModel, Sha256, Unbuilt
+from enginegate.candidate import KEPT, ONNX_FILE, Candidate, Engine, OnnxModel, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.data import DataSet
 from enginegate.data_sources import load_data
@@ -124,7 +124,7 @@ class _Bench:
     def built(self, kept: tuple[str, ...]) -> ContentFolder[Engine]:
         """The engine with these nodes at FP32."""
         base = self.attempt.value.candidate
-        candidate = base.model_copy(update={"variant": f"+keep{len(kept)}"})
+        candidate = base.model_copy(update={"variant": f"{KEPT}{len(kept)}"})
         plan = plan_engine(
             self.source, candidate, tables=self.tables, calibration=self.data, keep=kept
         )

@@ -1,10 +1,13 @@
 """Candidates against FP32, on labelled data and on the shadow sample."""
 
 import logging
+import os
 import shutil
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +56,8 @@ from validation.verdict import for_errored, for_unbuilt, for_undecidable, for_un
 
 _log = logging.getLogger("enginegate.validate")
 _EMULATED_SAMPLES = 1000
+# Chunks on their way for each worker: one that runs, and one that waits, so that none is idle.
+_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,35 +301,74 @@ def _run(
         run_chunk.fn(chunks[0], engine, folder)
         return
     with _workers(how) as runner:
-        futures: list[PrefectFuture[Any]] = [
+        # Each chunk carries its inputs to its worker: all of them at once would fill this process.
+        queue = (
             runner.submit(run_chunk, {"chunk": chunk, "engine": engine, "folder": folder})
             for chunk in chunks
-        ]
-        for done in followed(as_completed(futures), len(futures), what):
+        )
+        finished = _finished(queue, _AHEAD * how.workers)
+        for done in followed(finished, len(chunks), what):
             done.result()
+
+
+def _finished(queue: Iterator[PrefectFuture[Any]], at_once: int) -> Iterator[PrefectFuture[Any]]:
+    """Each future when it is done; the next is taken from the queue when another is."""
+    pending = list(islice(queue, at_once))
+    while pending:
+        done = next(iter(as_completed(pending)))
+        pending.remove(done)
+        pending += islice(queue, 1)
+        yield done
 
 
 @contextmanager
 def _workers(how: Evaluation) -> Iterator[TaskRunner[Any]]:
-    """The policy's task runner; Dask needs the package prefect-dask.
+    """The policy's task runner.
 
     Raises:
-        InputError: it is not installed.
+        InputError: the package that it needs is not installed.
     """
-    if how.runner == "threads":
-        threads: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=how.workers)
-        with threads:
-            yield threads
-        return
+    open_runner = {"threads": _threads, "dask": _dask, "ray": _ray}[how.runner]
     try:
-        from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415
+        runner: TaskRunner[Any] = open_runner(how)
     except ImportError as error:
         raise InputError(
-            "The policy's evaluation.runner is dask, and prefect-dask is not installed. Run: "
-            "pip install prefect-dask, or set runner to threads."
+            f"The policy's evaluation.runner is {how.runner}, and prefect-{how.runner} is not "
+            f"installed: {error}. Run: pip install 'enginegate[{how.runner}]', or set runner to "
+            "threads."
         ) from error
-    with DaskTaskRunner(cluster_kwargs={"n_workers": how.workers}) as dask:
-        yield dask
+    with runner:
+        yield runner
+
+
+def _threads(how: Evaluation) -> TaskRunner[Any]:
+    return ThreadPoolTaskRunner(max_workers=how.workers)
+
+
+def _dask(how: Evaluation) -> Any:
+    from prefect_dask.task_runners import DaskTaskRunner  # noqa: PLC0415
+
+    if how.cluster is not None:
+        return DaskTaskRunner(address=how.cluster)
+    # Its dashboard would listen on every interface.
+    local = {"n_workers": how.workers, "threads_per_worker": 1, "dashboard_address": None}
+    return DaskTaskRunner(cluster_kwargs=local)
+
+
+def _ray(how: Evaluation) -> Any:
+    from prefect_ray.task_runners import RayTaskRunner  # noqa: PLC0415
+
+    if how.cluster is not None:
+        return RayTaskRunner(address=how.cluster)
+    local = {
+        "num_cpus": how.workers,
+        "include_dashboard": False,
+        "_node_ip_address": "127.0.0.1",
+        "log_to_driver": False,
+        # Its workers know no other way to modules that are not installed.
+        "runtime_env": {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}},
+    }
+    return RayTaskRunner(init_kwargs=local)
 
 
 def _chunks_key(engine: Engine, reference: ReferenceOutputs, part: Observed) -> Sha256:

@@ -35,13 +35,20 @@ class Choice(Record):
     tied: tuple[Candidate, ...] = ()
 
 
-def choose(verdicts: Sequence[Verdict], benchmarks: Sequence[Benchmark], bounds: Search) -> Choice:
+def choose(
+    verdicts: Sequence[Verdict],
+    benchmarks: Sequence[Benchmark],
+    bounds: Search,
+    *,
+    fp32_may_win: bool = True,
+) -> Choice:
     """The best candidate among those that passed every gate; the top of this file says which.
 
     Args:
         verdicts: of every candidate, in the order of the policy.
         benchmarks: of those that were measured.
         bounds: its objective says what the best is.
+        fp32_may_win: whether an FP32 engine may; else it is only what others are compared with.
     """
     measured = {benchmark.candidate: benchmark for benchmark in benchmarks}
     passed = [
@@ -51,9 +58,25 @@ def choose(verdicts: Sequence[Verdict], benchmarks: Sequence[Benchmark], bounds:
         and verdict.candidate in measured
         and measured[verdict.candidate].outcome is Outcome.PASSED
     ]
-    if not passed:
-        return Choice(winner=None, reason=_why_none(verdicts, measured))
-    return _best(passed, bounds)
+    baselines = [] if fp32_may_win else [b for b in benchmarks if _is_fp32(b.candidate)]
+    may_win = [found for found in passed if found not in baselines]
+    if not may_win:
+        why = _why_none(verdicts, measured, fp32_may_win=fp32_may_win)
+        return Choice(winner=None, reason=why)
+    best = _best(may_win, bounds, barred=len(may_win) < len(passed))
+    compared = "".join(_baseline(found) for found in baselines if found.chosen is not None)
+    return best.model_copy(update={"reason": best.reason + compared})
+
+
+def _is_fp32(candidate: Candidate) -> bool:
+    return candidate.precision is Precision.FP32
+
+
+def _baseline(found: Benchmark) -> str:
+    return (
+        f" {found.candidate}, which may not win, serves {found.throughput_text} requests/s "
+        f"(p99 {_p99_text(found)})."
+    )
 
 
 def choose_served(benchmarks: Sequence[Benchmark], bounds: Search) -> Choice:
@@ -73,7 +96,8 @@ def choose_served(benchmarks: Sequence[Benchmark], bounds: Search) -> Choice:
     return best.model_copy(update={"reason": reason})
 
 
-def _best(passed: Sequence[Benchmark], bounds: Search) -> Choice:
+def _best(passed: Sequence[Benchmark], bounds: Search, *, barred: bool = False) -> Choice:
+    """The best of those that may win; ``barred``: others passed that may not."""
     same = _with_the_best_value(passed, bounds)
     best = min(same, key=_p99_ms)
     at_best = {id(found) for found in same}
@@ -93,7 +117,7 @@ def _best(passed: Sequence[Benchmark], bounds: Search) -> Choice:
         rivals = [found for found in proven if found is not winner]
         why = _why_of_the_tied(winner, others, rivals, bounds)
     elif len(passed) == 1:
-        why = "no other candidate passed"
+        why = f"no other candidate {'that may win ' if barred else ''}passed"
     else:
         why = f"of {len(passed)} candidates that passed, {_WORDS[bounds.objective]}"
         why += ", and surely the lowest p99" if len(same) > 1 else ""
@@ -204,17 +228,31 @@ def _p99_text(found: Benchmark) -> str:
     return f"{p99.value_ms:.1f} ms, {p99.low_ms:.1f} to {p99.high_ms:.1f}"
 
 
-def _why_none(verdicts: Sequence[Verdict], measured: dict[Candidate, Benchmark]) -> str:
-    outcomes = []
+def _why_none(
+    verdicts: Sequence[Verdict], measured: dict[Candidate, Benchmark], *, fp32_may_win: bool
+) -> str:
+    outcomes, barred = [], False
     for verdict in verdicts:
         benchmark = measured.get(verdict.candidate)
+        if _is_fp32(verdict.candidate) and not fp32_may_win:
+            # Its verdict stands alone where nothing was left to compare its speed with.
+            outcome = max(verdict.outcome, benchmark.outcome if benchmark else Outcome.PASSED)
+            barred = barred or outcome is Outcome.PASSED
+            ending = " but may not win" if outcome is Outcome.PASSED else ""
+            outcomes.append(f"{verdict.candidate} {outcome.word}{ending}")
+            continue
         outcome = max(verdict.outcome, benchmark.outcome if benchmark else Outcome.INCONCLUSIVE)
         outcomes.append(f"{verdict.candidate} {outcome.word}")
-    return f"No candidate passed every gate: {', '.join(outcomes) or 'there was none'}."
+    may = "that may win " if barred else ""
+    return f"No candidate {may}passed every gate: {', '.join(outcomes) or 'there was none'}."
 
 
 def not_benchmarked(
-    verdicts: Sequence[Verdict], *, also_inconclusive: bool, baselines: bool
+    verdicts: Sequence[Verdict],
+    *,
+    also_inconclusive: bool,
+    baselines: bool,
+    fp32_may_win: bool = True,
 ) -> Mapping[Candidate, str]:
     """The candidates whose verdict keeps them from winning, and why, in a few words.
 
@@ -227,10 +265,15 @@ def not_benchmarked(
             speed must be known.
         baselines: whether candidates are compared with the FP32 engine of their kind, which is
             then measured whatever its verdict is.
+        fp32_may_win: whether an FP32 engine may; else it is measured for the others alone.
     """
     measurable = [verdict for verdict in verdicts if _is_measurable(verdict)]
     found = {v.candidate: _why(v, also_inconclusive=also_inconclusive) for v in measurable}
-    kinds = {candidate.kind for candidate, why in found.items() if not why} if baselines else set()
+    if not fp32_may_win:
+        for candidate in [c for c, why in found.items() if not why and _is_fp32(c)]:
+            found[candidate] = "may not win, and nothing is left to compare with it"
+    compared = baselines or not fp32_may_win
+    kinds = {candidate.kind for candidate, why in found.items() if not why} if compared else set()
     needed = {Candidate(kind=kind, precision=Precision.FP32) for kind in kinds}
     return {candidate: why for candidate, why in found.items() if why and candidate not in needed}
 

@@ -319,6 +319,7 @@ def finding_of(
         advisory=check.advisory,
         remedy="" if outcome is Outcome.PASSED else remedy or check.rule.remedy,
         would_pass=finite(limits[0] if check.rule.relation == "<=" else limits[1]),
+        of_error=check.kind in ERRORS,
     )
 
 

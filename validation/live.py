@@ -335,11 +335,14 @@ _DRIFT = "input_drift"
 def agreeing(compared: OutputComparison, gates: Gates) -> NDArray[np.bool_] | None:
     """Which answers agree with FP32's, shape ``(N,)``; None where the policy has no measure of it.
 
-    Classes: the top class is the same. Else: the difference is within the first limit that the
+    Classes: the top class is the same. Labels, pixels and boxes: of a sample's as many agree as the
+    gates want of all together. Else: the difference is within the first limit that the
     gates state, of absolute error, relative error or cosine.
     """
     if compared.task == "classification":
         return np.asarray(compared.top1_match)
+    if gates.min_decision_agreement is not None and compared.decision_agreement is not None:
+        return np.asarray(compared.decision_agreement >= gates.min_decision_agreement)
     if gates.max_abs_error is not None:
         return np.asarray(compared.max_abs_error <= gates.max_abs_error)
     for limit in (gates.max_rel_error, gates.max_p99_rel_error):

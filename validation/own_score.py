@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.data import Array
-from enginegate.evidence import Finding, Outcome, loss_gate
+from enginegate.evidence import Finding, Outcome, loss_gate, measure_words
 from enginegate.policy.gates import ERRORS, Gates
 from validation.agreement import OutputComparison
 from validation.checks import class_sizes, slice_sizes
@@ -44,6 +44,7 @@ from validation.statistics import Estimate, Share, share_interval
 # A class that FP32 names is missed among the labels only if it is named as often as half an average
 # class: an "other" that the data does not have is named now and then by a sound model too.
 _USUAL_SHARE = 0.5
+_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +357,7 @@ def _random_recall(labels: Array, k: int) -> Floats:
 
 
 def _by_sample(scores: Floats, how: str, *, root: bool = False) -> tuple[Floats, float, str]:
-    mean = float(scores.mean())
+    mean = round(float(scores.mean()), _DIGITS) + 0.0  # 0 of r2 is exact but for rounding
     return scores, mean**0.5 if root else mean, how
 
 
@@ -390,7 +391,7 @@ _GUESSES: Mapping[str, _Guess] = MappingProxyType(
 
 
 def _said(measure: _Measure, found: Estimate) -> str:
-    what = "" if measure.name == ACCURACY else f" in {measure.name}"
+    what = "" if measure.name == ACCURACY else f" in {measure_words(measure.name)}"
     low, high = (_number(measure, end, unit=False) for end in (found.low, found.high))
     return (
         f"FP32 itself {_verb(measure)} {_number(measure, found.value)} ({low} to {high}){what} on "

@@ -136,7 +136,6 @@ def judge_noise(noise: OutputComparison, gates: Gates) -> Finding:
         gates: limits of the candidate that is to be judged.
     """
     largest = float(noise.max_abs_error.max(initial=0.0))
-    flips = int((~noise.top1_match).sum())
     limit = gates.max_abs_error
     above = len(noise) > 0 and largest <= (np.finfo(np.float64).max if limit is None else limit)
     relation = "<=" if above else ">"
@@ -145,8 +144,7 @@ def judge_noise(noise: OutputComparison, gates: Gates) -> Finding:
         gate="noise_floor",
         scope=noise.scope,
         outcome=Outcome.PASSED if above else Outcome.INCONCLUSIVE,
-        reason=f"FP32 differs from itself by {largest:.3g}{against}; {flips} of {len(noise)} top "
-        "classes changed",
+        reason=f"FP32 differs from itself by {largest:.3g}{against}; {_changed(noise)}",
         value=largest if np.isfinite(largest) else None,
         limit=limit,
         relation="<=",
@@ -154,6 +152,18 @@ def judge_noise(noise: OutputComparison, gates: Gates) -> Finding:
         advisory="noise_floor" in gates.advisory,
         remedy="" if above else "No candidate can be judged below this; raise max_abs_error.",
     )
+
+
+def _changed(noise: OutputComparison) -> str:
+    """What that does to FP32's answers, in the words of their task."""
+    samples = len(noise)
+    if noise.top1_reference is not None:
+        return f"{int((~noise.top1_match).sum())} of {samples} top classes changed"
+    if noise.decision_agreement is not None:
+        changed = int((noise.decision_agreement < 1.0).sum())
+        decided = {"multi-label": "labels", "segmentation": "pixels"}.get(noise.task, "boxes")
+        return f"{decided} changed in {changed} of {samples} samples"
+    return f"{int((noise.max_abs_error > 0.0).sum())} of {samples} answers changed"
 
 
 def _relative_error(recorded: Array, replayed: Array) -> NDArray[np.float64]:

@@ -94,5 +94,20 @@ def _runnable(outcome: Outcome, reason: str, remedy: str = "") -> Finding:
     return Finding(gate="runnable", scope=_ENGINE, outcome=outcome, reason=reason, remedy=remedy)
 
 
+def _provenance(engine: Engine) -> tuple[Finding, ...]:
+    """Where an engine comes from that something else made; it decides nothing, and is told."""
+    if engine.made is None:
+        return ()
+    finding = Finding(
+        gate="provenance",
+        scope=_ENGINE,
+        outcome=Outcome.PASSED,
+        reason=str(engine.made),
+        advisory=True,
+    )
+    return (finding,)
+
+
 def _verdict_of(engine: Engine, *findings: Finding) -> Verdict:
+    findings = (*findings, *_provenance(engine))
     return Verdict(candidate=engine.candidate, engine_sha256=engine.file.sha256, findings=findings)

@@ -1,5 +1,6 @@
-"""The demo: two versions of a real model go through the whole path, and one comes back out.
+"""The demo: of three versions of a real model one goes live, one is refused, one comes back out.
 
+Version 2 is refused because its int8 cannot read faint images, which nothing but its slice shows.
 Everything is real: training, ONNX, engines, Triton, MLflow, Prefect. What a person would answer is
 answered by ``--approve``; with ``ask`` it is asked on the terminal.
 """
@@ -22,13 +23,13 @@ from rich.text import Text
 
 from enginegate.approval_rules import check_decision
 from enginegate.atomic_io import write_file
-from enginegate.candidate import Candidate
+from enginegate.candidate import Candidate, Precision
 from enginegate.cli.output.live_table import qualification_shown
 from enginegate.data import DataSet
 from enginegate.data_sources import load_data
 from enginegate.decision import Decision, Release
 from enginegate.errors import ApprovalError, EnginegateError, ExitCode, InputError, ServerError
-from enginegate.evidence import Scorecard
+from enginegate.evidence import Outcome, Scorecard
 from enginegate.loadgen.background_load import BackgroundLoad
 from enginegate.loadgen.traffic import Traffic
 from enginegate.measuring.p99 import nearest_rank
@@ -55,6 +56,11 @@ _SHIPPED_POLICY = Path(__file__).parents[2] / POLICY
 # Each with the extra that brings it.
 _NEEDED = {"onnxruntime": "cpu", "tritonclient": "cpu", "torch": "torch"}
 _RATE_PER_S = 50.0
+# Of FP32's rate; below it is within what a busy machine does to a short search.
+_WORTH_IT = 1.2
+_PROCESSOR = Path("/proc/cpuinfo")
+# As Linux names them: products of 8-bit integers, summed up in 32 bits, in one step.
+_INTEGER_INSTRUCTIONS = frozenset({"avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm"})
 _SETTLE_S = 1.0
 # A busy machine may be slow to answer; that is not a lost request.
 _PATIENCE_S = 30.0
@@ -96,9 +102,10 @@ class _Demo:
             self.approved(first)
             self.promoted(first)
             self.call(server)
-            second = self.qualified(2)
-            self.approved(second)
-            self.swapped(server, second)
+            self.refused(self.qualified(2))
+            third = self.qualified(3)
+            self.approved(third)
+            self.swapped(server, third)
             self.call(server)
 
     def qualified(self, version: int) -> Scorecard:
@@ -145,6 +152,24 @@ class _Demo:
         except ApprovalError:
             return False
         return True
+
+    def refused(self, card: Scorecard) -> None:
+        """Say why nothing of this version may go live; an answer is not even asked for."""
+        if card.winner is not None:
+            self.tell(
+                f"On this machine {card.winner} of {card.model_uri} passed; it is left aside."
+            )
+            return
+        self.say(f"Refused: {card.model_uri}")
+        self.tell(card.reason)
+        for verdict in card.verdicts:
+            failed = [each for each in verdict.findings if each.outcome is Outcome.FAILED]
+            # A slice says where it hurts: "light=faint" before the total.
+            for finding in sorted(failed, key=lambda each: "=" not in each.scope):
+                self.tell(
+                    f"  {verdict.candidate}, {finding.gate} on {finding.scope}: {finding.reason}"
+                )
+        self.tell("Nobody is asked and nothing changes: what was live stays live.")
 
     def promoted(self, card: Scorecard) -> Release:
         self.say("Promote the winner into the live Triton repository")
@@ -201,6 +226,7 @@ class _Demo:
         self.say("What was found")
         for card in self.cards:
             print_table(card, self.out, self._sizes(card))
+        self.tell(_speedup_words(self.cards[0]))
         made = {name: count - before[name] for name, count in _counts(self.workspace).items()}
         news = ", ".join(f"{count} {name}" for name, count in made.items())
         self.tell(
@@ -295,6 +321,22 @@ def _command() -> str:
     if shutil.which("enginegate") == str(own):
         return "enginegate"
     return shlex.quote(str(own.relative_to(Path.cwd()) if own.is_relative_to(Path.cwd()) else own))
+
+
+def _speedup_words(card: Scorecard) -> str:
+    """Whether int8 was worth it on this processor, in one sentence."""
+    served = {found.candidate.precision: found for found in card.benchmarks if found.chosen}
+    fp32, int8 = served.get(Precision.FP32), served.get(Precision.INT8)
+    if fp32 is None or int8 is None:
+        return "FP32 and int8 were not both served, so there is no speed to compare."
+    ratio = int8.throughput_at_slo_per_s / fp32.throughput_at_slo_per_s
+    named = sorted(_INTEGER_INSTRUCTIONS & set(_PROCESSOR.read_text().split()))
+    rates = f"{int8.throughput_text} against {fp32.throughput_text} requests/s"
+    if ratio < _WORTH_IT:
+        why = f"although it has {named[0]}" if named else "which has no instructions for it"
+        return f"On this processor, {why}, int8 and FP32 are tied: {rates} within the SLO."
+    thanks = f" ({named[0]})" if named else ""
+    return f"On this processor{thanks} int8 serves {ratio:.1f} times as much as FP32: {rates}."
 
 
 def _counts(workspace: Workspace) -> dict[str, int]:

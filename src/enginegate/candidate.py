@@ -19,6 +19,8 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # Which runtime executes an engine, e.g. tensorrt. Open: `engine_kinds` knows those that are here.
 EngineKindName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")]
 
+# A repaired candidate's variant begins so, and then says how many nodes stay FP32.
+KEPT = "+keep"
 ONNX_FILE = "model.onnx"
 PROGRAM_FILE = "program.pt2"
 # How a version of MLflow's model registry is named.
@@ -81,6 +83,11 @@ class Candidate(Record):
                 f"kind and PRECISION one of {precisions}, for example onnxruntime-int8."
             )
         return cls(kind=match[1], precision=Precision(match[2]), variant=match[3])
+
+    @property
+    def is_repaired(self) -> bool:
+        """Whether its name says that nodes are kept at FP32."""
+        return self.variant.startswith(KEPT)
 
     def __str__(self) -> str:
         return self.name
@@ -240,6 +247,19 @@ class Unbuilt(Record):
     )
 
 
+class Provenance(Record):
+    """Where a candidate comes from that something else made."""
+
+    file: str = Field(description="as the policy names it")
+    sha256: Sha256
+    size_bytes: NonNegativeInt
+    made_by: str = Field(default="", description="in the words of the policy")
+
+    def __str__(self) -> str:
+        by = f", by {self.made_by}" if self.made_by else ""
+        return f"made elsewhere{by}: {self.file}, sha256 {self.sha256[:12]}"
+
+
 class Engine(Record):
     """A built engine in the store: its file beside this record, ``manifest.json``."""
 
@@ -271,6 +291,9 @@ class Engine(Record):
     )
     external: dict[str, FileDigest] = Field(
         default={}, description="weight files beside it, when one ONNX file cannot hold them all"
+    )
+    made: Provenance | None = Field(
+        default=None, description="the file it comes from, if something else made it"
     )
 
     @property

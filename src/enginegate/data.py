@@ -34,7 +34,7 @@ from enginegate.machine import free_memory
 Array: TypeAlias = NDArray[Any]
 Tensors: TypeAlias = dict[str, Array]
 
-_DIGEST_ROWS = 4096
+_BLOCK_ROWS, _BLOCK_BYTES = 4096, 4 << 20
 _UNREADABLE = (OSError, ValueError, TypeError, BadZipFile, EOFError, zlib.error)
 # Version 3 is for names of fields in other alphabets; what it holds is checked when it is read.
 _HEADERS = {
@@ -72,8 +72,8 @@ class DataSet:
         digest = hashlib.sha256()
         for name, array in sorted(self.arrays().items()):
             digest.update(f"{name}|{array.dtype.str}|{array.shape}".encode())
-            for start in range(0, len(array), _DIGEST_ROWS):
-                digest.update(np.ascontiguousarray(array[start : start + _DIGEST_ROWS]).tobytes())
+            for _, block in blocks_of(array):
+                digest.update(np.ascontiguousarray(block).tobytes())
         return digest.hexdigest()
 
     def batches(self, size: int) -> Iterator[Tensors]:
@@ -149,8 +149,7 @@ class DataSet:
             self._check_finite(f"input.{spec.name}", array)
 
     def _check_finite(self, name: str, array: Array) -> None:
-        for start in range(0, len(array), _DIGEST_ROWS):
-            block = array[start : start + _DIGEST_ROWS]
+        for start, block in blocks_of(array):
             bad = ~np.isfinite(block).reshape(len(block), -1).all(axis=1)
             if bad.any():
                 first = start + int(bad.argmax())
@@ -300,8 +299,15 @@ def _targets(origin: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 def _all_finite(array: Array) -> bool:
     """By blocks of rows: labels of the outputs' shape may be larger than memory."""
-    starts = range(0, len(array), _DIGEST_ROWS)
-    return all(np.isfinite(array[start : start + _DIGEST_ROWS]).all() for start in starts)
+    return all(np.isfinite(block).all() for _, block in blocks_of(array))
+
+
+def blocks_of(array: Array) -> Iterator[tuple[int, Array]]:
+    """An array's rows, so many at a time that a copy of them is small; each with its first row."""
+    row_bytes = max(1, array.nbytes // max(1, len(array)))
+    step = max(1, min(_BLOCK_ROWS, _BLOCK_BYTES // row_bytes))
+    for start in range(0, len(array), step):
+        yield start, array[start : start + step]
 
 
 def array_types(path: Path) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:

@@ -5,19 +5,22 @@ missing makes a bad policy; what no device or data here can decide is reported, 
 """
 
 import importlib.util
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
-from enginegate.candidate import Candidate
+from enginegate.candidate import Candidate, Precision
 from enginegate.data import DataHeader
 from enginegate.data_sources import read_source_header
 from enginegate.engines import DecisionObstacle, cuda, this_machine, undecidable
+from enginegate.engines.made_elsewhere import CODE_REFUSED
 from enginegate.errors import InputError, ModelError, PolicyError, TrackingError
 from enginegate.loadgen.schedule import load_pattern
 from enginegate.policy import Policy
 from enginegate.policy.data import DataSource, data_source
-from enginegate.policy.gates import gates_for
+from enginegate.policy.gates import Gates, gates_for
 from enginegate.policy.hooks import why_missing
 from enginegate.shadow.store import is_sample, latest_sample, sample_info
 from enginegate.shadow.trace_reader import UNREADABLE
@@ -57,6 +60,7 @@ def check_policy(policy: Policy) -> PolicyCheck:
         *files.problems(),
         *_folders(policy),
         *_model(policy),
+        *_made(policy),
         *_functions(policy),
         *_runner(policy),
         *_arrivals(policy),
@@ -152,6 +156,16 @@ def _model(policy: Policy) -> Iterator[str]:
         yield f"{said}: {why}. Correct the name, or install the module."
 
 
+def _made(policy: Policy) -> Iterator[str]:
+    """Candidates that something else made must be there, and code be allowed."""
+    for each in policy.candidates.made:
+        said = _said("candidates.made.file", each.file)
+        if not each.file.is_file():
+            yield f"{said}: there is no file {each.file.absolute()}. Correct the path."
+        elif each.is_code and not each.allow_code:
+            yield f"{said}: it {CODE_REFUSED}"
+
+
 def _functions(policy: Policy) -> Iterator[str]:
     """Functions of the user's own."""
     shadow = policy.shadow
@@ -184,10 +198,11 @@ def _function_of_data(key: str, source: DataSource, root: Path) -> Iterator[str]
 
 
 def _runner(policy: Policy) -> Iterator[str]:
-    if policy.evaluation.runner == "dask" and importlib.util.find_spec("prefect_dask") is None:
+    runner = policy.evaluation.runner
+    if runner != "threads" and importlib.util.find_spec(f"prefect_{runner}") is None:
         yield (
-            'evaluation.runner = "dask": prefect-dask is not installed. Run: pip install '
-            'prefect-dask, or set runner = "threads".'
+            f'evaluation.runner = "{runner}": prefect-{runner} is not installed. Run: pip install '
+            f"'enginegate[{runner}]', or set runner = \"threads\"."
         )
 
 
@@ -263,7 +278,7 @@ def _untraceable(evaluation: DataHeader | None) -> str:
 
 def _unjudged(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
     """Gates that the evaluation data is too small for, or has no labels for."""
-    if evaluation is None:
+    if evaluation is None or not evaluation.samples:
         return
     asked = {c.precision: gates_for(policy.gates, c.precision) for c in policy.candidates.all()}
     most = max(gates.min_samples for gates in asked.values())
@@ -274,12 +289,36 @@ def _unjudged(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
             f"min_samples is {most}. Add samples."
         )
     judged = any(gates.max_accuracy_loss is not None for gates in asked.values())
+    for needed, precisions in _too_strict(asked, evaluation.samples).items():
+        limit = asked[precisions[0]].max_accuracy_loss
+        yield (
+            f"{', '.join(precisions)}: data.evaluation holds {evaluation.samples} samples, and "
+            f"max_accuracy_loss = {limit:g} is settled by {needed} at the least, where nothing "
+            "differs. Add samples, or state a wider margin."
+        )
     labelled = any(name == "label" or name.startswith("label.") for name in evaluation.arrays)
     if judged and not labelled and policy.task == "classification":
         yield (
             "max_accuracy_loss: data.evaluation has no labels, so accuracy is not measured. Add "
             "the array label."
         )
+
+
+def _too_strict(asked: Mapping[Precision, Gates], samples: int) -> dict[int, tuple[Precision, ...]]:
+    """Precisions whose accuracy margin so few samples cannot settle, by how many could.
+
+    Where no answer differs, the lower end of Tango's interval is -z^2 / (n + z^2).
+    """
+    found: dict[int, tuple[Precision, ...]] = {}
+    for precision, gates in asked.items():
+        margin = gates.max_accuracy_loss
+        if not margin or samples < gates.min_samples:
+            continue
+        z = NormalDist().inv_cdf(0.5 + gates.confidence / 2.0)
+        needed = math.ceil(z * z * (1.0 - margin) / margin)
+        if samples < needed:
+            found[needed] = (*found.get(needed, ()), precision)
+    return found
 
 
 def _later(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """A policy is checked against what is here before anything is built."""
 
+import importlib.util
 import io
 import tomllib
 import zipfile
@@ -79,6 +80,20 @@ def test_missing_file_is_named_with_its_key(project, key, tables):
     assert str(project / "nothing.npz") in said
 
 
+def test_candidates_made_elsewhere_must_be_there_and_allowed(project):
+    """Code is refused before it is opened; data needs no permission."""
+    for name in ("qat.onnx", "fast.pt2"):
+        (project / name).touch()
+
+    def made(**table):
+        return {"candidates": {"made": [{"precision": "fp32"} | table]}}
+
+    assert "there is no file" in problem(project, **made(file="gone.onnx"))
+    assert "is native code" in problem(project, **made(file="fast.pt2"))
+    assert checked(project, **made(file="fast.pt2", allow_code=True)).problems == ()
+    assert checked(project, **made(file="qat.onnx")).problems == ()
+
+
 def test_every_problem_is_told_at_once(project):
     """As one bad policy, with its file."""
     path = project / "digits.toml"
@@ -113,7 +128,6 @@ def test_damaged_file_is_refused_by_its_header(project):
         ({"model": {"uri": "python:mine.scores:score"}}, "allow_code is false"),
         ({"model": {"uri": "file:net.onnx"}}, "there is no file"),
         ({"model": {"uri": "hf:bert"}}, "config.json"),
-        ({"evaluation": {"runner": "dask"}}, "prefect-dask is not installed"),
     ],
 )
 def test_missing_function_or_model_is_named(project, tables, said):
@@ -122,6 +136,18 @@ def test_missing_function_or_model_is_named(project, tables, said):
     (project / "mine" / "scores.py").write_text("raise SystemExit\ndef score(o, l): ...\n")
 
     assert said in problem(project, **tables)
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_missing_package_of_a_cluster_is_named(project, monkeypatch, runner):
+    """Before anything is exported, with what to install."""
+    found = importlib.util.find_spec
+    absent = f"prefect_{runner}"
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == absent else found(name, *a)
+    )
+
+    assert f"prefect-{runner} is not installed" in problem(project, evaluation={"runner": runner})
 
 
 @pytest.mark.parametrize(
@@ -203,6 +229,17 @@ def test_expected_inconclusive_gates_are_listed(project):
     assert "onnxruntime-int8" in {str(candidate) for candidate in found.undecidable}
     assert any("holds 10 samples" in note for note in found.notes)
     assert any("no labels" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("rows", "noted"), [(764, True), (765, False)])
+def test_margin_that_no_result_could_settle_is_noted(project, rows, noted):
+    """Before anything is built: 765 samples without a difference settle half a point."""
+    write(project / DATA / "evaluation.npz", rows=rows)
+    stated = tomllib.loads((project / "digits.toml").read_text())["gates"]["default"]
+
+    found = checked(project, gates={"default": stated | {"max_accuracy_loss": 0.005}})
+
+    assert any("0.005 is settled by 765 at the least" in note for note in found.notes) is noted
 
 
 def test_memory_of_a_gpu_that_is_not_here(project, monkeypatch):

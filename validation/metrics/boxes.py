@@ -30,11 +30,13 @@ Floats: TypeAlias = NDArray[np.float64]
 MOST_BOXES = 1000  # a sample: detectors give 100 to 300 after suppression, tens of thousands before
 MOST_RANKED = 100  # of one class and sample, as COCO counts them
 _OVERLAPS: Mapping[str, range] = MappingProxyType({"map": range(10), "map50": range(1)})
-_RECALLS = np.linspace(0.0, 1.0, 101)
+_STEPS = 100  # precision is read at recalls of 0, 0.01, ... 1
+_ROUNDING = 1e-9  # a recall of 29 in 100 reaches 0.29
+_FIRST = np.array([0.5])
 _COLUMNS = 6  # x1, y1, x2, y2, score, class
 _LABEL = 5  # four numbers and a class
 _ANY_AREA = (0.0, float("inf"))
-_BLOCK_VALUES = 4_000_000  # weights held at a time: 32 MB
+_BLOCK_VALUES = 200_000  # weights held at a time: with what is made of them, about a cache
 
 
 class Boxes(NamedTuple):
@@ -119,7 +121,7 @@ def box_agreement(
     all boxes of both (Dice); 1 where neither has any. Boxes below the threshold are not counted.
     """
     first, second = (_above(each, threshold) for each in (reference, candidate))
-    bits = _matched(first, second)[2].astype(np.int64)
+    bits = _matched(first, second, _FIRST)[2].astype(np.int64)
     both = 2.0 * (bits & 1).sum(axis=1)
     every = (first.classes >= 0).sum(axis=1) + (second.classes >= 0).sum(axis=1)
     shares = np.divide(both, every, out=np.ones(len(both)), where=every > 0)
@@ -164,12 +166,13 @@ class AveragePrecision:
         # What one evaluation costs: a ranking of the boxes, and of the right ones at each overlap.
         self.work = 1 + sum(each.size for engine in self._ranked for each in engine)
 
-    def scores(self, weights: Floats) -> tuple[Floats, Floats]:
-        """Both engines' mAP, shape ``(R,)`` each, for weights ``(R, N)``; NaN without a label."""
-        first, second = (self._score(engine, weights) for engine in range(2))
-        return first, second
+    def score(self, engine: int, weights: Floats) -> Floats:
+        """The mAP of FP32 (0) or the candidate (1), shape ``(R,)``; NaN without a label.
 
-    def _score(self, engine: int, weights: Floats) -> Floats:
+        Args:
+            engine: 0 or 1.
+            weights: how often each sample is there, shape ``(R, N)``.
+        """
         total, counted = np.zeros(len(weights)), np.zeros(len(weights))
         for labelled, ranked in zip(self._labelled, self._ranked[engine], strict=True):
             wanted = weights @ labelled
@@ -206,31 +209,41 @@ class _Ranked:
         return len(self.samples) + sum(len(places) for places in self.right)
 
     def average_precision(self, weights: Floats, wanted: Floats) -> Floats:
-        """Mean over the overlaps of the precision at 101 recalls, shape ``(R,)``.
-
-        A weight is how often a sample is there. Precision is largest, and recall grows, only at
-        boxes that are right, so nothing else is looked at.
-        """
+        """Mean over the overlaps of the precision at 101 recalls, shape ``(R,)``."""
         drawn = weights[:, self.samples]
         so_far = drawn.cumsum(axis=1)
-        total = np.zeros(len(weights))
-        for places in self.right:
-            if not len(places):
-                continue
-            right = drawn[:, places].cumsum(axis=1)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                recall = np.where(wanted[:, None] > 0.0, right / wanted[:, None], 0.0)
-                precision = np.where(right > 0.0, right / so_far[:, places], 0.0)
-            highest = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
-            # How many of the 101 recalls are reached by each box, and not by the one before.
-            reached = np.searchsorted(_RECALLS, recall, side="right")
-            reached[right == 0.0] = 0
-            new = np.diff(reached, axis=1, prepend=0)
-            total += (new * highest).sum(axis=1) / len(_RECALLS)
+        total, before, last = np.zeros(len(weights)), np.zeros(len(weights)), None
+        for places in self.right:  # at a larger overlap often the same boxes are right
+            if last is None or not np.array_equal(places, last):
+                before, last = _at_overlap(drawn[:, places], so_far[:, places], wanted), places
+            total += before
         return total / len(self.right)
 
 
-def blocks_of(weights_rows: int, samples: int) -> Iterator[slice]:
+def _at_overlap(right: Floats, so_far: Floats, wanted: Floats) -> Floats:
+    """Average precision at one overlap, shape ``(R,)``.
+
+    Precision is largest, and recall grows, only at boxes that are right: nothing else is looked at.
+
+    Args:
+        right: weights of those boxes, best score first, shape ``(R, m)``.
+        so_far: of all boxes down to each of them.
+        wanted: of all labels, shape ``(R,)``.
+    """
+    if not right.shape[1]:
+        return np.zeros(len(right))
+    found = right.cumsum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        recall = np.where(wanted[:, None] > 0.0, found / wanted[:, None], 0.0)
+        precision = np.where(found > 0.0, found / so_far, 0.0)
+    highest = np.maximum.accumulate(precision[:, ::-1], axis=1)[:, ::-1]
+    # How many of the recalls are reached by each box, and not by the one before.
+    reached = np.where(found > 0.0, np.floor(_STEPS * recall + _ROUNDING) + 1.0, 0.0)
+    new = np.diff(reached, axis=1, prepend=0.0)
+    return np.asarray((new * highest).sum(axis=1) / (_STEPS + 1))
+
+
+def weight_blocks(weights_rows: int, samples: int) -> Iterator[slice]:
     """Rows of weights that are held in memory together."""
     step = max(1, _BLOCK_VALUES // max(1, samples))
     for start in range(0, weights_rows, step):
@@ -276,11 +289,13 @@ def _above(boxes: Boxes, threshold: float) -> Boxes:
     return boxes._replace(classes=np.where(boxes.scores > threshold, boxes.classes, -1))
 
 
-def _matched(labels: Boxes, found: Boxes) -> tuple[Floats, Floats, Floats]:
+def _matched(
+    labels: Boxes, found: Boxes, overlaps: Floats | None = None
+) -> tuple[Floats, Floats, Floats]:
     """Class, score and matches of each box, shape ``(N, D)``; only ranked boxes have a class."""
     classes = np.full(found.classes.shape, -1.0)
     bits = np.zeros(found.classes.shape)
-    evaluation = _evaluation()
+    evaluation = _evaluation(overlaps)
     for row in range(len(classes)):
         for each in np.unique(found.classes[row][found.classes[row] >= 0]):
             wanted = np.flatnonzero(labels.classes[row] == each)
@@ -325,9 +340,11 @@ def _entry(number: int, corners: Floats) -> dict[str, Any]:
     return {"id": number, "bbox": corners.tolist(), "area": float(corners[2] * corners[3])}
 
 
-def _evaluation() -> Any:
+def _evaluation(overlaps: Floats | None) -> Any:
     evaluation = _library().COCOeval(iouType="bbox")
     evaluation.params.maxDets = [MOST_RANKED]
+    if overlaps is not None:
+        evaluation.params.iouThrs = overlaps
     return evaluation
 
 

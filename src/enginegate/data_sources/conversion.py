@@ -127,10 +127,11 @@ def _convert(
     wanted = _columns_of(rules)
     _log.info("%s: converting %s to arrays", origin, reader.form)
 
-    def decode(encoded: list[bytes]) -> Array:
-        return decode_images(encoded, source.images, origin)
-
     with ArrayFiles(folder, origin) as files:
+
+        def decode(encoded: list[bytes]) -> Array:
+            return decode_images(encoded, source.images, origin, first=files.samples)
+
         for block in reader.blocks(wanted):
             files.append({rule.name: make_array(rule, block, decode, origin) for rule in rules})
         if not files.samples:

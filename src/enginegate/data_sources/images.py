@@ -17,8 +17,9 @@ from enginegate.errors import DataError
 from enginegate.messages import first_line
 from enginegate.policy.data import ImageRules
 
-MOST_PIXELS = 100_000_000
-"""A camera's largest photographs; a small file can claim a thousand times as many."""
+MOST_PIXELS = 80_000_000
+"""A camera's largest photographs; a small file can claim a thousand times as many, and Pillow warns
+of those that are a little larger than this."""
 ENDINGS = frozenset({".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm"})
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _DEEP_MODES = frozenset({"I", "F", "I;16", "I;16B", "I;16L", "I;16N"})
@@ -31,19 +32,26 @@ def decoder_version() -> str:
     return f"Pillow {_vendor().__version__}"
 
 
-def decode_images(encoded: Sequence[bytes], rules: ImageRules, origin: str) -> Array:
+def decode_images(
+    encoded: Sequence[bytes], rules: ImageRules, origin: str, *, first: int = 0
+) -> Array:
     """Images of one size as an array, shape ``(N, C, H, W)``, or ``(N, H, W, C)`` for ``nhwc``.
+
+    Args:
+        origin: of the data, for messages.
+        first: the number of the first sample, for messages.
 
     Raises:
         DataError: one cannot be decoded, is too large, or the images differ in size.
     """
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
-        arrays = list(pool.map(lambda content: _decoded(content, rules, origin), encoded))
+        named = ((content, f"{origin}, sample {first + at}") for at, content in enumerate(encoded))
+        arrays = list(pool.map(lambda each: _decoded(each[0], rules, each[1]), named))
     sizes = {array.shape for array in arrays}
     if len(sizes) > 1:
-        first, second, *_ = sorted(sizes)
+        one, other, *_ = sorted(sizes)
         raise DataError(
-            f"{origin}: images differ in size, {first} and {second}. State size, or shorter_side "
+            f"{origin}: images differ in size, {one} and {other}. State size, or shorter_side "
             "and crop, under [data.images], as the model was trained."
         )
     return np.stack(arrays)
@@ -61,7 +69,7 @@ def _decoded(content: bytes, rules: ImageRules, origin: str) -> Array:
         raise
     except Exception as error:  # a damaged image makes Pillow's decoders raise whatever
         raise DataError(
-            f"{origin}: an image cannot be decoded: {first_line(error)}. Images are "
+            f"{origin}: the image cannot be decoded: {first_line(error).rstrip('.')}. Images are "
             f"{', '.join(_FORMATS)}."
         ) from error
 
@@ -71,12 +79,12 @@ def _check(image: Any, origin: str) -> None:
     width, height = image.size
     if width * height > MOST_PIXELS:
         raise DataError(
-            f"{origin}: an image says that it has {width} x {height} pixels; more than "
+            f"{origin}: the image says that it has {width} x {height} pixels; more than "
             f"{MOST_PIXELS:,} are not decoded. Make it smaller."
         )
     if image.mode in _DEEP_MODES:
         raise DataError(
-            f"{origin}: an image has more than 8 bits a channel (mode {image.mode}), which its "
+            f"{origin}: the image has more than 8 bits a channel (mode {image.mode}), which its "
             "conversion would cut off. Convert it to 8 bits as for training, or give arrays."
         )
 
@@ -95,7 +103,7 @@ def _sized(image: Any, rules: ImageRules, origin: str) -> Any:
         height, width = rules.crop
         if width > image.size[0] or height > image.size[1]:
             raise DataError(
-                f"{origin}: an image of {image.size[0]} x {image.size[1]} pixels is smaller than "
+                f"{origin}: the image of {image.size[0]} x {image.size[1]} pixels is smaller than "
                 f"[data.images] crop, {width} x {height}. Resize first."
             )
         left, top = round((image.size[0] - width) / 2), round((image.size[1] - height) / 2)

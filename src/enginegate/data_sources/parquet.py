@@ -22,7 +22,7 @@ RowShapes = Mapping[str, tuple[int, ...]]
 
 _SHAPE = b"shape"
 _PRIVATE = 0o600
-# A column of a row group is read through a buffer of this size; without one, it is read whole.
+# A column of a row group is read through a buffer of this size; else a file is read whole at once.
 _BUFFER_BYTES = 1 << 20
 # What encoders of data sets call the two halves of an image.
 _ENCODED = "bytes"
@@ -158,7 +158,7 @@ def _vendor() -> tuple[Any, Any]:
 def _opened(path: Path) -> Any:
     pa, pq = _vendor()
     try:
-        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES)
+        return pq.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
     except FileNotFoundError as error:
         raise DataError(f"There is no data at {path}.") from error
     except (pa.ArrowException, OSError) as error:

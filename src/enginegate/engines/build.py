@@ -8,6 +8,7 @@ from enginegate.candidate import Candidate, Engine, OnnxModel
 from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet
 from enginegate.engines import cuda
+from enginegate.engines.made_elsewhere import MadeFile
 from enginegate.engines.onnxruntime.gpu import load_cuda_libraries
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import engine_kind
@@ -35,10 +36,15 @@ def plan_engine(
         tables: the policy's, about engines.
         calibration: the policy's calibration data; ignored by precisions that need none.
         keep: nodes that stay FP32, in a repaired candidate.
+
+    Raises:
+        BuildError: the file of a candidate that something else made is missing or another, or is
+            code, which the policy does not allow.
     """
-    calibrating = tables.calibration
+    calibrating, made = tables.calibration, tables.candidates.made_as(candidate)
     kind, table = engine_kind(candidate.kind), tables.kinds[candidate.kind]
-    data = calibration if reads_data(candidate, calibrating) else None
+    reads = made is None and reads_data(candidate, calibrating)
+    data = calibration if reads else None
     if data is not None and calibrating.device != "cpu" and cuda.gpu() is not None:
         with suppress(ImportError):
             load_cuda_libraries()  # else ONNX Runtime calibrates on the CPU, without an error
@@ -53,10 +59,13 @@ def plan_engine(
         shapes=tables.shapes,
         table=table,
         deciding=kind.deciding_settings(table),
-        converter=converter_of(candidate, data=data, rules=calibrating),
+        converter="made elsewhere"
+        if made is not None
+        else converter_of(candidate, data=data, rules=calibrating),
         toolchain=kind.toolchain(table),
         keep=keep,
         takes_program=kind.takes_program,
+        made=None if made is None else MadeFile.open(made),
     )
 
 
@@ -112,7 +121,7 @@ def _build(plan: BuildPlan, folder: Path) -> Engine:
 def _check_convertible(plan: BuildPlan) -> None:
     weights = sum(file.size_bytes for file in plan.onnx.external.values())
     converted = not (plan.candidate.precision.is_as_exported or plan.takes_program)
-    if weights > ONE_FILE_BYTES and converted:
+    if weights > ONE_FILE_BYTES and converted and plan.made is None:
         raise BuildError(
             f"{plan.candidate}: {plan.onnx.source} holds {weights / 2**30:.1f} GiB of weights, and "
             "the tools that change a precision take ONNX files of up to 2 GiB. Models of that size "

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from enginegate.candidate import Candidate, EngineKindName, OnnxModel
+from enginegate.candidate import Candidate, EngineKindName, OnnxModel, Precision
 from enginegate.engines.onnxruntime.session import REMEDY, version
-from enginegate.engines.protocol import DecisionObstacle, engine_kind
+from enginegate.engines.protocol import DecisionObstacle, EngineKind, engine_kind
 from enginegate.errors import BuildError
 from enginegate.policy.building import EngineTables
 from enginegate.precision import modelopt_for
@@ -63,6 +63,21 @@ def obstacle_to(
             f"{kind.title} has no {precision}",
             f"Drop {precision} from {kind.name} under [candidates].",
         )
+    if tables.candidates.made_as(candidate) is not None:
+        return kind.undecidable_made(precision, tables.kinds[kind.name], machine.kinds[kind.name])
+    return _unmakeable(kind, precision, tables, machine, onnx) or kind.undecidable(
+        precision, tables.kinds[kind.name], machine.kinds[kind.name]
+    )
+
+
+def _unmakeable(
+    kind: EngineKind,
+    precision: Precision,
+    tables: EngineTables,
+    machine: Machine,
+    onnx: OnnxModel | None,
+) -> DecisionObstacle | None:
+    """Why the form that a kind builds an engine from cannot be made here; None if it can."""
     if kind.takes_program and onnx is not None and onnx.program is None:
         return DecisionObstacle(
             f"{kind.title} compiles a PyTorch program, and {onnx.source} gave none: "
@@ -85,7 +100,7 @@ def obstacle_to(
             return DecisionObstacle(
                 machine.converter_obstacle, "Mend that, or qualify where it is installed."
             )
-    return kind.undecidable(precision, tables.kinds[kind.name], machine.kinds[kind.name])
+    return None
 
 
 def _converter_obstacle(tables: EngineTables) -> str:
@@ -94,6 +109,8 @@ def _converter_obstacle(tables: EngineTables) -> str:
         return ""
     try:
         for candidate in tables.candidates.all():
+            if tables.candidates.made_as(candidate) is not None:
+                continue
             modelopt_for(candidate, tables.calibration)
     except BuildError as error:
         return str(error).rstrip(".")

@@ -20,6 +20,7 @@ from enginegate.candidate import (
     TensorSpec,
 )
 from enginegate.data import DataSet
+from enginegate.engines.made_elsewhere import MadeFile
 from enginegate.engines.precision_check import check_precision_proof
 from enginegate.errors import BuildError
 from enginegate.policy import CalibrationTable
@@ -49,6 +50,7 @@ class BuildPlan:
         toolchain: the kind's library, version and device; ``absent`` if it is not installed.
         keep: nodes that stay FP32, as `precision.sensitivities` names them.
         takes_program: whether the kind compiles the model's torch program.
+        made: the file that the candidate is, if something else made it.
     """
 
     onnx: OnnxModel
@@ -65,6 +67,7 @@ class BuildPlan:
     toolchain: str
     keep: tuple[str, ...] = ()
     takes_program: bool = False
+    made: MadeFile | None = None
 
     def table_as(self, model: type[Table]) -> Table:
         """The kind's own table, as the kind's model."""
@@ -84,7 +87,7 @@ class BuildPlan:
 
     def bring_weights(self, folder: Path) -> dict[str, FileDigest]:
         """Put the weight files of an fp32 or tf32 form beside it; other forms hold theirs."""
-        if not self.candidate.precision.is_as_exported:
+        if self.made is not None or not self.candidate.precision.is_as_exported:
             return {}
         for name in self.onnx.external:
             shutil.copyfile(self.folder / name, folder / name)  # onnx refuses links
@@ -97,6 +100,8 @@ class BuildPlan:
             BuildError: the model cannot be had at this precision.
             DataError: int8 or fp8 without calibration data, or with data that does not fit.
         """
+        if self.made is not None:
+            return self.made.conversion(self.onnx)
         return convert(
             self.onnx_path,
             self.candidate,
@@ -181,6 +186,7 @@ class BuildPlan:
             beside={each.name: FileDigest.of(each) for each in beside if each.is_file()},
             external=dict(external or {}),
             build_s=round(time.monotonic() - started_s, 3),
+            made=None if self.made is None else self.made.provenance,
             proof=proof,
         )
 
@@ -199,7 +205,9 @@ class BuildPlan:
         }
         deciding["shapes"] = {name: shape.model_dump() for name, shape in self.profiles.items()}
         deciding["settings"] = dict(self.deciding)
-        if self.takes_program and self.onnx.program is not None:
+        if self.made is not None:
+            deciding["made"] = [self.made.table.model_dump(mode="json"), self.made.digest.sha256]
+        elif self.takes_program and self.onnx.program is not None:
             deciding["program"] = self.onnx.program.file.sha256
         return sha256_bytes(canonical_json(deciding))
 

@@ -84,7 +84,7 @@ def _minority(candidate: Candidate, shares: Mapping[str, float]) -> list[str]:
     max_kept_share how many may be.
     """
     word = candidate.precision.value
-    if candidate.variant or next(iter(shares.values())) >= _LEAST_SHARE:
+    if candidate.is_repaired or next(iter(shares.values())) >= _LEAST_SHARE:
         return []
     return [
         (

@@ -136,6 +136,12 @@ class EngineKind(KindDeclaration, ABC):
         del precision, table, here
         return None
 
+    def undecidable_made(
+        self, precision: Precision, table: Any, here: Any, /
+    ) -> DecisionObstacle | None:
+        """As `undecidable`, of a candidate that something else made."""
+        return self.undecidable(precision, table, here)
+
     @abstractmethod
     def toolchain(self, table: Any, /) -> str:
         """Library, version and device that decide an engine's bytes; ``absent`` if missing."""

@@ -222,7 +222,7 @@ class Policy(Record):
         return EngineTables(
             candidates=self.candidates,
             shapes=self.shapes,
-            kinds={kind: getattr(self, kind) for kind in type(self.candidates).model_fields},
+            kinds={kind: getattr(self, kind) for kind in self.candidates.kinds()},
             calibration=self.calibration,
             calibration_data=self.data.calibration,
             max_batch_size=batch.max if batch else max(self.search.max_batch_sizes),

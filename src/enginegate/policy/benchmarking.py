@@ -52,6 +52,11 @@ class Slo(Record):
         description="what min_speedup compares with: the FP32 engine of the same runtime, or what "
         "is live (fp32 while nothing is), which is then measured in turns with every candidate",
     )
+    fp32_may_win: bool = Field(
+        default=True,
+        description="false: an FP32 engine is measured as what the others are compared with, and "
+        "never wins a qualification: a version whose smaller precisions all fail is refused",
+    )
 
 
 class Benchmarked(Record):

@@ -6,28 +6,128 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from enginegate.candidate import Candidate, EngineKindName
+from enginegate.candidate import KEPT, Candidate, EngineKindName, Precision, Sha256
 from enginegate.policy.data import DataSource
+from enginegate.policy.paths import SafePath
 from enginegate.records import Record
+
+ONNX, PACKAGE = ".onnx", ".pt2"
+_KINDS = {ONNX: "onnxruntime", PACKAGE: "torch_inductor"}
+_ARCHIVE = ".ait"
+_MADE = "made"
+
+
+class MadeElsewhere(Record):
+    """One candidate that something else made; judged like those that are built here."""
+
+    file: SafePath = Field(
+        description="`.onnx` (quantisation-aware training, a converter of your own), `.pt2` (an "
+        "AOTInductor package), or AITune's `.ait` with one of these inside"
+    )
+    precision: Precision = Field(description="that it computes in; this is proven")
+    kind: EngineKindName | None = Field(
+        default=None,
+        description="the engine kind that runs it. none: onnxruntime for ONNX, torch_inductor for "
+        "packages. ONNX may also say tensorrt, which compiles it",
+    )
+    name: str = Field(
+        default="made",
+        pattern=r"^[a-z][a-z0-9]{0,23}$",
+        description="ends the candidate's name: KIND-PRECISION+NAME",
+    )
+    made_by: str = Field(
+        default="", max_length=300, description="tool, version, run; recorded with the engine"
+    )
+    sha256: Sha256 | None = Field(
+        default=None, description="refuse any other file; none: the digest is only recorded"
+    )
+    allow_code: bool = Field(
+        default=False,
+        description="load native code: a `.pt2` package runs with all rights, here and in Triton",
+    )
+    batch: PositiveInt | None = Field(
+        default=None,
+        description="the one batch size that a `.pt2` package takes; none: any up to the largest",
+    )
+    inputs: tuple[str, ...] = Field(
+        default=(), description="of a `.pt2` package, in its order; empty: in the model's"
+    )
+    outputs: tuple[str, ...] = Field(default=(), description="likewise")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if f"+{self.name}".startswith(KEPT):
+            raise ValueError(f"name {self.name}: {KEPT[1:]} is how repaired candidates are named")
+        if self.file.suffix not in {*_KINDS, _ARCHIVE}:
+            raise ValueError(
+                f"file ends in {self.file.suffix or 'nothing'}, and can end in "
+                f"{', '.join((*_KINDS, _ARCHIVE))}"
+            )
+        if self.file.suffix == _ARCHIVE and self.kind is None:
+            raise ValueError("kind says which engine an .ait holds: onnxruntime or torch_inductor")
+        takes = PACKAGE if self.kind == _KINDS[PACKAGE] else ONNX
+        if self.kind is not None and self.file.suffix not in {takes, _ARCHIVE}:
+            raise ValueError(f"{self.kind} takes {takes}, and file ends in {self.file.suffix}")
+        return self
+
+    @property
+    def engine_kind(self) -> EngineKindName:
+        """The engine kind that runs it."""
+        return self.kind or _KINDS[self.file.suffix]
+
+    @property
+    def engine_suffix(self) -> str:
+        """The ending of the engine's own file, which may be inside an archive."""
+        return PACKAGE if self.engine_kind == _KINDS[PACKAGE] else ONNX
+
+    @property
+    def is_code(self) -> bool:
+        """Whether opening it runs native code; ONNX is data."""
+        return self.engine_suffix == PACKAGE
+
+    @property
+    def candidate(self) -> Candidate:
+        """What it is judged as."""
+        return Candidate(kind=self.engine_kind, precision=self.precision, variant=f"+{self.name}")
 
 
 class Candidates(Record):
     """Precisions to build for each engine kind; a kind that is left out builds none.
 
-    Its keys are the engine kinds' names (`policy_model`).
+    Its other keys are the engine kinds' names (`policy_model`).
     """
+
+    made: tuple[MadeElsewhere, ...] = Field(
+        default=(), description="candidates that something else made"
+    )
 
     @model_validator(mode="after")
     def _something_to_build(self) -> Self:
+        kinds = self.kinds()
         if not self.all():
-            kinds = " or ".join(type(self).model_fields)
-            raise ValueError(f"name at least one precision for {kinds}")
+            raise ValueError(f"name at least one precision for {' or '.join(kinds)}")
+        names = [each.candidate.name for each in self.made]
+        for each, name in zip(self.made, names, strict=True):
+            if each.engine_kind not in kinds:
+                raise ValueError(f"made: there is no engine kind {each.engine_kind!r} here")
+            if names.count(name) > 1:
+                raise ValueError(f"made: two are called {name}; give each a name of its own")
         return self
+
+    @classmethod
+    def kinds(cls) -> tuple[EngineKindName, ...]:
+        """The engine kinds that precisions may be named for."""
+        return tuple(name for name in cls.model_fields if name != _MADE)
 
     def all(self) -> tuple[Candidate, ...]:
         """Every candidate, kind by kind in the order of the file, without repeats."""
-        listed = [(kind, precision) for kind, precisions in self for precision in precisions]
-        return tuple(Candidate(kind=kind, precision=p) for kind, p in dict.fromkeys(listed))
+        listed = [(kind, precision) for kind in self.kinds() for precision in getattr(self, kind)]
+        built = (Candidate(kind=kind, precision=p) for kind, p in dict.fromkeys(listed))
+        return (*built, *(each.candidate for each in self.made))
+
+    def made_as(self, candidate: Candidate) -> MadeElsewhere | None:
+        """What the file says of a candidate that something else made; None: it is built here."""
+        return next((each for each in self.made if each.candidate == candidate), None)
 
 
 class CalibrationTable(Record):

@@ -6,9 +6,9 @@ file says ``tolerances = "standard"`` (`enginegate.policy.tolerances`).
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from enginegate.candidate import Precision
 from enginegate.messages import matching
@@ -150,6 +150,15 @@ class Slices(Record):
     )
 
 
+ClusterAddress = Annotated[
+    str,
+    matching(
+        r"^(tcp|tls|ray)://[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$",
+        "tcp://HOST:PORT of Dask or ray://HOST:PORT of Ray",
+    ),
+]
+
+
 class Evaluation(Record):
     """How candidates are run over the data. Changes no number, only memory and time."""
 
@@ -157,9 +166,24 @@ class Evaluation(Record):
         default=16384, description="samples run, compared and kept at a time"
     )
     workers: PositiveInt = Field(default=2, description="chunks that run at the same time")
-    runner: Literal["threads", "dask"] = Field(
-        default="threads", description="Prefect's thread pool, or its Dask runner (prefect-dask)"
+    runner: Literal["threads", "dask", "ray"] = Field(
+        default="threads",
+        description="Prefect's thread pool, or its runner on a Dask (prefect-dask) or Ray cluster "
+        "(prefect-ray); its workers share the workspace's folder",
     )
+    cluster: ClusterAddress | None = Field(
+        default=None,
+        description="address of a running cluster (`tcp://HOST:8786` of Dask, `ray://HOST:10001` "
+        "of Ray); none: `workers` processes on this host, for as long as chunks run",
+    )
+
+    @model_validator(mode="after")
+    def _cluster_has_a_runner(self) -> Self:
+        if self.cluster is not None and self.runner == "threads":
+            raise ValueError(
+                "cluster is an address for the runners dask and ray; this one is threads"
+            )
+        return self
 
 
 class Gates(Record):

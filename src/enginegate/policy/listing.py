@@ -19,6 +19,7 @@ from enginegate.policy.tolerances import EVIDENCE, REASONS, STANDARD
 Origin: TypeAlias = Literal["stated", "default", "required"]
 NOT_SET = "not set"
 _GATES = "gates"
+_LAST_SHORT = 0xFFFF
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _BY_NAME = ("outputs", "metrics")
 
@@ -97,8 +98,6 @@ def table_meanings() -> dict[str, str]:
 
 def toml_value(value: Any) -> str:
     """A value as a policy's file has it; ``not set`` for None."""
-    if value is None:
-        return NOT_SET
     if isinstance(value, BaseModel):
         value = value.model_dump(exclude_defaults=True)
     if isinstance(value, Mapping):
@@ -110,15 +109,26 @@ def toml_value(value: Any) -> str:
         value = sorted(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(toml_value, value))}]"
-    if isinstance(value, bool | str):
-        return json.dumps(str(value) if isinstance(value, str) else value, ensure_ascii=False)
+    if value is None or isinstance(value, bool):
+        return NOT_SET if value is None else str(value).lower()
     if isinstance(value, int | float):
         return f"{value:.12g}"
-    return json.dumps(str(as_written(value)), ensure_ascii=False)
+    return _toml_text(str(value if isinstance(value, str) else as_written(value)))
 
 
 def _toml_key(key: str) -> str:
-    return key if _BARE_KEY.fullmatch(key) else json.dumps(key, ensure_ascii=False)
+    return key if _BARE_KEY.fullmatch(key) else _toml_text(key)
+
+
+def _toml_text(text: str) -> str:
+    """A text in quotes; what a terminal would not show as it is, is escaped."""
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else _escaped(each) for each in quoted)
+
+
+def _escaped(character: str) -> str:
+    number = ord(character)
+    return f"\\u{number:04x}" if number <= _LAST_SHORT else f"\\U{number:08x}"
 
 
 def _listed(

@@ -3,12 +3,14 @@
 Opens and converts it as an export does, with the same permissions, and keeps nothing.
 """
 
+import json
 import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from onnx import ModelProto
@@ -23,8 +25,20 @@ from enginegate.sources.parity import OpenOnnx
 _SAMPLES = 64  # enough to see how large outputs are; a request's worth of time for any model
 _TIMED_RUNS = 5
 _QUANTISED = frozenset({"Conv", "Gemm", "MatMul"})
-# A float32 sum over a row of probabilities is this close to one.
-_SUM_ERROR = 1e-3
+_DESCRIPTION = "models/model.json"
+_MOST_DESCRIPTION = 1 << 26
+# As torch.export's own schema numbers them.
+_DTYPES = {
+    1: "uint8",
+    2: "int8",
+    3: "int16",
+    4: "int32",
+    5: "int64",
+    6: "float16",
+    7: "float32",
+    8: "float64",
+    12: "bool",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +51,7 @@ class ModelFacts:
         largest: the largest absolute value of any output.
         sample_ms: time of one sample in ONNX Runtime at FP32, not optimised, in milliseconds.
         quantisable: layers that int8 can speed up.
-        probabilities: outputs whose rows are probabilities, not logits.
+        shares: outputs whose values are all from 0 to 1, as probabilities are.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -46,7 +60,39 @@ class ModelFacts:
     largest: float
     sample_ms: float
     quantisable: int
-    probabilities: frozenset[str]
+    shares: frozenset[str]
+
+
+def program_inputs(path: Path) -> tuple[TensorSpec, ...]:
+    """The arguments of a program that torch.export.save wrote, by its description alone.
+
+    Returns:
+        None of them where the file does not say, or says it in another way.
+    """
+    try:
+        with ZipFile(path) as archive:
+            found = [each for each in archive.infolist() if each.filename.endswith(_DESCRIPTION)]
+            if len(found) != 1 or found[0].file_size > _MOST_DESCRIPTION:
+                return ()
+            described = json.loads(archive.read(found[0]))["graph_module"]
+        (names,) = (
+            each["signature"]["forward_arg_names"]
+            for each in described["module_call_graph"]
+            if each["fqn"] == ""
+        )
+        inputs = [each.get("user_input") for each in described["signature"]["input_specs"]]
+        tensors = [each["arg"]["as_tensor"]["name"] for each in inputs if each]
+        values = [described["graph"]["tensor_values"][name] for name in tensors]
+        return tuple(
+            TensorSpec(
+                name=name,
+                dtype=_DTYPES[value["dtype"]],
+                shape=(-1, *(size.get("as_int", -1) for size in value["sizes"][1:])),
+            )
+            for name, value in zip(names, values, strict=True)
+        )
+    except (OSError, BadZipFile, LookupError, TypeError, AttributeError, ValueError):
+        return ()
 
 
 def inspect_source(
@@ -84,7 +130,7 @@ def inspect_source(
         largest=max((_largest(values) for values in answers.values()), default=0.0),
         sample_ms=median(times) * 1e3,
         quantisable=_quantisable(model),
-        probabilities=frozenset(name for name, each in answers.items() if _are_chances(each)),
+        shares=frozenset(name for name, each in answers.items() if _are_shares(each)),
     )
 
 
@@ -100,8 +146,5 @@ def _quantisable(model: ModelProto) -> int:
     return sum(node.op_type in _QUANTISED for node in nodes)
 
 
-def _are_chances(values: Array) -> bool:
-    if values.dtype.kind != "f" or values.ndim < 2 or values.shape[1] < 2:  # noqa: PLR2004
-        return False
-    within = bool((values >= 0.0).all() and (values <= 1.0).all())
-    return within and bool(np.allclose(values.sum(axis=1), 1.0, atol=_SUM_ERROR))
+def _are_shares(values: Array) -> bool:
+    return values.dtype.kind == "f" and bool(((values >= 0.0) & (values <= 1.0)).all())

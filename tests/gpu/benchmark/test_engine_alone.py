@@ -10,6 +10,7 @@ from enginegate.benchmark.engine_alone import EngineMeter
 from enginegate.candidate import PROGRAM_FILE, FileDigest, Precision, TorchProgram
 from enginegate.engines import build_engine, cuda
 from enginegate.engines.onnxruntime.kind import OnnxRuntimeTable
+from enginegate.engines.python_backend.device import GpuDevice
 from enginegate.policy import CalibrationTable
 from enginegate.policy.building import DimensionRange, Shapes
 
@@ -103,9 +104,11 @@ def test_pytorch_is_measured_on_that_gpu(cnn, network, meter):
 
 def test_memory_in_use_rises_with_what_is_allocated():
     """In MiB, of the first GPU."""
-    with cuda.used_memory() as read, cuda.stream() as stream:
+    device = GpuDevice()
+    with cuda.used_memory() as read:
         before = read()
-        stream.allocate(256 << 20)
+        address = device.allocate(256 << 20)
         after = read()
+        device.free(address)
 
     assert 200 < after - before < 400

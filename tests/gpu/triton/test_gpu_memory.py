@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from enginegate.contract.server_versions import _loaded_driver
-from enginegate.engines import cuda
+from enginegate.engines.python_backend.device import GpuDevice
 from enginegate.triton.gpu_memory import GpuDriver
 
 pytestmark = pytest.mark.gpu
@@ -20,10 +20,11 @@ def driver():
 
 def test_memory_that_somebody_takes_is_not_free(driver):
     """A gibibyte on the first GPU shows whole, whoever else uses the GPU meanwhile."""
+    device = GpuDevice()
     (before,) = driver.memory()
-    with cuda.stream() as stream:
-        stream.allocate(TAKEN)
-        (during,) = driver.memory()
+    address = device.allocate(TAKEN)
+    (during,) = driver.memory()
+    device.free(address)
 
     assert 0 < before.used_bytes < before.total_bytes
     assert before.total_bytes == during.total_bytes

@@ -23,7 +23,7 @@ def benchmark(tmp_path, monkeypatch):
     x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     data = DataSet("test", {"x": x}, None, np.arange(40).astype(np.str_), {})
     write_data(data, tmp_path / "x.npz")
-    text = POLICY.read_text().replace("p99_ms = 100", "p99_ms = 4000")
+    text = POLICY.read_text().replace("p99_ms = 150", "p99_ms = 4000")
     text = text.replace(".enginegate/data/digits/evaluation.npz", str(tmp_path / "x.npz"))
     text = text.replace(".enginegate/data/digits/traffic.npz", str(tmp_path / "x.npz"))
     (tmp_path / "policy.toml").write_text(text)

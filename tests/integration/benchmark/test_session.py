@@ -34,6 +34,7 @@ def rules():
     raw["slo"] |= {"confirmations": 1, "confirm_requests": 240}
     raw["search"] |= {"queue_delays_us": [0], "instances": [1], "measurement_s": 1.0}
     raw["search"] |= {"min_rate_per_s": 200, "max_rate_per_s": 200}
+    raw["load"]["rows"] = None
     return parse_policy(raw, "test")
 
 

@@ -10,8 +10,10 @@ pytestmark = [pytest.mark.triton, pytest.mark.rtx, pytest.mark.xdist_group("demo
 
 ROOT = Path(__file__).parents[3]
 _SMALLER = {
-    "min_rate_per_s": "min_rate_per_s = 200",
-    "max_rate_per_s": "max_rate_per_s = 200",
+    "min_rate_per_s": "min_rate_per_s = 100",
+    "max_rate_per_s": "max_rate_per_s = 100",
+    "rows": "rows = 1",
+    "engine_alone_s": "engine_alone_s = 0",
     "queue_delays_us": "queue_delays_us = [0]",
     "instances": "instances = [1]",
     "budget_s": "budget_s = 300",
@@ -63,12 +65,16 @@ def first_run(enginegate):
 
 
 def test_the_demo_ends_with_a_version_live_again(first_run):
-    """Registered, qualified, promoted, swapped under traffic without a failure, rolled back."""
+    """Registered, qualified, promoted, swapped under traffic without a failure, rolled back; and
+    the version whose int8 loses the faint images is refused.
+    """
     code, printed = first_run
 
     assert code == 0, printed
     assert "Release 1 is live" in printed
-    assert "Release 2 is live" in printed
+    assert "Refused: models:/digits/2" in printed
+    assert "onnxruntime-int8, slice_accuracy_loss on evaluation/light=faint" in printed
+    assert "Release 2 is live: onnxruntime-int8, models:/digits/3" in printed
     assert "Release 1 is live again" in printed
     assert " and 0 failed" in printed
     assert "no device can run it here" in printed

@@ -61,12 +61,46 @@ def test_chunks_in_parallel_workers(lab, tmp_path, monkeypatch):
     assert len(list(outputs.iterdir())) == 3
 
 
-def test_dask_says_what_it_needs(monkeypatch):
-    """Asking for Dask without prefect-dask names the package and the way back."""
-    monkeypatch.setitem(sys.modules, "prefect_dask", None)
+@pytest.mark.long
+@pytest.mark.usefixtures("prefect_server")
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_clusters_judge_as_threads_do(lab, tmp_path, monkeypatch, runner):
+    """Two processes of a cluster give the verdict of threads to the last digit, for each chunk."""
+    pytest.importorskip(f"prefect_{runner}")
+    write_data(lab.data, tmp_path / "eval.npz")
+
+    def judged_by(name):
+        monkeypatch.setenv("ENGINEGATE_HOME", str(tmp_path / name))
+        rules = parse_policy(
+            {
+                **POLICY,
+                "data": {"evaluation": str(tmp_path / "eval.npz")},
+                "evaluation": {"chunk_samples": 1024, "runner": name, "workers": 2},
+                "slices": {"discover": ["input_norm"]},
+            },
+            "test",
+        )
+
+        @flow(persist_result=False, validate_parameters=False)
+        def judged():
+            asked = outputs_to_compare(rules.task, rules.outputs, rules.metrics, rules.slices)
+            data, workspace = EvaluationSamples(rules.data.evaluation), Workspace.of(rules)
+            reference = observe(lab.reference, data, asked, rules.evaluation, workspace)
+            engine = lab.engine(lab.graph, "onnxruntime-int8")
+            return validate(engine, reference, rules.gates, rules.engine_tables, workspace)
+
+        return judged()
+
+    assert judged_by(runner).pretty_json() == judged_by("threads").pretty_json()
+
+
+@pytest.mark.parametrize("runner", ["dask", "ray"])
+def test_cluster_says_what_it_needs(monkeypatch, runner):
+    """Asking for one without its package names the package and the way back."""
+    monkeypatch.setitem(sys.modules, f"prefect_{runner}.task_runners", None)
 
     with (
-        pytest.raises(InputError, match="pip install prefect-dask, or set runner to threads"),
-        _workers(Evaluation(runner="dask")),
+        pytest.raises(InputError, match=rf"enginegate\[{runner}\]', or set runner to threads"),
+        _workers(Evaluation(runner=runner)),
     ):
         pass

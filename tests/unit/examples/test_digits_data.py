@@ -27,11 +27,20 @@ def test_no_image_is_in_two_sets(digits):
 
 
 def test_evaluation_is_stratified(digits):
-    """Every digit and every stroke has enough evaluation images to be judged as a slice."""
+    """Every slice has enough evaluation images to be judged by the example's policy."""
     for column in digits.evaluation.slices.values():
         _, counts = np.unique(column, return_counts=True)
-        assert counts.min() >= 80
+        assert counts.min() >= 60
     assert set(digits.evaluation.slices["stroke"]) == {"thin", "medium", "bold"}
+
+
+def test_faint_images_are_the_darkest(digits):
+    """The slice says which they are: their brightest point is below any other image's."""
+    brightest = digits.evaluation.inputs["image"].max(axis=(1, 2, 3))
+    faint = digits.evaluation.slices["light"] == "faint"
+
+    assert brightest[faint].max() < 0.01
+    assert brightest[~faint].min() > 0.5
 
 
 def test_traffic_is_like_production(digits):

@@ -1,12 +1,11 @@
 """Where flows come from, what is told before Prefect starts, and what it may not tell later."""
 
-import importlib
 import logging
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -45,7 +44,7 @@ def test_prefect_does_not_count_its_events_on_the_terminal(monkeypatch):
     """It does so while the process ends; what goes wrong there is told still."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(pipeline, "_PREFECT", {})
-    monkeypatch.setattr(importlib, "import_module", ModuleType)
+    monkeypatch.setattr(pipeline, "importlib", SimpleNamespace(import_module=ModuleType))
     loggers = [logging.getLogger(name) for name in ("EventsWorker", "APILogWorker")]
     for logger in loggers:
         monkeypatch.setattr(logger, "level", logging.NOTSET)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from enginegate.errors import PolicyError
 from enginegate.policy import parse_policy, read_policy
 from enginegate.policy.building import DimensionRange, Shapes
 
@@ -41,3 +42,46 @@ def test_everything_has_a_default():
     assert policy.engine_tables.kinds["onnxruntime"].device == "auto"
     assert policy.engine_tables.kinds["tensorrt"].library == "auto"
     assert policy.shapes.batch is None
+
+
+def with_made(*made):
+    raw = read_policy(DIGITS).model_dump()
+    raw["candidates"] = {"onnxruntime": ["fp32"], "made": list(made)}
+    return parse_policy(raw, "test policy")
+
+
+QAT = {"file": "qat.onnx", "precision": "int8", "name": "qat"}
+
+
+def test_candidates_made_elsewhere_come_last_with_names_of_their_own():
+    """Each is judged as an engine kind at a precision, like those that are built here."""
+    package = {"file": "fast.pt2", "precision": "fp16"}
+    archive = {"file": "tuned.ait", "precision": "fp32", "kind": "onnxruntime", "name": "tuned"}
+
+    candidates = with_made(QAT, package, archive).candidates
+
+    assert [str(candidate) for candidate in candidates.all()] == [
+        "onnxruntime-fp32",
+        "onnxruntime-int8+qat",
+        "torch_inductor-fp16+made",
+        "onnxruntime-fp32+tuned",
+    ]
+    assert [each.is_code for each in candidates.made] == [False, True, False]
+    assert candidates.made_as(candidates.all()[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "said"),
+    [
+        ([{**QAT, "file": "qat.pth"}], "file ends in .pth, and can end in .onnx, .pt2, .ait"),
+        ([{**QAT, "kind": "torch_inductor"}], "torch_inductor takes .pt2"),
+        ([{**QAT, "kind": "nothing"}], "there is no engine kind 'nothing' here"),
+        ([{**QAT, "name": "keep2"}], "keep is how repaired candidates are named"),
+        ([QAT, {**QAT, "file": "other.onnx"}], "two are called onnxruntime-int8\\+qat"),
+        ([{**QAT, "file": "../qat.onnx"}], "may not contain '..'"),
+        ([{"file": "tuned.ait", "precision": "fp32"}], "kind says which engine an .ait holds"),
+    ],
+)
+def test_unclear_candidates_made_elsewhere_are_refused(made, said):
+    with pytest.raises(PolicyError, match=said):
+        with_made(*made)

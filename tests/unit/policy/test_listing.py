@@ -80,8 +80,19 @@ def test_every_listed_table_has_a_meaning():
 
 
 @pytest.mark.parametrize(
-    "value", [1, 0.25, True, "a\n\"b\" = 'c'\u00e9", [1, [2.5]], {"a b": {"c": [True]}}, 1e-5]
+    "value",
+    [
+        1,
+        0.25,
+        True,
+        "a\n\"b\" = 'c'\u00e9",
+        [1, [2.5]],
+        {"a b": {"c": [True]}},
+        1e-5,
+        "\x9b2J\u202e\x7f",
+    ],
 )
 def test_values_are_toml(value):
-    """They may be copied into a file."""
+    """They may be copied into a file, and command no terminal."""
+    assert toml_value(value).isprintable()
     assert tomllib.loads(f"key = {toml_value(value)}")["key"] == value

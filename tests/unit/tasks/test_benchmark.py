@@ -45,6 +45,7 @@ BASELINES = [("fp32", True, False), ("champion", False, False), ("champion", Tru
 def rules(tmp_path):
     raw = read_policy(ROOT / "policies" / "digits.toml").model_dump()
     raw["target"]["repository"] = str(tmp_path / "live")
+    raw["slo"] |= {"min_speedup": 0.8, "fp32_may_win": True}
     return parse_policy(raw, "test")
 
 

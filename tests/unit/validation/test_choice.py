@@ -233,6 +233,36 @@ def test_unpassed_candidate_cannot_win(outcome):
     assert choose(both(), [slow, missed], THROUGHPUT).winner == FP32
 
 
+class TestFp32MayNotWin:
+    def test_a_slower_candidate_wins_and_the_reason_says_what_fp32_serves(self):
+        """It stays in sight: what the smaller precision gains, or loses, is read beside it."""
+        slow, fast = held(INT8, 5.0, rate=300.0), held(FP32, 4.0)
+
+        choice = choose(both(), [fast, slow], THROUGHPUT, fp32_may_win=False)
+
+        assert choice.winner == INT8
+        assert "no other candidate that may win passed" in choice.reason
+        assert "onnxruntime-fp32, which may not win, serves ≥ 800 requests/s" in choice.reason
+
+    def test_a_version_whose_other_candidates_failed_is_refused(self):
+        """FP32 passed and is not measured: the reason says that it was not its own fault."""
+        choice = choose(both(outcome=Outcome.FAILED), [], THROUGHPUT, fp32_may_win=False)
+
+        assert choice.winner is None
+        assert choice.reason == (
+            "No candidate that may win passed every gate: onnxruntime-fp32 passed but may not win, "
+            "onnxruntime-int8 failed."
+        )
+
+    def test_an_fp32_that_missed_the_slo_is_told_as_failed(self):
+        """Its own failure is not hidden behind the rule."""
+        missed = benchmark(10, candidate=FP32, outcome=Outcome.FAILED)
+
+        choice = choose(both(outcome=Outcome.FAILED), [missed], THROUGHPUT, fp32_may_win=False)
+
+        assert "onnxruntime-fp32 failed, onnxruntime-int8 failed" in choice.reason
+
+
 def test_unbenchmarked_candidate_cannot_win():
     """A gate that did not run is not a gate that passed."""
     choice = choose([verdict()], [], THROUGHPUT)

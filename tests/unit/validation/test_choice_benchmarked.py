@@ -7,12 +7,17 @@ from tests.fakes.evidence import FP32, INT8, finding, verdict
 from validation.choice import not_benchmarked
 
 
-def skipped(fp32, int8, *, also_inconclusive=False, baselines=False, **changes):
+def skipped(fp32, int8, *, also_inconclusive=False, baselines=False, fp32_may_win=True, **changes):
     judged = [
         verdict(finding(outcome=fp32), candidate=FP32),
         verdict(finding(outcome=int8, **changes), candidate=INT8),
     ]
-    found = not_benchmarked(judged, also_inconclusive=also_inconclusive, baselines=baselines)
+    found = not_benchmarked(
+        judged,
+        also_inconclusive=also_inconclusive,
+        baselines=baselines,
+        fp32_may_win=fp32_may_win,
+    )
     return {candidate.name: why for candidate, why in found.items()}
 
 
@@ -37,6 +42,16 @@ def test_the_baseline_is_measured_whatever_its_verdict():
     assert set(skipped(Outcome.FAILED, Outcome.PASSED)) == {"onnxruntime-fp32"}
     both = skipped(Outcome.FAILED, Outcome.FAILED, baselines=True)
     assert set(both) == {"onnxruntime-fp32", "onnxruntime-int8"}
+
+
+def test_fp32_that_may_not_win_is_measured_for_the_others_alone():
+    """Its minutes are spent while another candidate of its kind can still win."""
+    assert skipped(Outcome.PASSED, Outcome.PASSED, fp32_may_win=False) == {}
+
+    found = skipped(Outcome.PASSED, Outcome.FAILED, fp32_may_win=False)
+
+    assert set(found) == {"onnxruntime-fp32", "onnxruntime-int8"}
+    assert found["onnxruntime-fp32"] == "may not win, and nothing is left to compare with it"
 
 
 def test_unrunnable_candidate_is_reported_by_its_verdict():

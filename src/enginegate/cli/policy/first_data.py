@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -26,6 +27,9 @@ from enginegate.report.tables import print_hanging
 _MOST_COPIED = 1 << 30
 _CLASSES_READ = 200_000
 _IMAGE_AXES = 4
+_LABELS = ("label", "labels", "target", "targets", "y")
+# Rows of any numbers: what a classical model takes, under any name.
+_TABLE = (TensorSpec(name="features", dtype="float32", shape=(-1, -1)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +77,27 @@ class ColumnFlags:
         return suggested.model_copy(update=changes)
 
 
+class DescribedData(NamedTuple):
+    """A set of data with what its columns probably are.
+
+    Attributes:
+        numbers: a column of labels that are numbers, of an output whose name is not known yet.
+    """
+
+    source: DataSource
+    numbers: str | None = None
+
+    def labelling(self, output: str) -> DataSource:
+        """The set with its numbers as labels of an output."""
+        if self.numbers is None:
+            return self.source
+        columns = self.source.columns.model_copy(update={"labels": {output: self.numbers}})
+        return replace(self.source, columns=columns)
+
+
 def described_source(
     written: str, root: Path, flags: ColumnFlags, inputs: tuple[TensorSpec, ...]
-) -> DataSource:
+) -> DescribedData:
     """A set of data with what its columns probably are.
 
     Args:
@@ -89,21 +111,26 @@ def described_source(
     """
     source = _source(written, root)
     if source.scheme == "python":
-        return replace(source, allow_code=True)
+        return DescribedData(replace(source, allow_code=True))
     found = describe_data(source)
     if found.inputs and flags == ColumnFlags():
-        return source
-    columns = flags.over(suggest_columns(found, inputs), found, inputs)
+        return DescribedData(source)
+    columns = flags.over(suggest_columns(found, inputs or _TABLE), found, inputs)
     if not columns.inputs and not found.inputs:
+        wanted = f"The model takes {', '.join(map(str, inputs))}. " if inputs else ""
         raise DataError(
-            f"{found.origin} ({found.form}) has the columns {_listed(found)}. None is called "
-            f"input.NAME, and none could be told to be {', '.join(map(str, inputs))}. Say it: "
+            f"{found.origin} ({found.form}) has the columns {_listed(found)}. {wanted}None is "
+            "called input.NAME, and which of them are the model's inputs does not show. Say it: "
             "--input NAME=COLUMN (or NAME=COLUMN,COLUMN for numbers side by side)."
         )
-    label = columns.label
-    if label is not None and label in found.columns and found.columns[label].kind == "text":
-        columns = columns.model_copy(update={"classes": _classes(source, label)})
-    return replace(source, columns=columns, images=_images(found, columns, inputs))
+    label, numbers = columns.label or _shaped_label(found, columns), None
+    if label is not None and label in found.columns:
+        if found.columns[label].kind == "text":
+            columns = columns.model_copy(update={"classes": _classes(source, label)})
+        elif found.columns[label].shape or found.columns[label].dtype.startswith("float"):
+            numbers, columns = label, columns.model_copy(update={"label": None})
+    source = replace(source, columns=columns, images=_images(found, columns, inputs))
+    return DescribedData(source, numbers)
 
 
 def set_aside_samples(
@@ -218,6 +245,12 @@ def _classes(source: DataSource, label: str) -> tuple[str, ...]:
         if read > _CLASSES_READ:
             break
     return tuple(sorted(texts))
+
+
+def _shaped_label(found: DataDescription, columns: DataColumns) -> str | None:
+    """A column that is called as labels are, and holds several numbers a sample."""
+    used = {name for each in columns.inputs.values() for name in each.columns}
+    return next((n for n in _LABELS if n in found.columns and n not in used), None)
 
 
 def _images(

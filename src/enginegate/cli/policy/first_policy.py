@@ -7,10 +7,11 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from enginegate.candidate import EngineKindName, Precision, TensorSpec
 from enginegate.data import Array, DataSet
+from enginegate.errors import DataError
 from enginegate.policy.gates import OutputTask, Task
 from enginegate.policy.listing import toml_value
 from enginegate.policy.tolerances import EVIDENCE
@@ -24,10 +25,29 @@ _PARITY_SHARE = 1e-5
 _FEWEST_CALIBRATED = 32
 _MOST_CALIBRATED = 256
 _CALIBRATED_SHARE = 5
+# 765 settle the strictest standard limit where nothing differs; a few more where a little does.
+_SETTLE_EVERY_LIMIT = 800
+_BOXES = _PIXELS = 3  # axes of labels that are boxes, or classes of pixels
 _VECTOR = 2  # axes of an output of one vector, or one row of logits, a sample
 _MOST_NAME = 100
 _MOST_LINES = 20
 _TOP = ("name", "task", "outputs", "shapes")
+
+
+OutputTables: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meaning:
+    """What one output seems to mean; ``more`` is what else its table must say."""
+
+    task: OutputTask | None
+    why: str
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def table(self) -> Mapping[str, Any]:
+        return {"task": self.task, **self.more}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +56,14 @@ class TaskGuess:
 
     Attributes:
         task: None where model and data do not show it.
-        outputs: what each output means, where there are several or another than the first counts.
+        outputs: tables of [outputs], where there are several, another than the first counts, or
+            one needs more words than its task.
         why: what shows it, or what is missing.
     """
 
     task: Task | None
     why: str
-    outputs: Mapping[str, OutputTask] = field(default_factory=dict)
+    outputs: OutputTables = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +84,7 @@ class FirstPolicy:
     candidates: Mapping[EngineKindName, Sequence[Precision]]
     p99_ms: float
     min_throughput_per_s: float
-    outputs: Mapping[str, OutputTask] = field(default_factory=dict)
+    outputs: OutputTables = field(default_factory=dict)
     allow_pickle: bool = False
     allow_code: bool = False
     parity: float | None = None
@@ -77,7 +98,7 @@ class FirstPolicy:
             model["parity_max_abs_error"] = self.parity
         tables: dict[str, Any] = {"name": self.name, "task": self.task}
         if self.outputs:
-            tables["outputs"] = {name: {"task": task} for name, task in self.outputs.items()}
+            tables["outputs"] = {name: dict(table) for name, table in self.outputs.items()}
         if self.sequence is not None:
             tables["shapes"] = {
                 "sequence": dict(zip(("min", "best", "max"), self.sequence, strict=True))
@@ -119,26 +140,32 @@ def _spaced(lines: list[str]) -> list[str]:
 
 
 def guess_task(model: ModelFacts, data: DataSet) -> TaskGuess:
-    """What the outputs mean, as far as their shapes and the data's labels show it."""
-    outputs = {spec.name: spec for spec in model.outputs if spec.dtype.startswith("float")}
-    if not outputs:
-        return TaskGuess(
-            None, f"no output holds numbers of a floating type ({_listed(model.outputs)})"
+    """What the outputs mean, as far as their shapes and the data's labels show it.
+
+    Raises:
+        DataError: labels are of an output that the model does not have.
+    """
+    names = [spec.name for spec in model.outputs]
+    if unknown := sorted(data.targets.keys() - set(names)):
+        raise DataError(
+            f"{data.origin}: label.{unknown[0]} is of no output; the model gives "
+            f"{', '.join(names)}. Call the array label.{names[0]}."
         )
-    only = len(model.outputs) == 1
-    meanings = {name: _meaning(spec, data, only=only) for name, spec in outputs.items()}
-    if only:
-        (name,) = outputs
-        task, why = meanings[name]
-        return TaskGuess(task, why)
-    classes = [name for name, (task, _) in meanings.items() if task == "classification"]
+    outputs = [spec for spec in model.outputs if spec.dtype.startswith("float")]
+    if not outputs:
+        return TaskGuess(None, f"no output holds floating numbers ({_listed(model.outputs)})")
+    meanings = {spec.name: _meaning(spec, model, data) for spec in outputs}
+    if len(model.outputs) == 1:
+        ((name, found),) = meanings.items()
+        table = found.table if len(found.table) > 1 else None
+        return TaskGuess(found.task, found.why, {name: table} if table else {})
+    classes = [name for name, found in meanings.items() if found.task == "classification"]
     if data.labels is not None and len(classes) == 1 and not data.targets:
-        (name,) = classes
-        return TaskGuess("classification", meanings[name][1], {name: "classification"})
-    known = {name: task for name, (task, _) in meanings.items() if task is not None}
+        found = meanings[classes[0]]
+        return TaskGuess("classification", found.why, {classes[0]: found.table})
+    known = {name: found.table for name, found in meanings.items() if found.task is not None}
     if len(known) < 2:  # noqa: PLR2004 - several
-        why = "; ".join(why for task, why in meanings.values() if task is None)
-        return TaskGuess(None, why)
+        return TaskGuess(None, "; ".join(m.why for m in meanings.values() if m.task is None))
     return TaskGuess("multi-output", "several outputs, each judged alone", known)
 
 
@@ -171,10 +198,10 @@ def parity_for(largest: float) -> float | None:
 def samples_to_set_aside(samples: int) -> int:
     """How many of the data's samples int8 scales are found on; 0: there are too few to spare."""
     count = min(_MOST_CALIBRATED, samples // _CALIBRATED_SHARE)
-    judged = int(EVIDENCE["min_samples"])
-    if samples >= judged:
-        count = min(count, samples - judged)
-    return count if count >= _FEWEST_CALIBRATED else 0
+    for judged in (_SETTLE_EVERY_LIMIT, int(EVIDENCE["min_samples"])):
+        if samples >= judged + _FEWEST_CALIBRATED:
+            return min(count, samples - judged)
+    return count if count >= _FEWEST_CALIBRATED and samples < EVIDENCE["min_samples"] else 0
 
 
 def round_up(value: float) -> float:
@@ -185,38 +212,63 @@ def round_up(value: float) -> float:
     return next(step * decade for step in (1.0, 2.0, 5.0, 10.0) if step * decade >= value * 0.999)
 
 
-def _meaning(spec: TensorSpec, data: DataSet, *, only: bool) -> tuple[OutputTask | None, str]:
+def _meaning(spec: TensorSpec, model: ModelFacts, data: DataSet) -> _Meaning:
     """What one output means, and what shows it; None and what is missing otherwise."""
     target = data.targets.get(spec.name)
-    if target is None and only and len(data.targets) == 1:
-        target = next(iter(data.targets.values()))
     labels = data.labels if target is None else target
     if labels is None:
         return _unlabelled(spec)
     if labels.dtype.kind == "f":
-        if len(spec.shape) == _VECTOR and labels.ndim == _VECTOR and labels.shape[1] > 1:
-            return None, f"{spec.name} and its labels are vectors: regression or embedding"
-        return "regression", f"{spec.name} is labelled with numbers"
-    return _labelled_with_classes(spec, labels)
+        return _labelled_with_numbers(spec, labels)
+    if labels.ndim == 1:
+        return _labelled_with_classes(spec, labels)
+    return _labelled_in_detail(spec, labels, is_share=spec.name in model.shares)
 
 
-def _labelled_with_classes(spec: TensorSpec, labels: Array) -> tuple[OutputTask | None, str]:
+def _labelled_with_numbers(spec: TensorSpec, labels: Array) -> _Meaning:
+    rank = len(spec.shape)
+    if rank == _BOXES == labels.ndim and (spec.shape[2], labels.shape[2]) == (6, 5):
+        return _Meaning("detection", f"{spec.name} and its labels are boxes")
+    if rank == _VECTOR == labels.ndim and labels.shape[1] > 1:
+        return _Meaning(None, f"{spec.name} and its labels are vectors: regression or embedding")
+    return _Meaning("regression", f"{spec.name} is labelled with numbers")
+
+
+def _labelled_with_classes(spec: TensorSpec, labels: Array) -> _Meaning:
     width = spec.shape[1] if len(spec.shape) == _VECTOR else 1
     largest = int(labels.max(initial=0))
     if width == 1:
-        return None, f"labels are whole numbers, and {spec.name} has the shape {list(spec.shape)}"
+        shape = list(spec.shape)
+        return _Meaning(None, f"labels are whole numbers, and {spec.name} has the shape {shape}")
     if 0 < width <= largest:
-        return None, (
+        return _Meaning(
+            None,
             f"{spec.name} has {width} values a sample, and labels go up to {largest}, so they are "
-            "not its classes"
+            "not its classes",
         )
-    return "classification", f"{spec.name} has one value a class, and labels are classes"
+    return _Meaning("classification", f"{spec.name} has one value a class, and labels are classes")
 
 
-def _unlabelled(spec: TensorSpec) -> tuple[OutputTask | None, str]:
+def _labelled_in_detail(spec: TensorSpec, labels: Array, *, is_share: bool) -> _Meaning:
+    """Several whole numbers a sample: labels that are given or not, or classes of pixels."""
+    threshold = {"threshold": 0.5} if is_share else {}
+    if len(spec.shape) == labels.ndim == _VECTOR and int(labels.max(initial=0)) <= 1:
+        return _Meaning(
+            "multi-label", f"{spec.name} has one value a label, each given or not", threshold
+        )
+    if labels.ndim == _PIXELS and len(spec.shape) in {_PIXELS, _PIXELS + 1}:
+        last = len(spec.shape) > _PIXELS and spec.shape[1:3] == labels.shape[1:]
+        more = {"class_axis": -1} if last else {}
+        return _Meaning("segmentation", f"labels of {spec.name} are classes of pixels", more)
+    return _Meaning(
+        None, f"{spec.name} {list(spec.shape)} is labelled with whole numbers {labels.shape[1:]}"
+    )
+
+
+def _unlabelled(spec: TensorSpec) -> _Meaning:
     if len(spec.shape) == 1 or spec.shape[1:] == (1,):
-        return "regression", f"{spec.name} is one number a sample; nothing labels it"
-    return None, f"nothing in the data labels {spec.name} {list(spec.shape)}"
+        return _Meaning("regression", f"{spec.name} is one number a sample; nothing labels it")
+    return _Meaning(None, f"nothing in the data labels {spec.name} {list(spec.shape)}")
 
 
 def _listed(specs: Sequence[TensorSpec]) -> str:

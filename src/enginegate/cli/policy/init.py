@@ -70,6 +70,7 @@ class InitOptions:
         set_aside: how many; 0: none.
         columns: what the data's columns are.
         output: the file to write.
+        ask: whether somebody may be asked, where there is a terminal.
     """
 
     model: str
@@ -85,6 +86,7 @@ class InitOptions:
     allow_pickle: bool = False
     allow_code: bool = False
     force: bool = False
+    ask: bool = True
 
 
 def write_first_policy(options: InitOptions, output: Printer) -> None:
@@ -107,15 +109,18 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
     importable_from(root)
     workspace = Workspace.of_project(root)
     source = _source_below(uri, root, options)
-    evaluation = described_source(options.data, root, options.columns, expected_inputs(source))
-    data = loaded(evaluation)
+    described = described_source(options.data, root, options.columns, expected_inputs(source))
+    data = loaded(described.source)
     facts = inspect_source(source, data, tracking_uri=workspace.tracking_uri, open_onnx=open_onnx)
+    evaluation = described.labelling(facts.outputs[0].name)
+    data = loaded(evaluation) if described.numbers else data
     _print_facts(source, facts, data, out)
     guess = _task(options, guess_task(facts, data), out)
     p99_ms, rate = _slo(options, facts)
     calibration = None
     if options.calibration is not None:
-        calibration = described_source(options.calibration, root, options.columns, facts.inputs)
+        named = described_source(options.calibration, root, options.columns, facts.inputs)
+        calibration = named.source
     elif facts.quantisable:
         evaluation, calibration = set_aside_samples(
             evaluation, data, root / WORKSPACE / "data" / name, wanted=options.set_aside, out=out
@@ -146,7 +151,7 @@ def _write(draft: FirstPolicy, path: Path, output: Printer) -> None:
     found = check_policy(policy)
     found.refuse(path)
     out.print()
-    print_hanging(out, path.read_text())
+    out.print(path.read_text(), markup=False, soft_wrap=True)
     for note in found.notes:
         print_hanging(out, note, "note    ")
     print_hanging(out, f"{shown} is written, and valid.")
@@ -231,6 +236,7 @@ def _task(options: InitOptions, guess: TaskGuess, out: Console) -> TaskGuess:
         "--task",
         lambda text: text if text in _TASKS else None,
         why=guess.why,
+        ask=options.ask,
     )
     return TaskGuess(answer, guess.why)  # type: ignore[arg-type]
 
@@ -260,8 +266,8 @@ def _number(question: str, suggestion: float) -> float:
             return answer
 
 
-def _asked(question: str, flag: str, read: Callable[[str], T | None], *, why: str) -> T:
-    if not sys.stdin.isatty():
+def _asked(question: str, flag: str, read: Callable[[str], T | None], *, why: str, ask: bool) -> T:
+    if not (ask and sys.stdin.isatty()):
         raise InputError(f"{why}. Say it: {flag} ({question}).")
     typer.echo(f"{why}.", err=True)
     while True:

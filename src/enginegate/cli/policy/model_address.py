@@ -5,6 +5,7 @@ from pathlib import Path
 from enginegate.candidate import TensorSpec
 from enginegate.errors import ModelError
 from enginegate.policy.model_source import FORMS, ModelSource
+from enginegate.sources.inspection import program_inputs
 from enginegate.sources.onnx_form import input_specs, read_onnx
 
 _SCHEMES = ("models:/", "runs:/", "file:", "hf:", "python:")
@@ -28,8 +29,6 @@ _ENDINGS = {
     ".safetensors": "weights",
     **dict.fromkeys((".h5", ".keras", ".pb"), "keras"),
 }
-# Any size of a batch of rows of numbers: what a classical model takes, under any name.
-_TABLE = (TensorSpec(name="features", dtype="float32", shape=(-1, -1)),)
 
 
 def model_uri(given: str, folder: Path) -> str:
@@ -66,14 +65,16 @@ def model_uri(given: str, folder: Path) -> str:
 
 
 def expected_inputs(source: ModelSource) -> tuple[TensorSpec, ...]:
-    """The inputs of a model that is not opened yet: an ONNX file's own, else one table of numbers.
+    """The inputs of a model that is not opened yet, where its file says them; else none.
 
     Raises:
-        ModelError: the ONNX file cannot be read.
+        ModelError: an ONNX file cannot be read.
     """
-    if source.scheme == "file" and source.path.suffix == ".onnx" and source.path.is_file():
+    if source.scheme != "file" or not source.path.is_file():
+        return ()
+    if source.path.suffix == ".onnx":
         return input_specs(read_onnx(source.path, origin=source.uri, limit=0))
-    return _TABLE
+    return program_inputs(source.path)
 
 
 def _instead(path: Path) -> str:

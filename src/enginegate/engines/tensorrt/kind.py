@@ -367,7 +367,7 @@ def no_device(builder: str, wanted: str, flags: Mapping[str, str]) -> str | None
 
 def _converted(plan: BuildPlan, library: TensorRtLibrary) -> Conversion:
     """The ONNX that is compiled: a weakly typed network gets its 16 bits by a flag."""
-    if library.is_weakly_typed and plan.candidate.precision.is_16_bit:
+    if plan.made is None and library.is_weakly_typed and plan.candidate.precision.is_16_bit:
         named = name_nodes(onnx.load(plan.onnx_path)).SerializeToString()
         converted = Conversion(named, "none")
     else:
@@ -375,7 +375,7 @@ def _converted(plan: BuildPlan, library: TensorRtLibrary) -> Conversion:
     most = library.highest_opset
     if most is None:
         return converted
-    if plan.onnx.external:
+    if plan.onnx.external and plan.made is None:
         if plan.onnx.opset <= most:
             return converted
         raise BuildError(

@@ -12,6 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from enginegate.engines.torch_inductor.foreign import (
+    ROUNDING,
+    PackageRefusedError,
+    brief,
+    share_apart,
+    try_foreign,
+)
 from enginegate.engines.torch_inductor.process import PackageJob, PackageReport
 from enginegate.engines.torch_inductor.run import BucketedPackage, open_calls
 from enginegate.engines.torch_inductor.typed_program import (
@@ -28,15 +35,8 @@ if TYPE_CHECKING:
 _DIE_WITH_PARENT = 1
 _CPP = "libstdc++.so"
 _SEED = 20
-# Differences from eager that rounding explains, relative to the largest output. A batch axis that
-# was fixed, or rows that are mixed up, are wrong by the size of the outputs themselves.
-_ROUNDING = {"fp32": 1e-3, "tf32": 2e-2, "fp16": 5e-2, "bf16": 2e-1}
 _MULTIPLYING = ("conv", "linear", "addmm", "matmul", "bmm", "mm", "lstm", "gru", "rnn")
 _TRACEABLE = 2  # tracing takes sizes of 1 for constants
-
-
-class _RefusedError(Exception):
-    """This cannot be compiled, or not trusted; the message says why."""
 
 
 def main(job_path: Path, report_path: Path) -> None:
@@ -48,18 +48,23 @@ def main(job_path: Path, report_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
         report = compile_job(job)
-    except (_RefusedError, BuildError) as refusal:
+    except (PackageRefusedError, BuildError) as refusal:
         report = PackageReport(error=str(refusal))
     report_path.write_bytes(report.canonical_json())
 
 
 def compile_job(job: PackageJob) -> PackageReport:
-    """Write the package, run it at its smallest and largest batch, and see it refuse one more."""
+    """Write the package, run it at its smallest and largest batch, and see it refuse one more.
+
+    A package that is there already, made by something else, is only run.
+    """
     import torch  # noqa: PLC0415
 
     torch.manual_seed(_SEED)
     torch.set_num_threads(1)  # what a package for a CPU is generated for
     use_tf32(on=job.precision == "tf32")
+    if job.program is None:
+        return PackageReport(tried=try_foreign(job))
     program = torch.export.load(job.program)
     statistics, weights = _statistics(program), _weights(program)
     shapes = _shapes(program, job)
@@ -70,7 +75,7 @@ def compile_job(job: PackageJob) -> PackageReport:
         else:
             _compile_dynamic(module, job, shapes)
     except (RuntimeError, AssertionError, TypeError, ValueError) as error:
-        raise _RefusedError(f"{type(error).__name__}: {_brief(error)}") from error
+        raise PackageRefusedError(f"{type(error).__name__}: {brief(error)}") from error
     return PackageReport(
         weights=weights,
         statistics=tuple(sorted(statistics)),
@@ -217,7 +222,7 @@ def _try(module: Any, job: PackageJob, shapes: _Shapes) -> dict[str, float]:
             # A guard's refusal changes nothing; after any other error this fails, or is wrong.
             _difference(module, runner, shapes.example(most, job.device), job)
             continue
-        raise _RefusedError(
+        raise PackageRefusedError(
             f"it is for batches of up to {most} and takes {most + 1} as well, so its batch axis "
             "is not the one that was asked for. Answers could be of other rows."
         )
@@ -228,15 +233,15 @@ def _is_refused(runner: Any, inputs: tuple["torch.Tensor", ...]) -> bool:
     """Whether the package does not take a batch; the guard's own words go to standard error.
 
     Raises:
-        _RefusedError: it took it, and the device had no memory for it.
+        PackageRefusedError: it took it, and the device had no memory for it.
     """
     import torch  # noqa: PLC0415
 
     try:
         runner(*inputs)
     except torch.OutOfMemoryError as error:
-        raise _RefusedError(
-            f"whether it refuses a batch of {len(inputs[0])} is not known: {_brief(error)}"
+        raise PackageRefusedError(
+            f"whether it refuses a batch of {len(inputs[0])} is not known: {brief(error)}"
         ) from error
     except RuntimeError:
         return True
@@ -253,38 +258,24 @@ def _difference(
         with torch.no_grad():
             given = runner(*inputs)
     except RuntimeError as error:
-        raise _RefusedError(f"it does not take a batch of {rows}: {_brief(error)}") from error
+        raise PackageRefusedError(f"it does not take a batch of {rows}: {brief(error)}") from error
     with torch.no_grad():
         expected = torch.utils._pytree.tree_leaves(module(*inputs))  # noqa: SLF001
     worst = 0.0
     for left, right in zip(expected, given, strict=True):
         if left.shape != right.shape:
-            raise _RefusedError(
+            raise PackageRefusedError(
                 f"for {rows} rows an output is {tuple(right.shape)}, and eager's is "
                 f"{tuple(left.shape)}."
             )
-        share = _share_apart(left.double(), right.double())
-        if not share <= _ROUNDING[job.precision]:  # NaN is refused too
-            raise _RefusedError(
+        share = share_apart(left.double(), right.double())
+        if not share <= ROUNDING[job.precision]:  # NaN is refused too
+            raise PackageRefusedError(
                 f"for {rows} rows its answers differ from eager {job.precision} by {share:.3g} of "
                 "the largest; rounding does not explain that."
             )
         worst = max(worst, share)
     return worst
-
-
-def _share_apart(expected: "torch.Tensor", given: "torch.Tensor") -> float:
-    """Largest difference over the largest finite value; NaN and Inf are equal to themselves only.
-
-    A narrow type may overflow on noise, and then the package overflows where eager does.
-    """
-    differs = (expected != given) & ~(expected.isnan() & given.isnan())
-    if not differs.any():
-        return 0.0
-    apart = (expected - given)[differs].abs().max().item()
-    finite = expected[expected.isfinite()]
-    largest = finite.abs().max().item() if finite.numel() else 0.0
-    return float(apart / max(largest, 1e-30))
 
 
 def _graph_refusal(job: PackageJob, shapes: _Shapes) -> str:
@@ -332,11 +323,6 @@ def _weights(program: "torch.export.ExportedProgram") -> int:
 def _address_space() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return pages * resource.getpagesize()
-
-
-def _brief(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:3])[:600]
 
 
 if __name__ == "__main__":

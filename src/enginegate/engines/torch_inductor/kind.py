@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -24,6 +24,7 @@ from enginegate.engine_kinds import NativeBackend
 from enginegate.engines import cuda
 from enginegate.engines.batching import check_batch, run_rows
 from enginegate.engines.cuda import Device, Gpu
+from enginegate.engines.made_elsewhere import MadeFile
 from enginegate.engines.onnxruntime.gpu import buckets_up_to
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import (
@@ -63,6 +64,8 @@ from enginegate.serving import BackendSettings
 ENGINE_FILE = "model.pt2"
 STAMP = "enginegate_key"
 _RUN_FILE = "torch_inductor_run.py"
+# As PyTorch writes them into a package's metadata.
+_DEVICE_KEY, _CAPABILITY_KEY = "AOTI_DEVICE_KEY", "AOTI_COMPUTE_CAPABILITY"
 _NEEDED = {Precision.TF32: cuda.AMPERE, Precision.BF16: cuda.AMPERE}
 _LIMITS = {"timeout_s", "memory_mib"}  # these stop a build
 _LEAST_SHARE = 0.5  # of the multiplications that have the type of the name
@@ -162,6 +165,12 @@ class TorchInductorKind(EngineKind):
             f"Qualify on a newer GPU, or {drop}",
         )
 
+    def undecidable_made(
+        self, precision: Precision, table: TorchInductorTable, here: TorchInductorHere, /
+    ) -> DecisionObstacle | None:
+        """Nothing is compiled, so no compiler is needed."""
+        return self.undecidable(precision, table, replace(here, compiler=True))
+
     def toolchain(self, table: TorchInductorTable, /) -> str:
         """PyTorch, its CUDA libraries, and the GPU or the processor's instructions."""
         if torch_version() is None:
@@ -184,6 +193,8 @@ class TorchInductorKind(EngineKind):
                 place, a batch that was tried gives other answers than eager, or the process crashed
                 or went over its time or memory.
         """
+        if plan.made is not None:
+            return _made(plan, plan.made, folder)
         program, saved = plan.program, plan.onnx.program
         if program is None or saved is None:
             raise BuildError(
@@ -324,6 +335,97 @@ class PackageRunner:
         """Runs of one bucket's buffers, replaying its graph where there is one."""
         check_batch(inputs, self._specs, limit=self._bucketed.buckets[-1])
         return self._bucketed.bound(inputs)
+
+
+def _made(plan: BuildPlan, made: MadeFile, folder: Path) -> Engine:
+    """A package that something else compiled, tried in a process of its own.
+
+    Raises:
+        BuildError: it is no package, is for another device, takes or answers other tensors than the
+            model does, mixes rows, or the process crashed.
+    """
+    started, table = time.monotonic(), plan.table_as(TorchInductorTable)
+    device, package = package_device(table.device), (folder / ENGINE_FILE).absolute()
+    plan.check_profiles()
+    made.copy_package(package)
+    evidence = read_package(package)
+    _check_device(evidence, device, made)
+    inputs = _in_order(made.table.inputs, plan.onnx.inputs, made)
+    outputs = _in_order(made.table.outputs, plan.onnx.outputs, made)
+    fixed = () if made.table.batch is None else (made.table.batch,)
+    job = PackageJob(
+        program=None,
+        package=package,
+        precision=plan.candidate.precision.value,
+        device=device,
+        inputs=tuple(spec.name for spec in inputs),
+        max_batch_size=plan.max_batch_size,
+        working_batch=made.table.batch or plan.max_batch_size,
+        buckets=fixed,
+        profiles=plan.profiles,
+        autotune=False,
+        graphs=False,
+        memory_mib=table.memory_mib,
+        stamp={},
+        specs=inputs,
+        answers=outputs,
+    )
+    report = compile_package(plan, job)
+    buckets = fixed or buckets_up_to(plan.max_batch_size, table.batch_buckets)
+    return plan.engine(
+        package,
+        Conversion(package.read_bytes(), made.description),
+        builder=builder_name(device),
+        target=target_name(device),
+        flags={
+            "packages": "dynamic",
+            "batch_buckets": " ".join(map(str, buckets)),
+            "inputs": " ".join(job.inputs),
+            "outputs": " ".join(spec.name for spec in outputs),
+            "cuda_graphs": "off",
+            "largest_difference_by_order": f"{max(report.tried.values(), default=0.0):.3g}",
+        },
+        beside=[folder / LOG_FILE],
+        proof=_proof(plan, evidence, device),
+        started_s=started,
+    )
+
+
+def _in_order(
+    names: tuple[str, ...], specs: tuple[TensorSpec, ...], made: MadeFile
+) -> tuple[TensorSpec, ...]:
+    """The model's tensors in the order of a package.
+
+    Raises:
+        BuildError: the policy names others.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    if names and set(names) != set(by_name):
+        raise BuildError(
+            f"{made.provenance.file}: the policy names {', '.join(names)} as its tensors, and the "
+            f"model's are {', '.join(by_name)}. Name each of them once, in the package's order."
+        )
+    return tuple(by_name[name] for name in names) if names else specs
+
+
+def _check_device(evidence: PackageEvidence, device: Device, made: MadeFile) -> None:
+    """Refuse a package for another device, which might crash instead of refusing.
+
+    Raises:
+        BuildError: what it is for, and what is here.
+    """
+    of = evidence.stamp.get(_DEVICE_KEY, device)
+    capability = evidence.stamp.get(_CAPABILITY_KEY, "")
+    if of != device:
+        raise BuildError(
+            f"{made.provenance.file} is for {of}, and packages are for {device} here (device under "
+            "[torch_inductor]). Qualify where that device is."
+        )
+    if device == "cuda" and capability and not target_name(device).endswith(f"sm{capability}"):
+        raise BuildError(
+            f"{made.provenance.file} is machine code for compute capability {capability}, and the "
+            f"GPU here is {cuda.gpu()}. Compile it for this GPU."
+        )
 
 
 def _device(engine: Engine) -> Device:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from enginegate.candidate import ShapeRange
+from enginegate.candidate import ShapeRange, TensorSpec
 from enginegate.engines.plan import BuildPlan
 from enginegate.errors import BuildError
 from enginegate.records import Record
@@ -59,19 +59,22 @@ class TorchInductorTable(Record):
 
 
 class PackageJob(Record):
-    """One package to compile.
+    """One package to compile, or only to try.
 
     Attributes:
-        program: a torch.export program: FP32, for the CPU.
-        package: where to write.
+        program: a torch.export program: FP32, for the CPU; None: the package is there, made by
+            something else.
+        package: where it is written, or is.
         inputs: names, in the order that the program takes them.
         buckets: batch sizes with a package of their own; empty: one package for 1 to the largest.
         graphs: whether to see if a CUDA graph can be captured.
         profiles: sizes of the inputs with dynamic axes.
         stamp: written into the package's metadata.
+        specs: what a package that is there must take, in its order.
+        answers: what it must answer, in its order.
     """
 
-    program: Path
+    program: Path | None
     package: Path
     precision: str
     device: Literal["cpu", "cuda"]
@@ -84,6 +87,8 @@ class PackageJob(Record):
     graphs: bool
     memory_mib: PositiveInt
     stamp: dict[str, str]
+    specs: tuple[TensorSpec, ...] = ()
+    answers: tuple[TensorSpec, ...] = ()
 
 
 class PackageReport(Record):
@@ -99,7 +104,7 @@ class PackageReport(Record):
 
 
 def compile_package(plan: BuildPlan, job: PackageJob) -> PackageReport:
-    """Compile a package, with its log beside it.
+    """Compile a package, or try one that is there, with its log beside it.
 
     Raises:
         BuildError: torch refused, or the process died or went over a limit.
@@ -120,10 +125,11 @@ def compile_package(plan: BuildPlan, job: PackageJob) -> PackageReport:
             try:
                 process.wait(plan.table_as(TorchInductorTable).timeout_s)
             except subprocess.TimeoutExpired:
+                limit_s = plan.table_as(TorchInductorTable).timeout_s
                 raise BuildError(
-                    f"Compiling {plan.candidate} took longer than timeout_s = "
-                    f"{plan.table_as(TorchInductorTable).timeout_s:g} and was stopped. Raise it "
-                    f"under [torch_inductor].\n{_tail(log)}"
+                    f"The process that was to {_verb(job)} {plan.candidate} took longer than "
+                    f"timeout_s = {limit_s:g} and was stopped. Raise it under [torch_inductor].\n"
+                    f"{_tail(log)}"
                 ) from None
             finally:
                 with suppress(ProcessLookupError):
@@ -131,16 +137,21 @@ def compile_package(plan: BuildPlan, job: PackageJob) -> PackageReport:
                 process.wait()
         if not report_path.is_file():
             raise BuildError(
-                f"The process that compiled {plan.candidate} {_ending(process.returncode)}."
+                f"The process that was to {_verb(job)} {plan.candidate} "
+                f"{_ending(process.returncode)}."
                 f"{_memory_hint(job, log, process.returncode)}\n{_tail(log)}"
             )
         report = PackageReport.read(report_path)
     if report.error:
         raise BuildError(
-            f"{plan.toolchain} cannot compile {plan.candidate}: {report.error}"
+            f"{plan.toolchain} cannot {_verb(job)} {plan.candidate}: {report.error}"
             f"{_memory_hint(job, log)}\n{_tail(log)}"
         )
     return report
+
+
+def _verb(job: PackageJob) -> str:
+    return "run" if job.program is None else "compile"
 
 
 def compiler_command(job: Path, report: Path) -> list[str]:

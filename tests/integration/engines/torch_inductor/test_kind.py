@@ -23,7 +23,8 @@ from enginegate.engines import (
     serving,
 )
 from enginegate.engines.torch_inductor import process
-from enginegate.engines.torch_inductor.build import _RefusedError, _shapes, _try
+from enginegate.engines.torch_inductor.build import _shapes, _try
+from enginegate.engines.torch_inductor.foreign import PackageRefusedError
 from enginegate.engines.torch_inductor.package import read_package, why_not_frozen
 from enginegate.engines.torch_inductor.process import PackageJob
 from enginegate.engines.torch_inductor.run import open_calls
@@ -158,7 +159,7 @@ def test_package_that_takes_more_than_it_was_asked_to_is_refused(built, package,
     shapes = _shapes(program, job)
     module = typed_module(program, dtype=torch.float32, device="cpu")
 
-    with pytest.raises(_RefusedError, match="batches of up to 4 and takes 5 as well"):
+    with pytest.raises(PackageRefusedError, match="batches of up to 4 and takes 5 as well"):
         _try(module, job, shapes)
 
 
@@ -268,3 +269,43 @@ def test_triton_serves_it_by_our_runner(built, server, client, samples, cnn):
 
     with open_reference(cnn.value, cnn.folder) as reference:
         np.testing.assert_allclose(given, reference.run(rows)["output"], atol=1e-5)
+
+
+def made(package, **changes):
+    """What a policy says of a package that something else compiled."""
+    table = {"file": str(package), "precision": "fp32", "name": "ours", "allow_code": True}
+    return {"candidates": {"made": [table | changes]}, **TABLES}
+
+
+@pytest.mark.long
+def test_package_that_something_else_compiled_is_tried_and_runs(
+    built, package, plan, tmp_path, samples
+):
+    """Without a compiler; its bytes are as they were, and so are its answers."""
+    tables = made(package, made_by="a nightly build")
+    images = {"image": samples.inputs["image"][:11]}
+
+    engine = build_engine(plan("torch_inductor-fp32+ours", data=None, **tables), tmp_path)
+
+    assert engine.value.file.sha256 == engine.value.made.sha256
+    assert engine.value.converter.startswith("made elsewhere, by a nightly build: ")
+    assert engine.value.proof.proven
+    with (
+        open_engine(engine.value, engine.folder) as theirs,
+        open_engine(built.value, built.folder) as ours,
+    ):
+        np.testing.assert_array_equal(theirs.run(images)["output"], ours.run(images)["output"])
+
+
+def test_package_is_code_and_needs_to_be_allowed(package, plan):
+    """Nothing is loaded before somebody says so."""
+    with pytest.raises(BuildError, match=r"is native code, .* set allow_code = true"):
+        plan("torch_inductor-fp32+ours", data=None, **made(package, allow_code=False))
+
+
+def test_package_of_other_tensors_is_refused_in_words(package, plan, tmp_path):
+    """Its inputs are named in its own order; a name that the model lacks is a mistake."""
+    tables = made(package, inputs=["pixels"])
+
+    with pytest.raises(BuildError, match="names pixels as its tensors, and the model's are image"):
+        build_engine(plan("torch_inductor-fp32+ours", data=None, **tables), tmp_path)

@@ -1,6 +1,7 @@
 """A first policy: what the task is, what the file says, and how long it is."""
 
 import tomllib
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from enginegate.cli.policy.first_policy import (
     samples_to_set_aside,
 )
 from enginegate.data import DataSet
+from enginegate.errors import DataError
 from enginegate.policy import parse_policy
 from enginegate.sources.inspection import ModelFacts
 
@@ -41,7 +43,11 @@ def data(labels=None, **targets):
         ({"logits": (-1, -1)}, data(CLASSES), "classification"),
         ({"logits": (-1, 3)}, data(logits=CLASSES), "classification"),
         ({"price": (-1, 1)}, data(price=FLOATS), "regression"),
-        ({"price": (-1,)}, data(cost=FLOATS), "regression"),
+        ({"price": (-1,)}, data(price=FLOATS), "regression"),
+        ({"tags": (-1, 3)}, data(tags=np.eye(8, 3, dtype=np.int64)), "multi-label"),
+        ({"mask": (-1, 3, 5, 5)}, data(mask=np.zeros((8, 5, 5), np.int64)), "segmentation"),
+        ({"mask": (-1, 5, 5)}, data(mask=np.zeros((8, 5, 5), np.int64)), "segmentation"),
+        ({"boxes": (-1, 9, 6)}, data(boxes=np.zeros((8, 4, 5), np.float32)), "detection"),
         ({"price": (-1, 1)}, data(), "regression"),
         ({"vector": (-1, 64)}, data(), None),
         ({"vector": (-1, 2)}, data(CLASSES), None),
@@ -63,7 +69,26 @@ def test_labels_choose_the_output_that_holds_classes():
     """A model may give a vector beside its logits."""
     guess = guess_task(model(vector=(-1, 2), logits=(-1, 3)), data(CLASSES))
 
-    assert (guess.task, guess.outputs) == ("classification", {"logits": "classification"})
+    assert (guess.task, guess.outputs) == ("classification", {"logits": {"task": "classification"}})
+
+
+def test_shares_and_axes_are_stated_with_the_output():
+    """A threshold of logits would find no label among probabilities, nor another axis a class."""
+    tags = replace(model(tags=(-1, 3)), shares=frozenset({"tags"}))
+    mask = model(mask=(-1, 5, 5, 3))
+
+    assert guess_task(tags, data(tags=np.eye(8, 3, dtype=np.int64))).outputs == {
+        "tags": {"task": "multi-label", "threshold": 0.5}
+    }
+    assert guess_task(mask, data(mask=np.zeros((8, 5, 5), np.int64))).outputs == {
+        "mask": {"task": "segmentation", "class_axis": -1}
+    }
+
+
+def test_labels_of_no_output_are_refused():
+    """They would label nothing, and the score would be inconclusive."""
+    with pytest.raises(DataError, match=r"label\.cost is of no output.*label\.price"):
+        guess_task(model(price=(-1, 1)), data(cost=FLOATS))
 
 
 def draft(**changes):
@@ -89,7 +114,7 @@ def draft(**changes):
             "allow_pickle": True,
             "parity": 0.02,
             "task": "multi-output",
-            "outputs": {"a": "classification", "the prices": "regression"},
+            "outputs": {"a": {"task": "classification"}, "the prices": {"task": "regression"}},
             "sequence": (1, 128, 128),
             "candidates": {"onnxruntime": (Precision.FP32,), "tensorrt": (Precision.FP16,)},
         },
@@ -141,10 +166,11 @@ def test_parity_limit_suits_large_outputs(largest, limit):
 
 
 @pytest.mark.parametrize(
-    ("samples", "count"), [(100, 0), (200, 40), (420, 0), (440, 40), (2000, 256), (10**6, 256)]
+    ("samples", "count"),
+    [(100, 0), (200, 40), (420, 0), (440, 40), (897, 97), (2000, 256), (10**6, 256)],
 )
 def test_calibration_leaves_enough_to_judge(samples, count):
-    """400 samples are the standard's least."""
+    """400 samples are the standard's least, and 765 settle its strictest limit."""
     assert samples_to_set_aside(samples) == count
 
 

@@ -4,11 +4,13 @@ import io
 
 import numpy as np
 import onnx
+import pandas as pd
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from rich.console import Console
 
 from enginegate.cli.output.json_output import Printer
+from enginegate.cli.policy.first_data import ColumnFlags
 from enginegate.cli.policy.init import InitOptions, write_first_policy
 from enginegate.cli.policy.model_address import model_uri
 from enginegate.data_sources import load_data
@@ -23,18 +25,21 @@ SLO = {"p99_ms": 50.0, "min_throughput_per_s": 100.0}
 def folder(tmp_path, monkeypatch):
     """An empty folder that is the current one, with a linear model and labelled data."""
     monkeypatch.chdir(tmp_path)
-    weights = numpy_helper.from_array(np.eye(4, 3, dtype=np.float32), "w")
+    save_layer("linear.onnx", numpy_helper.from_array(np.eye(4, 3, dtype=np.float32), "w"))
+    write_samples("data.npz", 1000)
+    return tmp_path
+
+
+def save_layer(path, weights, output="logits", width=3):
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["logits"], "layer")],
+        [helper.make_node("MatMul", ["x", "w"], [output], "layer")],
         "linear",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
-        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", 3])],
+        [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", width])],
         [weights],
     )
     opset = [helper.make_opsetid("", 17)]
-    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), "linear.onnx")
-    write_samples("data.npz", 1000)
-    return tmp_path
+    onnx.save(helper.make_model(graph, opset_imports=opset, ir_version=8), path)
 
 
 def write_samples(path, count):
@@ -118,6 +123,64 @@ def test_data_of_other_names_is_refused_with_the_remedy():
 
     with pytest.raises(DataError, match=r"holds inputs \['image'\], the model takes \['x'\]"):
         init()
+
+
+def test_flat_columns_become_the_input_and_texts_its_classes(folder):
+    """A table as people have it: each feature a column, classes by name."""
+    x = np.random.default_rng(0).normal(size=(900, 4))
+    table = pd.DataFrame(x, columns=["age", "bmi", "pulse", "height"])
+    table["label"] = np.array(["a", "b", "c"])[x[:, :3].argmax(1)]
+    table["clinic"] = np.where(x[:, 3] > 0, "north", "south")
+    table.to_parquet("data.parquet")
+
+    init(data="data.parquet", set_aside=0)
+
+    policy = read_policy(folder / "policies" / "linear.toml")
+    data = load_data(policy.data.evaluation)
+    assert policy.data.columns.classes == ("a", "b", "c")
+    assert (data.inputs["x"].shape, data.inputs["x"].dtype) == ((900, 4), np.float32)
+    assert list(data.slices) == ["clinic"]
+    assert np.array_equal(data.labels, x[:, :3].argmax(1))
+
+
+def test_arrays_of_other_names_are_told_by_their_shapes(folder):
+    """X and y, as many people call them."""
+    x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
+    np.savez("data.npz", X=x, y=x[:, :3].argmax(1))
+
+    init()
+
+    policy = read_policy(folder / "policies" / "linear.toml")
+    assert policy.task == "classification"
+    assert load_data(policy.data.evaluation).inputs["x"].shape == (800, 4)
+
+
+def test_columns_are_named_by_flags_where_they_could_be_any(folder):
+    x = np.zeros((900, 4), np.float32)
+    np.savez("data.npz", old=x, new=x + 1, truth=np.arange(900) % 3)
+
+    with pytest.raises(DataError, match=r"old \(float32\[4\]\), .*--input NAME=COLUMN"):
+        init()
+    init(columns=ColumnFlags(inputs=("x=new",), label="truth"))
+
+    data = load_data(read_policy(folder / "policies" / "linear.toml").data.evaluation)
+    assert data.inputs["x"].min() == 1
+    assert data.labels is not None
+
+
+def test_numbers_as_labels_make_a_regression(folder):
+    """They are labels of the output, whatever their column is called."""
+    weights = numpy_helper.from_array(np.ones((4, 1), np.float32), "w")
+    save_layer("price.onnx", weights, "price", 1)
+    x = np.random.default_rng(0).normal(size=(900, 4)).astype(np.float32)
+    np.savez("data.npz", X=x, target=x.sum(1, keepdims=True))
+
+    init("price.onnx")
+
+    policy = read_policy(folder / "policies" / "price.toml")
+    assert policy.task == "regression"
+    assert list(policy.metrics) == ["r2"]
+    assert load_data(policy.data.evaluation).targets["price"].shape == (800, 1)
 
 
 def test_unlabelled_vectors_need_the_task(folder):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from enginegate.engines.torch_inductor.build import _share_apart
+from enginegate.engines.torch_inductor.foreign import share_apart
 
 INF, NAN = math.inf, math.nan
 
@@ -24,7 +24,7 @@ def test_difference_is_a_share_of_the_largest_answer(expected, given, share):
     """What overflows in both is no difference."""
     import torch
 
-    found = _share_apart(torch.tensor(expected).double(), torch.tensor(given).double())
+    found = share_apart(torch.tensor(expected).double(), torch.tensor(given).double())
 
     assert found == pytest.approx(share)
 
@@ -34,6 +34,6 @@ def test_answer_that_is_no_number_is_within_no_limit(expected, given):
     """Wherever the package has it and eager has not, or the other way round."""
     import torch
 
-    found = _share_apart(torch.tensor(expected).double(), torch.tensor(given).double())
+    found = share_apart(torch.tensor(expected).double(), torch.tensor(given).double())
 
     assert not found <= 1e9

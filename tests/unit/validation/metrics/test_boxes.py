@@ -95,9 +95,10 @@ def test_average_precision_is_cocos():
     column = columns(labels, *found)
 
     for place, kind in enumerate(("map", "map50")):
-        ours = AveragePrecision(column, kind).scores(np.ones((1, SAMPLES)))
-        for each, answers in zip(ours, found, strict=True):
-            assert each[0] == pytest.approx(coco_score(labels, answers)[place], abs=1e-9)
+        judged = AveragePrecision(column, kind)
+        for engine, answers in enumerate(found):
+            ours = judged.score(engine, np.ones((1, SAMPLES)))
+            assert ours[0] == pytest.approx(coco_score(labels, answers)[place], abs=1e-9)
 
 
 def test_weight_is_how_often_a_sample_is_there():
@@ -106,11 +107,10 @@ def test_weight_is_how_often_a_sample_is_there():
     weights = rng.integers(0, 3, SAMPLES)
     drawn = np.repeat(np.arange(SAMPLES), weights)
 
-    weighted = AveragePrecision(columns(labels, *found), "map").scores(
-        weights[None, :].astype(float)
-    )
+    judged = AveragePrecision(columns(labels, *found), "map")
+    weighted = judged.score(0, weights[None, :].astype(float))
 
-    assert weighted[0][0] == pytest.approx(coco_score(labels[drawn], found[0][drawn])[0], abs=1e-9)
+    assert weighted[0] == pytest.approx(coco_score(labels[drawn], found[0][drawn])[0], abs=1e-9)
 
 
 def test_one_class_alone_is_its_part_of_the_mean():
@@ -118,9 +118,9 @@ def test_one_class_alone_is_its_part_of_the_mean():
     column = columns(labels, *found)
     once = np.ones((1, SAMPLES))
 
-    alone = [AveragePrecision(column, "map", each).scores(once)[0][0] for each in range(CLASSES)]
+    alone = [AveragePrecision(column, "map", each).score(0, once)[0] for each in range(CLASSES)]
 
-    assert np.mean(alone) == pytest.approx(AveragePrecision(column, "map").scores(once)[0][0])
+    assert np.mean(alone) == pytest.approx(AveragePrecision(column, "map").score(0, once)[0])
     assert set(labelled_classes(column)) == set(range(CLASSES))
 
 
