@@ -70,6 +70,7 @@ class InitOptions:
         set_aside: how many; 0: none.
         columns: what the data's columns are.
         output: the file to write.
+        ask: whether somebody may be asked, where there is a terminal.
     """
 
     model: str
@@ -85,6 +86,7 @@ class InitOptions:
     allow_pickle: bool = False
     allow_code: bool = False
     force: bool = False
+    ask: bool = True
 
 
 def write_first_policy(options: InitOptions, output: Printer) -> None:
@@ -234,6 +236,7 @@ def _task(options: InitOptions, guess: TaskGuess, out: Console) -> TaskGuess:
         "--task",
         lambda text: text if text in _TASKS else None,
         why=guess.why,
+        ask=options.ask,
     )
     return TaskGuess(answer, guess.why)  # type: ignore[arg-type]
 
@@ -263,8 +266,8 @@ def _number(question: str, suggestion: float) -> float:
             return answer
 
 
-def _asked(question: str, flag: str, read: Callable[[str], T | None], *, why: str) -> T:
-    if not sys.stdin.isatty():
+def _asked(question: str, flag: str, read: Callable[[str], T | None], *, why: str, ask: bool) -> T:
+    if not (ask and sys.stdin.isatty()):
         raise InputError(f"{why}. Say it: {flag} ({question}).")
     typer.echo(f"{why}.", err=True)
     while True:
