@@ -214,7 +214,8 @@ def round_up(value: float) -> float:
 
 def _meaning(spec: TensorSpec, model: ModelFacts, data: DataSet) -> _Meaning:
     """What one output means, and what shows it; None and what is missing otherwise."""
-    target = data.targets.get(spec.name)
+    only = data.targets.get("") if len(model.outputs) == 1 else None
+    target = data.targets.get(spec.name, only)
     labels = data.labels if target is None else target
     if labels is None:
         return _unlabelled(spec)
