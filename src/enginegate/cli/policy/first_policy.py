@@ -269,6 +269,8 @@ def _labelled_in_detail(spec: TensorSpec, labels: Array, *, is_share: bool) -> _
 def _unlabelled(spec: TensorSpec) -> _Meaning:
     if len(spec.shape) == 1 or spec.shape[1:] == (1,):
         return _Meaning("regression", f"{spec.name} is one number a sample; nothing labels it")
+    if len(spec.shape) == _VECTOR and "embed" in spec.name.lower():
+        return _Meaning("embedding", f"{spec.name} is one vector a sample")
     return _Meaning(None, f"nothing in the data labels {spec.name} {list(spec.shape)}")
 
 
