@@ -140,8 +140,14 @@ def test_data_of_another_form_is_looked_at(project):
             {"data": {"evaluation": "python:mine.scores:absent", "allow_code": True}},
             "defines no absent",
         ),
-        ({"metrics": {"own": {"kind": "mine.scores:absent"}}}, "metrics.own.kind"),
-        ({"metrics": {"own": {"kind": "nowhere:f"}}}, "there is no module nowhere"),
+        (
+            {"metrics": {"own": {"kind": "mine.scores:absent", "allow_code": True}}},
+            "metrics.own.kind",
+        ),
+        (
+            {"metrics": {"own": {"kind": "nowhere:f", "allow_code": True}}},
+            "there is no module nowhere",
+        ),
         ({"shadow": {"redactor": "mine.scores:absent"}}, "shadow.redactor"),
         ({"shadow": {"slicer": "mine.scores:absent"}}, "shadow.slicer"),
         ({"shadow": {"embedder": "mine.scores:absent"}}, "shadow.embedder"),
@@ -187,7 +193,9 @@ def test_defined_function_is_accepted(project, text):
     """Whatever may define the name is taken for it."""
     (project / "mine.py").write_text(text)
 
-    assert checked(project, metrics={"own": {"kind": "mine:score"}}).problems == ()
+    assert (
+        checked(project, metrics={"own": {"kind": "mine:score", "allow_code": True}}).problems == ()
+    )
 
 
 def test_dtype_unknown_to_triton_is_named(project):
