@@ -15,6 +15,9 @@ from tasks.validate import EvaluationSamples, observe, validate
 from tests.fakes import trial_models
 from validation.outputs import outputs_to_compare
 
+# Where PyTorch and its exporter are imported anyway.
+pytestmark = pytest.mark.xdist_group("sources")
+
 
 def judged(model, folder):
     """The model as ONNX, and its candidates' verdicts."""
@@ -47,9 +50,9 @@ def judged(model, folder):
 @pytest.mark.parametrize(
     "make",
     [
-        # A registry of its own takes seconds to make; sources' tests export such trees as well.
+        # A registry of their own takes ten seconds; tests of the sources export such models too.
         pytest.param(trial_models.boosted_trees, marks=pytest.mark.long),
-        trial_models.scaled_perceptron,
+        pytest.param(trial_models.scaled_perceptron, marks=pytest.mark.long),
         trial_models.unet,
         trial_models.two_outputs,
         trial_models.bytes_in,
