@@ -21,6 +21,7 @@ from enginegate.policy.operating import LiveTables
 from enginegate.report import (
     EngineSizes,
     approval_markdown,
+    change_heading,
     live_timeline,
     row_of,
     short_digest,
@@ -112,7 +113,7 @@ def _table_row(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes) -
         "outcome": row.outcome,
         "rate, req/s": row.throughput,
         "p99, ms": row.p99,
-        "accuracy vs FP32, pp": row.accuracy,
+        change_heading(scorecard).replace("acc.", "accuracy"): row.accuracy,
         "size": row.size,
     }
     return {

@@ -7,7 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from enginegate.policy.gates import Gates, Metric
+from enginegate.evidence import measure_words
+from enginegate.policy.gates import ERRORS, Gates, Metric
 from validation.agreement import OutputComparison
 from validation.metrics.boxes import labelled_classes
 from validation.metrics.class_counts import classes_of
@@ -147,7 +148,8 @@ class GateCheck:
             return RULES[self.gate]
         name = self.gate.removeprefix("slice_").removesuffix("_loss")
         unit = self.unit if paired_form(self.kind) == "numbers" else "fraction"
-        return Rule(f"{name} loss", "<=", unit, f"score.{name}", _PRECISION)
+        noun = f"{measure_words(name)} {'growth' if self.kind in ERRORS else 'loss'}"
+        return Rule(noun, "<=", unit, f"score.{name}", _PRECISION)
 
     def __str__(self) -> str:
         rule = self.rule

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from enginegate.data import Array
-from enginegate.evidence import Finding, Outcome, loss_gate
+from enginegate.evidence import Finding, Outcome, loss_gate, measure_words
 from enginegate.policy.gates import ERRORS, Gates
 from validation.agreement import OutputComparison
 from validation.checks import class_sizes, slice_sizes
@@ -391,7 +391,7 @@ _GUESSES: Mapping[str, _Guess] = MappingProxyType(
 
 
 def _said(measure: _Measure, found: Estimate) -> str:
-    what = "" if measure.name == ACCURACY else f" in {measure.name}"
+    what = "" if measure.name == ACCURACY else f" in {measure_words(measure.name)}"
     low, high = (_number(measure, end, unit=False) for end in (found.low, found.high))
     return (
         f"FP32 itself {_verb(measure)} {_number(measure, found.value)} ({low} to {high}){what} on "

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri  # type: ignore[import-untyped]
 
-from validation.metrics.boxes import AveragePrecision, blocks_of
+from validation.metrics.boxes import AveragePrecision, weight_blocks
 from validation.metrics.class_counts import class_score, classes_of, of_classes
 from validation.score import BITS, NONE
 from validation.statistics import NO_ESTIMATE, Estimate, Pairs, loss_interval, samples_needed
@@ -221,14 +221,14 @@ def _bootstrap_weights(
     replicates = int(np.clip(_MOST_WORK // work, _FEWEST_REPLICATES, _BOX_REPLICATES))
     rng = np.random.default_rng(_SEED)
     drawn = []
-    for block in blocks_of(replicates, samples):
+    for block in weight_blocks(replicates, samples):
         rows = len(range(*block.indices(replicates)))
         weights = rng.multinomial(samples, np.full(samples, 1.0 / samples), size=rows)
         drawn.append(statistic(weights.astype(np.float64)))
     found = np.concatenate(drawn)
     group = np.random.default_rng(_SEED).permutation(samples) % min(samples, _LEFT_OUT)
     without = (group != np.arange(group.max() + 1)[:, None]).astype(np.float64)
-    left_out = np.concatenate([statistic(without[b]) for b in blocks_of(len(without), samples)])
+    left_out = np.concatenate([statistic(without[b]) for b in weight_blocks(len(without), samples)])
     finite = found[np.isfinite(found)]
     if not len(finite) or not np.isfinite(left_out).all():
         return Resampled(Estimate(value, -math.inf, math.inf, samples), math.inf)

@@ -79,6 +79,38 @@ class Finding(Record):
         default=None, allow_inf_nan=False, description="the limit it would just have passed"
     )
 
+    of_error: bool = Field(
+        default=False, description="a loss that is the growth of an error, e.g. of mae"
+    )
+
+    @property
+    def measure(self) -> str:
+        """What a loss or FP32's own score is measured in, in the field's words, e.g. ``mIoU``."""
+        name = self.gate.removeprefix("slice_").removesuffix("_loss").removesuffix(_OF_FP32)
+        return measure_words(name)
+
+    @property
+    def measure_title(self) -> str:
+        """The same at the beginning of a sentence."""
+        words = self.measure
+        return words if any(letter.isupper() for letter in words) else words.capitalize()
+
+    def as_change(self, loss: float) -> float:
+        """A loss as the change against FP32: a share in percentage points.
+
+        A score that is lost changes by less than nothing, an error that grows by more.
+        """
+        scale = 100.0 if self.in_points else 1.0
+        return (scale if self.of_error else -scale) * loss + 0.0
+
+    @property
+    def change_ends(self) -> tuple[float, float] | None:
+        """The interval of the change, the lower end first; None: it has none."""
+        if self.low is None or self.high is None:
+            return None
+        low, high = sorted((self.as_change(self.low), self.as_change(self.high)))
+        return low, high
+
     @property
     def in_points(self) -> bool:
         """Whether it is a loss of a share of the answers, which is shown in percentage points."""
@@ -91,7 +123,30 @@ class Finding(Record):
 
 
 _OF_FP32 = "_fp32"
+_MEASURES = {
+    "dice": "Dice",
+    "label_f1": "F1 of labels",
+    "macro_f1": "macro F1",
+    "mae": "MAE",
+    "map": "mAP",
+    "map50": "mAP at 0.5",
+    "micro_f1": "micro F1",
+    "miou": "mIoU",
+    "r2": "R²",
+    "rmse": "RMSE",
+    "top1": "top-1",
+}
 _SAME_RATE = 1e-6  # rates are of one grid, so only rounding can part them
+
+
+def measure_words(name: str) -> str:
+    """A metric's name as the field writes it; one that a policy made up as it stands there."""
+    if name in _MEASURES:
+        return _MEASURES[name]
+    kind, _, of = name.partition("_")
+    if kind in _MEASURES and of:  # the standard metric of one output
+        return f"{_MEASURES[kind]} of {of}"
+    return name.replace("_", " ")
 
 
 def loss_gate(gate: str) -> str:

@@ -243,7 +243,7 @@ def _at_overlap(right: Floats, so_far: Floats, wanted: Floats) -> Floats:
     return np.asarray((new * highest).sum(axis=1) / (_STEPS + 1))
 
 
-def blocks_of(weights_rows: int, samples: int) -> Iterator[slice]:
+def weight_blocks(weights_rows: int, samples: int) -> Iterator[slice]:
     """Rows of weights that are held in memory together."""
     step = max(1, _BLOCK_VALUES // max(1, samples))
     for start in range(0, weights_rows, step):

@@ -112,7 +112,7 @@ def pareto_chart(
     xlabel = f"cost of a million requests, {currency}" if priced else "requests/s"
     with drawing(title, xlabel, "p99, ms (log)") as chart:
         for number, benchmark in enumerate(benchmarks):
-            known = accuracy.get(benchmark.candidate, "accuracy not judged here")
+            known = accuracy.get(benchmark.candidate, "answers not judged here")
             _draw_pareto(chart, benchmark, number, known, priced=priced)
         chart.limit(slo_p99_ms)
         return chart.svg()

@@ -334,7 +334,7 @@ def qualify_command(
         out.print(f"Compare: {_ui_of(scorecard, policy)}", markup=False, soft_wrap=True)
         for word, command in zip(("Next:", "then:"), commands, strict=False):
             out.print(f"{word} {command}", markup=False, soft_wrap=True)
-        output.document(scorecard_document(scorecard, commands=commands))
+        output.document(scorecard_document(scorecard, policy=policy))
     if code := _end_of_qualification(scorecard, strict=strict):
         raise typer.Exit(code)
 

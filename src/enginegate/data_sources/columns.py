@@ -92,7 +92,10 @@ def make_array(rule: ArrayRule, block: Block, decode: DecodeImages, origin: str)
         array = np.stack(parts, axis=1)
     if rule.classes:
         array = _class_numbers(array, rule, origin)
-    return array if rule.dtype is None else _converted(array, rule, origin)
+    if rule.dtype is not None:
+        return _converted(array, rule, origin)
+    is_answer = array.dtype.kind == "b" and rule.name.partition(".")[0] == "label"
+    return array.astype(np.int64) if is_answer else array
 
 
 def _named(wanted: DataColumns) -> Mapping[str, ArrayRule]:
@@ -122,8 +125,9 @@ def _check_readable(name: str, columns: Mapping[str, Column], origin: str) -> No
         )
     if columns[name].kind == "other":
         raise DataError(
-            f"{origin}: column {name!r} holds {columns[name].dtype}. Columns hold numbers, text, "
-            "images, or lists of numbers of one length, and no row is empty."
+            columns[name].why
+            or f"{origin}: column {name!r} holds {columns[name].dtype}. Columns hold numbers, "
+            "text, images, or lists of numbers of one length, and no row is empty."
         )
 
 

@@ -1,7 +1,8 @@
 """A report's content, before it is laid out. Nothing is decided here.
 
-Accuracy is shown as the change against FP32 in percentage points, so a loss is negative. Intervals
-are in parentheses. n/a means that a number was not measured.
+The task's score is shown as the change against FP32, so a loss is negative; shares in percentage
+points, other scores and errors in their own unit. Intervals are in parentheses. n/a means that a
+number was not measured.
 """
 
 from collections.abc import Iterator, Mapping
@@ -87,6 +88,26 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes = NO_S
         p99=percentile_text(benchmark.p99_at_slo if benchmark else None),
         size=size_text(sizes.get(candidate)),
     )
+
+
+def columns_of(scorecard: Scorecard) -> tuple[str, ...]:
+    """`COLUMNS`, with the change against FP32 in the words and the unit of the model's task."""
+    return tuple(change_heading(scorecard) if c == COLUMNS[2] else c for c in COLUMNS)
+
+
+def change_heading(scorecard: Scorecard) -> str:
+    """For example ``acc. vs FP32, pp``, or ``MAE vs FP32, °C``; plain where nothing was judged."""
+    losses = (verdict.task_loss for verdict in scorecard.verdicts)
+    loss = next((each for each in losses if each is not None), None)
+    if loss is None:
+        return "change vs FP32"
+    word = "acc." if loss.measure == "accuracy" else loss.measure
+    return ", ".join(filter(None, (f"{word} vs FP32", change_unit(loss))))
+
+
+def change_unit(loss: Finding) -> str:
+    """``pp`` for shares, else the metric's own unit, which may be none."""
+    return "pp" if loss.in_points else loss.unit
 
 
 def _throughput(scorecard: Scorecard, benchmark: Benchmark | None) -> str:
@@ -188,7 +209,7 @@ def _slices_line(scores: list[Finding], most: int | None) -> str:
     shown = ordered if most is None else ordered[:most]
     slices = [f"{score.scope.partition('/')[2]} {own_score_text(score)}" for score in shown]
     hidden = len(ordered) - len(shown)
-    name = scores[0].gate.removeprefix("slice_").removesuffix("_fp32")
+    name = scores[0].measure
     return f"FP32's own {name} by slice, the worst first: {', '.join(slices)}" + (
         f", and {hidden} better ones." if hidden else "."
     )
@@ -201,7 +222,8 @@ def own_score_text(score: Finding) -> str:
     def show(number: float) -> str:
         return f"{100 * number:.1f}" if share else f"{number:.4g}"
 
-    value = f"{show(score.value or 0.0)}{' %' if share else ''}"
+    unit = " %" if share else f" {score.unit}" if score.unit else ""
+    value = f"{show(score.value or 0.0)}{unit}"
     if score.low is None or score.high is None:
         return value
     return f"{value} ({show(score.low)} to {show(score.high)})"
@@ -247,11 +269,12 @@ def winner_sentences(scorecard: Scorecard) -> Iterator[str]:
     verdict, benchmark = scorecard.verdict(winner), scorecard.benchmark(winner)
     loss = task_loss(verdict)
     if loss:
-        what = loss.gate.removesuffix("_loss")
-        unit = " percentage points" if in_points(loss) else ""
+        unit = " percentage points" if in_points(loss) else f" {loss.unit}" if loss.unit else ""
+        worst = _worst_slice(verdict)
+        slices = "" if worst == MISSING else f"; the worst slice is {worst}"
         yield (
-            f"{what.capitalize()} changed by {change_text(loss)}{unit} over {loss.samples:,} "
-            f"samples; the worst slice is {_worst_slice(verdict)}."
+            f"{loss.measure_title} changed by {change_text(loss)}{unit} over {loss.samples:,} "
+            f"samples{slices}."
         )
     if benchmark and benchmark.chosen and benchmark.p99_at_slo:
         yield (
@@ -289,10 +312,8 @@ def in_points(loss: Finding) -> bool:
 def change_text(loss: Finding) -> str:
     """A loss as a change, with its interval: in percentage points, or in the metric's own unit."""
     show = _points if in_points(loss) else _plain
-    value = show(-(loss.value or 0.0))
-    if loss.low is None or loss.high is None:
-        return value
-    return f"{value} ({show(-loss.high)} to {show(-loss.low)})"
+    value, ends = show(loss.as_change(loss.value or 0.0)), loss.change_ends
+    return value if ends is None else f"{value} ({show(ends[0])} to {show(ends[1])})"
 
 
 def _worst_slice(verdict: Verdict | None) -> str:
@@ -306,15 +327,18 @@ def _worst_slice(verdict: Verdict | None) -> str:
         and finding.value is not None
         and finding.scope.startswith("evaluation")
     ]
+    loss = task_loss(verdict)
+    if loss is not None:  # those of another measure are in another unit
+        slices = [each for each in slices if each.measure == loss.measure] or slices
     if not slices:
         return MISSING
     worst = max(slices, key=lambda finding: (finding.outcome, finding.value))
     return f"{worst.scope.partition('/')[2]} {change_text(worst)}"
 
 
-def _points(fraction: float) -> str:
+def _points(points: float) -> str:
     """Percentage points with a sign; a loss too small to show is not a negative zero."""
-    return f"{round(100 * fraction, 2) + 0.0:+.2f}"
+    return f"{round(points, 2) + 0.0:+.2f}"
 
 
 def _plain(number: float) -> str:

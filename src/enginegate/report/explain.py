@@ -47,6 +47,7 @@ _SUBJECTS: Mapping[str, str] = MappingProxyType(
         "sqnr": "Its signal to noise ratio against FP32",
         "cosine_p1": "Its likeness to FP32 (cosine) on all but 1 % of the samples",
         "noise_floor": "FP32's own noise",
+        "decision_agreement": "Its agreement with FP32 in single labels, pixels or boxes",
     }
 )
 _QUESTIONS: Mapping[str, str] = MappingProxyType(
@@ -292,7 +293,7 @@ def _divergence(finding: Finding) -> str:
 
 
 def _measured(finding: Finding) -> str:
-    default = f"Its loss in {finding.gate.removeprefix('slice_').removesuffix('_loss')}"
+    default = f"Its {'growth of' if finding.of_error else 'loss in'} {finding.measure}"
     bound = "at most" if finding.relation == "<=" else "at least"
     return (
         f"{_SUBJECTS.get(finding.gate, default)} is {_number(finding, finding.value or 0.0)} on "

@@ -9,6 +9,7 @@ from enginegate.report.content import (
     NO_SIZES,
     EngineSizes,
     binding,
+    columns_of,
     obstacles,
     row_of,
     sentences,
@@ -19,7 +20,7 @@ from enginegate.report.devices import device_sentences, device_table
 def scorecard_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> str:
     """Sentences, table, and why candidates did not pass; ``sizes`` are engine bytes."""
     lines = [*(f"- {escape_markdown(sentence)}" for sentence in sentences(scorecard)), ""]
-    lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
+    lines += [_row(columns_of(scorecard)), "|" + " --- |" * len(COLUMNS)]
     for verdict in scorecard.verdicts:
         lines.append(_row(row_of(scorecard, verdict.candidate, sizes)))
     lines += _obstacles(scorecard)
@@ -31,7 +32,7 @@ def scorecard_markdown(scorecard: Scorecard, sizes: EngineSizes = NO_SIZES) -> s
         lines += [_row((name, *(cell.text for cell in cells))) for name, cells in table.rows]
     for view in scorecard.by_device[1:]:
         lines += ["", f"### {view.device}", ""]
-        lines += [_row(COLUMNS), "|" + " --- |" * len(COLUMNS)]
+        lines += [_row(columns_of(view)), "|" + " --- |" * len(COLUMNS)]
         lines += [_row(row_of(view, verdict.candidate)) for verdict in view.verdicts]
         lines += _obstacles(view)
     return "\n".join(lines) + "\n"

@@ -25,7 +25,8 @@ from enginegate.policy.benchmarking import Slo
 from enginegate.records import Record
 from enginegate.report.content import (
     MISSING,
-    accuracy_text,
+    change_text,
+    change_unit,
     one_line,
     percentile_text,
     speed_sentence,
@@ -108,9 +109,13 @@ def serving_report(card: Scorecard, slo: Slo) -> ServingReport:
 
 
 def accuracies(card: Scorecard) -> dict[Candidate, str]:
-    """Each candidate's change of accuracy against FP32, in words, where it was judged."""
-    found = ((verdict.candidate, accuracy_text(verdict)) for verdict in card.verdicts)
-    return {candidate: f"accuracy {text}" for candidate, text in found if text != MISSING}
+    """Each candidate's change of its task's score against FP32, in words, where it was judged."""
+    found = {verdict.candidate: verdict.task_loss for verdict in card.verdicts}
+    return {
+        candidate: " ".join(filter(None, (loss.measure, change_text(loss), change_unit(loss))))
+        for candidate, loss in found.items()
+        if loss is not None
+    }
 
 
 def serving_rows(benchmark: Benchmark, slo_p99_ms: float) -> tuple[ServingRow, ...]:

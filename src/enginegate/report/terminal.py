@@ -15,6 +15,7 @@ from enginegate.report.content import (
     NO_SIZES,
     EngineSizes,
     binding,
+    columns_of,
     obstacles,
     percentile_text,
     row_of,
@@ -188,7 +189,7 @@ def _table(scorecard: Scorecard, sizes: EngineSizes) -> FittedTable:
             heads=column in _WHOLE[:2],
             interval=True,
         )
-        for column in COLUMNS
+        for column in columns_of(scorecard)
     ]
     where = f" on {scorecard.device}" if scorecard.device else ""
     table = FittedTable(columns, title=f"{scorecard.model}: {scorecard.model_uri}{where}")

@@ -2,7 +2,8 @@
 
 MLflow's charts print two decimals and make one section of all names with the same beginning, sorted
 by name. So a name is ``section/what_unit``, each unit is chosen to survive two decimals, and the
-sections sort as people ask: is it still right (``acc``), did it pass (``gate``), how fast is it
+sections sort as people ask: is it still right (``acc``; ``answers`` where the task's score is not
+accuracy), did it pass (``gate``), how fast is it
 (``perf``, then ``perf_by_load``), how large (``size``). A changed name breaks saved charts.
 
 A candidate's run has at most ``MOST_METRICS``: the rest is in files (`evidence_tables`), and so is
@@ -20,7 +21,8 @@ from enginegate.watch.log import WatchCheck
 
 MOST_METRICS = 15
 CHANGE = "acc/change_pp"
-CHANGE_OWN_UNIT = "acc/change"
+# Of a task that is scored otherwise: in percentage points, and in the score's own unit.
+OTHER_CHANGES = ("answers/change_pp", "answers/change")
 CURVE = "perf_by_load/p99_ms"
 P99 = "perf/p99_ms"
 RATE = "perf/throughput_at_slo_per_s"
@@ -29,7 +31,7 @@ _DECIMALS = 6
 _KIB = 1024
 _PERCENT = 100.0
 # What the labelled data decided; the other numbers are of requests, or of no data.
-_OF_EVALUATION = ("acc/", "gate/")
+_OF_EVALUATION = ("acc/", "answers/", "gate/")
 
 
 def params_of(candidate: Candidate, benchmark: Benchmark | None) -> dict[str, str]:
@@ -67,20 +69,25 @@ def _accuracy_metrics(scorecard: Scorecard, candidate: Candidate) -> dict[str, f
     loss = verdict.task_loss if verdict else None
     if verdict is None or loss is None:
         return {}
-    by_slice = [f for f in verdict.task_losses if "/" in f.scope and f.in_points == loss.in_points]
-    scale, unit = (_PERCENT, "_pp") if loss.in_points else (1.0, "")
+    by_slice = [f for f in verdict.task_losses if "/" in f.scope and f.measure == loss.measure]
+    unit = "_pp" if loss.in_points else ""
+    section = _section(loss)
 
-    def change(loss: float | None) -> float | None:
-        return None if loss is None else -scale * loss + 0.0
+    def change(number: float | None) -> float | None:
+        return None if number is None else loss.as_change(number)
 
     return {
-        f"acc/change{unit}": change(loss.value),
-        f"acc/change_low{unit}": change(loss.high),
-        f"acc/worst_slice_change{unit}": change(
+        f"{section}/change{unit}": change(loss.value),
+        f"{section}/change_{'high' if loss.of_error else 'low'}{unit}": change(loss.high),
+        f"{section}/worst_slice_change{unit}": change(
             max((f.value for f in by_slice if f.value is not None), default=None)
         ),
         **_own_score(scorecard),
     }
+
+
+def _section(score: Finding) -> str:
+    return "acc" if score.measure == "accuracy" else "answers"
 
 
 def _own_score(scorecard: Scorecard) -> dict[str, float | None]:
@@ -89,8 +96,8 @@ def _own_score(scorecard: Scorecard) -> dict[str, float | None]:
     if score is None or score.value is None:
         return {}
     if score.unit == "fraction":
-        return {"acc/fp32_pct": _PERCENT * score.value}
-    return {"acc/fp32": score.value}
+        return {f"{_section(score)}/fp32_pct": _PERCENT * score.value}
+    return {f"{_section(score)}/fp32": score.value}
 
 
 def _benchmark_metrics(scorecard: Scorecard, benchmark: Benchmark) -> dict[str, float | None]:

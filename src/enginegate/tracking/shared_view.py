@@ -44,12 +44,13 @@ def view_state(run: str, named: Iterable[str], *, slowest_ms: float | None) -> s
             None: no curve was filed.
     """
     present = set(named)
-    own_unit = metrics.CHANGE not in present and metrics.CHANGE_OWN_UNIT in present
-    change = metrics.CHANGE_OWN_UNIT if own_unit else metrics.CHANGE
+    other = next((name for name in metrics.OTHER_CHANGES if name in present), None)
+    change = metrics.CHANGE if metrics.CHANGE in present or other is None else other
+    measure = "Accuracy change" if change == metrics.CHANGE else "Change of the task's score"
     charts = [
         _bar(metrics.P99, "p99 at the chosen rate, ms (lower is better)"),
         _bar(metrics.RATE, "Requests/s within the SLO (higher is better)"),
-        _bar(change, "Accuracy change against FP32 (0 is FP32)"),
+        _bar(change, f"{measure} against FP32 (0 is FP32)"),
         _line(metrics.CURVE, "p99, ms, by offered requests/s", top=_HEADROOM * slowest_ms)
         if slowest_ms is not None
         else _bar("size/engine_kib", "Engine size, KiB"),

@@ -10,7 +10,7 @@ from enginegate.evidence import Benchmark, Finding, Outcome, Scorecard
 from enginegate.measurement import Percentile
 from enginegate.messages import counted, escape_markdown
 
-OUTCOME, P99, RATE, CHANGE, SIZE = "outcome", "p99 ms", "rate in SLO", "accuracy change", "size"
+OUTCOME, P99, RATE, CHANGE, SIZE = "outcome", "p99 ms", "rate in SLO", "change vs FP32", "size"
 RUNTIME = "runtime"
 _KIB, _MIB = 1 << 10, 1 << 20
 _REASON_LENGTH = 240
@@ -94,18 +94,21 @@ def _rate_text(benchmark: Benchmark | None) -> str:
 
 
 def _change_text(loss: Finding | None) -> str:
-    """The change of accuracy (positive is better) with its interval; empty: not judged."""
+    """The change of the task's score with its interval, and which, unless it is accuracy.
+
+    Empty: not judged.
+    """
     if loss is None or loss.value is None:
         return ""
-    scale, unit, form = (100.0, " pp", "+.2f") if loss.in_points else (1.0, "", "+.4g")
+    unit, form = (" pp", "+.2f") if loss.in_points else (loss.unit and f" {loss.unit}", "+.4g")
 
     def show(number: float) -> str:
-        return format(round(scale * number, 9) + 0.0, form)
+        return format(round(number, 9) + 0.0, form)
 
-    text = f"{show(-loss.value)}{unit}"
-    if loss.low is None or loss.high is None:
-        return text
-    return f"{text} ({show(-loss.high)} to {show(-loss.low)})"
+    ends = loss.change_ends
+    interval = "" if ends is None else f" ({show(ends[0])} to {show(ends[1])})"
+    named = "" if loss.measure == "accuracy" else f"{loss.measure} "
+    return f"{named}{show(loss.as_change(loss.value))}{unit}{interval}"
 
 
 def _size_text(size_bytes: int) -> str:

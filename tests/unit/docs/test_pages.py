@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import tomllib
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,8 +10,10 @@ import numpy as np
 import pytest
 
 from enginegate.candidate import Precision
+from enginegate.data_sources import load_data
 from enginegate.measuring.p99 import fewest_requests
 from enginegate.policy import read_policy
+from enginegate.policy.data import Data
 from enginegate.policy.tolerances import STANDARD
 from validation.checks import RULES
 from validation.expectations import OURS
@@ -94,8 +97,24 @@ def test_data_page_runs(tmp_path, monkeypatch):
     page = (ROOT / "docs" / "data.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
 
-    assert len(blocks) == 2
+    assert len(blocks) == 3
+    Path("ours.py").write_text(blocks[0])
     exec("\n".join(blocks), {})  # noqa: S102
+    source = Data.model_validate({"evaluation": "python:ours:samples", "allow_code": True})
+    with monkeypatch.context() as path:
+        path.syspath_prepend(tmp_path)
+        assert len(load_data(source.evaluation)) == 100
+
+
+def test_data_tables_of_the_page_are_valid():
+    """Each [data] on the page is one that a policy may have."""
+    page = (ROOT / "docs" / "data.md").read_text()
+    tables = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+
+    read = [Data.model_validate(table["data"]) for table in tables]
+
+    assert read[0].columns.inputs["features"].columns == ("age", "bmi", "pulse")
+    assert read[1].images.crop == (224, 224)
 
 
 def loss_high(samples):

@@ -19,7 +19,7 @@ from enginegate.report import (
     scorecard_text,
     sentences,
 )
-from enginegate.report.content import one_line, speed_sentence
+from enginegate.report.content import change_heading, columns_of, one_line, speed_sentence
 from tests.fakes.evidence import FP32, INT8, benchmark, engine_speed, finding, scorecard, verdict
 from tests.fakes.qualification import plan, qualification
 
@@ -134,17 +134,38 @@ def test_explained_limits_and_trials():
 
 
 def test_regression_is_told_in_its_own_unit():
-    """A metric that is no share is shown as it is, with its slices."""
-    loss = finding(gate="mae_loss", value=0.25, low=0.2, high=0.3)
-    part = finding(gate="slice_mae_loss", value=0.5).model_copy(
+    """An error that grows is a positive change, with its slices; it is no accuracy."""
+    of_error = {"of_error": True, "unit": "EUR"}
+    loss = finding(gate="mae_loss", value=0.25, low=0.2, high=0.3, **of_error)
+    part = finding(gate="slice_mae_loss", value=0.5, **of_error).model_copy(
         update={"scope": "evaluation/site=north"}
     )
     card = scorecard(verdicts=(verdict(loss, part),))
 
     row = row_of(card, INT8)
 
-    assert (row.accuracy, row.worst_slice) == ("-0.25 (-0.3 to -0.2)", "site=north -0.5")
-    assert "Mae changed by -0.25 (-0.3 to -0.2) over 0 samples" in sentences(card)[2]
+    assert (row.accuracy, row.worst_slice) == ("+0.25 (+0.2 to +0.3)", "site=north +0.5")
+    assert "MAE changed by +0.25 (+0.2 to +0.3) EUR over 0 samples" in sentences(card)[2]
+    assert columns_of(card)[2] == "MAE vs FP32, EUR"
+    for text in (scorecard_text(card), scorecard_markdown(card)):
+        assert "MAE vs FP32, EUR" in text
+        assert "acc." not in text
+
+
+@pytest.mark.parametrize(
+    ("gate", "unit", "heading"),
+    [
+        pytest.param("accuracy_loss", "fraction", "acc. vs FP32, pp", id="accuracy"),
+        pytest.param("miou_loss", "fraction", "mIoU vs FP32, pp", id="segmentation"),
+        pytest.param("map_loss", "fraction", "mAP vs FP32, pp", id="detection"),
+        pytest.param("r2_loss", "", "R² vs FP32", id="regression"),
+        pytest.param("my_own_score_loss", "", "my own score vs FP32", id="own"),
+    ],
+)
+def test_tables_name_the_score_of_the_task(gate, unit, heading):
+    loss = finding(gate=gate, unit=unit, value=0.01, low=0.0, high=0.02)
+
+    assert change_heading(scorecard(verdicts=(verdict(loss),))) == heading
 
 
 def test_without_a_winner(is_golden):

@@ -305,7 +305,7 @@ def test_accuracy_stands_beside_a_confirmed_point():
 
     text = page_of(REPORT.model_copy(update={"candidates": (rich(),)}), known)
 
-    assert known[INT8] == "accuracy -0.22 (-0.72 to +0.18)"
+    assert known[INT8] == "accuracy -0.22 (-0.72 to +0.18) pp"
     assert Candidate.parse("tensorrt-fp16") not in known
     assert f">{known[INT8]}</text>" in text
 

@@ -81,15 +81,18 @@ def test_emulated_numbers_are_no_metrics():
 
 
 def test_change_of_another_metric_is_in_its_own_unit():
-    """A regression's error is no percentage; a larger error is a loss, so a negative change."""
-    loss = Finding(
-        gate="rmse_loss", scope="evaluation", outcome=Outcome.PASSED, reason="", value=0.5, low=0.1
+    """A regression's error is neither accuracy nor a percentage; one that grows changes by more."""
+    seen = {"scope": "evaluation", "outcome": Outcome.PASSED, "reason": "", "value": 0.5}
+    error = Finding(gate="rmse_loss", of_error=True, low=0.1, high=0.9, **seen)
+    score = Finding(gate="r2_loss", low=0.1, high=0.9, **seen)
+
+    of_error, of_score = (
+        metrics_of(scorecard(verdicts=(verdict(loss),)), INT8, None) for loss in (error, score)
     )
 
-    found = metrics_of(scorecard(verdicts=(verdict(loss),)), INT8, None)
-
-    assert found["acc/change"] == -0.5
-    assert "acc/change_pp" not in found
+    assert (of_error["answers/change"], of_error["answers/change_high"]) == (0.5, 0.9)
+    assert (of_score["answers/change"], of_score["answers/change_low"]) == (-0.5, -0.9)
+    assert not any(name.startswith("acc/") for name in (*of_error, *of_score))
 
 
 def test_cost_and_cold_start_are_metrics():

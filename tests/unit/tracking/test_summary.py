@@ -27,7 +27,7 @@ def test_columns_carry_units_and_intervals():
         "outcome": "winner",
         "p99 ms": "6.25 (5.62 to 7.50)",
         "rate in SLO": "400/s",
-        "accuracy change": "-0.22 pp (-0.72 to +0.18)",
+        "change vs FP32": "-0.22 pp (-0.72 to +0.18)",
     }
     at_ceiling = CARD.benchmark(INT8).model_copy(update={"ceiling_per_s": 400.0})
     bounded = CARD.model_copy(update={"benchmarks": (at_ceiling,)})

@@ -29,6 +29,7 @@ _NAMES: Mapping[str, str] = MappingProxyType(
         "p99_abs_error": "Absolute error, 99th percentile",
         "p99_rel_error": "Relative error, 99th percentile",
         "top1_agreement": "Top-1 agreement with FP32",
+        "decision_agreement": "Agreement with FP32 in labels, pixels or boxes",
         "sqnr": "Signal to noise",
         "cosine_p1": "Cosine, 1st percentile",
         "noise_floor": "FP32's own noise",
@@ -315,11 +316,17 @@ def _sentence(remedy: str) -> str:
 
 def _name(finding: Finding) -> str:
     gate = finding.gate.removeprefix("slice_") if finding.gate not in _NAMES else finding.gate
-    return _NAMES.get(gate, gate.replace("_", " ").capitalize())
+    if gate in _NAMES:
+        return _NAMES[gate]
+    if finding.of_fp32:
+        return f"{finding.measure_title} of FP32"
+    if gate.endswith("_loss"):
+        return f"{finding.measure_title} {'growth' if finding.of_error else 'loss'}"
+    return gate.replace("_", " ").capitalize()
 
 
 def _number(finding: Finding, number: float) -> str:
-    if finding.gate.endswith("accuracy_loss"):
+    if finding.in_points and finding.gate.endswith("_loss"):
         return f"{100 * number:.2f} pp"
     if finding.unit == "fraction":
         return f"{100 * number:.4g} %"

@@ -185,11 +185,7 @@ def _absolute(side: _Side) -> _Estimate | None:
 
 
 def _accuracy(old: _Side | None, new: _Side) -> ComparedLine:
-    name = (
-        (new.loss.gate.removesuffix("_loss") if new.loss else "accuracy")
-        .replace("_", " ")
-        .capitalize()
-    )
+    name = new.loss.measure_title if new.loss else "Answers"
     share = new.loss is None or in_points(new.loss)
     now, proposed = _absolute(old) if old else None, _absolute(new)
     words = [_score_text(each, share=share) for each in (now, proposed)]

@@ -20,7 +20,7 @@ from enginegate.messages import per_second, short_number
 from enginegate.report.content import (
     MISSING,
     change_text,
-    in_points,
+    change_unit,
     percentile_text,
     share_text,
     task_loss,
@@ -97,12 +97,10 @@ def forest_section(scorecard: Scorecard) -> Forest:
     """One row for each candidate, in the order of `ranked`."""
     order = [verdict for c in ranked(scorecard) if (verdict := scorecard.verdict(c))]
     losses = [loss for verdict in order if (loss := shown_loss(verdict)) is not None]
-    points = not losses or in_points(losses[0])
-    measure = losses[0].gate.removesuffix("_loss") if losses else "accuracy"
-    unit = "pp" if points else losses[0].unit
+    measure, unit = (losses[0].measure, change_unit(losses[0])) if losses else ("answers", "")
     axes = _axes(scorecard, losses, unit)
     return Forest(
-        measure=measure.replace("_", " "),
+        measure=measure,
         unit=unit,
         rows=tuple(_row(scorecard, verdict, axes) for verdict in order),
         accuracy_scale=axes.accuracy
@@ -184,6 +182,7 @@ def _row(scorecard: Scorecard, verdict: Verdict, axes: _Axes) -> ForestRow:
     change = _change(loss)
     margin = _turned(loss, loss.limit) if loss else None
     share = scorecard.engine_share(candidate)
+    said = _against_margin(loss, change, margin) if loss and change else ""
     fill = _fill(scorecard, verdict)
     return ForestRow(
         candidate=candidate.name,
@@ -201,7 +200,7 @@ def _row(scorecard: Scorecard, verdict: Verdict, axes: _Axes) -> ForestRow:
         decides=not is_emulated(verdict),
         accuracy_chart=axes.accuracy
         and change
-        and interval_row(change, axes.accuracy, fill, _against_margin(change, margin), margin),
+        and interval_row(change, axes.accuracy, fill, said, margin),
         p99_chart=axes.p99
         and p99
         and interval_row(p99, axes.p99, fill, _against_slo(p99, axes.slo_ms), axes.slo_ms),
@@ -227,16 +226,15 @@ def _marks(scorecard: Scorecard, verdict: Verdict) -> Iterator[str]:
 
 
 def _change(loss: Finding | None) -> Interval | None:
-    """A loss turned into a change: what is lost is negative."""
+    """A loss as a change against FP32: a score that is lost is negative."""
     if loss is None or loss.value is None:
         return None
-    value = _turned(loss, loss.value) or 0.0
-    return Interval.of(value, _turned(loss, loss.high), _turned(loss, loss.low))
+    low, high = loss.change_ends or (None, None)
+    return Interval.of(loss.as_change(loss.value), low, high)
 
 
 def _turned(loss: Finding, number: float | None) -> float | None:
-    scale = -100.0 if in_points(loss) else -1.0
-    return None if number is None else scale * number + 0.0
+    return None if number is None else loss.as_change(number)
 
 
 def _p99(benchmark: Benchmark | None) -> Interval | None:
@@ -244,11 +242,13 @@ def _p99(benchmark: Benchmark | None) -> Interval | None:
     return Interval.of(p99.value_ms, p99.low_ms, p99.high_ms) if p99 else None
 
 
-def _against_margin(change: Interval, margin: float | None) -> str:
+def _against_margin(loss: Finding, change: Interval, margin: float | None) -> str:
     """The picture in words, which the number beside it does not say."""
     if margin is None:
         return "no margin is set"
     limit = f"the margin of {short_number(margin)}"
+    if loss.of_error:  # an error grows to the right
+        change, margin = Interval(-change.value, -change.high, -change.low), -margin
     if change.low >= margin:
         return f"the whole interval is within {limit}"
     if change.high < margin:

@@ -186,9 +186,9 @@ def _heading(gate: str, scope: str, finding: Finding) -> str:
     where = _DATA.get(data, data)
     of_output = f", output {output}" if output else ""
     if measure.endswith(_LOSS):
-        unit = "percentage points" if in_points(finding) else finding.unit or "its own unit"
-        name = measure.removesuffix(_LOSS).replace("_", " ")
-        return f"{name.capitalize()} change against FP32, {unit}, on {where}{of_output}"
+        unit = "percentage points" if in_points(finding) else finding.unit
+        what = ", ".join(filter(None, (f"{finding.measure_title} change against FP32", unit)))
+        return f"{what}, on {where}{of_output}"
     return f"Answers equal to FP32's, %, on {where}{of_output}"
 
 
@@ -198,18 +198,16 @@ def _limits(findings: Sequence[Finding]) -> str:
     if not known:
         return "no limit is set"
     least = "margin" if known[0][0].relation == "<=" else "at least"
-    texts = dict.fromkeys(
-        _number(finding, -limit if finding.relation == "<=" else limit) for finding, limit in known
-    )
+    texts = dict.fromkeys(_number(finding, _turned(finding, limit)) for finding, limit in known)
     by_precision = ", by precision" if len(texts) > 1 else ""
     return f"{least} {' or '.join(texts)}{by_precision}"
 
 
 def _cell(finding: Finding) -> SliceCell:
-    turned = -1.0 if finding.relation == "<=" else 1.0
-    ends = sorted(turned * end for end in (finding.low, finding.high) if end is not None)
+    known = (end for end in (finding.low, finding.high) if end is not None)
+    ends = sorted(_turned(finding, end) for end in known)
     return SliceCell(
-        text=_number(finding, turned * finding.value) if finding.value is not None else "n/a",
+        text="n/a" if finding.value is None else _number(finding, _turned(finding, finding.value)),
         interval=" to ".join(_number(finding, end) for end in ends),
         samples=finding.samples,
         outcome=finding.outcome.word,
@@ -219,11 +217,16 @@ def _cell(finding: Finding) -> SliceCell:
     )
 
 
+def _turned(finding: Finding, number: float) -> float:
+    """A loss as a change; an agreement as it is."""
+    return finding.as_change(number) if finding.relation == "<=" else number
+
+
 def _number(finding: Finding, value: float) -> str:
     """A change with its sign, or an agreement in per cent."""
     if finding.relation != "<=":
         return f"{100 * value:.1f}" if finding.unit == "fraction" else f"{value:.3g}"
-    text = f"{100 * value:+.1f}" if in_points(finding) else f"{value + 0.0:+.3g}"
+    text = f"{value:+.1f}" if in_points(finding) else f"{value + 0.0:+.3g}"
     return "0" if not text.strip("+-0.") else text
 
 

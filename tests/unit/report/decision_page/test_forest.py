@@ -91,10 +91,25 @@ def test_what_was_not_measured_is_not_drawn():
 
 def test_a_metric_without_a_unit_has_none():
     """The heading of a regression's column names the metric alone."""
-    mae = finding(gate="mae_loss", value=0.2, low=0.1, high=0.3, limit=0.5, relation="<=")
-    card = scorecard(verdicts=(verdict(mae),))
+    r2 = finding(gate="r2_loss", value=0.2, low=0.1, high=0.3, limit=0.5, relation="<=")
+    card = scorecard(verdicts=(verdict(r2),))
 
     row = rows(card)["onnxruntime-int8"]
 
     assert row.accuracy == pytest.approx((-0.2, -0.3, -0.1))
-    assert "Change of mae<" in decision_page(card)
+    assert "Change of R²<" in decision_page(card)
+
+
+def test_an_error_grows_to_the_right():
+    """More error is a positive change, in its unit, with the margin on its side."""
+    grown = {"value": 0.2, "low": 0.1, "high": 0.3, "limit": 0.5, "relation": "<=", "unit": "°C"}
+    mae = finding(gate="mae_loss", of_error=True, **grown)
+    card = scorecard(verdicts=(verdict(mae),))
+
+    row = rows(card)["onnxruntime-int8"]
+
+    assert row.accuracy == pytest.approx((0.2, 0.1, 0.3))
+    assert row.margin == 0.5
+    page = decision_page(card)
+    assert "Change of MAE, °C<" in page
+    assert "the whole interval is within the margin of 0.5" in page
