@@ -194,7 +194,7 @@ def compare(
     pair = Pair(reference[name], candidate[name], nonfinite)
     boxes = _boxes(reference, candidate, name, asked, pair)
     classes = asked.task == "classification"
-    labels = labels_for(data, name, "top1") if classes else None
+    labels = labels_for(data, name, "top1", alone=asked.alone) if classes else None
     return OutputComparison(
         scope=asked.scope(scope),
         ids=data.ids,
@@ -338,7 +338,7 @@ def _scored(
     if boxes is not None:
         found["decision_agreement"] = box_agreement(*boxes, pair.nonfinite, asked.threshold)
     for metric_name, metric in asked.metrics.items():
-        labels = labels_for(data, name, metric.kind)
+        labels = labels_for(data, name, metric.kind, alone=asked.alone)
         if labels is None:
             continue
         form = paired_form(metric.kind)

@@ -31,6 +31,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("enginegate.validate")
 _TOLD_EVERY_S = 2.0
+_FIRST_ROWS = 8  # enough to see how large outputs are
+_BLOCK_BYTES = 64 << 20  # of FP32's outputs; comparing them takes some twenty times as much
 _FROM_DATA = frozenset({"scope", "ids", "slices", "task", "labels"})
 _MAPPINGS = frozenset({"scores", "own", "traits"})
 
@@ -140,15 +142,19 @@ def followed(done: Iterable[T], count: int, what: str) -> Iterator[T]:
 def _keep_outputs(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors]) -> None:
     with new_folder(folder) as staging:
         files: dict[str, Array] = {}
-        for number, rows in _blocks(chunk):
-            for name, values in run(dict(rows.inputs)).items():
+        start, count = 0, _FIRST_ROWS
+        while start < len(chunk.data):
+            rows = chunk.data.rows(start, start + count)
+            answers = run(dict(rows.inputs))
+            for name, values in answers.items():
                 if name not in files:
                     shape = (len(chunk.data), *values.shape[1:])
                     place = staging / f"{len(files)}.{name.replace('/', '_')}.npy"
                     files[name] = np.lib.format.open_memmap(
                         place, mode="w+", dtype=values.dtype, shape=shape
                     )
-                files[name][number : number + len(rows)] = values
+                files[name][start : start + len(rows)] = values
+            start, count = start + len(rows), _rows_at_a_time(answers)
         write_file(staging / "names.txt", "\n".join(files).encode())
 
 
@@ -170,7 +176,7 @@ def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors])
     """Run, compare and forget a few samples at a time; then write what is left of them."""
     reference = _kept_outputs(chunk)
     parts: list[list[OutputComparison]] = [[] for _ in chunk.asked]
-    for start, rows in _blocks(chunk):
+    for start, rows in _blocks(chunk, reference):
         expected = {n: np.asarray(a[start : start + len(rows)]) for n, a in reference.items()}
         found = run(dict(rows.inputs))
         for place, asked in enumerate(chunk.asked):
@@ -181,10 +187,18 @@ def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors])
         write_file(_path(folder, chunk, place), buffer.getvalue())
 
 
-def _blocks(chunk: Chunk) -> Iterator[tuple[int, DataSet]]:
+def _blocks(chunk: Chunk, reference: Tensors) -> Iterator[tuple[int, DataSet]]:
     """So few samples at a time that their outputs fit into memory several times over."""
-    for start in range(0, len(chunk.data), GALLERY):
-        yield start, chunk.data.rows(start, start + GALLERY)
+    ranked = any(m.kind == "recall" for asked in chunk.asked for m in asked.metrics.values())
+    step = GALLERY if ranked else _rows_at_a_time(reference)
+    for start in range(0, len(chunk.data), step):
+        yield start, chunk.data.rows(start, start + step)
+
+
+def _rows_at_a_time(outputs: Tensors) -> int:
+    """Pixels of a few images may be as many numbers as the logits of a thousand."""
+    sample_bytes = sum(array.nbytes // max(1, len(array)) for array in outputs.values())
+    return max(1, min(GALLERY, _BLOCK_BYTES // max(1, sample_bytes)))
 
 
 def _is_kept(folder: Path, chunk: Chunk) -> bool:

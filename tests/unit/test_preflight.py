@@ -119,8 +119,14 @@ def test_damaged_file_is_refused_by_its_header(project):
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"metrics": {"own": {"kind": "mine.scores:absent"}}}, "metrics.own.kind"),
-        ({"metrics": {"own": {"kind": "nowhere:f"}}}, "there is no module nowhere"),
+        (
+            {"metrics": {"own": {"kind": "mine.scores:absent", "allow_code": True}}},
+            "metrics.own.kind",
+        ),
+        (
+            {"metrics": {"own": {"kind": "nowhere:f", "allow_code": True}}},
+            "there is no module nowhere",
+        ),
         ({"shadow": {"redactor": "mine.scores:absent"}}, "shadow.redactor"),
         ({"shadow": {"slicer": "mine.scores:absent"}}, "shadow.slicer"),
         ({"shadow": {"embedder": "mine.scores:absent"}}, "shadow.embedder"),
@@ -166,7 +172,9 @@ def test_defined_function_is_accepted(project, text):
     """Whatever may define the name is taken for it."""
     (project / "mine.py").write_text(text)
 
-    assert checked(project, metrics={"own": {"kind": "mine:score"}}).problems == ()
+    assert (
+        checked(project, metrics={"own": {"kind": "mine:score", "allow_code": True}}).problems == ()
+    )
 
 
 def test_dtype_unknown_to_triton_is_named(project):

@@ -125,8 +125,9 @@ def _check_readable(name: str, columns: Mapping[str, Column], origin: str) -> No
         )
     if columns[name].kind == "other":
         raise DataError(
-            f"{origin}: column {name!r} holds {columns[name].dtype}. Columns hold numbers, text, "
-            "images, or lists of numbers of one length, and no row is empty."
+            columns[name].why
+            or f"{origin}: column {name!r} holds {columns[name].dtype}. Columns hold numbers, "
+            "text, images, or lists of numbers of one length, and no row is empty."
         )
 
 

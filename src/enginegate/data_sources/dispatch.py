@@ -117,17 +117,18 @@ def _is_numpy(path: Path) -> bool:
 
 def _open_path(path: Path, source: DataSource) -> DataReader:
     """The reader of a file, a folder, or a pattern of Parquet files."""
+    padded = source.columns.padded
     if not path.is_dir() and (files := _matches(path)):
-        return ParquetReader(files, str(path))
+        return ParquetReader(files, str(path), padded)
     if path.suffix in _PARQUET and not path.is_dir():
-        return ParquetReader([path], str(path))
+        return ParquetReader([path], str(path), padded)
     if is_hf_dataset(path):
-        return HfDatasetReader(path)
+        return HfDatasetReader(path, padded)
     if not path.is_dir() or any(path.glob("*.npy")):
         return NumpyReader(path)
     parquet = sorted(each for ending in _PARQUET for each in path.glob(f"*{ending}"))
     if parquet:
-        return ParquetReader(parquet, str(path))
+        return ParquetReader(parquet, str(path), padded)
     if holds_images(path):
         return ImageFolderReader(path, source.columns.classes)
     raise DataError(

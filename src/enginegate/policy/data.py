@@ -58,6 +58,13 @@ class InputColumns(Record):
         return raw
 
 
+class Padding(Record):
+    """How lists of several lengths become rows of one length."""
+
+    length: PositiveInt = Field(description="values of each row; a longer list is refused")
+    fill: float = Field(default=0.0, description="what follows a list's own values")
+
+
 class DataColumns(Record):
     """Which columns are inputs, labels and slices, where they are not named as arrays are.
 
@@ -82,6 +89,11 @@ class DataColumns(Record):
         default=(), description="columns of text or whole numbers; each of their values is a slice"
     )
     id: str | None = Field(default=None, description="column that names each sample")
+    padded: dict[str, Padding] = Field(
+        default_factory=dict,
+        description="by column of lists: the length that shorter lists are filled up to, such as "
+        "tokens (`fill = 0`) or boxes (`fill = -1`)",
+    )
 
 
 class ImageRules(Record):
