@@ -3,6 +3,7 @@
 import math
 import shlex
 import sys
+import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import get_args
@@ -35,7 +36,7 @@ from enginegate.data import DataSet
 from enginegate.engines import open_onnx, this_machine, undecidable
 from enginegate.errors import InputError
 from enginegate.messages import counted, short_number
-from enginegate.policy import parse_policy, read_policy
+from enginegate.policy import parse_policy
 from enginegate.policy.gates import Task
 from enginegate.policy.hooks import importable_from
 from enginegate.policy.model_source import ModelSource
@@ -137,18 +138,19 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
         parity=parity_for(facts.largest),
     )
     int8 = calibration is not None and facts.quantisable > 0
-    _write(_with_candidates(draft, facts, data, root, int8=int8), path, output)
+    _write(_with_candidates(draft, facts, data, root, int8=int8), path, root, output)
 
 
-def _write(draft: FirstPolicy, path: Path, output: Printer) -> None:
-    """Write the file, check it as `policy check` does, and show it."""
+def _write(draft: FirstPolicy, path: Path, root: Path, output: Printer) -> None:
+    """Check the policy as `policy check` does, write its file, and show it."""
     out, shown = output.console, _shown(path)
-    write_file(path, draft.toml(shown).encode())
-    policy = read_policy(path)
+    text = draft.toml(shown)
+    policy = parse_policy(tomllib.loads(text), shown, root)
     found = check_policy(policy)
     found.refuse(path)
+    write_file(path, text.encode())
     out.print()
-    out.print(path.read_text(), markup=False, soft_wrap=True)
+    out.print(text, markup=False, soft_wrap=True)
     for note in found.notes:
         print_hanging(out, note, "note    ")
     print_hanging(out, f"{shown} is written, and valid.")
