@@ -354,14 +354,18 @@ def explain_command(
     ] = None,
     junit: JunitFile = None,
     *,
+    device: Annotated[
+        str | None, typer.Option(help="kind of device; default: that of the target's own server")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Explain each verdict of a scorecard in words: which check decided, and by how much."""
     with printing(as_json=as_json) as output:
         card = Workspace.here().scorecard(run)
         write_scorecard_junit(card, junit)
-        wanted = candidates_named(card, candidate or ())
-        print_explained(card, output.console, only=wanted, blocking=only is not None)
+        shown = _evidence.seen_on(card, device)
+        wanted = candidates_named(shown, candidate or ())
+        print_explained(shown, output.console, only=wanted, blocking=only is not None)
         output.document(scorecard_document(card, only=wanted, blocking=only is not None))
 
 
