@@ -9,11 +9,12 @@ it was. What is here knows nothing of threads or processes; a chunk can be pickl
 import io
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,6 +32,8 @@ T = TypeVar("T")
 
 _log = logging.getLogger("enginegate.validate")
 _TOLD_EVERY_S = 2.0
+# Samples from which all columns, some 150 bytes each, are felt in memory: 300 MB.
+_ON_DISK_FROM = 2_000_000
 _FIRST_ROWS = 8  # enough to see how large outputs are
 _BLOCK_BYTES = 64 << 20  # of FP32's outputs; comparing them takes some twenty times as much
 _FROM_DATA = frozenset({"scope", "ids", "slices", "task", "labels"})
@@ -118,10 +121,10 @@ def gather(
     folder: Path, chunks: Iterable[Chunk], whole: DataSet, question: int
 ) -> OutputComparison:
     """All chunks' columns as one comparison of the whole data, for one of the questions."""
-    parts = [(chunk, _read_columns(_path(folder, chunk, question))) for chunk in chunks]
-    first = parts[0][0]
+    every = list(chunks)
+    first, paths = every[0], [_path(folder, chunk, question) for chunk in every]
     joined: dict[str, Array | None] = {
-        name: np.concatenate([columns[name] for _, columns in parts]) for name in parts[0][1]
+        name: _joined(paths, name) for name in _read_columns(paths[0])
     }
     asked = first.asked[question]
     labels = labels_by_measure(whole, asked.output or _output_names(first)[0], asked)
@@ -217,6 +220,26 @@ def _path(folder: Path, chunk: Chunk, question: int) -> Path:
 def _read_columns(path: Path) -> dict[str, Array]:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
+
+
+def _joined(paths: Sequence[Path], name: str) -> Array:
+    """One column of all chunks; of many samples in a file that has no name any more.
+
+    The system takes the pages of such a file back when memory is short.
+    """
+
+    def part(path: Path) -> Array:
+        with np.load(path, allow_pickle=False) as archive:
+            return np.asarray(archive[name])
+
+    whole = np.concatenate([part(path) for path in paths])
+    if len(whole) < _ON_DISK_FROM:
+        return whole
+    file = paths[0].parent / f".{uuid4().hex}"
+    mapped = np.memmap(file, dtype=whole.dtype, mode="w+", shape=whole.shape)
+    file.unlink()
+    mapped[:] = whole
+    return mapped
 
 
 def _columns(comparison: OutputComparison) -> dict[str, Array]:

@@ -87,6 +87,17 @@ class TestCandidates:
         rows = results_of(judged)["nonfinite", "evaluation"]["result"]
         assert rows["partial_unexpected_index_list"] == [{"sample_id": "s123", "nonfinite": True}]
 
+    def test_column_by_column_is_as_all_at_once(self, case, clean, gates, monkeypatch):
+        """Many samples are measured with one column in memory; the record is the same bytes."""
+        clean[3] = np.nan
+        compared = case.compare(clean)
+        at_once = judge_comparison(compared, gates)
+
+        monkeypatch.setattr("validation.expectations._AT_ONCE", 0)
+
+        assert judge_comparison(compared, gates) == at_once
+        assert any("=" in finding.scope for finding in at_once.findings)
+
     def test_everything_nan(self, case, gates):
         """A candidate that gives only NaN fails every gate but the sample count."""
         judged = judge_comparison(case.compare(np.full_like(case.reference, np.nan)), gates)
@@ -129,14 +140,14 @@ class TestSlices:
 
 class TestOtherTasks:
     def _judged(self, task, metrics, outputs, *, labels, margins, slices=None):
-        samples = len(labels)
+        samples, classes = len(outputs[0]), labels is not None and labels.dtype.kind == "i"
         data = DataSet(
             origin="eval.npz",
             inputs={"x": np.zeros((samples, 1), np.float32)},
-            labels=labels if labels.dtype.kind == "i" else None,
+            labels=labels if classes else None,
             ids=np.arange(samples).astype(np.str_),
             slices=slices or {},
-            targets={} if labels.dtype.kind == "i" else {"y": labels},
+            targets={} if classes or labels is None else {"y": labels},
         )
         asked = OutputSpec(task=task, metrics=metrics)
         limits = Gates(
