@@ -7,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from enginegate.errors import PolicyError
@@ -116,9 +118,28 @@ def test_damaged_file_is_refused_by_its_header(project):
     assert "pickled" in problem(project)
 
 
+def test_data_of_another_form_is_looked_at(project):
+    """Its columns must become the inputs of the other sets; nothing is converted for that."""
+    images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((2000, 1, 8, 8), np.float32))
+    rows = {"pixels": images, "digit": np.zeros(2000, np.int64)}
+    pq.write_table(pa.table(rows), project / "e.parquet")
+    data = {"evaluation": "e.parquet", "columns": {"inputs": {"image": "pixels"}}}
+
+    assert checked(project, data={**data, "calibration": "e.parquet"}).problems == ()
+    assert "has no column that is called input.NAME" in problem(
+        project, data={"evaluation": "e.parquet"}
+    )
+    assert not (project / ".enginegate/store/data").exists()
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
+        ({"data": {"evaluation": "python:mine.scores:score"}}, "allow_code is false"),
+        (
+            {"data": {"evaluation": "python:mine.scores:absent", "allow_code": True}},
+            "defines no absent",
+        ),
         (
             {"metrics": {"own": {"kind": "mine.scores:absent", "allow_code": True}}},
             "metrics.own.kind",

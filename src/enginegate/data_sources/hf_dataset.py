@@ -80,7 +80,7 @@ def _files(path: Path) -> list[Path]:
             f"{path / (splits or ['test'])[0]}."
         )
     if not (path / STATE).is_file():
-        return sorted(path.glob("*.arrow"))
+        return sorted(each for each in path.glob("*.arrow") if each.is_file())
     state = path / STATE
     try:
         if state.stat().st_size > _MOST_BYTES:

@@ -352,7 +352,7 @@ def _values(path: Path, field: Any, values: Any) -> Array:
         return np.asarray(values.to_numpy(zero_copy_only=False))
     raise DataError(
         f"{path}: column {field.name} is of type {kind}; columns hold numbers, text, or lists of "
-        "numbers. docs/shadow.md has the grammar."
+        "numbers. docs/data.md and docs/shadow.md say which."
     )
 
 

@@ -156,6 +156,8 @@ class DataSource:
         columns: what its columns are.
         images: how its images are decoded.
         allow_code: whether a Python function of yours may be imported and called.
+        labelled: whether it needs the label, slice and id columns that the policy names; evaluation
+            data does.
     """
 
     written: str
@@ -164,6 +166,7 @@ class DataSource:
     columns: DataColumns = field(default_factory=DataColumns)
     images: ImageRules = field(default_factory=ImageRules)
     allow_code: bool = False
+    labelled: bool = True
 
     def __str__(self) -> str:
         return self.written
@@ -259,11 +262,18 @@ class Data(Record):
         for name in ("evaluation", "calibration", "shadow"):
             source = getattr(self, name)
             if source is not None:
-                self.__dict__[name] = self.read_alike(source)
+                alike = self.read_alike(source)
+                self.__dict__[name] = replace(alike, labelled=name == "evaluation")
 
     def read_alike(self, source: DataSource) -> DataSource:
-        """Another set, read by the rules of this table."""
-        return replace(source, columns=self.columns, images=self.images, allow_code=self.allow_code)
+        """Another set, read by the rules of this table; it needs no labels."""
+        return replace(
+            source,
+            columns=self.columns,
+            images=self.images,
+            allow_code=self.allow_code,
+            labelled=False,
+        )
 
     @property
     def sources(self) -> Mapping[str, DataSource]:

@@ -8,6 +8,7 @@ import pytest
 
 from enginegate.data_sources import load_data
 from enginegate.errors import DataError
+from enginegate.policy.data import Data
 
 
 @pytest.fixture
@@ -135,3 +136,19 @@ def test_texts_grow_without_being_cut(source, tmp_path):
     pq.write_table(pa.table(rows), tmp_path / "t.parquet")
 
     assert load_data(source("t.parquet")).slices["s"][-1] == "the longest of them all"
+
+
+def test_other_sets_need_no_labels_and_may_have_arrays_names(tmp_path):
+    """Calibration data without the label's column, and traffic that was written as arrays."""
+    pq.write_table(pa.table({"age": [1.0, 2.0]}), tmp_path / "calibration.parquet")
+    np.savez(tmp_path / "evaluation.npz", **{"input.x": np.zeros(2), "label": np.arange(2)})
+    table = {
+        "evaluation": "evaluation.npz",
+        "calibration": "calibration.parquet",
+        "columns": {"inputs": {"x": "age"}, "label": "ill", "slices": ["site"]},
+    }
+    data = Data.model_validate(table, context={"root": tmp_path})
+
+    assert load_data(data.calibration).inputs["x"].tolist() == [1.0, 2.0]
+    with pytest.raises(DataError, match="has no column 'site'"):
+        load_data(data.evaluation)
