@@ -140,14 +140,14 @@ class TestSlices:
 
 class TestOtherTasks:
     def _judged(self, task, metrics, outputs, *, labels, margins, slices=None):
-        samples = len(labels)
+        samples, classes = len(outputs[0]), labels is not None and labels.dtype.kind == "i"
         data = DataSet(
             origin="eval.npz",
             inputs={"x": np.zeros((samples, 1), np.float32)},
-            labels=labels if labels.dtype.kind == "i" else None,
+            labels=labels if classes else None,
             ids=np.arange(samples).astype(np.str_),
             slices=slices or {},
-            targets={} if labels.dtype.kind == "i" else {"y": labels},
+            targets={} if classes or labels is None else {"y": labels},
         )
         asked = OutputSpec(task=task, metrics=metrics)
         limits = Gates(
