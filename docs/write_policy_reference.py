@@ -30,7 +30,8 @@ so a misspelt gate cannot be silently off. Units are in the names: `_ms`, `_us`,
 each number is [policies/digits.toml](../policies/digits.toml).
 
 Keys with a default may be left out, and so may a table in which all have one: `enginegate init
-MODEL --data FILE` writes a policy of at most twenty lines. `enginegate policy show FILE` prints
+MODEL --data FILE` writes a policy of at most twenty lines ([first-policy.md](first-policy.md)).
+`enginegate policy show FILE` prints
 every key with its value, where that comes from, and what it means.
 
 `enginegate policy check FILE` builds, opens and runs nothing. It says what is wrong and where: keys

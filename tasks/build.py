@@ -19,6 +19,7 @@ from enginegate.policy.model_source import ModelSource
 from enginegate.preflight import check_policy
 from enginegate.report.progress import told_as
 from enginegate.sources import onnx_from_source
+from enginegate.sources.fixed_batch import IN_TURN, OPENED
 from enginegate.tracking import Tracker
 from enginegate.triton.install import find_triton
 from enginegate.workspace import Workspace
@@ -139,4 +140,6 @@ def _described(found: ContentFolder[OnnxModel]) -> str:
         f"{onnx.parity_samples} samples"
     )
     origin = "ONNX from the store" if found.reused else "exported"
-    return f"{origin}, sha256 {onnx.file.sha256[:12]}, {parity}"
+    fixed = onnx.exporter in {OPENED, IN_TURN}
+    how = f"; {onnx.exporter.removeprefix('none: ')}" if fixed else ""
+    return f"{origin}, sha256 {onnx.file.sha256[:12]}, {parity}{how}"

@@ -121,7 +121,7 @@ def make_scorecard(
     layout = Layout(repository, found.model)
     current = layout.current()
     release = layout.release(current.version) if current else None
-    live = release.engine.engine_sha256 if release else None
+    live = _engine_on(release, device) if release else None
     judged = with_speed(found.benchmarks, slo, search, live=live)
     measured = tuple(each for each in judged if each is not None)
     choice = choose(found.verdicts, measured, search, fp32_may_win=slo.fp32_may_win)
@@ -149,6 +149,12 @@ def make_scorecard(
     )
     card = card.model_copy(update={"speed_findings": judge_engine_speeds(card)})
     return first_made(card, workspace)
+
+
+def _engine_on(release: Release, device: str) -> Sha256:
+    """Digest of the engine that a release has for a kind of device, else for its publisher's."""
+    found = (each for each in release.engines if each.device == device)
+    return next(found, release.engine).engine_sha256
 
 
 def gather_parts(

@@ -4,17 +4,25 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.transactions import Transaction
 
-from enginegate.candidate import Candidate, Precision, Sha256, registered_version
+from enginegate.candidate import Candidate, Engine, Precision, Sha256, registered_version
 from enginegate.data import Tensors
 from enginegate.data_sources import load_data
 from enginegate.decision import Decision, Promise, Release, RenewedPromise
+from enginegate.devices import PartStore
 from enginegate.engines import open_engine, serving
-from enginegate.errors import ApprovalError, EnginegateError, RepositoryError, TrackingError
+from enginegate.errors import (
+    ApprovalError,
+    EnginegateError,
+    InputError,
+    RepositoryError,
+    TrackingError,
+)
 from enginegate.evidence import Benchmark, Scorecard, Verdict
 from enginegate.machine import user_at_host
 from enginegate.policy.data import DataSource
@@ -119,18 +127,31 @@ class Publication:
                 "measured stays, and the new scorecard needs its own decision."
             )
 
+    @property
+    def published(self) -> tuple[tuple[Scorecard, Candidate], ...]:
+        """What is published for each kind of device, its scorecard first; kinds without a winner
+        are left out, but the first, which is what `candidate` is about."""
+        first = self.candidate
+        own, *others = self.evidence.by_device
+        found = [(own, first)] if first is not None else []
+        return (*found, *((view, view.winner) for view in others if view.winner is not None))
+
     def is_release(self, release: Release) -> bool:
         """Whether a release serves the very bytes, in the very way, that would be published."""
-        candidate = self.candidate
-        verdict = self.evidence.verdict(candidate) if candidate else None
-        measured = self.evidence.benchmark(candidate) if candidate else None
-        if verdict is None or measured is None:
+        if self.candidate is None or len(self.published) != len(release.engines):
             return False
-        wanted = (verdict.engine_sha256, self.evidence.model_uri, measured.chosen)
-        found = (release.engine.engine_sha256, release.model_uri, release.engine.serving)
+        wanted = []
+        for view, candidate in self.published:
+            verdict, measured = view.verdict(candidate), view.benchmark(candidate)
+            if verdict is None or measured is None:
+                return False
+            wanted.append((verdict.engine_sha256, measured.chosen, self.options))
+        found = [(each.engine_sha256, each.serving, each.options) for each in release.engines]
+        devices = self.evidence.devices and tuple(view.device for view, _ in self.published)
         return (
             found == wanted
-            and release.engine.options == self.options
+            and (not devices or devices == release.devices)
+            and self.evidence.model_uri == release.model_uri
             and composes(self.layout, release, self.ensemble)
         )
 
@@ -223,6 +244,7 @@ def renew_promise(publication: Publication, live: Release) -> RenewedPromise:
         release_sha256=live.digest,
         scorecard_sha256=evidence.digest,
         promise=_promise(measured, publication.slo_p99_ms),
+        promises=_further_promises(publication),
         decision=approvals[-1],
         further_decisions=approvals[:-1],
         renewed_at=now(),
@@ -342,20 +364,49 @@ def withdraw_first(tables: LiveTables, workspace: Workspace, who: str, why: str)
     return release
 
 
+def _further_promises(publication: Publication) -> dict[str, Promise]:
+    measured = ((view.device, view.benchmark(winner)) for view, winner in publication.published[1:])
+    return {
+        device: _promise(found, publication.slo_p99_ms)
+        for device, found in measured
+        if found is not None
+    }
+
+
 def _package(publication: Publication) -> Package:
-    evidence, approvals = publication.evidence, publication.approvals
-    measured = evidence.benchmark(publication.verdict.candidate)
-    if not approvals or measured is None or measured.chosen is None:
-        raise ApprovalError(f"Scorecard {evidence.digest[:12]} was not approved, or not measured.")
+    """Everything that is published: of several kinds of device, the first with the others in it."""
+    first, *others = (
+        _package_of(publication, view, view.verdict(candidate))
+        for view, candidate in publication.published
+    )
+    package = replace(first, further=tuple(others))
+    steps = publication.ensemble
+    return package if steps is None else as_ensemble(package, steps, _rehearsal(publication, steps))
+
+
+def _package_of(publication: Publication, evidence: Scorecard, verdict: Verdict | None) -> Package:
+    """What is published for one kind of device.
+
+    Args:
+        publication: what is about to be published.
+        evidence: of that kind; a scorecard of one machine is its own.
+        verdict: on what is published.
+    """
+    approvals = publication.approvals
+    measured = evidence.benchmark(verdict.candidate) if verdict else None
+    if not approvals or verdict is None or measured is None or measured.chosen is None:
+        digest = publication.evidence.digest[:12]
+        raise ApprovalError(f"Scorecard {digest} was not approved, or not measured.")
     engine, folder = engine_of(
-        publication.workspace, evidence, publication.verdict.engine_sha256 or ""
+        publication.workspace, publication.evidence, verdict.engine_sha256 or ""
     )
     served = serving(engine, folder, backend=measured.backend)
-    samples = load_data(publication.samples).head(GOLDEN_SAMPLES)
-    with open_engine(engine, folder) as runner:
-        inputs: Tensors = dict(samples.in_types(engine.inputs).inputs)
-        golden = Golden(inputs, runner.run(inputs))
-    package = Package(
+    golden = (
+        _recorded_golden(publication, evidence, engine)
+        if evidence.device
+        else _golden(publication, engine, folder)
+    )
+    return Package(
         model=publication.tables.model,
         model_uri=evidence.model_uri,
         candidate=engine.candidate,
@@ -369,7 +420,7 @@ def _package(publication: Publication) -> Package:
         serving=measured.chosen,
         golden=golden,
         golden_max_abs_error=golden.largest * _GOLDEN_STEPS[engine.candidate.precision],
-        scorecard_sha256=evidence.digest,
+        scorecard_sha256=publication.evidence.digest,
         decision=approvals[-1],
         further_decisions=approvals[:-1],
         promise=_promise(measured, publication.slo_p99_ms),
@@ -379,9 +430,36 @@ def _package(publication: Publication) -> Package:
         cold_start_s=measured.cold_start_s,
         builder=engine.builder,
         version_compatible=engine.flags.get("version_compatible") == "true",
+        device=evidence.device,
     )
-    steps = publication.ensemble
-    return package if steps is None else as_ensemble(package, steps, _rehearsal(publication, steps))
+
+
+def _golden(publication: Publication, engine: Engine, folder: Path) -> Golden:
+    """The engine's own answers, given now."""
+    samples = load_data(publication.samples).head(GOLDEN_SAMPLES)
+    inputs: Tensors = dict(samples.in_types(engine.inputs).inputs)
+    with open_engine(engine, folder) as runner:
+        return Golden(inputs, runner.run(inputs))
+
+
+def _recorded_golden(publication: Publication, evidence: Scorecard, engine: Engine) -> Golden:
+    """The answers that the engine gave where it was judged: no such device need be here.
+
+    Raises:
+        InputError: they are not here.
+        TamperedError: they are not those that the scorecard names.
+    """
+    store = PartStore(publication.workspace)
+    path = store.golden_file(engine.file.sha256, evidence.data.evaluation)
+    digest = evidence.golden.get(engine.candidate.name)
+    if digest is None or not path.is_file():
+        raise InputError(
+            f"The golden answers of {engine.candidate} on {evidence.device} are not in "
+            f"{publication.workspace.root}. Promote where the scorecard was made, or bring them "
+            "with `enginegate evidence import`."
+        )
+    digest.check(path)
+    return Golden.read(path)
 
 
 def _gpu_bytes(evidence: Scorecard, measured: Benchmark) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
+from prefect.context import TaskRunContext
 from prefect.futures import PrefectFuture, as_completed
 from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 from pydantic import Field
@@ -300,7 +301,7 @@ def _run(
     if len(chunks) == 1:
         run_chunk.fn(chunks[0], engine, folder)
         return
-    with _workers(how) as runner:
+    with _workers(how) as runner, _sending_little(how):
         # Each chunk carries its inputs to its worker: all of them at once would fill this process.
         queue = (
             runner.submit(run_chunk, {"chunk": chunk, "engine": engine, "folder": folder})
@@ -309,6 +310,23 @@ def _run(
         finished = _finished(queue, _AHEAD * how.workers)
         for done in followed(finished, len(chunks), what):
             done.result()
+
+
+@contextmanager
+def _sending_little(how: Evaluation) -> Iterator[None]:
+    """Keep what the task around this one was given from travelling with every chunk.
+
+    Prefect sends the parameters of the task that submits to other processes: all data, with each
+    chunk of them.
+    """
+    if how.runner == "threads":
+        yield
+        return
+    hidden = TaskRunContext.__var__.set(None)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        TaskRunContext.__var__.reset(hidden)
 
 
 def _finished(queue: Iterator[PrefectFuture[Any]], at_once: int) -> Iterator[PrefectFuture[Any]]:

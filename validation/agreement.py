@@ -3,7 +3,7 @@
 Shape suffixes: N samples, C classes, V values.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -153,15 +153,28 @@ class OutputComparison:
         found |= {f"score.{name}": values for name, values in self.scores.items()}
         return {name: values for name, values in found.items() if values is not None}
 
-    def frame(self) -> "pd.DataFrame":
-        """One row a sample: its id, each measurement, and ``slice.NAME`` for each slice column."""
+    def frame(
+        self, only: Collection[str] | None = None, cut_by: Collection[str] | None = None
+    ) -> "pd.DataFrame":
+        """One row a sample: its id, each measurement, and ``slice.NAME`` for each slice column.
+
+        Args:
+            only: these measurements, and ids with ``nonfinite`` alone; None: all.
+            cut_by: these slice columns; None: all.
+        """
         import pandas as pd  # noqa: PLC0415 - slow to import, needed only when judging
 
+        ids = {"sample_id": self.ids} if only is None or "nonfinite" in only else {}
+        wanted = {n: v for n, v in self.columns().items() if only is None or n in only}
         columns = {
             name: values if values.ndim == 1 else pd.Series(list(values), dtype=object)
-            for name, values in {"sample_id": self.ids, **self.columns()}.items()
+            for name, values in {**ids, **wanted}.items()
         }
-        cuts = {f"slice.{name}": pd.Categorical(values) for name, values in self.slices.items()}
+        cuts = {
+            f"slice.{name}": pd.Categorical(values)
+            for name, values in self.slices.items()
+            if cut_by is None or name in cut_by
+        }
         return pd.DataFrame({**columns, **cuts})
 
 
@@ -194,7 +207,7 @@ def compare(
     pair = Pair(reference[name], candidate[name], nonfinite)
     boxes = _boxes(reference, candidate, name, asked, pair)
     classes = asked.task == "classification"
-    labels = labels_for(data, name, "top1") if classes else None
+    labels = labels_for(data, name, "top1", alone=asked.alone) if classes else None
     return OutputComparison(
         scope=asked.scope(scope),
         ids=data.ids,
@@ -338,7 +351,7 @@ def _scored(
     if boxes is not None:
         found["decision_agreement"] = box_agreement(*boxes, pair.nonfinite, asked.threshold)
     for metric_name, metric in asked.metrics.items():
-        labels = labels_for(data, name, metric.kind)
+        labels = labels_for(data, name, metric.kind, alone=asked.alone)
         if labels is None:
             continue
         form = paired_form(metric.kind)

@@ -9,11 +9,12 @@ it was. What is here knows nothing of threads or processes; a chunk can be pickl
 import io
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
+from uuid import uuid4
 from zipfile import BadZipFile
 
 import numpy as np
@@ -31,6 +32,10 @@ T = TypeVar("T")
 
 _log = logging.getLogger("enginegate.validate")
 _TOLD_EVERY_S = 2.0
+# Samples from which all columns, some 150 bytes each, are felt in memory: 300 MB.
+_ON_DISK_FROM = 2_000_000
+_FIRST_ROWS = 8  # enough to see how large outputs are
+_BLOCK_BYTES = 64 << 20  # of FP32's outputs; comparing them takes some twenty times as much
 _FROM_DATA = frozenset({"scope", "ids", "slices", "task", "labels"})
 _MAPPINGS = frozenset({"scores", "own", "traits"})
 
@@ -116,10 +121,10 @@ def gather(
     folder: Path, chunks: Iterable[Chunk], whole: DataSet, question: int
 ) -> OutputComparison:
     """All chunks' columns as one comparison of the whole data, for one of the questions."""
-    parts = [(chunk, _read_columns(_path(folder, chunk, question))) for chunk in chunks]
-    first = parts[0][0]
+    every = list(chunks)
+    first, paths = every[0], [_path(folder, chunk, question) for chunk in every]
     joined: dict[str, Array | None] = {
-        name: np.concatenate([columns[name] for _, columns in parts]) for name in parts[0][1]
+        name: _joined(paths, name) for name in _read_columns(paths[0])
     }
     asked = first.asked[question]
     labels = labels_by_measure(whole, asked.output or _output_names(first)[0], asked)
@@ -140,15 +145,19 @@ def followed(done: Iterable[T], count: int, what: str) -> Iterator[T]:
 def _keep_outputs(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors]) -> None:
     with new_folder(folder) as staging:
         files: dict[str, Array] = {}
-        for number, rows in _blocks(chunk):
-            for name, values in run(dict(rows.inputs)).items():
+        start, count = 0, _FIRST_ROWS
+        while start < len(chunk.data):
+            rows = chunk.data.rows(start, start + count)
+            answers = run(dict(rows.inputs))
+            for name, values in answers.items():
                 if name not in files:
                     shape = (len(chunk.data), *values.shape[1:])
                     place = staging / f"{len(files)}.{name.replace('/', '_')}.npy"
                     files[name] = np.lib.format.open_memmap(
                         place, mode="w+", dtype=values.dtype, shape=shape
                     )
-                files[name][number : number + len(rows)] = values
+                files[name][start : start + len(rows)] = values
+            start, count = start + len(rows), _rows_at_a_time(answers)
         write_file(staging / "names.txt", "\n".join(files).encode())
 
 
@@ -170,7 +179,7 @@ def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors])
     """Run, compare and forget a few samples at a time; then write what is left of them."""
     reference = _kept_outputs(chunk)
     parts: list[list[OutputComparison]] = [[] for _ in chunk.asked]
-    for start, rows in _blocks(chunk):
+    for start, rows in _blocks(chunk, reference):
         expected = {n: np.asarray(a[start : start + len(rows)]) for n, a in reference.items()}
         found = run(dict(rows.inputs))
         for place, asked in enumerate(chunk.asked):
@@ -181,10 +190,18 @@ def _keep_columns(folder: Path, chunk: Chunk, run: Callable[[Tensors], Tensors])
         write_file(_path(folder, chunk, place), buffer.getvalue())
 
 
-def _blocks(chunk: Chunk) -> Iterator[tuple[int, DataSet]]:
+def _blocks(chunk: Chunk, reference: Tensors) -> Iterator[tuple[int, DataSet]]:
     """So few samples at a time that their outputs fit into memory several times over."""
-    for start in range(0, len(chunk.data), GALLERY):
-        yield start, chunk.data.rows(start, start + GALLERY)
+    ranked = any(m.kind == "recall" for asked in chunk.asked for m in asked.metrics.values())
+    step = GALLERY if ranked else _rows_at_a_time(reference)
+    for start in range(0, len(chunk.data), step):
+        yield start, chunk.data.rows(start, start + step)
+
+
+def _rows_at_a_time(outputs: Tensors) -> int:
+    """Pixels of a few images may be as many numbers as the logits of a thousand."""
+    sample_bytes = sum(array.nbytes // max(1, len(array)) for array in outputs.values())
+    return max(1, min(GALLERY, _BLOCK_BYTES // max(1, sample_bytes)))
 
 
 def _is_kept(folder: Path, chunk: Chunk) -> bool:
@@ -203,6 +220,26 @@ def _path(folder: Path, chunk: Chunk, question: int) -> Path:
 def _read_columns(path: Path) -> dict[str, Array]:
     with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
         return {name: archive[name] for name in archive.files}
+
+
+def _joined(paths: Sequence[Path], name: str) -> Array:
+    """One column of all chunks; of many samples in a file that has no name any more.
+
+    The system takes the pages of such a file back when memory is short.
+    """
+
+    def part(path: Path) -> Array:
+        with np.load(path, allow_pickle=False) as archive:
+            return np.asarray(archive[name])
+
+    whole = np.concatenate([part(path) for path in paths])
+    if len(whole) < _ON_DISK_FROM:
+        return whole
+    file = paths[0].parent / f".{uuid4().hex}"
+    mapped = np.memmap(file, dtype=whole.dtype, mode="w+", shape=whole.shape)
+    file.unlink()
+    mapped[:] = whole
+    return mapped
 
 
 def _columns(comparison: OutputComparison) -> dict[str, Array]:

@@ -394,12 +394,13 @@ def unlabelled(scope: str, gates: Gates) -> Finding:
 def _unscored(name: str, asked: OutputSpec, scope: str, gates: Gates) -> Finding:
     metric = asked.metrics[name]
     output = metric.output or asked.output or "OUTPUT"
+    named = f"label.{output}" if asked.alone else f"label or label.{output}"
     return finding_of(
         GateCheck.of_metric(name, metric, scope, gates),
         Outcome.INCONCLUSIVE,
         f"the {scope} data has no labels for it, so {name} was not measured",
         NO_ESTIMATE,
-        remedy=f"Add an array named label.{output} to the data: what the output should be.",
+        remedy=f"Add an array named {named} to the data: what the output should be.",
     )
 
 

@@ -114,9 +114,9 @@ def check_form(reference: Tensors, candidate: Tensors, data: DataSet, asked: Out
         )
     if asked.task == "classification":
         _check_logits(array, name)
-        check_classes(data, array.shape[1], name)
+        check_classes(data, array.shape[1], name, alone=asked.alone)
     if asked.task == "multi-label":
-        _check_multi_label(array, data, name)
+        _check_multi_label(array, data, name, asked)
     if asked.task == "segmentation":
         _check_segmentation(array, data, name, asked)
     if asked.task == "embedding" and (array.ndim != 2 or array.dtype.kind != "f"):  # noqa: PLR2004 - (samples, dimensions)
@@ -127,6 +127,16 @@ def check_form(reference: Tensors, candidate: Tensors, data: DataSet, asked: Out
     _check_reference_finite(reference, data)
     _check_slice_names(data)
     return name
+
+
+def labels_of_output(data: DataSet, output: str, *, alone: bool) -> Array | None:
+    """The labels that are one output's own, of any form; None: the data has none.
+
+    Args:
+        alone: whether the model has others, so that only labels of that name are its.
+    """
+    found = data.targets.get(output)
+    return found if found is not None or alone else data.targets.get("")
 
 
 def nonfinite_rows(outputs: Tensors, samples: int) -> NDArray[np.bool_]:
@@ -143,13 +153,14 @@ def flat(array: Array) -> NDArray[np.float64]:
     return np.asarray(array).reshape(len(array), math.prod(array.shape[1:])).astype(np.float64)
 
 
-def check_classes(data: DataSet, classes: int, name: str) -> None:
+def check_classes(data: DataSet, classes: int, name: str, *, alone: bool = False) -> None:
     """Refuse labels that are no class of the output.
 
     Raises:
         DataError: a label is no whole number, below 0, or not below ``classes``.
     """
-    labels = data.targets.get(name, data.labels)
+    own = labels_of_output(data, name, alone=alone)
+    labels = data.labels if own is None else own
     if labels is None or len(labels) == 0:
         return
     if labels.dtype.kind not in "iu" or labels.ndim != 1:
@@ -197,13 +208,13 @@ def _check_logits(array: Array, name: str) -> None:
         )
 
 
-def _check_multi_label(array: Array, data: DataSet, name: str) -> None:
+def _check_multi_label(array: Array, data: DataSet, name: str, asked: OutputSpec) -> None:
     if array.ndim != 2 or array.dtype.kind != "f":  # noqa: PLR2004 - (samples, labels)
         raise DataError(
             f"Output {name!r} should hold one number for each label, floating point of shape "
             f"(samples, labels); it is {array.dtype}{list(array.shape)}."
         )
-    truth = data.targets.get(name)
+    truth = labels_of_output(data, name, alone=asked.alone)
     if truth is None:
         return
     if truth.shape != array.shape or not np.isin(truth, (0, 1)).all():
@@ -221,7 +232,7 @@ def _check_segmentation(array: Array, data: DataSet, name: str, asked: OutputSpe
             "classes, height, width), or whole numbers of shape (samples, height, width); it is "
             f"{array.dtype}{list(array.shape)}."
         )
-    truth = data.targets.get(name)
+    truth = labels_of_output(data, name, alone=asked.alone)
     if truth is None:
         return
     axis = asked.form.class_axis

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from enginegate.data import Array, DataSet
 from enginegate.errors import DataError, PolicyError
 from enginegate.policy.gates import Metric
-from validation.outputs import OutputSpec, flat
+from validation.outputs import OutputSpec, flat, labels_of_output
 
 GALLERY = 1024  # samples that one is ranked among; blocks of them start at multiples of it
 BITS = 21
@@ -45,11 +45,17 @@ def paired_form(kind: str) -> PairedForm:
     return "classes" if kind == "macro_f1" else "numbers"
 
 
-def labels_for(data: DataSet, output: str, kind: str) -> Array | None:
-    """The labels a metric needs: the output's own, else the data's classes; None without any."""
-    if output in data.targets:
-        return data.targets[output]
-    return None if kind in _OWN_LABELS else data.labels
+def labels_for(data: DataSet, output: str, kind: str, *, alone: bool = False) -> Array | None:
+    """The labels a metric needs: the output's own, else the data's classes; None without any.
+
+    Args:
+        alone: whether the model has other outputs, whose labels these classes may be.
+    """
+    own = labels_of_output(data, output, alone=alone)
+    if own is not None:
+        return own
+    counts = kind in {"mae", "rmse", "r2"} and not alone  # whole numbers are numbers
+    return data.labels if counts or kind not in _OWN_LABELS else None
 
 
 def labels_by_measure(data: DataSet, output: str, asked: OutputSpec) -> dict[str, Array]:
@@ -57,7 +63,9 @@ def labels_by_measure(data: DataSet, output: str, asked: OutputSpec) -> dict[str
     kinds = {name: metric.kind for name, metric in asked.metrics.items()}
     if asked.task == "classification":
         kinds[ACCURACY] = "top1"
-    found = ((name, labels_for(data, output, kind)) for name, kind in kinds.items())
+    found = (
+        (name, labels_for(data, output, kind, alone=asked.alone)) for name, kind in kinds.items()
+    )
     return {name: labels for name, labels in found if labels is not None}
 
 

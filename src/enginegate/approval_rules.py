@@ -127,6 +127,8 @@ def acceptable(scorecard: Scorecard, rules: Approval) -> tuple[Candidate, ...]:
     """Inconclusive candidates that a person may accept by name, where the policy allows it."""
     if not rules.accept_inconclusive:
         return ()
+    if scorecard.further:
+        return ()  # each kind of device has its own winner, which one name cannot stand for
     return tuple(
         v.candidate
         for v in scorecard.verdicts
@@ -265,6 +267,11 @@ def _what_objection(
     missing = unpublishable(candidate, scorecard)
     if outcome in {Outcome.FAILED, Outcome.ERRORED}:
         return f"{candidate} {outcome.word}; that can never be approved."
+    if scorecard.further and candidate != scorecard.winner:
+        return (
+            f"it names {candidate}, and the scorecard is about several kinds of device "
+            f"({', '.join(scorecard.devices)}), each with its own winner. Approve without a name."
+        )
     if missing:
         return missing
     if outcome is Outcome.INCONCLUSIVE and not rules.accept_inconclusive:

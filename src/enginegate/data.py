@@ -53,7 +53,8 @@ class DataSet:
         labels: shape ``(N,)``, int64 class indices, or None.
         ids: shape ``(N,)``, text, unique within the set.
         slices: by column name, shape ``(N,)``, text.
-        targets: labels of single outputs by the output's name, shape ``(N, ...)``, finite.
+        targets: labels of single outputs by the output's name, shape ``(N, ...)``, finite; under
+            the empty name those of a model's only output, where they are no class a sample.
     """
 
     origin: str
@@ -161,7 +162,7 @@ class DataSet:
     def arrays(self) -> dict[str, Array]:
         arrays: dict[str, Array] = {f"input.{name}": a for name, a in self.inputs.items()}
         arrays |= {f"slice.{name}": column for name, column in self.slices.items()}
-        arrays |= {f"label.{name}": array for name, array in self.targets.items()}
+        arrays |= {_label_name(name): array for name, array in self.targets.items()}
         arrays["id"] = self.ids
         if self.labels is not None:
             arrays["label"] = self.labels
@@ -244,7 +245,7 @@ def data_set(arrays: Mapping[str, Array], origin: str) -> DataSet:
         for name, array in arrays.items()
         if name.startswith("slice.")
     }
-    labels = _labels(origin, arrays.get("label"))
+    labels = _labels(arrays.get("label"))
     return DataSet(origin, inputs, labels, ids, slices, _targets(origin, arrays))
 
 
@@ -272,29 +273,30 @@ def _check_rows(origin: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     return count
 
 
-def _labels(origin: str, array: Array | None) -> NDArray[np.int64] | None:
-    if array is None:
-        return None
-    if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        detail = (
-            "it holds NaN" if array.dtype.kind == "f" and np.isnan(array).any() else "it does not"
-        )
-        raise DataError(
-            f"{origin}: label must be one integer class a sample, shape (N,); {detail} "
-            f"(dtype {array.dtype}, shape {array.shape})."
-        )
-    return array.astype(np.int64)
+def _labels(array: Array | None) -> NDArray[np.int64] | None:
+    """Classes, one a sample; labels of any other form are `DataSet.targets`."""
+    return array.astype(np.int64) if array is not None and _holds_classes(array) else None
+
+
+def _holds_classes(array: Array) -> bool:
+    return array.ndim == 1 and np.issubdtype(array.dtype, np.integer)
 
 
 def _targets(origin: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
     targets = {n.removeprefix("label."): a for n, a in arrays.items() if n.startswith("label.")}
+    if "label" in arrays and not _holds_classes(arrays["label"]):
+        targets[""] = arrays["label"]
     for name, array in targets.items():
-        if array.dtype.kind not in "fiu" or not _all_finite(array):
+        if array.dtype.kind not in "fiub" or not _all_finite(array):
             raise DataError(
-                f"{origin}: label.{name} must hold finite numbers (dtype {array.dtype}). Remove "
-                "the samples without a label, or leave this array out."
+                f"{origin}: {_label_name(name)} must hold finite numbers (dtype {array.dtype}). "
+                "Remove the samples without a label, or leave this array out."
             )
     return targets
+
+
+def _label_name(output: str) -> str:
+    return f"label.{output}" if output else "label"
 
 
 def _all_finite(array: Array) -> bool:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, field_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    PrivateAttr,
+    field_validator,
+)
 
 from enginegate.candidate import Candidate, FileDigest, Sha256, TensorSpec
 from enginegate.errors import RepositoryError
@@ -146,6 +153,9 @@ class RenewedPromise(Record):
     replaces: Sha256 | None = Field(
         default=None, description="digest of the renewed promise before it; none: the release's own"
     )
+    promises: dict[str, Promise] = Field(
+        default={}, description="those of the release's further kinds of device, by kind"
+    )
 
 
 class ComposingModel(Record):
@@ -164,7 +174,9 @@ class ComposingModel(Record):
 class ReleasedEngine(Record):
     """What one kind of device serves of a release, as it was validated and measured there."""
 
-    device: str = Field(description="kind of device that runs it: cpu or gpu")
+    device: str = Field(
+        description="kind of device that runs it: one of the policy's, else cpu or gpu"
+    )
     candidate: Candidate
     engine_sha256: Sha256
     serving: ServingConfig
@@ -195,11 +207,14 @@ class ReleasedEngine(Record):
     cold_start_s: NonNegativeFloat | None = Field(
         default=None, description="from the load call to the first answer, in its benchmark"
     )
+    on_gpu: bool | None = Field(
+        default=None, description="whether instances are placed on GPUs; None: by the device"
+    )
 
     @property
     def gpu(self) -> bool:
         """Whether instances are placed on GPUs."""
-        return self.device != "cpu"
+        return self.device != "cpu" if self.on_gpu is None else self.on_gpu
 
 
 class Release(Record):
@@ -210,7 +225,8 @@ class Release(Record):
     version: PositiveInt = Field(description="issued once, never reused")
     model_uri: str
     engines: tuple[ReleasedEngine, ...] = Field(
-        min_length=1, description="one for each kind of device; publishers have one kind"
+        min_length=1,
+        description="one for each kind of device, that of the repository that published it first",
     )
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
@@ -224,6 +240,7 @@ class Release(Record):
     audit: Head | None = Field(
         default=None, description="the audit log when this release was staged, approvals included"
     )
+    _device: str = PrivateAttr(default="")
 
     @field_validator("engines")
     @classmethod
@@ -253,10 +270,32 @@ class Release(Record):
             )
         return found[0]
 
+    def seen_from(self, device: str) -> "Release":
+        """The release as a repository of one kind of device has it; its digest is the same.
+
+        Args:
+            device: the kind; empty: that of the repository that published it.
+
+        Raises:
+            RepositoryError: it has engines of several kinds, and none of this one.
+        """
+        seen = self.model_copy()
+        if len(self.engines) > 1:
+            seen._device = self.engine_for(device).device if device else ""  # noqa: SLF001 - own
+        return seen
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device that it has engines for."""
+        return tuple(engine.device for engine in self.engines)
+
     @property
     def engine(self) -> ReleasedEngine:
-        """The engine of the only kind of device that the release is for."""
-        return self.engine_for()
+        """The engine of the kind of device that the repository it was read from serves.
+
+        Of a release that was not read from one it is the publisher's.
+        """
+        return self.engine_for(self._device) if self._device else self.engines[0]
 
     @property
     def promise(self) -> Promise:

@@ -62,6 +62,7 @@ def check_policy(policy: Policy) -> PolicyCheck:
         *_model(policy),
         *_made(policy),
         *_functions(policy),
+        *_scorers(policy),
         *_runner(policy),
         *_arrivals(policy),
         *_unservable(files.evaluation),
@@ -197,6 +198,18 @@ def _function_of_data(key: str, source: DataSource, root: Path) -> Iterator[str]
         yield f"{_said(key, source)}: {why}. Correct the name, or install the module."
 
 
+def _scorers(policy: Policy) -> Iterator[str]:
+    """Boxes are matched by a library that is an extra."""
+    detects = policy.task == "detection" or any(
+        output.task == "detection" for output in policy.outputs.values()
+    )
+    if detects and importlib.util.find_spec("pycocotools") is None:
+        yield (
+            'task = "detection": pycocotools is not installed. Run: '
+            "pip install 'enginegate[detection]'."
+        )
+
+
 def _runner(policy: Policy) -> Iterator[str]:
     runner = policy.evaluation.runner
     if runner != "threads" and importlib.util.find_spec(f"prefect_{runner}") is None:
@@ -289,6 +302,7 @@ def _unjudged(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
             f"min_samples is {most}. Add samples."
         )
     judged = any(gates.max_accuracy_loss is not None for gates in asked.values())
+    scored = ", ".join(policy.metrics)
     for needed, precisions in _too_strict(asked, evaluation.samples).items():
         limit = asked[precisions[0]].max_accuracy_loss
         yield (
@@ -297,6 +311,11 @@ def _unjudged(policy: Policy, evaluation: DataHeader | None) -> Iterator[str]:
             "differs. Add samples, or state a wider margin."
         )
     labelled = any(name == "label" or name.startswith("label.") for name in evaluation.arrays)
+    if not labelled and scored:
+        yield (
+            f"max_metric_loss: data.evaluation has no labels, so {scored} is not measured. Add the "
+            "array label, or label.OUTPUT (docs/tasks.md)."
+        )
     if judged and not labelled and policy.task == "classification":
         yield (
             "max_accuracy_loss: data.evaluation has no labels, so accuracy is not measured. Add "

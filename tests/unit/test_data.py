@@ -72,7 +72,7 @@ def test_batches_cover_every_sample_once(saved):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"label": np.array([0.0, np.nan, 1, 2, 0, 1])}, "it holds NaN"),
+        ({"label": np.array([0.0, np.nan, 1, 2, 0, 1])}, "label must hold finite numbers"),
         ({"label": np.arange(5)}, "differ in length"),
         ({"input.image": None}, "holds no input"),
         ({"id": np.array(["a"] * 6)}, "repeats values"),
@@ -127,6 +127,24 @@ def test_inputs_are_matched_by_name(saved):
 
 
 class TestTargets:
+    @pytest.mark.parametrize(
+        "label",
+        [
+            pytest.param(np.arange(3.0), id="numbers"),
+            pytest.param(np.zeros((3, 4, 4), np.int64), id="pixels"),
+        ],
+    )
+    def test_label_of_the_only_output_may_have_any_form(self, tmp_path, label):
+        """It is kept, and is the same data when it is written again."""
+        np.savez(tmp_path / "data.npz", **{"input.x": np.zeros((3, 2), np.float32), "label": label})
+        data = read_data(tmp_path / "data.npz")
+
+        write_data(data, tmp_path / "again.npz")
+
+        assert data.labels is None
+        np.testing.assert_array_equal(data.targets[""], label)
+        assert read_data(tmp_path / "again.npz").sha256 == data.sha256
+
     def test_labels_of_single_outputs(self, tmp_path):
         """``label.NAME`` holds what one output should be, and is part of the data's digest."""
         arrays = {"input.x": np.zeros((3, 2), np.float32), "label.price": np.arange(3.0)}

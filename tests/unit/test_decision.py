@@ -9,15 +9,18 @@ from tests.fakes.evidence import release
 
 
 def test_engine_is_found_by_device_kind():
-    """A release of one kind of device needs no asking; of several, it does."""
+    """A release is seen from a repository of one kind; else it is as its publisher has it."""
     one = release(backend="onnxruntime")
     gpu = one.engine.model_copy(update={"device": "gpu", "backend": "tensorrt"})
     both = Release(**(dict(one) | {"engines": (one.engine, gpu)}))
 
     assert (one.engine.backend, one.engine.gpu) == ("onnxruntime", False)
     assert (both.engine_for("gpu").backend, both.engine_for("gpu").gpu) == ("tensorrt", True)
+    assert both.engine == both.seen_from("").engine == one.engine
+    assert both.seen_from("gpu").engine == gpu
+    assert both.seen_from("gpu").digest == both.digest
     with pytest.raises(RepositoryError, match="engines for cpu, gpu"):
-        _ = both.engine
+        both.seen_from("tpu")
     with pytest.raises(RepositoryError, match="tpu is asked for"):
         both.engine_for("tpu")
 

@@ -8,6 +8,7 @@ import enginegate
 
 VENDORS = (
     *("great_expectations", "jinja2", "matplotlib", "mlflow", "onnxruntime"),
+    *("datasets", "PIL", "pyarrow"),
     *("pandas", "prefect", "prometheus_client"),
     *("tensorrt", "tensorrt_rtx", "torch", "tritonclient", "grpc", "cuda"),
 )

@@ -7,6 +7,8 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from enginegate.errors import PolicyError
@@ -116,11 +118,36 @@ def test_damaged_file_is_refused_by_its_header(project):
     assert "pickled" in problem(project)
 
 
+def test_data_of_another_form_is_looked_at(project):
+    """Its columns must become the inputs of the other sets; nothing is converted for that."""
+    images = pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((2000, 1, 8, 8), np.float32))
+    rows = {"pixels": images, "digit": np.zeros(2000, np.int64)}
+    pq.write_table(pa.table(rows), project / "e.parquet")
+    data = {"evaluation": "e.parquet", "columns": {"inputs": {"image": "pixels"}}}
+
+    assert checked(project, data={**data, "calibration": "e.parquet"}).problems == ()
+    assert "has no column that is called input.NAME" in problem(
+        project, data={"evaluation": "e.parquet"}
+    )
+    assert not (project / ".enginegate/store/data").exists()
+
+
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"metrics": {"own": {"kind": "mine.scores:absent"}}}, "metrics.own.kind"),
-        ({"metrics": {"own": {"kind": "nowhere:f"}}}, "there is no module nowhere"),
+        ({"data": {"evaluation": "python:mine.scores:score"}}, "allow_code is false"),
+        (
+            {"data": {"evaluation": "python:mine.scores:absent", "allow_code": True}},
+            "defines no absent",
+        ),
+        (
+            {"metrics": {"own": {"kind": "mine.scores:absent", "allow_code": True}}},
+            "metrics.own.kind",
+        ),
+        (
+            {"metrics": {"own": {"kind": "nowhere:f", "allow_code": True}}},
+            "there is no module nowhere",
+        ),
         ({"shadow": {"redactor": "mine.scores:absent"}}, "shadow.redactor"),
         ({"shadow": {"slicer": "mine.scores:absent"}}, "shadow.slicer"),
         ({"shadow": {"embedder": "mine.scores:absent"}}, "shadow.embedder"),
@@ -166,7 +193,9 @@ def test_defined_function_is_accepted(project, text):
     """Whatever may define the name is taken for it."""
     (project / "mine.py").write_text(text)
 
-    assert checked(project, metrics={"own": {"kind": "mine:score"}}).problems == ()
+    assert (
+        checked(project, metrics={"own": {"kind": "mine:score", "allow_code": True}}).problems == ()
+    )
 
 
 def test_dtype_unknown_to_triton_is_named(project):

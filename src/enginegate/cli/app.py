@@ -335,7 +335,7 @@ def qualify_command(
         out.print(f"Compare: {_ui_of(scorecard, policy)}", markup=False, soft_wrap=True)
         for word, command in zip(("Next:", "then:"), commands, strict=False):
             out.print(f"{word} {command}", markup=False, soft_wrap=True)
-        output.document(scorecard_document(scorecard, commands=commands))
+        output.document(scorecard_document(scorecard, policy=policy))
     if code := _end_of_qualification(scorecard, strict=strict):
         raise typer.Exit(code)
 
@@ -355,14 +355,18 @@ def explain_command(
     ] = None,
     junit: JunitFile = None,
     *,
+    device: Annotated[
+        str | None, typer.Option(help="kind of device; default: that of the target's own server")
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Explain each verdict of a scorecard in words: which check decided, and by how much."""
     with printing(as_json=as_json) as output:
         card = Workspace.here().scorecard(run)
         write_scorecard_junit(card, junit)
-        wanted = candidates_named(card, candidate or ())
-        print_explained(card, output.console, only=wanted, blocking=only is not None)
+        shown = _evidence.seen_on(card, device)
+        wanted = candidates_named(shown, candidate or ())
+        print_explained(shown, output.console, only=wanted, blocking=only is not None)
         output.document(scorecard_document(card, only=wanted, blocking=only is not None))
 
 

@@ -11,6 +11,8 @@ from enginegate.cli.output.live_table import qualification_shown
 from enginegate.cli.output.records import BundleDocument
 from enginegate.cli.output.scorecard_document import part_document
 from enginegate.devices import DeviceQualification, PartStore, read_bundle, write_bundle
+from enginegate.errors import InputError
+from enginegate.evidence import Scorecard
 from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy
 from enginegate.report import print_scorecard
@@ -44,6 +46,22 @@ def qualify_device_here(rules: Policy, policy: Path, device: str, *, as_json: bo
         for word, command in zip(("Next:", "or, for another machine:"), commands, strict=True):
             output.console.print(f"{word} {command}", markup=False, soft_wrap=True)
         output.document(part_document(part, commands))
+
+
+def seen_on(card: Scorecard, device: str | None) -> Scorecard:
+    """What a scorecard says of one kind of device; None: all of it.
+
+    Raises:
+        InputError: it is not about that kind.
+    """
+    if device is None:
+        return card
+    if device not in card.devices:
+        known = ", ".join(card.devices) or "none is named"
+        raise InputError(
+            f"Scorecard {card.digest[:12]} is not about {device!r}; its kinds of device: {known}."
+        )
+    return card.on(device)
 
 
 @evidence_app.command("export")

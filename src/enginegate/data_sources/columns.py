@@ -35,12 +35,15 @@ class ArrayRule:
 
 
 def array_rules(
-    columns: Mapping[str, Column], wanted: DataColumns, origin: str
+    columns: Mapping[str, Column], wanted: DataColumns, origin: str, *, labelled: bool = True
 ) -> tuple[ArrayRule, ...]:
     """Which arrays are made of which columns, sorted by the arrays' names.
 
-    What the policy says comes first; a column that is called like an array is that array; images
-    that nobody has named are an input of their column's name.
+    What the policy says comes first, where its columns are there; a column that is called like an
+    array is that array; images that nobody has named are an input of their column's name.
+
+    Args:
+        labelled: whether label, slice and id columns that the policy names must be there.
 
     Raises:
         DataError: a column is not there, cannot become an array, or none is an input.
@@ -50,7 +53,12 @@ def array_rules(
         for name, column in columns.items()
         if (name.startswith(_ARRAYS) or name in {"label", "id"}) and column.kind != "other"
     }
-    named = dict(_named(wanted))
+    named = {
+        name: rule
+        for name, rule in _named(wanted).items()
+        if columns.keys() >= set(rule.columns)
+        or not (name in found or (not labelled and not name.startswith("input.")))
+    }
     for rule in named.values():
         for column in rule.columns:
             _check_readable(column, columns, origin)
@@ -125,8 +133,9 @@ def _check_readable(name: str, columns: Mapping[str, Column], origin: str) -> No
         )
     if columns[name].kind == "other":
         raise DataError(
-            f"{origin}: column {name!r} holds {columns[name].dtype}. Columns hold numbers, text, "
-            "images, or lists of numbers of one length, and no row is empty."
+            columns[name].why
+            or f"{origin}: column {name!r} holds {columns[name].dtype}. Columns hold numbers, "
+            "text, images, or lists of numbers of one length, and no row is empty."
         )
 
 

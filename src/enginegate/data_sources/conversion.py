@@ -58,7 +58,7 @@ def converted_data(reader: DataReader, source: DataSource, store: Path) -> DataS
         DataError: a column is missing, or a value cannot be read.
         EnginegateError: the store cannot be written.
     """
-    rules = array_rules(reader.columns, source.columns, reader.origin)
+    rules = _rules(reader, source)
     content = reader.content_digest()
     if content is None:
         return data_set(_of_unknown_content(reader, rules, source, store), reader.origin)
@@ -67,6 +67,7 @@ def converted_data(reader: DataReader, source: DataSource, store: Path) -> DataS
         "form": reader.form,
         "content": content,
         "columns": source.columns.digest,
+        "arrays": [rule.name for rule in rules],
         "images": _image_key(reader, rules, source),
     }
     made = make_once(
@@ -86,7 +87,7 @@ def first_rows(reader: DataReader, source: DataSource) -> DataSet:
     Raises:
         DataError: as `converted_data`, of these rows.
     """
-    rules = array_rules(reader.columns, source.columns, reader.origin)
+    rules = _rules(reader, source)
     block = next(iter(reader.blocks(_columns_of(rules))), None)
     if block is None:
         raise DataError(f"{reader.origin} holds no samples.")
@@ -96,6 +97,10 @@ def first_rows(reader: DataReader, source: DataSource) -> DataSet:
 
     arrays = {rule.name: make_array(rule, block, decode, reader.origin) for rule in rules}
     return data_set(arrays, reader.origin)
+
+
+def _rules(reader: DataReader, source: DataSource) -> tuple[ArrayRule, ...]:
+    return array_rules(reader.columns, source.columns, reader.origin, labelled=source.labelled)
 
 
 def _columns_of(rules: tuple[ArrayRule, ...]) -> list[str]:

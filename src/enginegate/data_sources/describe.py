@@ -87,7 +87,8 @@ def suggest_columns(found: DataDescription, inputs: tuple[TensorSpec, ...]) -> D
 
     An input is the column of its name, else of a like name, else the only column that fits it; an
     input of vectors may be all columns of numbers that are left, when they are as many. A label and
-    an id go by their usual names; slices are columns of few values.
+    an id go by their usual names, or a label is the one column of whole numbers beside them; slices
+    are columns of few values.
 
     Args:
         found: the data.
@@ -97,6 +98,7 @@ def suggest_columns(found: DataDescription, inputs: tuple[TensorSpec, ...]) -> D
         return DataColumns()
     free = {name: c for name, c in found.columns.items() if c.kind != "other"}
     label = next((name for name in _LABELS if name in free and not free[name].shape), None)
+    label = label or _one_too_many(inputs, free)
     sample_id = next((name for name in _IDS if name in free), None)
     for taken in {label, sample_id} - {None}:
         free.pop(str(taken))
@@ -114,9 +116,20 @@ def suggest_columns(found: DataDescription, inputs: tuple[TensorSpec, ...]) -> D
     slices = tuple(
         name
         for name, column in free.items()
-        if not column.shape and 1 < found.values.get(name, 0) <= _MOST_SLICES
+        if name not in _LABELS
+        and not column.shape
+        and 1 < found.values.get(name, 0) <= _MOST_SLICES
     )
     return DataColumns(inputs=chosen, label=label, slices=slices, id=sample_id)
+
+
+def _one_too_many(inputs: tuple[TensorSpec, ...], free: Mapping[str, Column]) -> str | None:
+    """The only whole numbers among one column more than the model's vector takes: its classes."""
+    numbers = [n for n, column in free.items() if column.kind == "number" and not column.shape]
+    whole = [name for name in numbers if free[name].dtype.startswith(("int", "uint", "bool"))]
+    if len(inputs) != 1 or inputs[0].shape[1:] != (len(numbers) - 1,) or len(whole) != 1:
+        return None
+    return whole[0]
 
 
 def _columns_for(spec: TensorSpec, free: Mapping[str, Column], *, only: bool) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def load_data(source: DataSource | Path) -> DataSet:
     path = _path(source)
     if _is_plain(path, source):
         return read_data(path)
-    return converted_data(_open_path(path, source), source, _workspace(source).data)
+    return converted_data(_open_path(path, source), source, _store(source))
 
 
 def read_source_header(source: DataSource | Path) -> DataHeader | None:
@@ -84,7 +84,7 @@ def _returned_data(source: DataSource) -> DataSet:
     with _returning:
         if key not in _returned:
             reader = FunctionReader(source)
-            _returned[key] = converted_data(reader, source, _workspace(source).data)
+            _returned[key] = converted_data(reader, source, _store(source))
         return _returned[key]
 
 
@@ -96,12 +96,24 @@ def _workspace(source: DataSource) -> Workspace:
     return Workspace.of_project(source.root)
 
 
+def _store(source: DataSource) -> Path:
+    """The folder of converted data, which only its owner may open."""
+    folder = _workspace(source).data
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
 def _path(source: DataSource) -> Path:
     """Where the data lies on this machine; a dataset of MLflow is looked up, or copied here."""
-    if source.path is not None:
-        return source.path
-    workspace = _workspace(source)
-    return fetched_dataset(source, workspace.data, tracking_uri=workspace.tracking_uri)
+    path = source.path
+    if path is None:
+        uri = _workspace(source).tracking_uri
+        path = fetched_dataset(source, _store(source), tracking_uri=uri)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DataError(
+            f"{path} is neither a file nor a folder: reading a pipe or a device may never end."
+        )
+    return path
 
 
 def _is_plain(path: Path, source: DataSource) -> bool:
@@ -117,17 +129,20 @@ def _is_numpy(path: Path) -> bool:
 
 def _open_path(path: Path, source: DataSource) -> DataReader:
     """The reader of a file, a folder, or a pattern of Parquet files."""
+    padded = source.columns.padded
     if not path.is_dir() and (files := _matches(path)):
-        return ParquetReader(files, str(path))
+        return ParquetReader(files, str(path), padded)
     if path.suffix in _PARQUET and not path.is_dir():
-        return ParquetReader([path], str(path))
+        return ParquetReader([path], str(path), padded)
     if is_hf_dataset(path):
-        return HfDatasetReader(path)
+        return HfDatasetReader(path, padded)
     if not path.is_dir() or any(path.glob("*.npy")):
         return NumpyReader(path)
-    parquet = sorted(each for ending in _PARQUET for each in path.glob(f"*{ending}"))
+    parquet = sorted(
+        each for ending in _PARQUET for each in path.glob(f"*{ending}") if each.is_file()
+    )
     if parquet:
-        return ParquetReader(parquet, str(path))
+        return ParquetReader(parquet, str(path), padded)
     if holds_images(path):
         return ImageFolderReader(path, source.columns.classes)
     raise DataError(
@@ -140,4 +155,4 @@ def _matches(path: Path) -> list[Path]:
     """The Parquet files of a pattern such as ``data/test-*.parquet``; none of a plain path."""
     if path.suffix not in _PARQUET or path.exists() or not glob.has_magic(path.name):
         return []
-    return sorted(path.parent.glob(path.name))
+    return sorted(each for each in path.parent.glob(path.name) if each.is_file())

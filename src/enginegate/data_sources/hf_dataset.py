@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from enginegate.candidate import Sha256
-from enginegate.data_sources.parquet import table_block, table_columns
+from enginegate.data_sources.parquet import rows_to_see, table_block, table_columns
 from enginegate.data_sources.reader import BLOCK_BYTES, BLOCK_ROWS, Block, Column, files_digest
 from enginegate.errors import DataError
 from enginegate.messages import first_line
+from enginegate.policy.data import Padding
 
 STATE, SPLITS = "state.json", "dataset_dict.json"
 _MOST_BYTES = 1 << 24  # of a description: one in a thousand files has a hundredth of it
@@ -25,26 +26,27 @@ class HfDatasetReader:
 
     form = "Hugging Face dataset"
 
-    def __init__(self, path: Path) -> None:
-        """Open the files and read the first row.
+    def __init__(self, path: Path, padded: Mapping[str, Padding] | None = None) -> None:
+        """Open the files and read the first rows.
 
         Args:
             path: a folder of ``Dataset.save_to_disk``, a folder of Arrow files, or one of them.
+            padded: how columns of lists of several lengths are filled up.
 
         Raises:
             DataError: it holds several splits, names files elsewhere, or is damaged.
         """
-        self.origin, self._path = str(path), path
+        self.origin, self._path, self._padded = str(path), path, padded or {}
         self._files = _files(path)
         self._dataset = _opened(path, self._files)
         self.samples: int | None = len(self._dataset)
         if not self.samples:
             raise DataError(f"{path} holds no rows.")
         features = self._dataset.features
-        first = self._dataset.with_format("arrow")[:1]
+        first = self._dataset.with_format("arrow")[: rows_to_see(self._padded)]
         self.columns: Mapping[str, Column] = {
             name: replace(column, classes=tuple(getattr(features[name], "names", None) or ()))
-            for name, column in table_columns(path, first).items()
+            for name, column in table_columns(path, first, self._padded).items()
         }
 
     def blocks(self, names: Sequence[str]) -> Iterator[Block]:
@@ -53,7 +55,7 @@ class HfDatasetReader:
         step = max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / row_bytes)))
         chosen = self._dataset.select_columns(list(names)).with_format("arrow")
         for table in chosen.iter(batch_size=step):
-            yield table_block(self._path, table, names)
+            yield table_block(self._path, table, names, self._padded)
 
     def content_digest(self) -> Sha256:
         """Of the files."""
@@ -78,7 +80,7 @@ def _files(path: Path) -> list[Path]:
             f"{path / (splits or ['test'])[0]}."
         )
     if not (path / STATE).is_file():
-        return sorted(path.glob("*.arrow"))
+        return sorted(each for each in path.glob("*.arrow") if each.is_file())
     state = path / STATE
     try:
         if state.stat().st_size > _MOST_BYTES:

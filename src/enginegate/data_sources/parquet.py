@@ -17,6 +17,7 @@ from enginegate.data import Array
 from enginegate.data_sources.reader import BLOCK_BYTES, BLOCK_ROWS, Block, Column, files_digest
 from enginegate.errors import DataError
 from enginegate.messages import counted
+from enginegate.policy.data import Padding
 
 RowShapes = Mapping[str, tuple[int, ...]]
 
@@ -24,6 +25,7 @@ _SHAPE = b"shape"
 _PRIVATE = 0o600
 # A column of a row group is read through a buffer of this size; else a file is read whole at once.
 _BUFFER_BYTES = 1 << 20
+_ROWS_WITH_A_LIST = 256
 # What encoders of data sets call the two halves of an image.
 _ENCODED = "bytes"
 
@@ -82,18 +84,23 @@ class ParquetReader:
 
     form = "Parquet"
 
-    def __init__(self, files: Sequence[Path], origin: str) -> None:
-        """Read the schema and the first row.
+    def __init__(
+        self, files: Sequence[Path], origin: str, padded: Mapping[str, Padding] | None = None
+    ) -> None:
+        """Read the schema and the first rows.
+
+        Args:
+            padded: how columns of lists of several lengths are filled up.
 
         Raises:
             DataError: there is no Parquet file, or the files differ in their columns.
         """
-        self.origin, self._files = origin, tuple(files)
+        self.origin, self._files, self._padded = origin, tuple(files), padded or {}
         count, described = 0, None
         for path in self._files:
             with _opened(path) as file:
                 count += file.metadata.num_rows
-                described = described or _described(path, file)
+                described = described or _described(path, file, self._padded)
                 self._check_alike(path, file.schema_arrow.names, described)
         self.samples: int | None = count
         self.columns: Mapping[str, Column] = described or {}
@@ -103,7 +110,7 @@ class ParquetReader:
         for path in self._files:
             with _opened(path) as file:
                 for batch in _batches(path, file, list(names)):
-                    yield table_block(path, batch, names)
+                    yield table_block(path, batch, names, self._padded)
 
     def content_digest(self) -> Sha256:
         """Of the files."""
@@ -118,8 +125,10 @@ class ParquetReader:
             )
 
 
-def table_block(path: Path, table: Any, names: Sequence[str]) -> Block:
-    """Columns of an Arrow table or batch: arrays, and images as bytes.
+def table_block(
+    path: Path, table: Any, names: Sequence[str], padded: Mapping[str, Padding]
+) -> Block:
+    """Columns of an Arrow table or batch: arrays, and images as bytes; lists filled up as said.
 
     Raises:
         DataError: a value is missing, rows differ in length, or a column is of no kind that can be
@@ -129,13 +138,23 @@ def table_block(path: Path, table: Any, names: Sequence[str]) -> Block:
     for name in names:
         field, column = table.schema.field(name), _whole(table.column(name))
         encoded = _is_encoded(field.type)
-        block[name] = _cells(path, field, column) if encoded else _array(path, field, column, None)
+        if encoded:
+            block[name] = _cells(path, field, column)
+        elif name in padded:
+            block[name] = _filled(path, field, column, padded[name])
+        else:
+            block[name] = _array(path, field, column, None)
     return block
 
 
-def table_columns(path: Path, first: Any) -> dict[str, Column]:
-    """What the columns of an Arrow table are, by its schema and its first row."""
-    return {field.name: _column(path, field, first) for field in first.schema}
+def table_columns(path: Path, first: Any, padded: Mapping[str, Padding]) -> dict[str, Column]:
+    """What the columns of an Arrow table are, by its schema and its first rows (`rows_to_see`)."""
+    return {field.name: _column(path, field, first, padded) for field in first.schema}
+
+
+def rows_to_see(padded: Mapping[str, Padding]) -> int:
+    """So many first rows that show each column's shape: a list to fill up may be empty."""
+    return _ROWS_WITH_A_LIST if padded else 1
 
 
 def column_names(path: Path) -> tuple[str, ...]:
@@ -165,21 +184,23 @@ def _opened(path: Path) -> Any:
         raise _not_parquet(path) from error
 
 
-def _described(path: Path, file: Any) -> dict[str, Column]:
+def _described(path: Path, file: Any, padded: Mapping[str, Padding]) -> dict[str, Column]:
     names = list(file.schema_arrow.names)
-    first = next(_batches(path, file, names, rows=1), None)
+    first = next(_batches(path, file, names, rows=rows_to_see(padded)), None)
     if first is None:
         raise DataError(f"{path} holds no rows.")
-    return table_columns(path, first)
+    return table_columns(path, first, padded)
 
 
-def _column(path: Path, field: Any, first: Any) -> Column:
+def _column(path: Path, field: Any, first: Any, padded: Mapping[str, Padding]) -> Column:
     if _is_encoded(field.type):
         return Column("image")
     try:
-        array = _array(path, field, _whole(first.column(field.name)), None)
-    except DataError:
-        return Column("other", str(field.type))
+        rows = first if field.name in padded else first.slice(0, 1)
+        (values,) = table_block(path, rows, [field.name], padded).values()
+        array = np.asarray(values)
+    except DataError as error:
+        return Column("other", str(field.type), why=str(error))
     if array.dtype.kind == "U":
         return Column("text", "", array.shape[1:])
     if array.dtype.kind not in "biuf":
@@ -288,6 +309,40 @@ def _array(path: Path, field: Any, column: Any, shape: tuple[int, ...] | None) -
     return array.reshape(rows, *shape)
 
 
+def _filled(path: Path, field: Any, column: Any, padding: Padding) -> Array:
+    """Rows of lists of several lengths, shape ``(N, length, ...)``."""
+    pa, _ = _vendor()
+    lists = column.storage if isinstance(column, pa.ExtensionArray) else column
+    _check_whole(path, field, lists)
+    if not _is_list(pa, lists.type):
+        raise DataError(f"{path}: column {field.name} is to be filled up, and holds no lists.")
+    sizes = getattr(lists, "offsets", None)
+    even = np.full(len(lists), getattr(lists.type, "list_size", 0))
+    lengths = even if sizes is None else np.diff(np.asarray(sizes))
+    if lengths.max(initial=0) > padding.length:
+        raise DataError(
+            f"{path}: a list of column {field.name} has {lengths.max()} values, and [data.columns] "
+            f"padded says {padding.length}. Raise it, or cut the lists when writing the data."
+        )
+    inner = lists.flatten()
+    if _is_list(pa, inner.type) and not len(inner):
+        raise DataError(
+            f"{path}: {counted(len(lists), 'row')} of column {field.name} have no value, so its "
+            "shape does not show. Put samples that have some between them."
+        )
+    values = _array(path, field, inner, None)
+    try:
+        filled = np.full(
+            (len(lists), padding.length, *values.shape[1:]), padding.fill, values.dtype
+        )
+    except OverflowError as error:
+        raise DataError(
+            f"{path}: column {field.name} holds {values.dtype}, which {padding.fill:g} is not."
+        ) from error
+    filled[np.arange(padding.length) < lengths[:, None]] = values
+    return filled
+
+
 def _values(path: Path, field: Any, values: Any) -> Array:
     pa, _ = _vendor()
     kinds, kind = pa.types, values.type
@@ -297,7 +352,7 @@ def _values(path: Path, field: Any, values: Any) -> Array:
         return np.asarray(values.to_numpy(zero_copy_only=False))
     raise DataError(
         f"{path}: column {field.name} is of type {kind}; columns hold numbers, text, or lists of "
-        "numbers. docs/shadow.md has the grammar."
+        "numbers. docs/data.md and docs/shadow.md say which."
     )
 
 
@@ -313,7 +368,8 @@ def _length(path: Path, field: Any, lists: Any) -> int:
     lengths = np.diff(lists.offsets) if hasattr(lists, "offsets") else [lists.type.list_size]
     if len(set(np.asarray(lengths).tolist())) > 1:
         raise DataError(
-            f"{path}: rows of column {field.name} differ in length. Write one file for each length."
+            f"{path}: rows of column {field.name} differ in length. Write one file for each "
+            "length, or say what they are filled up to: padded, under [data.columns]."
         )
     return int(lengths[0]) if len(lengths) else 0
 

@@ -25,6 +25,7 @@ class Column:
         kind: ``other`` cannot become an array; ``dtype`` then says what it is.
         dtype: NumPy's name of numbers, e.g. ``float32``; empty for text and images.
         shape: of one row; empty for a number a row.
+        why: what keeps a column of another kind from being an array, where that is known.
         classes: names that its whole numbers stand for, in their order; empty where not known.
     """
 
@@ -32,6 +33,7 @@ class Column:
     dtype: str = ""
     shape: tuple[int, ...] = ()
     classes: tuple[str, ...] = ()
+    why: str = ""
 
 
 class DataReader(Protocol):

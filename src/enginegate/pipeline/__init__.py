@@ -14,9 +14,9 @@ from pathlib import Path
 from types import ModuleType
 
 from enginegate.errors import EnginegateError, InputError
+from enginegate.policy.hooks import TAKEN_NAMES
 
 _log = logging.getLogger("enginegate.pipeline")
-_PACKAGES = ("flows", "tasks", "validation")
 # While the process ends they count what is left to be sent; by then the terminal is ours no more.
 _COUNTING = ("EventsWorker", "APILogWorker")
 
@@ -75,13 +75,13 @@ def open_pipeline() -> None:
         EnginegateError: this installation has none.
     """
     root = _root()
-    for name in _PACKAGES:
+    for name in TAKEN_NAMES:
         place = _place_of(sys.modules.get(name))
         if place is not None and place.parent != root:
             raise InputError(
                 f"This process has imported a package {name!r} of its own ({place}), and "
-                f"Enginegate's flows are packages named {', '.join(_PACKAGES)}. Run the verb in a "
-                "process of its own instead, e.g. `enginegate qualify POLICY --json`."
+                f"Enginegate's flows are packages named {', '.join(TAKEN_NAMES)}. Run the verb "
+                "in a process of its own instead, e.g. `enginegate qualify POLICY --json`."
             )
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))

@@ -58,6 +58,13 @@ class InputColumns(Record):
         return raw
 
 
+class Padding(Record):
+    """How lists of several lengths become rows of one length."""
+
+    length: PositiveInt = Field(description="values of each row; a longer list is refused")
+    fill: float = Field(default=0.0, description="what follows a list's own values")
+
+
 class DataColumns(Record):
     """Which columns are inputs, labels and slices, where they are not named as arrays are.
 
@@ -82,6 +89,11 @@ class DataColumns(Record):
         default=(), description="columns of text or whole numbers; each of their values is a slice"
     )
     id: str | None = Field(default=None, description="column that names each sample")
+    padded: dict[str, Padding] = Field(
+        default_factory=dict,
+        description="by column of lists: the length that shorter lists are filled up to, such as "
+        "tokens (`fill = 0`) or boxes (`fill = -1`)",
+    )
 
 
 class ImageRules(Record):
@@ -144,6 +156,8 @@ class DataSource:
         columns: what its columns are.
         images: how its images are decoded.
         allow_code: whether a Python function of yours may be imported and called.
+        labelled: whether it needs the label, slice and id columns that the policy names; evaluation
+            data does.
     """
 
     written: str
@@ -152,6 +166,7 @@ class DataSource:
     columns: DataColumns = field(default_factory=DataColumns)
     images: ImageRules = field(default_factory=ImageRules)
     allow_code: bool = False
+    labelled: bool = True
 
     def __str__(self) -> str:
         return self.written
@@ -247,11 +262,18 @@ class Data(Record):
         for name in ("evaluation", "calibration", "shadow"):
             source = getattr(self, name)
             if source is not None:
-                self.__dict__[name] = self.read_alike(source)
+                alike = self.read_alike(source)
+                self.__dict__[name] = replace(alike, labelled=name == "evaluation")
 
     def read_alike(self, source: DataSource) -> DataSource:
-        """Another set, read by the rules of this table."""
-        return replace(source, columns=self.columns, images=self.images, allow_code=self.allow_code)
+        """Another set, read by the rules of this table; it needs no labels."""
+        return replace(
+            source,
+            columns=self.columns,
+            images=self.images,
+            allow_code=self.allow_code,
+            labelled=False,
+        )
 
     @property
     def sources(self) -> Mapping[str, DataSource]:

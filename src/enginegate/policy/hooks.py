@@ -18,6 +18,8 @@ from importlib.machinery import (
 from pathlib import Path
 from types import ModuleType
 
+# Enginegate's own packages wherever a flow runs: docs/adr/0014-installed-flows.md.
+TAKEN_NAMES = ("flows", "tasks", "validation")
 _LOADERS = ((ExtensionFileLoader, EXTENSION_SUFFIXES), (SourceFileLoader, SOURCE_SUFFIXES))
 # A module that defines names in these ways may define any.
 _DYNAMIC = frozenset({"globals", "exec", "setattr", "vars", "__import__"})
@@ -31,6 +33,8 @@ def why_missing(hook: str, folder: Path) -> str:
         folder: where modules are looked for besides the current folder and Python's own path.
     """
     module, _, attribute = hook.partition(":")
+    if (package := module.partition(".")[0]) in TAKEN_NAMES:
+        return f"{package} is a package of Enginegate's own wherever a flow runs; rename yours"
     if module in sys.modules:
         there = hasattr(sys.modules[module], attribute)
         return "" if there else f"module {module} defines no {attribute}"

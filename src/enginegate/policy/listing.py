@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -21,7 +21,6 @@ NOT_SET = "not set"
 _GATES = "gates"
 _LAST_SHORT = 0xFFFF
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
-_BY_NAME = ("outputs", "metrics")
 
 
 class ListedKey(NamedTuple):
@@ -143,7 +142,7 @@ def _listed(
         if name == _GATES:
             continue
         value, given = getattr(policy, name, None), stated.get(name, {})
-        if name in _BY_NAME:
+        if get_origin(model.model_fields[name].annotation) is dict:
             for each, inner in (value or {}).items():
                 yield from _keys(f"{name}.{each}", table.model_fields, inner, given.get(each, {}))
         elif policy is None or value is not None:

@@ -270,9 +270,11 @@ def winner_sentences(scorecard: Scorecard) -> Iterator[str]:
     loss = task_loss(verdict)
     if loss:
         unit = " percentage points" if in_points(loss) else f" {loss.unit}" if loss.unit else ""
+        worst = _worst_slice(verdict)
+        slices = "" if worst == MISSING else f"; the worst slice is {worst}"
         yield (
             f"{loss.measure_title} changed by {change_text(loss)}{unit} over {loss.samples:,} "
-            f"samples; the worst slice is {_worst_slice(verdict)}."
+            f"samples{slices}."
         )
     if benchmark and benchmark.chosen and benchmark.p99_at_slo:
         yield (

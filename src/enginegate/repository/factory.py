@@ -1,5 +1,6 @@
 """The target that a policy's tables name: one server, a fleet, or object storage before them."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -18,6 +19,8 @@ from enginegate.triton.endpoint import LiveAddresses, live_addresses, live_clien
 from enginegate.triton.gpu_memory import server_memory
 from enginegate.workspace import Workspace
 
+# Names the kind of device of this host's server, where object storage is before several hosts.
+DEVICE_HERE = "ENGINEGATE_DEVICE"
 # A port that is closed says so at once; a server that is busy takes its time.
 _ANSWER_S = 10.0
 
@@ -71,6 +74,7 @@ def open_primary(
             tables.target.when_memory_is_short,
             lambda: server_memory(live_addresses(tables.target)),
         ),
+        device=(tables.device and os.environ.get(DEVICE_HERE)) or tables.device,
     )
 
 
@@ -90,6 +94,7 @@ def _server(entry: ServerEntry, primary: LiveRepository) -> FleetServer:
         primary,
         root=entry.repository or primary.root,
         client=client,
+        device=entry.device or primary.device,
         gpu_room=replace(primary.gpu_room, read=partial(server_memory, addresses)),
     )
     return FleetServer(entry.name, own, primary)

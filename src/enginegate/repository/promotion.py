@@ -73,7 +73,7 @@ from enginegate.repository.store.pointer import (
 )
 from enginegate.repository.store.release_files import ReleaseFiles, check_same, signed_promise
 from enginegate.repository.store.removal import forget_quietly
-from enginegate.repository.store.staging import check_room, place
+from enginegate.repository.store.staging import check_engine_for, check_room, place
 from enginegate.triton.client import TritonClient
 
 _log = logging.getLogger("enginegate.repository")
@@ -94,6 +94,7 @@ class LiveRepository:
             so nothing is deleted.
         signing: how releases are signed and checked; None: they are not.
         channel: how changes come here, for the audit log.
+        device: kind of device of the server; empty: the policy names none.
     """
 
     root: Path
@@ -104,6 +105,7 @@ class LiveRepository:
     channel: str = "Python"
     pinned: frozenset[int] | None = frozenset()
     gpu_room: GpuRoom = field(default_factory=GpuRoom)
+    device: str = ""
 
     @property
     def primary(self) -> "LiveRepository":
@@ -154,6 +156,10 @@ class LiveRepository:
             step.
         """
         new = isinstance(package, Package)
+        self.check_device(package)
+        if isinstance(package, ImportedRelease):
+            seen = package.release.seen_from(self.device)
+            package = replace(package, release=seen, device=self.device)
         with self._change(package.model) as change:
             before = change.check(expected)
             room = self.check_memory(package)
@@ -377,6 +383,18 @@ class LiveRepository:
         """Go over to ``current`` from wherever the server is, with the room that this takes."""
         live.restore(current, self.gpu_room.decide_restore(live.layout, live.loaded(), current))
 
+    def check_device(self, package: Package | ImportedRelease, name: str = "") -> None:
+        """Refuse a package without an engine for the kind of device that serves here.
+
+        Args:
+            package: what is to come.
+            name: of the server, in a fleet.
+
+        Raises:
+            RepositoryError: it has none; nothing was changed.
+        """
+        check_engine_for(f"Server {name!r}" if name else self.root, self.device, package)
+
     def check_memory(self, package: Package | ImportedRelease) -> RoomDecision:
         """How the server's GPUs can take a package, beside what serves there.
 
@@ -386,7 +404,7 @@ class LiveRepository:
         """
         layout = Layout(self.root, package.model)
         where = self.client.address if self.client is not None else str(self.root)
-        return self.gpu_room.check(layout, demand_of(package), where)
+        return self.gpu_room.check(layout, demand_of(package, self.device), where)
 
     def deployment(self, layout: Layout) -> Deployment:
         """The model on the live server.

@@ -2,17 +2,22 @@
 
 import functools
 import importlib
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from enginegate.candidate import ONNX_FILE
 from enginegate.data import DataSet
 from enginegate.errors import ModelError
 from enginegate.policy.model_source import ModelSource
 from enginegate.records import sha256_file
 from enginegate.sources import pytorch, scikit
+from enginegate.sources.fixed_batch import for_any_batch, takes_one_sample
 from enginegate.sources.huggingface import open_folder
 from enginegate.sources.mlflow_flavors import (
     Flavour,
@@ -71,12 +76,21 @@ def _onnx_from_logged(
 
 def _open_onnx(uri: str, path: Path) -> OpenedSource:
     files = files_of(path, origin=uri)
-    return OpenedSource(
-        uri,
-        digest_of(files, files[0].parent),
-        "none: the source is ONNX",
-        lambda _data, _scratch: ExportedModel(files[0]),
-    )
+    model = onnx.load_model(files[0], load_external_data=False)
+    digest, exporter = digest_of(files, files[0].parent), "none: the source is ONNX"
+    if not takes_one_sample(model):
+        return OpenedSource(uri, digest, exporter, lambda _data, _scratch: ExportedModel(files[0]))
+    for_any, exporter = for_any_batch(model)
+
+    def convert(_data: DataSet, scratch: Path) -> ExportedModel:
+        for weights in files[1:]:
+            beside = scratch / weights.relative_to(files[0].parent)
+            beside.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(weights, beside)
+        onnx.save_model(for_any, scratch / ONNX_FILE)
+        return ExportedModel(scratch / ONNX_FILE, one_sample=files[0])
+
+    return OpenedSource(uri, digest, exporter, convert)
 
 
 def _open_file(source: ModelSource) -> OpenedSource:

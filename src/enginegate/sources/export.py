@@ -1,9 +1,12 @@
 """A source -> an `OnnxModel` in the store, or the one that is there already."""
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 from onnx import ModelProto
 
 from enginegate.atomic_io import write_file
@@ -15,7 +18,7 @@ from enginegate.candidate import (
     TorchProgram,
 )
 from enginegate.content_store import ContentFolder, make_once
-from enginegate.data import DataSet
+from enginegate.data import DataSet, Tensors
 from enginegate.errors import InputError
 from enginegate.messages import first_line
 from enginegate.policy.model_source import ModelSource
@@ -23,7 +26,7 @@ from enginegate.records import canonical_json, sha256_bytes
 from enginegate.sources import onnx_form, parity
 from enginegate.sources.dispatch import open_source
 from enginegate.sources.parity import ModelUnderTest, OpenOnnx
-from enginegate.sources.types import ExportedModel, OpenedSource
+from enginegate.sources.types import ExportedModel, Framework, OpenedSource
 
 MANIFEST = "manifest.json"
 _FORM = 3  # raise when the canonical form of the same export changes
@@ -71,9 +74,9 @@ def onnx_from_source(
         def make(folder: Path) -> OnnxModel:
             model, external, exported = _write_onnx(opened, data, folder, limit=one_file_bytes)
             path, limit = folder / ONNX_FILE, source.parity_max_abs_error
-            with open_onnx(path) as running:
+            with open_onnx(path) as running, _framework(exported, open_onnx) as framework:
                 tested = ModelUnderTest(
-                    running, data, exported.framework, limit, opened.uri, exported.logarithms
+                    running, data, framework, limit, opened.uri, exported.logarithms
                 )
                 batch_sizes = parity.prove_batch_sizes(tested)
                 proven = parity.measure_parity(tested)
@@ -104,6 +107,25 @@ def onnx_from_source(
 
         key = sha256_bytes(canonical_json(deciding))
         return make_once(onnx_root / key, read=read_onnx_model, make=make, wait_s=_WAIT_S)
+
+
+@contextmanager
+def _framework(exported: ExportedModel, open_onnx: OpenOnnx) -> Iterator[Framework | None]:
+    """What the model is compared with; for one that takes a single sample, itself in turn."""
+    if exported.one_sample is None:
+        yield exported.framework
+        return
+    with open_onnx(exported.one_sample) as original:
+
+        def one_after_the_other(inputs: Tensors) -> Tensors:
+            rows = range(len(next(iter(inputs.values()))))
+            answers = [
+                original.run({name: array[row : row + 1] for name, array in inputs.items()})
+                for row in rows
+            ]
+            return {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
+
+        yield one_after_the_other
 
 
 def read_onnx_model(folder: Path) -> OnnxModel:

@@ -34,6 +34,12 @@ def onnx_from_estimator(
     """Convert for one FP32 input of shape ``(N, features)``."""
     name = _input(estimator, data, origin)
     classifier = hasattr(estimator, "classes_")
+    if classifier and _is_multi_label(estimator):
+        raise ModelError(
+            f"{origin} ({type(estimator).__name__}) gives several labels at once, whose "
+            "probabilities are no logits of classes. Convert it yourself, and name the ONNX file "
+            'with task = "multi-label" and a threshold of 0.5.'
+        )
     if classifier and not hasattr(estimator, "predict_proba"):
         raise ModelError(
             f"{origin} ({type(estimator).__name__}) has no predict_proba, so it gives no logits. "
@@ -53,6 +59,14 @@ def onnx_from_estimator(
     onnx.save(model, path)
     logarithms = frozenset({LOGITS} if classifier else ())
     return ExportedModel(path, _framework(estimator, name, classifier=classifier), logarithms)
+
+
+def _is_multi_label(estimator: Any) -> bool:
+    """Whether it was fitted on several labels a sample: a list of classes for each, or a flag."""
+    last = estimator[-1] if hasattr(estimator, "steps") else estimator
+    several = isinstance(last.classes_, list) or getattr(last, "multilabel_", False)
+    binarizer = getattr(last, "_label_binarizer", None)  # of MLPClassifier, which has no flag
+    return bool(several or getattr(binarizer, "y_type_", "").startswith("multilabel"))
 
 
 def _input(estimator: Any, data: DataSet, origin: str) -> str:
@@ -110,7 +124,8 @@ def _give_logits(model: ModelProto) -> None:
 def _framework(estimator: Any, name: str, *, classifier: bool) -> Framework:
     def run(inputs: Tensors) -> Tensors:
         if not classifier:
-            return {PREDICTION: np.asarray(estimator.predict(inputs[name])).reshape(-1, 1)}
+            predicted = np.asarray(estimator.predict(inputs[name]))
+            return {PREDICTION: predicted.reshape(len(predicted), -1)}
         probabilities = np.asarray(estimator.predict_proba(inputs[name]), np.float32)
         return {LOGITS: np.log(np.maximum(probabilities, _LEAST))}
 

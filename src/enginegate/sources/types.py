@@ -42,6 +42,8 @@ class ExportedModel:
         logarithms: outputs that are logarithms of probabilities, and compared as such.
         program: the model as a torch.export program, where it is one of PyTorch's.
         no_program: why there is none.
+        one_sample: the ONNX file that the source is, where it takes one sample at a time only: its
+            answers, one after the other, are the framework's.
     """
 
     path: Path
@@ -49,6 +51,7 @@ class ExportedModel:
     logarithms: frozenset[str] = frozenset()
     program: SavedProgram | None = None
     no_program: str = "the source is no PyTorch model"
+    one_sample: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

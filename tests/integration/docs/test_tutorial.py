@@ -63,7 +63,7 @@ def test_every_command_works_and_prints_what_the_page_shows(installed, tmp_path)
                 assert [line for line in comparable(text) if line not in masked(printed)] == []
 
     assert len(set(digests)) == 2
-    assert sorted(path.name for path in (tmp_path / "model_repo").iterdir()) == []
+    assert [path for path in (tmp_path / "model_repo").iterdir() if path.is_dir()] == []
 
 
 def shorten(policy):

@@ -46,6 +46,20 @@ def test_onnx_with_pairs_of_training_is_a_candidate(quantised, plan, tmp_path, s
     )
 
 
+@pytest.mark.rtx
+def test_onnx_with_pairs_is_compiled_for_tensorrt_too(plan, tmp_path):
+    """The kind says who runs it; the pairs decide the precision of each layer."""
+    pytest.importorskip("tensorrt_rtx")
+    (tmp_path / "qat.onnx").write_bytes(plan("tensorrt-int8").convert().onnx)
+    tables = made(tmp_path / "qat.onnx", kind="tensorrt")
+
+    engine = build_engine(plan("tensorrt-int8+qat", data=None, **tables), tmp_path / "e").value
+
+    assert engine.proof.proven
+    assert engine.converted_sha256 == engine.made.sha256
+    assert engine.filename == "model.plan"
+
+
 def test_name_that_is_not_true_is_a_failed_proof(cnn, plan, tmp_path):
     """An FP32 file is no int8 candidate, whatever the policy calls it."""
     tables = made(cnn.folder / "model.onnx")

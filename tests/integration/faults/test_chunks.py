@@ -66,6 +66,19 @@ def test_chunks_equal_the_whole(ready, tmp_path):
     assert stored < 3000 * 150
 
 
+def test_columns_of_many_samples_lie_on_disk(ready, tmp_path, monkeypatch):
+    """In files that are gone when nobody reads them any more; their numbers are the same."""
+    kept = _compared(ready, 1024, tmp_path / "parts")
+    before = _written(tmp_path / "parts")
+    monkeypatch.setattr("validation.chunks._ON_DISK_FROM", 0)
+
+    mapped = _compared(ready, 1024, tmp_path / "parts")
+
+    assert isinstance(mapped.kl_nats, np.memmap)
+    assert mapped.frame().equals(kept.frame())
+    assert _written(tmp_path / "parts") == before
+
+
 def test_engine_is_opened_once_for_all_its_chunks(ready, tmp_path, monkeypatch):
     """And not at all where every chunk is kept already."""
     opened, engine = [], ready.engine(ready.graph, "onnxruntime-int8")

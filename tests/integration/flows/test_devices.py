@@ -2,14 +2,20 @@
 
 import pytest
 
+from enginegate.approval_rules import objection
 from enginegate.devices import PartStore
 from enginegate.errors import EnginegateError
 from enginegate.evidence import contradictions
 from enginegate.policy import read_policy
 from enginegate.report import scorecard_markdown, scorecard_text
+from enginegate.repository import Layout, open_target, verify
 from enginegate.tracking import Tracker
+from enginegate.triton.endpoint import live_server
+from flows.promote import promote
 from flows.qualify import qualify
 from flows.qualify_device import qualify_device
+from tests.fakes.authentic import decide
+from tests.fakes.evidence import FP32, INT8, decision
 
 pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
@@ -26,12 +32,25 @@ threads = 2
 
 
 @pytest.fixture(scope="module")
-def mixed(qualified, family, tmp_path_factory):
-    """The family's policy for processors with one thread and with two."""
+def servers(family, tmp_path_factory):
+    """A Triton for each kind, each with a repository of its own."""
+    root = tmp_path_factory.mktemp("mixed")
+    with (
+        live_server(root / "live", family.workspace),
+        live_server(root / "b", family.workspace, server_name="b") as second,
+    ):
+        yield root, second.grpc
+
+
+@pytest.fixture(scope="module")
+def mixed(qualified, family, servers):
+    """The family's policy for processors with one thread and with two, a server of each."""
     del qualified  # what it measured is found again
-    path = tmp_path_factory.mktemp("mixed") / "policy.toml"
-    live = (f"{family.root}/live", f"{path.parent}/live")
-    return family.edited(path, ("[approval]", f"{DEVICES}\n[approval]"), live)
+    root, address = servers
+    server = f'name = "b", endpoint = "{address}", repository = "{root}/b", device = "two-threads"'
+    target = f"fleet = [{{ {server} }}]\n{DEVICES}\n[approval]"
+    live = (f"{family.root}/live", f"{root}/live")
+    return family.edited(root / "policy.toml", ("[approval]", target), live)
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +130,35 @@ def test_mlflow_has_the_candidates_of_every_kind(gathered, family):
 
     devices = sorted(run.data.tags["device"] for run in children)
     assert devices == ["one-thread", "one-thread", "one-thread", "two-threads"]
+
+
+def test_each_server_serves_the_engine_of_its_kind(mixed, gathered, family, servers):
+    """One approval, one release: its engines differ in threads, digest, answers and promise."""
+    decide(gathered, read_policy(mixed), family.workspace)
+    root, _ = servers
+
+    release = promote(mixed, gathered.digest)
+
+    one, two = (Layout(folder, "tiny").release(1) for folder in (root / "live", root / "b"))
+    assert release.devices == ("one-thread", "two-threads")
+    assert one.digest == two.digest
+    assert one.engine.engine_sha256 != two.engine.engine_sha256
+    assert two.engine.settings.parameters["intra_op_threads"] == "2"
+    assert not [c.problem for c in verify(_target(mixed, family)) if c.problem]
+    assert promote(mixed, gathered.digest).digest == release.digest
+
+
+def _target(policy, family):
+    return open_target(read_policy(policy).live_tables, family.workspace)
+
+
+def test_approval_cannot_name_one_candidate_for_several_kinds(mixed, gathered):
+    rules = read_policy(mixed).approval
+    named = decision(gathered, candidate=FP32 if gathered.winner != FP32 else INT8)
+
+    said = objection(named, gathered, rules, now=named.decided_at)
+
+    assert "several kinds of device (one-thread, two-threads)" in said
 
 
 def test_machine_without_the_gpu_is_refused(mixed, tmp_path):

@@ -2,8 +2,11 @@
 
 import sys
 
+import cloudpickle as pickle
+import numpy as np
 import pytest
-from prefect import flow
+from prefect import flow, task
+from prefect.context import serialize_context
 
 from enginegate.data import write_data
 from enginegate.errors import InputError
@@ -11,7 +14,7 @@ from enginegate.evidence import Outcome
 from enginegate.policy import parse_policy
 from enginegate.policy.gates import Evaluation
 from enginegate.workspace import Workspace
-from tasks.validate import EvaluationSamples, _workers, observe, validate
+from tasks.validate import EvaluationSamples, _sending_little, _workers, observe, validate
 from tests.fakes.lab import POLICY, make_lab
 from validation.outputs import outputs_to_compare
 
@@ -92,6 +95,26 @@ def test_clusters_judge_as_threads_do(lab, tmp_path, monkeypatch, runner):
         return judged()
 
     assert judged_by(runner).pretty_json() == judged_by("threads").pretty_json()
+
+
+@pytest.mark.usefixtures("prefect_server")
+def test_chunk_travels_without_what_its_task_was_given():
+    """To another process Prefect sends the parameters of the task that submits: all the data."""
+    sent = []
+
+    @task(persist_result=False)
+    def submits(data):
+        for how in (Evaluation(runner="dask"), Evaluation()):
+            with _sending_little(how):
+                sent.append(pickle.dumps(serialize_context()["task_run_context"]))
+        return len(data)
+
+    @flow(persist_result=False, validate_parameters=False)
+    def judged():
+        return submits(np.zeros(1_000_000))
+
+    assert judged() == 1_000_000
+    assert [len(each) > 1_000_000 for each in sent] == [False, True]
 
 
 @pytest.mark.parametrize("runner", ["dask", "ray"])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer
-from sklearn.ensemble import HistGradientBoostingClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.linear_model import LinearRegression, LogisticRegression
 from sklearn.neural_network import MLPClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -146,3 +146,37 @@ def test_sure_classifiers_are_like_their_onnx(registry, export, tumours, tmp_pat
         logits = opened.run(dict(rows))["logits"]
     exact = np.log(np.maximum(fitted.predict_proba(rows["x"]), 1e-6))
     assert np.abs(logits - exact).max() > 0.01
+
+
+def test_regression_of_several_targets_keeps_their_shape(registry, export, rows, tmp_path):
+    """One row a sample, one number a target."""
+    features = rows.inputs["features"]
+    model = LinearRegression().fit(features, features[:, :3] * 2.0)
+    uri = registry.log("sklearn", model, name="targets")
+
+    kept = export(uri, tmp_path, data=rows)
+
+    with open_onnx(kept.folder / "model.onnx") as opened:
+        answers = opened.run(dict(rows.inputs))["prediction"]
+    np.testing.assert_allclose(answers, features[:, :3] * 2.0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(MLPClassifier((4,), max_iter=5, random_state=0), id="network"),
+        pytest.param(RandomForestClassifier(2, max_depth=2, random_state=0), id="forest"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_several_labels_at_once_are_refused_with_a_way_out(
+    registry, export, rows, tmp_path, request, model
+):
+    """Their probabilities are not those of one class among others."""
+    features = rows.inputs["features"]
+    model.fit(features, (features[:, :2] > features[:, :2].mean()).astype(int))
+    name = f"labels-{request.node.callspec.id}"
+    uri = registry.log("sklearn", model, name=name, serialization_format="cloudpickle")
+
+    with pytest.raises(ModelError, match=r"several labels at once.*multi-label"):
+        export(uri, tmp_path, data=rows, allow_pickle=True)

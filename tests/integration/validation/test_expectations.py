@@ -8,7 +8,7 @@ import pytest
 
 from enginegate.data import DataSet
 from enginegate.evidence import Outcome, worst
-from enginegate.policy.gates import Gates, Metric
+from enginegate.policy.gates import CLASSIFICATION_LIMITS, Gates, Metric
 from tests.fakes.judged import find, results_of, worst_slice
 from validation import gate
 from validation.agreement import compare
@@ -87,6 +87,17 @@ class TestCandidates:
         rows = results_of(judged)["nonfinite", "evaluation"]["result"]
         assert rows["partial_unexpected_index_list"] == [{"sample_id": "s123", "nonfinite": True}]
 
+    def test_column_by_column_is_as_all_at_once(self, case, clean, gates, monkeypatch):
+        """Many samples are measured with one column in memory; the record is the same bytes."""
+        clean[3] = np.nan
+        compared = case.compare(clean)
+        at_once = judge_comparison(compared, gates)
+
+        monkeypatch.setattr("validation.expectations._AT_ONCE", 0)
+
+        assert judge_comparison(compared, gates) == at_once
+        assert any("=" in finding.scope for finding in at_once.findings)
+
     def test_everything_nan(self, case, gates):
         """A candidate that gives only NaN fails every gate but the sample count."""
         judged = judge_comparison(case.compare(np.full_like(case.reference, np.nan)), gates)
@@ -129,14 +140,14 @@ class TestSlices:
 
 class TestOtherTasks:
     def _judged(self, task, metrics, outputs, *, labels, margins, slices=None):
-        samples = len(labels)
+        samples, classes = len(outputs[0]), labels is not None and labels.dtype.kind == "i"
         data = DataSet(
             origin="eval.npz",
             inputs={"x": np.zeros((samples, 1), np.float32)},
-            labels=labels if labels.dtype.kind == "i" else None,
+            labels=labels if classes else None,
             ids=np.arange(samples).astype(np.str_),
             slices=slices or {},
-            targets={} if labels.dtype.kind == "i" else {"y": labels},
+            targets={} if classes or labels is None else {"y": labels},
         )
         asked = OutputSpec(task=task, metrics=metrics)
         limits = Gates(
@@ -245,16 +256,77 @@ class TestOtherTasks:
     def test_metric_without_labels(self):
         """A metric that the data has no labels for is inconclusive, and says what to add."""
         asked = OutputSpec(task="regression", metrics={"price": Metric(kind="mae")})
-        labels = np.zeros(500, dtype=np.int64)
 
         found = self._judged(
             asked.task,
             asked.metrics,
             (np.arange(500.0), np.arange(500.0)),
-            labels=labels,
+            labels=None,
             margins={"price": 1.0},
         )
 
         finding = find(found, "price_loss")
         assert finding.outcome is INCONCLUSIVE
-        assert "label." in finding.remedy
+        assert "no labels" in finding.reason
+        assert "an array named label or label.OUTPUT" in finding.remedy
+
+
+class TestClassesOfPixelsAndBoxes:
+    """Each class of labels, pixels or boxes is a slice of its own."""
+
+    SAMPLES, CLASSES, SIDE = 120, 4, 8
+
+    @pytest.fixture
+    def limits(self, gates):
+        unlimited = dict.fromkeys((*CLASSIFICATION_LIMITS, "max_abs_error"))
+        further = {"min_samples": 100, "min_decision_agreement": 0.5}
+        return gates.model_copy(
+            update={
+                **unlimited,
+                **further,
+                "max_metric_loss": {"m": 0.5},
+                "max_slice_metric_loss": {"m": 0.1},
+            }
+        )
+
+    def judged(self, limits, truth, reference, candidate, metric):
+        data = DataSet(
+            origin="eval.npz",
+            inputs={"x": np.zeros((self.SAMPLES, 1), np.float32)},
+            labels=None,
+            ids=np.arange(self.SAMPLES).astype(np.str_),
+            slices={"half": np.where(np.arange(self.SAMPLES) < 60, "first", "last")},
+            targets={"y": truth},
+        )
+        task = "segmentation" if metric == "miou" else "multi-label"
+        asked = OutputSpec(task=task, metrics={"m": Metric(kind=metric)})
+        compared = compare({"y": reference}, {"y": candidate}, data, "evaluation", asked=asked)
+        return judge_comparison(compared, limits, asked)
+
+    def test_class_of_pixels_that_is_lost_fails_alone(self, limits):
+        """Its pixels are called another class: its own overlap is 0, that of the other falls."""
+        truth = np.random.default_rng(0).integers(0, self.CLASSES, (self.SAMPLES, 8, 8))
+        reference = 5.0 * np.eye(self.CLASSES, dtype=np.float32)[truth].transpose(0, 3, 1, 2)
+        broken = reference.copy()
+        broken[:, 0] += 9.0 * (truth == 2)
+
+        judged = self.judged(limits, truth, reference, broken, "miou")
+
+        failed = {f.scope: f for f in judged.findings if f.gate == "slice_m_loss"}
+        outcomes = {scope: f.outcome for scope, f in failed.items()}
+        assert outcomes["evaluation/class=2"] is outcomes["evaluation/class=0"] is FAILED
+        assert outcomes["evaluation/class=1"] is outcomes["evaluation/class=3"] is PASSED
+        assert failed["evaluation/class=2"].value == pytest.approx(1.0)
+        assert find(judged.findings, "m_loss").outcome is PASSED
+        assert find(judged.findings, "decision_agreement").value == pytest.approx(0.75, abs=0.02)
+
+    def test_labels_that_agree_pass_in_every_slice(self, limits):
+        truth = np.random.default_rng(0).random((self.SAMPLES, self.CLASSES)) < 0.5
+        logits = np.where(truth, 3.0, -3.0).astype(np.float32)
+
+        judged = self.judged(limits, truth.astype(np.int64), logits, logits + 0.1, "label_f1")
+
+        slices = [f for f in judged.findings if f.gate == "slice_m_loss"]
+        assert {f.outcome for f in slices} == {PASSED}
+        assert len(slices) == self.CLASSES + 2
+        assert find(judged.findings, "m_fp32").value == 1.0

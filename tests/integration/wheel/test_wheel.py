@@ -11,15 +11,17 @@ import enginegate
 ROOT = Path(__file__).parents[3]
 _PACKAGES = "enginegate/pipeline/packages"
 # As a person's own pipeline would: the library first, then the flows, in a folder with a namesake.
+# Importing every flow takes seconds; the demo's test runs them from the wheel.
 _PROGRAM = """
-import enginegate, sys
+import enginegate, importlib.util, sys
 from enginegate.pipeline import open_pipeline
 open_pipeline()
-import flows.automations, flows.withdraw
-assert flows.automations.SHIPPED.is_dir()
+import validation.verdict
 print(enginegate.__version__)
+for name in ("flows", "tasks", "examples"):
+    print(importlib.util.find_spec(name).origin)
 for name, module in sorted(sys.modules.items()):
-    if name.partition(".")[0] in {"enginegate", "flows", "tasks", "validation", "examples"}:
+    if name.partition(".")[0] in {"enginegate", "validation"}:
         print(getattr(module, "__file__", None) or module.__path__[0])
 """
 
@@ -76,7 +78,7 @@ def test_library_and_flows_come_from_the_wheel(installed, tmp_path):
     version, *places = run(installed, tmp_path, "python", "-c", _PROGRAM).splitlines()
 
     assert version == enginegate.__version__
-    assert len(places) > 100
+    assert len(places) > 20
     assert [place for place in places if not place.startswith(str(installed.parent))] == []
 
 

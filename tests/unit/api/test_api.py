@@ -33,7 +33,10 @@ PUBLIC = {
     "status",
 }
 SIGNATURES = {
-    "qualify": "(policy, *, model=None)",
+    "qualify": (
+        "(policy=None, *, model=None, data=None, p99_ms=None, min_throughput_per_s=None, "
+        "task=None, name=None, calibration=None, allow_pickle=False, allow_code=False)"
+    ),
     "promote": "(policy, scorecard)",
     "rollback": "(policy, *, to=None, reason='')",
     "status": "(*policies)",

@@ -1,5 +1,6 @@
 """Columns become inputs, labels and slices by their names, or as a policy says."""
 
+import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -7,6 +8,7 @@ import pytest
 
 from enginegate.data_sources import load_data
 from enginegate.errors import DataError
+from enginegate.policy.data import Data
 
 
 @pytest.fixture
@@ -89,8 +91,33 @@ def test_rows_of_different_lengths_are_refused(source, tmp_path):
     """Tokens that nobody padded."""
     pq.write_table(pa.table({"input.ids": [[1, 2], [1, 2, 3]]}), tmp_path / "t.parquet")
 
-    with pytest.raises(DataError, match="differ in length"):
+    with pytest.raises(DataError, match=r"differ in length.*padded"):
         load_data(source("t.parquet"))
+
+
+def test_lists_are_filled_up(source, tmp_path):
+    """Tokens of several lengths, and boxes of which the first sample has none."""
+    rows = {
+        "tokens": [[1, 2], [], [3]],
+        "boxes": [[], [[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0]]],
+    }
+    columns = {
+        "inputs": {"ids": "tokens"},
+        "labels": {"found": "boxes"},
+        "padded": {"tokens": {"length": 3}, "boxes": {"length": 2, "fill": -1}},
+    }
+    pq.write_table(pa.table(rows), tmp_path / "t.parquet")
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "hf"))
+
+    found, other = (load_data(source(name, columns=columns)) for name in ("t.parquet", "hf"))
+
+    assert found.inputs["ids"].tolist() == [[1, 2, 0], [0, 0, 0], [3, 0, 0]]
+    assert found.targets["found"][0].tolist() == [[-1, -1], [-1, -1]]
+    assert found.targets["found"][2].tolist() == [[5, 6], [-1, -1]]
+    assert other.sha256 == found.sha256
+    short = columns | {"padded": {"tokens": {"length": 1}, "boxes": {"length": 2}}}
+    with pytest.raises(DataError, match=r"has 2 values, and \[data\.columns\] padded says 1"):
+        load_data(source("t.parquet", columns=short))
 
 
 def test_another_row_shape_in_a_later_block_is_refused(source, tmp_path):
@@ -109,3 +136,19 @@ def test_texts_grow_without_being_cut(source, tmp_path):
     pq.write_table(pa.table(rows), tmp_path / "t.parquet")
 
     assert load_data(source("t.parquet")).slices["s"][-1] == "the longest of them all"
+
+
+def test_other_sets_need_no_labels_and_may_have_arrays_names(tmp_path):
+    """Calibration data without the label's column, and traffic that was written as arrays."""
+    pq.write_table(pa.table({"age": [1.0, 2.0]}), tmp_path / "calibration.parquet")
+    np.savez(tmp_path / "evaluation.npz", **{"input.x": np.zeros(2), "label": np.arange(2)})
+    table = {
+        "evaluation": "evaluation.npz",
+        "calibration": "calibration.parquet",
+        "columns": {"inputs": {"x": "age"}, "label": "ill", "slices": ["site"]},
+    }
+    data = Data.model_validate(table, context={"root": tmp_path})
+
+    assert load_data(data.calibration).inputs["x"].tolist() == [1.0, 2.0]
+    with pytest.raises(DataError, match="has no column 'site'"):
+        load_data(data.evaluation)

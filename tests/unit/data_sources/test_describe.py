@@ -80,3 +80,14 @@ def test_inputs_go_by_their_names(tmp_path):
 def test_missing_data_is_an_error(tmp_path):
     with pytest.raises(DataError, match="no data at"):
         describe_data(tmp_path / "none.npz")
+
+
+def test_whole_numbers_beside_a_vector_are_its_classes(tmp_path):
+    """One column more than the model takes, and only one that can be a class."""
+    rows = {"a": [0.1, 0.2], "b": [0.3, 0.4], "digit": [7, 3]}
+    pq.write_table(pa.table(rows), tmp_path / "flat.parquet")
+
+    guess = suggest_columns(describe_data(tmp_path / "flat.parquet"), (spec("x", 2),))
+
+    assert guess.inputs["x"].columns == ("a", "b")
+    assert guess.label == "digit"

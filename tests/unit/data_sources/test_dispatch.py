@@ -1,5 +1,6 @@
 """Data of every form is one data set: the same samples have one digest, whatever holds them."""
 
+import os
 import sys
 
 import datasets
@@ -133,6 +134,7 @@ class TestKept:
 
         (folder,) = (p for p in (tmp_path / ".enginegate/store/data").iterdir() if p.is_dir())
         assert {p.stat().st_mode & 0o777 for p in folder.iterdir()} == {0o600}
+        assert folder.parent.stat().st_mode & 0o777 == 0o700
         assert isinstance(found.inputs["x"], np.memmap)
 
     def test_damaged_conversion_is_made_again(self, arrays, digest, source, tmp_path):
@@ -183,6 +185,14 @@ def test_header_of_converted_data_needs_no_conversion(arrays, source, tmp_path):
     assert header.inputs["x"].shape == (-1, 2, 3)
     assert header.arrays == {"input.x", "label", "slice.light", "id"}
     assert not (tmp_path / ".enginegate").exists()
+
+
+def test_pipe_is_not_read(source, tmp_path):
+    """Nobody may ever write to it."""
+    os.mkfifo(tmp_path / "e.parquet")
+
+    with pytest.raises(DataError, match="neither a file nor a folder"):
+        load_data(source("e.parquet"))
 
 
 @pytest.mark.parametrize("written", ["../x.parquet", "mlflow:run", "python:module", ""])

@@ -45,6 +45,10 @@ def test_prefect_does_not_count_its_events_on_the_terminal(monkeypatch):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(pipeline, "_PREFECT", {})
     monkeypatch.setattr(pipeline, "importlib", SimpleNamespace(import_module=ModuleType))
+    flows = ModuleType("flows")  # the real one takes seconds to import
+    flows.__file__ = str(_ROOT / "flows" / "__init__.py")
+    flows.__path__ = [str(_ROOT / "flows")]
+    monkeypatch.setitem(sys.modules, "flows", flows)
     loggers = [logging.getLogger(name) for name in ("EventsWorker", "APILogWorker")]
     for logger in loggers:
         monkeypatch.setattr(logger, "level", logging.NOTSET)

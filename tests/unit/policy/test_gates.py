@@ -7,6 +7,7 @@ import pytest
 from enginegate.candidate import Precision
 from enginegate.policy.gates import (
     CLASSIFICATION_LIMITS,
+    DISTANCE_LIMITS,
     Gates,
     Metric,
     Output,
@@ -15,7 +16,7 @@ from enginegate.policy.gates import (
     gates_for,
     output_task,
 )
-from enginegate.policy.tolerances import STANDARD, complete_gates
+from enginegate.policy.tolerances import STANDARD, complete_gates, complete_metrics
 
 BASICS = {"confidence": 0.95, "min_samples": 400, "min_slice_samples": 60}
 STANDARDS = {**BASICS, "tolerances": "standard"}
@@ -72,6 +73,105 @@ class TestStandardTolerances:
             assert tighter["min_sqnr_db"] >= looser["min_sqnr_db"]
             assert tighter["max_kl_p99_nats"] <= looser["max_kl_p99_nats"]
             assert tighter["max_accuracy_loss"] <= looser["max_accuracy_loss"]
+
+
+class TestStandardMetrics:
+    """A policy that asks for the standard, and has no [metrics], is scored by its task's own."""
+
+    @staticmethod
+    def completed(task, **tables):
+        raw = {"task": task, "gates": {"default": STANDARDS}, **tables}
+        raw["metrics"] = complete_metrics(raw)
+        tasks = frozenset({task, *(o["task"] for o in raw.get("outputs", {}).values())})
+        gates = complete_gates(raw["gates"], tasks, raw["metrics"])
+        return raw["metrics"], {name: Gates(**table) for name, table in gates.items()}
+
+    @pytest.mark.parametrize(
+        ("task", "kind"),
+        [
+            ("multi-label", "label_f1"),
+            ("regression", "r2"),
+            ("segmentation", "miou"),
+            ("detection", "map"),
+        ],
+    )
+    def test_score_of_the_task_has_the_margins_of_accuracy(self, task, kind):
+        metrics, gates = self.completed(task)
+
+        int8 = gates_for(gates, Precision.INT8)
+        assert metrics == {kind: {"kind": kind, "output": ""}}
+        assert int8.max_metric_loss == {kind: STANDARD[Precision.INT8]["max_accuracy_loss"]}
+        assert int8.max_slice_metric_loss == {
+            kind: STANDARD[Precision.INT8]["max_slice_accuracy_loss"]
+        }
+        assert int8.max_accuracy_loss is None
+        declared = {name: Metric(**table) for name, table in metrics.items()}
+        check_gates("gates.int8", int8, declared, frozenset({task}))
+
+    @pytest.mark.parametrize("task", ["classification", "embedding"])
+    def test_other_tasks_have_none(self, task):
+        assert self.completed(task)[0] == {}
+
+    def test_each_output_has_its_own(self):
+        outputs = {"Price.eur": {"task": "regression"}, "mask": {"task": "segmentation"}}
+
+        metrics, _ = self.completed("multi-output", outputs=outputs)
+
+        assert metrics == {
+            "r2_price_eur": {"kind": "r2", "output": "Price.eur"},
+            "miou_mask": {"kind": "miou", "output": "mask"},
+        }
+
+    def test_stated_metrics_and_margins_are_kept(self):
+        """An error's margin is stated; a share's need not be."""
+        stated = {**STANDARDS, "max_metric_loss": {"price": 3.0}}
+        metrics = {"price": {"kind": "mae"}, "fit": {"kind": "r2"}}
+
+        found, gates = self.completed(
+            "regression", metrics=metrics, gates={"default": stated, "int8": {}}
+        )
+
+        assert found == metrics
+        assert gates["int8"].max_metric_loss == {"price": 3.0, "fit": 0.01}
+        assert gates["int8"].max_slice_metric_loss == {"fit": 0.08}
+
+    def test_completing_again_changes_nothing(self):
+        raw = {"task": "segmentation", "gates": {"default": STANDARDS}}
+        tasks, metrics = frozenset({"segmentation"}), complete_metrics(raw)
+        once = complete_gates(raw["gates"], tasks, metrics)
+
+        assert complete_metrics({**raw, "metrics": metrics, "gates": once}) == metrics
+        assert complete_gates(once, tasks, metrics) == once
+
+    def test_boxes_and_labels_have_no_distances(self):
+        """Boxes change places, and few labels near their threshold are a short vector."""
+        of_boxes, of_labels = (self.completed(t)[1]["int8"] for t in ("detection", "multi-label"))
+
+        assert all(getattr(of_boxes, key) is None for key in DISTANCE_LIMITS)
+        assert (of_labels.min_cosine_p1, of_labels.min_sqnr_db) == (None, 20.0)
+        assert of_boxes.min_decision_agreement == of_labels.min_decision_agreement == 0.9
+
+
+@pytest.mark.parametrize(
+    ("output", "message"),
+    [
+        pytest.param({"task": "regression", "threshold": 0.5}, "threshold: is for", id="threshold"),
+        pytest.param({"task": "detection", "class_axis": -1}, "class_axis: is for", id="axis"),
+        pytest.param({"task": "detection", "scores": "s"}, "both scores and classes", id="scores"),
+    ],
+)
+def test_keys_of_an_output_are_of_its_task(output, message):
+    with pytest.raises(ValueError, match=message):
+        check_outputs(output["task"], {"y": Output(**output)}, {})
+
+
+def test_metric_of_ones_own_needs_permission():
+    """A policy comes from another team; its Python is run only where it says so."""
+    own = Metric(kind="mine:score")
+
+    with pytest.raises(ValueError, match=r"metrics\.own: mine:score is Python.*allow_code = true"):
+        check_outputs("regression", {}, {"own": own})
+    check_outputs("regression", {}, {"own": own.model_copy(update={"allow_code": True})})
 
 
 def test_regression_needs_no_limits_of_classes():

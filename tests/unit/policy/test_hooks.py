@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from enginegate.policy.hooks import importable_from
+from enginegate.policy.hooks import importable_from, why_missing
 
 
 @pytest.fixture
@@ -34,3 +34,12 @@ def test_python_beside_a_policy_is_found(project, place):
     (project / place).touch()
 
     assert importlib.util.find_spec("enginegate_own") is not None
+
+
+def test_function_in_a_package_named_like_the_flows_is_refused(project):
+    """It would be looked for in Enginegate's own package of that name."""
+    (project / "tasks.py").write_text("def make_model(): ...\n")
+    (project / "own_tasks.py").write_text("def make_model(): ...\n")
+
+    assert "rename yours" in why_missing("tasks:make_model", project)
+    assert why_missing("own_tasks:make_model", project) == ""

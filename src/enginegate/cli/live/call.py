@@ -139,7 +139,7 @@ def _answered(client: TritonClient, policy: Policy, number: int, row: DataSet) -
     for name, array in reply.outputs.items():
         label = row.targets.get(name)
         if label is None and name == next(iter(first)):
-            label = row.labels
+            label = row.targets.get("", row.labels)
         outputs.append(_output(name, array, None if label is None else label[0], policy))
     return AnsweredSample(
         sample=number,

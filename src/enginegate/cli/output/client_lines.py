@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -90,13 +91,24 @@ class ClientRequest:
 
 
 def _literal(array: Array) -> str:
-    return f"np.array({array.tolist()!r}, {array.dtype.name!r})"
+    values = np.array(_shortest(array), object).reshape(array.shape).tolist()
+    return f"np.array({values!r}, {array.dtype.name!r})"
+
+
+def _shortest(array: Array) -> list[Any]:
+    """The numbers in order, each with the fewest digits that mean it in its type."""
+    flat = array.reshape(-1)
+    return [float(str(v)) for v in flat] if array.dtype.kind == "f" else list(flat.tolist())
 
 
 def _in_json(name: str, array: Array) -> dict[str, object]:
     dtype = triton_type(array.dtype.name)
-    data = array.reshape(-1).tolist()
-    return {"name": name, "shape": [*array.shape], "datatype": dtype, "data": data}
+    return {
+        "name": name,
+        "shape": [*array.shape],
+        "datatype": dtype,
+        "data": _shortest(array),
+    }
 
 
 def _write(path: Path, content: bytes) -> None:

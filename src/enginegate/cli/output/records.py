@@ -221,6 +221,7 @@ class ScorecardDocument(Document):
         "the policy names none",
     )
     next: tuple[str, ...] = Field(description="commands that come next; empty: no winner")
+    policy: str = Field(default="", description="its file; empty: `explain` does not know it")
 
 
 class PageDocument(Document):

@@ -22,7 +22,7 @@ def scorecard_document(
     *,
     only: Collection[Candidate] | None = None,
     blocking: bool = False,
-    commands: Iterable[str] = (),
+    policy: Path | None = None,
 ) -> ScorecardDocument:
     """What is on a scorecard.
 
@@ -30,7 +30,7 @@ def scorecard_document(
         card: the scorecard.
         only: these candidates; None: all of them.
         blocking: only candidates that did not pass, and only the findings that kept them from it.
-        commands: that come next.
+        policy: the file it was just qualified under, for the commands that come next.
     """
     return ScorecardDocument(
         scorecard=card.digest,
@@ -47,7 +47,8 @@ def scorecard_document(
         devices=tuple(
             _on_device(card.on(device), only, blocking=blocking) for device in card.devices
         ),
-        next=tuple(commands),
+        next=() if policy is None else commands_after(card, policy),
+        policy="" if policy is None else str(policy),
     )
 
 
@@ -56,7 +57,7 @@ def part_document(part: DeviceQualification, commands: Iterable[str]) -> PartDoc
 
     Args:
         part: the part.
-        commands: that come next.
+        policy: the file it was just qualified under, for the commands that come next.
     """
     identity = part.identity
     return PartDocument(

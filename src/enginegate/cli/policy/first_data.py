@@ -113,7 +113,8 @@ def described_source(
     if source.scheme == "python":
         return DescribedData(replace(source, allow_code=True))
     found = describe_data(source)
-    if found.inputs and flags == ColumnFlags():
+    has_images = any(column.kind == "image" for column in found.columns.values())
+    if found.inputs and flags == ColumnFlags() and not has_images:
         return DescribedData(source)
     columns = flags.over(suggest_columns(found, inputs or _TABLE), found, inputs)
     if not columns.inputs and not found.inputs:
@@ -259,8 +260,8 @@ def _images(
     """Size and layout that an input's shape shows; how values are normalised nothing shows."""
     for spec in inputs:
         used = columns.inputs.get(spec.name)
-        is_image = used is not None and found.columns[used.columns[0]].kind == "image"
-        if not is_image or len(spec.shape) != _IMAGE_AXES:
+        column = found.columns.get(used.columns[0] if used is not None else spec.name)
+        if column is None or column.kind != "image" or len(spec.shape) != _IMAGE_AXES:
             continue
         last = spec.shape[3] in {1, 3} and spec.shape[1] not in {1, 3}
         height, width = spec.shape[1:3] if last else spec.shape[2:4]

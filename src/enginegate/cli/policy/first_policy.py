@@ -214,7 +214,8 @@ def round_up(value: float) -> float:
 
 def _meaning(spec: TensorSpec, model: ModelFacts, data: DataSet) -> _Meaning:
     """What one output means, and what shows it; None and what is missing otherwise."""
-    target = data.targets.get(spec.name)
+    only = data.targets.get("") if len(model.outputs) == 1 else None
+    target = data.targets.get(spec.name, only)
     labels = data.labels if target is None else target
     if labels is None:
         return _unlabelled(spec)
@@ -268,6 +269,8 @@ def _labelled_in_detail(spec: TensorSpec, labels: Array, *, is_share: bool) -> _
 def _unlabelled(spec: TensorSpec) -> _Meaning:
     if len(spec.shape) == 1 or spec.shape[1:] == (1,):
         return _Meaning("regression", f"{spec.name} is one number a sample; nothing labels it")
+    if len(spec.shape) == _VECTOR and "embed" in spec.name.lower():
+        return _Meaning("embedding", f"{spec.name} is one vector a sample")
     return _Meaning(None, f"nothing in the data labels {spec.name} {list(spec.shape)}")
 
 

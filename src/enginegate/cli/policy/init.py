@@ -1,14 +1,14 @@
 """`enginegate init`: look at a model and its data, and write a first policy for them."""
 
+import math
 import shlex
 import sys
-from collections.abc import Callable
+import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import get_args
 
 import numpy as np
-import typer
 from rich.console import Console
 
 from enginegate.atomic_io import write_file
@@ -36,7 +36,7 @@ from enginegate.data import DataSet
 from enginegate.engines import open_onnx, this_machine, undecidable
 from enginegate.errors import InputError
 from enginegate.messages import counted, short_number
-from enginegate.policy import parse_policy, read_policy
+from enginegate.policy import parse_policy
 from enginegate.policy.gates import Task
 from enginegate.policy.hooks import importable_from
 from enginegate.policy.model_source import ModelSource
@@ -46,8 +46,6 @@ from enginegate.report.tables import print_hanging
 from enginegate.sources.inspection import ModelFacts, inspect_source
 from enginegate.workspace import Workspace
 
-T = TypeVar("T")
-
 # Wanted of every machine; those that a machine cannot decide are left out.
 _WANTED = {
     "onnxruntime": (Precision.FP32, Precision.FP16, Precision.INT8),
@@ -56,7 +54,7 @@ _WANTED = {
 _TASKS = tuple(get_args(Task))
 # Twenty times one sample's time is room for batching, queueing and a busy moment.
 _ROOM = 20.0
-_LEAST_P99_MS = 20.0
+_LEAST_P99_MS = 100.0
 _RATE_PER_S = 50.0
 
 
@@ -70,6 +68,7 @@ class InitOptions:
         set_aside: how many; 0: none.
         columns: what the data's columns are.
         output: the file to write.
+        ask: whether somebody may be asked, where there is a terminal.
     """
 
     model: str
@@ -85,6 +84,7 @@ class InitOptions:
     allow_pickle: bool = False
     allow_code: bool = False
     force: bool = False
+    ask: bool = True
 
 
 def write_first_policy(options: InitOptions, output: Printer) -> None:
@@ -114,7 +114,7 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
     data = loaded(evaluation) if described.numbers else data
     _print_facts(source, facts, data, out)
     guess = _task(options, guess_task(facts, data), out)
-    p99_ms, rate = _slo(options, facts)
+    p99_ms, rate = _slo(options, facts, out)
     calibration = None
     if options.calibration is not None:
         named = described_source(options.calibration, root, options.columns, facts.inputs)
@@ -138,18 +138,19 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
         parity=parity_for(facts.largest),
     )
     int8 = calibration is not None and facts.quantisable > 0
-    _write(_with_candidates(draft, facts, data, root, int8=int8), path, output)
+    _write(_with_candidates(draft, facts, data, root, int8=int8), path, root, output)
 
 
-def _write(draft: FirstPolicy, path: Path, output: Printer) -> None:
-    """Write the file, check it as `policy check` does, and show it."""
+def _write(draft: FirstPolicy, path: Path, root: Path, output: Printer) -> None:
+    """Check the policy as `policy check` does, write its file, and show it."""
     out, shown = output.console, _shown(path)
-    write_file(path, draft.toml(shown).encode())
-    policy = read_policy(path)
+    text = draft.toml(shown)
+    policy = parse_policy(tomllib.loads(text), shown, root)
     found = check_policy(policy)
     found.refuse(path)
+    write_file(path, text.encode())
     out.print()
-    out.print(path.read_text(), markup=False, soft_wrap=True)
+    out.print(text, markup=False, soft_wrap=True)
     for note in found.notes:
         print_hanging(out, note, "note    ")
     print_hanging(out, f"{shown} is written, and valid.")
@@ -229,19 +230,23 @@ def _task(options: InitOptions, guess: TaskGuess, out: Console) -> TaskGuess:
     if guess.task is not None:
         print_hanging(out, f"{guess.task}: {guess.why}", "task    ")
         return guess
-    answer = _asked(
-        f"task ({', '.join(_TASKS)})",
-        "--task",
-        lambda text: text if text in _TASKS else None,
-        why=guess.why,
-    )
+    if not (options.ask and sys.stdin.isatty()):
+        raise InputError(
+            f"Model and data do not show the task: {guess.why}. Say it with --task: one of "
+            f"{', '.join(_TASKS)} (docs/tasks.md)."
+        )
+    print_hanging(out, f"not shown: {guess.why}", "task    ")
+    answer = ""
+    while answer not in _TASKS:
+        answer = _answer(f"Task, one of {', '.join(_TASKS)}: ", out)
     return TaskGuess(answer, guess.why)  # type: ignore[arg-type]
 
 
-def _slo(options: InitOptions, facts: ModelFacts) -> tuple[float, float]:
+def _slo(options: InitOptions, facts: ModelFacts, out: Console) -> tuple[float, float]:
     """What serving must deliver: given, or asked for with a suggestion; nothing else shows it."""
     wanted_ms = round_up(max(_LEAST_P99_MS, _ROOM * facts.sample_ms))
-    if None in {options.p99_ms, options.min_throughput_per_s} and not sys.stdin.isatty():
+    asked = None in {options.p99_ms, options.min_throughput_per_s}
+    if asked and not (options.ask and sys.stdin.isatty()):
         given = options.p99_ms or wanted_ms, options.min_throughput_per_s or _RATE_PER_S
         raise InputError(
             "What serving must deliver is not stated, and neither model nor data show it. Give "
@@ -249,28 +254,33 @@ def _slo(options: InitOptions, facts: ModelFacts) -> tuple[float, float]:
             "p99-ms is the 99th percentile of latency at the client, min-throughput the requests a "
             "second that traffic needs."
         )
-    p99_ms = options.p99_ms or _number("99th percentile of latency at the client, ms", wanted_ms)
+    p99_ms = options.p99_ms or _number(
+        "SLO: 99th percentile of latency at the client, in ms", wanted_ms, out
+    )
     rate = options.min_throughput_per_s or _number(
-        "requests a second that traffic needs", _RATE_PER_S
+        "SLO: requests a second that traffic needs", _RATE_PER_S, out
     )
     return p99_ms, rate
 
 
-def _number(question: str, suggestion: float) -> float:
+def _number(question: str, suggestion: float, out: Console) -> float:
+    """A positive number; Enter takes the suggestion."""
     while True:
-        answer: float = typer.prompt(question, default=suggestion, type=float, err=True)
-        if answer > 0:
-            return answer
+        answer = _answer(f"{question} [{suggestion:g}]: ", out) or str(suggestion)
+        try:
+            number = float(answer)
+        except ValueError:
+            continue
+        if math.isfinite(number) and number > 0:
+            return number
 
 
-def _asked(question: str, flag: str, read: Callable[[str], T | None], *, why: str) -> T:
-    if not sys.stdin.isatty():
-        raise InputError(f"{why}. Say it: {flag} ({question}).")
-    typer.echo(f"{why}.", err=True)
-    while True:
-        answer = read(typer.prompt(question, err=True).strip())
-        if answer is not None:
-            return answer
+def _answer(question: str, out: Console) -> str:
+    try:
+        return out.input(question, markup=False, emoji=False).strip()
+    except EOFError:
+        message = "Nobody answered. Give the answers as flags: enginegate init --help"
+        raise InputError(message) from None
 
 
 def _with_candidates(

@@ -29,6 +29,11 @@ _ENDINGS = {
     ".safetensors": "weights",
     **dict.fromkeys((".h5", ".keras", ".pb"), "keras"),
 }
+# Of any encoder; a model that takes two of them leaves out the last.
+_TOKENS = tuple(
+    TensorSpec(name=name, dtype="int64", shape=(-1, -1))
+    for name in ("input_ids", "attention_mask", "token_type_ids")
+)
 
 
 def model_uri(given: str, folder: Path) -> str:
@@ -70,6 +75,8 @@ def expected_inputs(source: ModelSource) -> tuple[TensorSpec, ...]:
     Raises:
         ModelError: an ONNX file cannot be read.
     """
+    if source.scheme == "hf":
+        return _TOKENS
     if source.scheme != "file" or not source.path.is_file():
         return ()
     if source.path.suffix == ".onnx":

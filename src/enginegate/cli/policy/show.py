@@ -37,12 +37,14 @@ def show_policy(path: Path | None, only: list[str], output: Printer) -> None:
     """
     policy, stated = (read_policy(path), read_tables(path)) if path else (None, {})
     keys, limits = list_keys(policy, stated), list_limits(policy, stated)
-    tables = [*dict.fromkeys(key.table for key in keys), _GATES]
+    tables = [*dict.fromkeys(_family(key.table) for key in keys), _GATES]
     if unknown := [name for name in only if name not in tables]:
         raise InputError(
             f"There is no table {', '.join(unknown)}; there are {', '.join(filter(None, tables))}."
         )
-    keys = tuple(key for key in keys if not only or key.table in only)
+    keys = tuple(key for key in keys if not only or _family(key.table) in only)
+    if policy is not None:  # limits that its task has no number for
+        limits = tuple(limit for limit in limits if not _EMPTY.issuperset(limit.values.values()))
     limits = limits if not only or _GATES in only else ()
     for table, listed in groupby(keys, lambda key: key.table):
         _print_table(table, list(listed), output)
@@ -67,8 +69,13 @@ def show_policy(path: Path | None, only: list[str], output: Printer) -> None:
     )
 
 
+def _family(table: str) -> str:
+    """``metrics`` of ``metrics.r2``."""
+    return table.partition(".")[0]
+
+
 def _print_table(name: str, keys: list[ListedKey], output: Printer) -> None:
-    about = table_meanings().get(name.partition(".")[0], "")
+    about = table_meanings().get(_family(name), "")
     table = FittedTable(
         (
             TableColumn("key", whole=True, heads=True),
@@ -96,7 +103,7 @@ def _print_limits(limits: tuple[ListedLimit, ...], output: Printer, *, is_standa
         title=f"[{_GATES}] {table_meanings()[_GATES]}",
     )
     for limit in limits:
-        if _EMPTY.issuperset(limit.values.values()) and not limit.reason:
+        if set(limit.values.values()) == {NOT_SET} and not limit.reason:
             continue
         cells = (_limit_cell(limit, each, is_standard=is_standard) for each in precisions)
         reasons = (limit.reason,) if is_standard else ()

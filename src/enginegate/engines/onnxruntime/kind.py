@@ -198,6 +198,8 @@ class OnnxRuntimeKind(EngineKind):
         path = folder / ENGINE_FILE
         external = plan.bring_weights(folder)
         write_file(path, converted.onnx)
+        if device == "cpu" and table.threads != sessions.INTRA_OP_THREADS:
+            write_file(path, _with_threads(converted.onnx, table.threads))
         opened = _opened(plan, path, device, graphs=table.cuda_graphs)
         if opened.copies and not plan.onnx.external:
             converted, opened = _with_kernels(plan, converted, opened, path, table)
@@ -424,6 +426,14 @@ def _flags(
         **({"left_to_the_cpu": " ".join(opened.on_cpu)} if opened.on_cpu else {}),
         _CONVOLUTIONS: str(convolutions),
     }
+
+
+def _with_threads(content: bytes, threads: int) -> bytes:
+    """The model with its threads in it: engines that run otherwise must have other digests."""
+    model = onnx.load_from_string(content)
+    model.metadata_props.add(key="enginegate.intra_op_threads", value=str(threads))
+    found: bytes = model.SerializeToString(deterministic=True)
+    return found
 
 
 def _threads(engine: Engine) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from enginegate.evidence import Scorecard
 from enginegate.policy.operating import Approval
-from enginegate.report.content import short_digest
+from enginegate.report.content import obstacles, short_digest
 from enginegate.report.decision_page.checks import checks_section
 from enginegate.report.decision_page.comparison import comparison_section
 from enginegate.report.decision_page.configuration import configuration_section
@@ -20,6 +20,7 @@ from enginegate.report.decision_page.load_curve import load_curve_section
 from enginegate.report.decision_page.slices import slices_section
 from enginegate.report.decision_page.time_spent import time_spent_section
 from enginegate.report.decision_page.verdict_band import footer, verdict_band
+from enginegate.report.devices import device_sentences, device_table
 from enginegate.report.templates import page_template
 from enginegate.repository.store.scorecard_history import ScorecardHistory
 
@@ -57,6 +58,11 @@ def decision_page(
     return page_template("decision_page/templates", "decision.html").render(
         scorecard=scorecard,
         band=verdict_band(scorecard),
+        devices=device_table(scorecard),
+        device_sentences=device_sentences(scorecard),
+        device_obstacles=[
+            (view.device, found) for view in scorecard.by_device[1:] if (found := obstacles(view))
+        ],
         comparison=comparison_section(scorecard),
         forest=forest_section(scorecard),
         checks=checks_section(scorecard),

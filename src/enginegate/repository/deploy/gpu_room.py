@@ -112,9 +112,10 @@ class GpuRoom:
         return self.read() if demand.gpu_bytes else ()
 
 
-def demand_of(package: Package | ImportedRelease) -> MemoryDemand:
-    """The GPU memory that a release will take, as it was benchmarked."""
+def demand_of(package: Package | ImportedRelease, device: str = "") -> MemoryDemand:
+    """The GPU memory that a release will take on a kind of device, as it was benchmarked there."""
     if isinstance(package, ImportedRelease):
         return MemoryDemand.of(package.release.engine)
+    package = next((each for each in package.further if each.device == device), package)
     known = package.gpu_bytes if package.gpu_bytes is not None or package.gpu else 0
     return MemoryDemand(known, package.serving.gpus, package.cold_start_s)

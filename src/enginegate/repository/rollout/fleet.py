@@ -116,7 +116,9 @@ class Fleet:
         with self._rolling_out(package.model):
             layout = Layout(self.root, package.model)
             check_expected(layout, layout.current(), expected)
+            self.primary.check_device(package)
             for server in self.servers:
+                server.repository.check_device(package, server.name)
                 if not server.shares:
                     server.check_expected(package.model, expected)
                 server.repository.check_memory(package)

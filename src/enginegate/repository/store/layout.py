@@ -10,10 +10,12 @@
     ├── .enginegate-current.MODEL.json    the commit point
     └── MODEL/
         ├── config.pbtxt              which versions serve, with each release's digest
-        ├── 1/ 2/ …                   the bytes of each release
+        ├── 1/ 2/ …                   the bytes of each release, for this server's kind of device
         └── 00/                       ours
+            ├── device                that kind; none: the one that releases are published on
             └── releases/             N.json, .golden.npz, .sig.json; outlive the bytes;
-                                      N.promise-DIGEST.json: what N is held to since it was given
+                                      N.promise-DIGEST.json: what N is held to since it was given;
+                                      N.engine-DEVICE/, N.golden-DEVICE.npz: for other kinds
 
 Triton refuses to start on a folder in ROOT that is no model in its NONE, POLL and
 ``--load-model=*`` modes, but ignores files there. Inside a model it looks at the times of
@@ -34,7 +36,7 @@ from pydantic import Field, PositiveInt
 
 from enginegate.atomic_io import read_file
 from enginegate.candidate import Sha256
-from enginegate.decision import ComposingModel, Release, RenewedPromise
+from enginegate.decision import ComposingModel, Release, ReleasedEngine, RenewedPromise
 from enginegate.errors import InputError, NoReleaseError, RepositoryError, TamperedError
 from enginegate.records import Record
 from enginegate.triton.config import Config, model_config, read_config
@@ -43,6 +45,7 @@ from enginegate.triton.version_sharing import sharing_obstacle
 
 CURRENT = ".enginegate-current"
 PART_OF = f"{RECORDS}/part-of"
+DEVICE = f"{RECORDS}/device"
 R = TypeVar("R", bound=Record)
 _MODEL_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -108,6 +111,34 @@ class Layout:
         """The served bytes of one release."""
         return self.folder / str(version)
 
+    @property
+    def device(self) -> str:
+        """Kind of device of the server that reads this; empty: that of the publisher."""
+        try:
+            return read_file(self.folder / DEVICE).decode().strip()
+        except (FileNotFoundError, NotADirectoryError):
+            return ""
+
+    def spare_folder(self, version: int, device: str) -> Path:
+        """One release's bytes for another kind of device than this server's."""
+        return self.folder / RECORDS / "releases" / f"{version}.engine-{device}"
+
+    def spare_golden(self, version: int, device: str) -> Path:
+        """Samples, and the answers of that kind of device."""
+        return self.folder / RECORDS / "releases" / f"{version}.golden-{device}.npz"
+
+    def bytes_of(self, release: Release, engine: ReleasedEngine) -> Path:
+        """Where the bytes of one of a release's engines are."""
+        if engine.device == release.engine.device:
+            return self.version_folder(release.version)
+        return self.spare_folder(release.version, engine.device)
+
+    def golden_of(self, release: Release, engine: ReleasedEngine) -> Path:
+        """Where its samples and answers are."""
+        if engine.device == release.engine.device:
+            return self.golden_file(release.version)
+        return self.spare_golden(release.version, engine.device)
+
     def release_file(self, version: int) -> Path:
         return self.folder / RECORDS / "releases" / f"{version}.json"
 
@@ -170,7 +201,11 @@ class Layout:
             raise NoReleaseError(
                 f"{self.model} has no release {version} in {self.root} (releases: {known})."
             )
-        return _read(Release, path)
+        return self._seen(_read(Release, path))
+
+    def _seen(self, release: Release) -> Release:
+        """The release as it is on this kind of device."""
+        return release.seen_from(self.device) if len(release.engines) > 1 else release
 
     def renewed(self, version: int) -> RenewedPromise | None:
         """The promise that a release was given after it was published; None: it has its own.
@@ -205,9 +240,13 @@ class Layout:
         renewed = self.renewed(release.version)
         if renewed is None:
             return release
-        engine = release.engine.model_copy(update={"promise": renewed.promise})
+        first, *others = release.engines
+        promised = {first.device: renewed.promise, **renewed.promises}
         held = {
-            "engines": (engine,),
+            "engines": tuple(
+                each.model_copy(update={"promise": promised.get(each.device, each.promise)})
+                for each in (first, *others)
+            ),
             "scorecard_sha256": renewed.scorecard_sha256,
             "decision": renewed.decision,
             "further_decisions": renewed.further_decisions,
@@ -217,7 +256,7 @@ class Layout:
     def releases(self) -> tuple[Release, ...]:
         """Every release that was ever published, oldest first, also when its bytes are gone."""
         files = (self.folder / RECORDS / "releases").glob("*.json")
-        found = [_read(Release, path) for path in files if path.stem.isdigit()]
+        found = [self._seen(_read(Release, path)) for path in files if path.stem.isdigit()]
         return tuple(sorted(found, key=lambda release: release.version))
 
     @property

@@ -328,7 +328,8 @@ class ObjectReleases:
         """Delete the bytes of an old release; its manifest stays as history."""
         if self.store.read(self._contents_key(version)) is not None:
             for name in self._contents(version).files:
-                if PurePosixPath(name).parts[1] != RECORDS:
+                parts = PurePosixPath(name).parts
+                if parts[1] != RECORDS or parts[3].startswith(f"{version}.engine-"):
                     self.store.delete(_key(name))
 
     def _contents(self, version: int) -> Contents:

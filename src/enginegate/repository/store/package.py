@@ -48,6 +48,8 @@ class Package:
         version_compatible: whether later versions of that library load it too.
         ensemble: the model's configuration when it is made of several: then the engine is one of
             the ``parts``, ``files`` is empty, and inputs and outputs are the ensemble's.
+        device: the kind of device that the engine is for; empty: the policy names none.
+        further: the same release for other kinds of device.
     """
 
     model: str
@@ -75,6 +77,13 @@ class Package:
     version_compatible: bool = False
     ensemble: Config | None = None
     parts: tuple[PartPackage, ...] = ()
+    device: str = ""
+    further: tuple["Package", ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device that it has engines for; empty: the policy names none."""
+        return tuple(each.device for each in (self, *self.further) if each.device)
 
     @property
     def part_names(self) -> tuple[str, ...]:
@@ -88,10 +97,17 @@ class ImportedRelease:
 
     Attributes:
         root: where its files are, laid out as in a live repository.
+        device: kind of device of the server that it is for; empty: the policy names none.
     """
 
     release: Release
     root: Path
+    device: str = ""
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The kinds of device that it has engines for."""
+        return self.release.devices
 
     @property
     def model(self) -> str:

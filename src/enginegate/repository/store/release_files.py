@@ -39,6 +39,14 @@ class ReleaseFiles:
         return own | {self.layout.part(p.name).version_folder(p.version): p.files for p in parts}
 
     @property
+    def spare(self) -> dict[Path, dict[str, FileDigest]]:
+        """Folders of the engines for other kinds of device; only where they are published from."""
+        first, *others = self.release.engines
+        if self.release.engine.device != first.device:
+            return {}
+        return {self.layout.bytes_of(self.release, each): each.files for each in others}
+
+    @property
     def records(self) -> dict[Path, FileDigest]:
         """What is kept beside the manifest: golden samples, configurations of composing models."""
         version = self.release.version
@@ -47,6 +55,9 @@ class ReleaseFiles:
             found[self.layout.part_file(version, part.name, "pbtxt")] = part.config
             if part.golden is not None:
                 found[self.layout.part_file(version, part.name, "golden.npz")] = part.golden
+        if self.spare:
+            others = self.release.engines[1:]
+            found |= {self.layout.golden_of(self.release, each): each.golden for each in others}
         return found
 
     @property
@@ -54,7 +65,7 @@ class ReleaseFiles:
         """Every file whose digest the manifest states."""
         return self.records | {
             folder / name: digest
-            for folder, files in self.served.items()
+            for folder, files in (self.served | self.spare).items()
             for name, digest in files.items()
         }
 
@@ -64,7 +75,7 @@ class ReleaseFiles:
         Raises:
             TamperedError: a file is missing, differs or was added.
         """
-        for folder, files in self.served.items():
+        for folder, files in (self.served | self.spare).items():
             links = [path for path in (folder, *folder.rglob("*")) if path.is_symlink()]
             if links:
                 raise TamperedError(f"{links[0]} is a link; a release holds only its own files.")
@@ -83,9 +94,14 @@ class ReleaseFiles:
             digest.check(path)
 
     def signed(self) -> SignedFiles:
-        """What its signature covers."""
+        """What its signature covers.
+
+        Of engines for several kinds of device it is the manifest alone, which states every digest:
+        their files lie in other places in the repositories of other kinds.
+        """
         subject = f"release {self.release.version} of {self.layout.model}"
-        files = (self.manifest, *self.digests)
+        several = len(self.release.engines) > 1
+        files = (self.manifest,) if several else (self.manifest, *self.digests)
         return SignedFiles(self.layout.root, files, self.signature, subject)
 
     def names(self) -> tuple[str, ...]:
@@ -106,10 +122,36 @@ class ReleaseFiles:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(path, target)
 
+    def copy_for(self, device: str, target: Layout) -> None:
+        """Copy what a server of one kind of device needs into an empty layout of that kind.
+
+        Raises:
+            RepositoryError: the release has no engine for that kind.
+            TamperedError: this repository does not hold that kind's bytes.
+        """
+        engine = self.release.engine_for(device)
+        source = self.layout.bytes_of(self.release, engine)
+        if not source.is_dir():
+            raise TamperedError(f"{source} is missing: the bytes for {device} are not here.")
+        version = self.release.version
+        shutil.copytree(source, target.version_folder(version), symlinks=True)
+        records = target.release_file(version).parent
+        records.mkdir(parents=True, exist_ok=True)
+        shutil.copy(self.layout.golden_of(self.release, engine), target.golden_file(version))
+        shutil.copy(self.manifest, target.release_file(version))
+        if self.signature.is_file():
+            shutil.copy(self.signature, target.signature_file(version))
+
 
 def record_files(layout: Layout, version: int) -> tuple[Path, ...]:
     """What is here beside the bytes of a release: manifest, signature, samples, promises."""
-    return tuple(sorted(layout.release_file(version).parent.glob(f"{version}.*")))
+    found = layout.release_file(version).parent.glob(f"{version}.*")
+    return tuple(sorted(path for path in found if not path.is_dir()))
+
+
+def spare_folders(layout: Layout, version: int) -> tuple[Path, ...]:
+    """The bytes of a release for other kinds of device, as far as they are here."""
+    return tuple(sorted(layout.release_file(version).parent.glob(f"{version}.engine-*")))
 
 
 def signed_promise(layout: Layout, renewed: RenewedPromise) -> SignedFiles:

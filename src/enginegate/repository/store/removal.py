@@ -11,7 +11,7 @@ from pathlib import Path
 from enginegate.atomic_io import sync_folder
 from enginegate.repository.history.audit import AUDIT_HEAD
 from enginegate.repository.store.layout import Layout
-from enginegate.repository.store.release_files import record_files
+from enginegate.repository.store.release_files import record_files, spare_folders
 from enginegate.triton.release_labels import RECORDS
 
 _FORGOTTEN = ".forgotten"
@@ -83,7 +83,12 @@ def _take_out(model: Layout, layout: Layout, version: int) -> None:
 
 
 def _remove_part_bytes(layout: Layout, version: int) -> None:
-    """Delete one version of every composing model, and those that have no version left."""
+    """Delete one version for other kinds of device, and of every composing model.
+
+    A composing model that has no version left goes.
+    """
+    for folder in spare_folders(layout, version):
+        shutil.rmtree(folder, ignore_errors=True)
     for part in layout.owned_parts():
         shutil.rmtree(part.version_folder(version), ignore_errors=True)
         if not part.stored_versions():

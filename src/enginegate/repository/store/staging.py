@@ -11,6 +11,7 @@ from enginegate.candidate import FileDigest
 from enginegate.decision import ComposingModel, Head, Release, ReleasedEngine
 from enginegate.errors import RepositoryError, TamperedError
 from enginegate.repository.store.layout import (
+    DEVICE,
     ENSEMBLE_FILE,
     PART_OF,
     Current,
@@ -20,7 +21,7 @@ from enginegate.repository.store.layout import (
     published_config,
 )
 from enginegate.repository.store.package import ImportedRelease, Package, PartPackage
-from enginegate.repository.store.release_files import ReleaseFiles, record_files
+from enginegate.repository.store.release_files import ReleaseFiles, record_files, spare_folders
 from enginegate.triton.config import Config, config_text
 from enginegate.triton.ensemble_config import config_for_versions
 from enginegate.triton.version_sharing import sharing_obstacle
@@ -55,6 +56,39 @@ def check_room(layout: Layout, parts: Iterable[str], version: int) -> None:
             )
 
 
+def check_engine_for(where: object, device: str, package: Package | ImportedRelease) -> None:
+    """Refuse what has no engine for the kind of device of a server; nothing is changed.
+
+    Args:
+        where: names the server.
+        device: its kind; empty: the policy names none.
+        package: what is to come.
+
+    Raises:
+        RepositoryError: it has none.
+    """
+    # A release of before the policy named kinds is what such a server serves already.
+    unnamed = isinstance(package, ImportedRelease) and set(package.devices) <= {"cpu", "gpu"}
+    if device and not unnamed and device not in package.devices:
+        known = ", ".join(package.devices) or "none that is named"
+        raise RepositoryError(
+            f"{where} has devices of kind {device!r}, and there is no engine that was judged on "
+            f"that kind: the release of {package.model} is for {known}. Nothing was changed. "
+            f"Qualify on {device}, so that its scorecard has a winner there, or take the server "
+            "out of the policy."
+        )
+
+
+def _check_same_device(layout: Layout, device: str) -> None:
+    there = layout.device
+    if device and there and there != device:
+        raise RepositoryError(
+            f"{layout.folder} holds engines for {there}, and its server has {device} by the "
+            "policy. Give the server another repository folder; if only the name changed, keep "
+            f"the name {there}."
+        )
+
+
 def place(
     layout: Layout,
     package: Package | ImportedRelease,
@@ -77,6 +111,7 @@ def place(
             not a regular file.
         TamperedError: the engine's bytes are not the approved ones.
     """
+    _check_same_device(layout, package.device)
     live = layout.release(before.version) if before else None
     if live is not None:
         _check_same_interface(live, package)
@@ -128,8 +163,15 @@ def _stage_import(imported: ImportedRelease, staged: Layout) -> Release:
         raise TamperedError(
             f"{source.release_file(release.version)} is not the manifest that was asked."
         )
-    files = ReleaseFiles(source, release)
+    files = ReleaseFiles(source, source.release(release.version))
     files.check()
+    if imported.device and len(release.engines) > 1:
+        if imported.device == release.devices[0]:
+            files.copy_to(staged.root)
+        else:
+            files.copy_for(imported.device, staged)
+        write_file(staged.folder / DEVICE, imported.device.encode())
+        return staged.release(release.version)
     files.copy_to(staged.root)
     return release
 
@@ -138,16 +180,49 @@ def _stage_package(
     package: Package, version: int, staged: Layout, previous: int | None, audit: Head | None
 ) -> Release:
     """Write bytes, golden samples and the manifest; the engine must be the one approved."""
-    folder, golden = staged.version_folder(version), staged.golden_file(version)
-    golden.parent.mkdir(parents=True)
+    staged.golden_file(version).parent.mkdir(parents=True)
+    places = [(staged.version_folder(version), staged.golden_file(version))]
+    places += [
+        (staged.spare_folder(version, each.device), staged.spare_golden(version, each.device))
+        for each in package.further
+    ]
+    engines = tuple(
+        _stage_engine(each, version, staged, folder, golden)
+        for each, (folder, golden) in zip((package, *package.further), places, strict=True)
+    )
+    if package.device:
+        write_file(staged.folder / DEVICE, package.device.encode())
+    release = Release(
+        model=package.model,
+        version=version,
+        model_uri=package.model_uri,
+        engines=engines,
+        inputs=package.inputs,
+        outputs=package.outputs,
+        scorecard_sha256=package.scorecard_sha256,
+        decision=package.decision,
+        previous_version=previous,
+        published_at=now(),
+        further_decisions=package.further_decisions,
+        audit=audit,
+    )
+    write_file(staged.release_file(version), release.pretty_json())
+    return release
+
+
+def _stage_engine(
+    package: Package, version: int, staged: Layout, folder: Path, golden: Path
+) -> ReleasedEngine:
+    """Write one kind of device's bytes and golden samples."""
     if package.ensemble is None:
         files = _fill(package.files, folder, package.approved)
     else:
         write_file(folder / ENSEMBLE_FILE, config_text(package.ensemble).encode(), mode=0o444)
         files = {ENSEMBLE_FILE: FileDigest.of(folder / ENSEMBLE_FILE)}
     package.golden.write(golden)
-    engine = ReleasedEngine(
-        device="gpu" if package.gpu else "cpu",
+    return ReleasedEngine(
+        device=package.device or ("gpu" if package.gpu else "cpu"),
+        on_gpu=package.gpu if package.device else None,
         candidate=package.candidate,
         engine_sha256=package.engine_sha256,
         serving=package.serving,
@@ -164,22 +239,6 @@ def _stage_package(
         builder=package.builder,
         version_compatible=package.version_compatible,
     )
-    release = Release(
-        model=package.model,
-        version=version,
-        model_uri=package.model_uri,
-        engines=(engine,),
-        inputs=package.inputs,
-        outputs=package.outputs,
-        scorecard_sha256=package.scorecard_sha256,
-        decision=package.decision,
-        previous_version=previous,
-        published_at=now(),
-        further_decisions=package.further_decisions,
-        audit=audit,
-    )
-    write_file(staged.release_file(version), release.pretty_json())
-    return release
 
 
 def _stage_part(part: PartPackage, version: int, staged: Layout) -> ComposingModel:
@@ -227,7 +286,10 @@ def _move_in(layout: Layout, release: Release, staged: Layout) -> None:
     parts = {part.name: part_config(staged, release.version, part) for part in release.engine.parts}
     if layout.folder.is_dir():
         records = layout.release_file(release.version).parent
-        for path in record_files(staged, release.version):
+        if staged.device:
+            write_file(layout.folder / DEVICE, staged.device.encode())
+        beside = record_files(staged, release.version)
+        for path in (*spare_folders(staged, release.version), *beside):
             path.rename(records / path.name)
         sync_folder(records)
     owner = layout.model.encode()

@@ -29,6 +29,16 @@ def test_small_request_needs_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_numbers_are_as_short_as_their_type_allows(tmp_path):
+    """0.1 in float32 is 0.10000000149 as a double, and 0.1 means it."""
+    x = np.array([[0.1, -2.5e-7]], np.float32)
+
+    asked = request(tmp_path, x=x)
+
+    assert "np.array([[0.1, -2.5e-07]], 'float32')" in asked.python("127.0.0.1:8001")
+    assert '"data": [0.1, -2.5e-07]' in asked.curl("http://h:8000")
+
+
 def test_large_request_is_in_files_that_the_lines_name(tmp_path):
     """An image is no line of a terminal."""
     image = np.zeros((1, 3, 16, 16), np.float32)

@@ -50,6 +50,7 @@ def data(labels=None, **targets):
         ({"boxes": (-1, 9, 6)}, data(boxes=np.zeros((8, 4, 5), np.float32)), "detection"),
         ({"price": (-1, 1)}, data(), "regression"),
         ({"vector": (-1, 64)}, data(), None),
+        ({"embedding": (-1, 64)}, data(), "embedding"),
         ({"vector": (-1, 2)}, data(CLASSES), None),
         ({"price": (-1, 1)}, data(CLASSES), None),
         ({"vector": (-1, 64)}, data(vector=np.zeros((8, 64), np.float32)), None),

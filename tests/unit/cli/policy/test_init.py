@@ -113,8 +113,23 @@ def test_existing_file_is_kept():
 @pytest.mark.usefixtures("folder")
 def test_slo_is_asked_for_by_its_flags():
     """Nothing but a person knows it; the message is the command's missing part."""
-    with pytest.raises(InputError, match=r"--p99-ms 20 --min-throughput 100"):
+    with pytest.raises(InputError, match=r"--p99-ms 100 --min-throughput 100"):
         init(p99_ms=None)
+
+
+def test_person_is_asked_for_what_neither_shows(folder, monkeypatch):
+    """Enter takes a suggestion; an answer that is none is asked for again."""
+    np.savez("data.npz", **{"input.x": np.zeros((500, 4), np.float32)})
+    answers = iter(["", "classes", "regression", "fast", "-3", "12.5", ""])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+
+    said = init(p99_ms=None, min_throughput_per_s=None)
+
+    policy = read_policy(folder / "policies" / "linear.toml")
+    assert policy.task == "regression"
+    assert (policy.slo.p99_ms, policy.slo.min_throughput_per_s) == (12.5, 50)
+    assert said.count("99th percentile") == 3
 
 
 @pytest.mark.usefixtures("folder")

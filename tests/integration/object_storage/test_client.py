@@ -8,9 +8,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from enginegate import object_storage
 from enginegate.errors import InputError, RepositoryError
-from enginegate.object_storage import ObjectStore
+from enginegate.object_storage import ObjectStore, client
 from tests.fakes.fault_proxy import Fault
 
 
@@ -116,7 +115,7 @@ class TestFaults:
     def test_overloaded_storage_is_given_the_seconds_it_asks_for(self, faulty, monkeypatch):
         """The library alone gives up after four attempts in half a second."""
         store, proxy = faulty
-        monkeypatch.setattr(object_storage, "_WAITS_S", (0.01, 0.02))
+        monkeypatch.setattr(client, "_WAITS_S", (0.01, 0.02))
         proxy.add(Fault("status", status=503, retry_after_s=2, times=9))
         assert store.create("key", b"1")
         assert [fault for _, _, fault in proxy.seen] == ["status"] * 9 + [""]

@@ -11,31 +11,26 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from uuid import uuid4
 
 from enginegate.candidate import FileDigest
 from enginegate.errors import InputError, RepositoryError
+from enginegate.object_storage.providers import OBJECT_URL, PROVIDERS
 from enginegate.redact import masked
 
 if TYPE_CHECKING:
     from obstore import PutMode
-    from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Backend
 
 T = TypeVar("T")
 
 _BLOCK_BYTES = 1 << 24
-_CONNECT_S, _SILENT_S = 5, 60
-# The library repeats a request this often, within about half a second: more would keep a rollback
-# waiting for storage that is away.
-_RETRIES = 3
 # Storage that answers that it is overloaded gets so many seconds more: AWS and Azure ask for one to
 # five. A rollback waits for these too.
 _WAITS_S = (1.0, 2.0, 4.0)
@@ -43,25 +38,7 @@ _OVERLOADED = re.compile("status code: (429|503)|SlowDown|ServerBusy")
 # An environment variable with one of these in its name is never quoted.
 _SECRET_NAMES = re.compile(r"^(AWS|AZURE|GOOGLE)_.*(KEY|SECRET|TOKEN|SERVICE_ACCOUNT)")
 
-OBJECT_URL = r"^(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9.-]{1,61}[A-Za-z0-9](/[\w.-]+)*$"
-"""Of a policy or an environment variable; GCS's underscores in a bucket's name are left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Provider:
-    """One kind of object storage.
-
-    Attributes:
-        name: as its vendor calls it.
-        connect: opens the prefix of an address, lazily.
-        tag: the field of an object's metadata that a conditional replacement needs.
-        remedies: part of an error's text -> what to do.
-    """
-
-    name: str
-    connect: Callable[[str, str], "Backend"]
-    tag: Literal["e_tag", "version"]
-    remedies: Mapping[str, str]
+_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +64,7 @@ class ObjectStore:
                 "gs://BUCKET/PREFIX or az://CONTAINER/PREFIX."
             )
         self.url = url.rstrip("/")
-        self.provider = _PROVIDERS[self.url.partition(":")[0]]
+        self.provider = PROVIDERS[self.url.partition(":")[0]]
 
     def read(self, key: str) -> Stored | None:
         """An object whole; None when there is none.
@@ -252,10 +229,9 @@ class ObjectStore:
         try:
             return self.provider.connect(bucket, prefix)
         except ImportError as error:
-            extra = _EXTRAS[self.provider.name]
             raise RepositoryError(
                 f"{self.provider.name} needs libraries which cannot be imported: {error}.\n"
-                f"Install them: python -m pip install 'enginegate[{extra}]'"
+                f"Install them: python -m pip install 'enginegate[{self.provider.extra}]'"
             ) from error
 
     def _ask(self, verb: str, key: str, call: Callable[[], T]) -> T:
@@ -285,64 +261,6 @@ class ObjectStore:
         )
 
 
-def _connect_s3(bucket: str, prefix: str) -> "Backend":
-    from obstore.auth.boto3 import Boto3CredentialProvider  # noqa: PLC0415
-    from obstore.store import S3Store  # noqa: PLC0415
-
-    endpoint = _first("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-    return S3Store(
-        bucket,
-        prefix=prefix or None,
-        config={"endpoint": endpoint} if endpoint else {},
-        credential_provider=Boto3CredentialProvider(),
-        client_options=_client_options(endpoint, "AWS_CA_BUNDLE"),
-        retry_config=_retries(),
-    )
-
-
-def _connect_gcs(bucket: str, prefix: str) -> "Backend":
-    from obstore.store import GCSStore  # noqa: PLC0415
-
-    return GCSStore(
-        bucket,
-        prefix=prefix or None,
-        client_options=_client_options(_first("GOOGLE_BASE_URL"), "SSL_CERT_FILE"),
-        retry_config=_retries(),
-    )
-
-
-def _connect_azure(container: str, prefix: str) -> "Backend":
-    from obstore.store import AzureStore  # noqa: PLC0415
-
-    endpoint = _first("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT")
-    return AzureStore(
-        container,
-        prefix=prefix or None,
-        client_options=_client_options(endpoint, "SSL_CERT_FILE"),
-        retry_config=_retries(),
-    )
-
-
-def _first(*names: str) -> str:
-    return next((os.environ[name] for name in names if os.environ.get(name)), "")
-
-
-def _client_options(endpoint: str, authority: str) -> "ClientConfig":
-    options: ClientConfig = {
-        "allow_http": endpoint.startswith("http://"),
-        "connect_timeout": f"{_CONNECT_S}s",
-        "read_timeout": f"{_SILENT_S}s",
-        "timeout": "1day",  # of a whole transfer, however large; silence ends it much earlier
-    }
-    if path := os.environ.get(authority):
-        options["root_certificate"] = Path(path).read_bytes()
-    return options
-
-
-def _retries() -> "RetryConfig":
-    return {"max_retries": _RETRIES}
-
-
 @contextmanager
 def _raising_first(error: Exception) -> Iterator[None]:
     """Raise what was raised before, where looking at what is there raises too."""
@@ -350,66 +268,6 @@ def _raising_first(error: Exception) -> Iterator[None]:
         yield
     except Exception:  # noqa: BLE001
         raise error from None
-
-
-_NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
-_AWAY = "names a server that runs."
-_RIGHTS = "Allow these credentials to list, read, write and delete below this prefix."
-_NO_CONTAINER = "Make the {0}, or name another one as target.objects in the policy."
-_EXTRAS = {"S3": "s3", "Google Cloud Storage": "gcs", "Azure Blob Storage": "azure"}
-_PROVIDERS: Mapping[str, Provider] = MappingProxyType(
-    {
-        "s3": Provider(
-            "S3",
-            _connect_s3,
-            "e_tag",
-            {
-                "get_credentials": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY "
-                "(or AWS_PROFILE).",
-                "artial credentials": "Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, both of "
-                "them.",
-                "NoSuchBucket": _NO_CONTAINER.format("bucket"),
-                "error sending request": f"Check that AWS_ENDPOINT_URL {_AWAY}",
-                "AccessDenied": _RIGHTS,
-                "InvalidAccessKeyId": "Check AWS_ACCESS_KEY_ID.",
-                "SignatureDoesNotMatch": "Check AWS_SECRET_ACCESS_KEY.",
-                "redirect": "Set AWS_DEFAULT_REGION to the bucket's region.",
-                "AuthorizationHeaderMalformed": "Set AWS_DEFAULT_REGION to the bucket's region.",
-            },
-        ),
-        "gs": Provider(
-            "Google Cloud Storage",
-            _connect_gcs,
-            # Its conditions are on generations, which only this field holds.
-            "version",
-            {
-                "specified bucket does not exist": _NO_CONTAINER.format("bucket"),
-                "NoSuchBucket": _NO_CONTAINER.format("bucket"),
-                "metadata": "Set GOOGLE_APPLICATION_CREDENTIALS to a service account's file, or "
-                "run where a service account is attached.",
-                "error sending request": f"Check the network, and that GOOGLE_BASE_URL, if it is "
-                f"set, {_AWAY}",
-                "AccessDenied": _RIGHTS,
-                "Unauthorized": "Check GOOGLE_APPLICATION_CREDENTIALS.",
-            },
-        ),
-        "az": Provider(
-            "Azure Blob Storage",
-            _connect_azure,
-            "e_tag",
-            {
-                "Account must be specified": "Set AZURE_STORAGE_ACCOUNT_NAME.",
-                "ContainerNotFound": _NO_CONTAINER.format("container"),
-                "AuthenticationFailed": "Check AZURE_STORAGE_ACCOUNT_KEY, or the identity that "
-                "this process runs as.",
-                "AuthorizationFailure": f"Check AZURE_STORAGE_ACCOUNT_KEY. {_RIGHTS}",
-                "AuthorizationPermissionMismatch": _RIGHTS,
-                "error sending request": "Check AZURE_STORAGE_ACCOUNT_NAME, and that "
-                f"AZURE_STORAGE_ENDPOINT, if it is set, {_AWAY}",
-            },
-        ),
-    }
-)
 
 
 def _is_storage(error: Exception) -> bool:
