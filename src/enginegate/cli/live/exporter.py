@@ -72,7 +72,7 @@ def read_live_records(policies: Sequence[Path]) -> LiveRecords:
     return LiveRecords(found.document, events, verdicts, time.monotonic() - began)
 
 
-def live_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
+def promise_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
     """The metrics of a scrape.
 
     Args:
@@ -121,7 +121,7 @@ class LiveCollector:
 
     def collect(self) -> Iterator[Metric]:
         """Prometheus's protocol of a collector."""
-        return live_metrics(read_live_records(self._policies()), datetime.now(UTC))
+        return promise_metrics(read_live_records(self._policies()), datetime.now(UTC))
 
 
 def exposition(policies: Callable[[], Sequence[Path]], accept: str = "") -> tuple[bytes, str]:
@@ -203,7 +203,7 @@ def _gauges(
     yield (
         "promise_age_seconds",
         "Since the last thing was found out about the live promise: a check, or its publication.",
-        each(lambda m: age(m.measured.at if m.measured else m.live and m.live.published_at)),
+        each(lambda m: age(_last_found_out(m))),
     )
     yield (
         "promised_requests_per_second",
@@ -247,6 +247,12 @@ def _gauges(
     )
 
 
+def _last_found_out(model: ModelStatus) -> datetime | None:
+    if model.measured is not None:
+        return model.measured.at
+    return model.live.published_at if model.live else None
+
+
 def _reading(model: ModelStatus, value: Callable[[Any], float | None]) -> float | None:
     reading = model.measured.reading if model.measured else None
     return None if reading is None else value(reading)
@@ -274,7 +280,7 @@ def _last_checks(models: Iterable[ModelStatus]) -> Metric:
     for model in models:
         if model.measured is not None:
             for outcome in OUTCOMES:
-                checks.add_metric([model.model, outcome], outcome == model.measured.outcome)
+                checks.add_metric([model.model, outcome], outcome == model.measured.outcome.word)
     return checks
 
 

@@ -22,7 +22,7 @@ from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
-from enginegate.repository import Layout, ObjectRepository, open_target
+from enginegate.repository import Layout, StoredTarget, open_target
 from enginegate.repository.recovery import Withdrawal
 from enginegate.tracking import try_deliver
 from enginegate.workspace import Workspace
@@ -225,7 +225,7 @@ def pull_command(
         )
 
 
-def _pull_again(model: str, storage: ObjectRepository, every_s: float) -> NoReturn:
+def _pull_again(model: str, storage: StoredTarget, every_s: float) -> NoReturn:
     """Pull for as long as the process lives, and print what is new."""
     printed = ""
     while True:
@@ -239,7 +239,7 @@ def _pull_again(model: str, storage: ObjectRepository, every_s: float) -> NoRetu
         time.sleep(every_s)
 
 
-def _pulled(model: str, storage: ObjectRepository, release: Release | None) -> str:
+def _pulled(model: str, storage: StoredTarget, release: Release | None) -> str:
     where = storage.store.url
     if release is None:
         return f"Nothing of {model} is live in {where}."
