@@ -31,14 +31,14 @@ def test_kind_asks_what_the_policy_asks_but_for_its_tables():
     """Candidates, cost, search and the engine kinds' tables; gates and SLO never."""
     kinds = {
         "l4": {
-            "candidates": ["tensorrt-int8", "onnxruntime-fp32"],
+            "candidates": ["tensorrt-fp16", "onnxruntime-fp32"],
             "tables": {"onnxruntime": {"threads": 4}, "cost": {"price_per_hour": 0.8}},
         }
     }
 
     asked = policy(kinds).for_device("l4")
 
-    assert {c.name for c in asked.candidates.all()} == {"tensorrt-int8", "onnxruntime-fp32"}
+    assert {c.name for c in asked.candidates.all()} == {"tensorrt-fp16", "onnxruntime-fp32"}
     assert (asked.onnxruntime.threads, asked.cost.price_per_hour) == (4, 0.8)
     assert asked.slo == policy().slo
     assert asked.devices == {}
