@@ -15,6 +15,7 @@ _KINDS = {"l4": {"pool": "gpu-l4", "gpu": "L4"}, "cpu-two": {"pool": "cpu"}}
 def policy(devices=_KINDS, **target):
     raw = tomllib.loads(_POLICY.read_text())
     raw["target"] |= target
+    raw["candidates"] = {"onnxruntime": ["fp32", "int8"], "tensorrt": ["fp16", "int8"]}
     return parse_policy(raw | ({"devices": devices} if devices else {}), "a policy", Path("/work"))
 
 
