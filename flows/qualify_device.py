@@ -10,7 +10,7 @@ from enginegate.workspace import Workspace
 from flows.qualify import collect_evidence, identify_part
 from flows.run_names import device_run_name, qualification_title
 from tasks.build import check, export, resolve_version
-from tasks.devices import check_device, find_part, keep_part
+from tasks.devices import check_device, find_part, keep_part, push_to_store
 from tasks.record import make_scorecard
 from tasks.run_page import rename_run
 
@@ -50,13 +50,19 @@ def qualify_device(policy: Path, device: str, model_uri: str | None = None) -> D
     check(asked, origin, workspace)
     source = export(asked.model, asked.data.evaluation, workspace)
     identity = identify_part(resolved, device, source)
-    before = find_part(identity, workspace)
+    store = opened.devices[device].store
+    before = find_part(identity, workspace, store)
     if before is not None:
+        if store is not None:
+            push_to_store(before, workspace, store)
         return before
     found = collect_evidence(asked, source, workspace)
     card = make_scorecard(
         found, asked.slo, asked.search, asked.target.repository, workspace, device
     )
-    return keep_part(
+    part = keep_part(
         identity, card, found.attempts, found.results, asked.data.evaluation, workspace
     )
+    if store is not None:
+        push_to_store(part, workspace, store)
+    return part

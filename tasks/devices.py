@@ -38,12 +38,15 @@ from enginegate.devices import (
     PartIdentity,
     PartStore,
     StoredEngine,
+    fetch_part,
+    push_part,
     stored_engine,
 )
 from enginegate.engines import open_engine
 from enginegate.errors import EnginegateError
 from enginegate.evidence import DeviceEvidence, Outcome, Scorecard
 from enginegate.machine import gpus, processor, user_at_host
+from enginegate.object_storage import ObjectStore
 from enginegate.policy.data import DataSource
 from enginegate.policy.devices import DeviceKind
 from enginegate.redact import masked
@@ -83,13 +86,30 @@ def check_device(name: str, kind: DeviceKind) -> None:
 
 
 @task(task_run_name="find-part-{identity.device}", cache_policy=NO_CACHE)
-def find_part(identity: PartIdentity, workspace: Workspace) -> DeviceQualification | None:
-    """The part of that identity if it is in the workspace, and nothing of it broke."""
+def find_part(
+    identity: PartIdentity, workspace: Workspace, store: str | None = None
+) -> DeviceQualification | None:
+    """The part of that identity if somebody made it, and nothing of it broke.
+
+    Args:
+        identity: of the part.
+        workspace: looked in first.
+        store: URL of the object storage that workers leave it in; None: they share the workspace.
+    """
     part = PartStore(workspace).find(identity)
+    if store is not None and (part is None or part.errored):
+        part = fetch_part(identity, workspace, ObjectStore(store)) or part
     if part is None or part.errored:
         return None
     _log.info("%s: qualified at %s by %s", part.device, part.made_at, part.made_by)
     return part
+
+
+@task(task_run_name="push-part-{part.identity.device}", cache_policy=NO_CACHE)
+def push_to_store(part: DeviceQualification, workspace: Workspace, store: str) -> None:
+    """Leave a part, engines included, in the object storage that the qualification reads."""
+    push_part(part, workspace, ObjectStore(store))
+    _log.info("%s: its part is in %s", part.device, store)
 
 
 @task(task_run_name="keep-part-{identity.device}", cache_policy=NO_CACHE)
@@ -174,7 +194,7 @@ def qualify_on_pool(
     Raises:
         EnginegateError: there is no pool and no part, the run failed, or it took too long.
     """
-    found = find_part.fn(identity, workspace)
+    found = find_part.fn(identity, workspace, kind.store)
     if found is not None:
         return found
     device = identity.device
@@ -201,7 +221,8 @@ def qualify_on_pool(
             f"Prefect's server could not be asked for {device}: {masked(str(error))}. What was "
             "started goes on; qualify again to wait for it."
         ) from error
-    part = PartStore(workspace).find(identity)
+    fetched = fetch_part(identity, workspace, ObjectStore(kind.store)) if kind.store else None
+    part = fetched or PartStore(workspace).find(identity)
     if part is None:
         raise EnginegateError(_lost(identity, kind, workspace))
     return part
@@ -245,8 +266,9 @@ def _lost(identity: PartIdentity, kind: DeviceKind, workspace: Workspace) -> str
     found = f"The run on {kind.pool} ended well, and {workspace.root} has no such part"
     found += f" ({near})" if near else ""
     return (
-        f"{found}. Workers must have the workspace that this host has: a shared folder, named by "
-        "ENGINEGATE_HOME for both, with the policy and its data in the same place."
+        f"{found}. Workers must have the workspace that this host has (a shared folder, named by "
+        "ENGINEGATE_HOME for both, with the policy and its data in the same place), or leave their "
+        f"part in object storage: set devices.{identity.device}.store in the policy."
     )
 
 

@@ -272,7 +272,7 @@ def _read(path: Path, *, required: bool) -> Policy | None:
 
 def _resume_suspended(decision: Decision) -> tuple[str, ...]:
     """Resume promotions that wait on a Prefect server; none without one."""
-    if not os.environ.get("PREFECT_API_URL") or not Path("flows/answer.py").is_file():
+    if not os.environ.get("PREFECT_API_URL"):
         return ()
     names: tuple[str, ...] = pipeline_module("flows.answer").resume_suspended(decision)
     return names

@@ -1,6 +1,6 @@
 """What one kind of device's workers found out: kept, gathered, and carried between machines."""
 
-from enginegate.devices.bundle import read_bundle, write_bundle
+from enginegate.devices.bundle import fetch_part, push_part, read_bundle, write_bundle
 from enginegate.devices.part import (
     DeviceQualification,
     PartIdentity,
@@ -14,6 +14,8 @@ __all__ = [
     "PartIdentity",
     "PartStore",
     "StoredEngine",
+    "fetch_part",
+    "push_part",
     "read_bundle",
     "stored_engine",
     "write_bundle",

@@ -14,9 +14,16 @@ from pathlib import Path, PurePosixPath
 
 from enginegate.candidate import Engine, FileDigest
 from enginegate.content_store import make_once
-from enginegate.devices.part import MANIFEST, DeviceQualification, PartStore, StoredEngine
+from enginegate.devices.part import (
+    MANIFEST,
+    DeviceQualification,
+    PartIdentity,
+    PartStore,
+    StoredEngine,
+)
 from enginegate.engines.build import read_engine
 from enginegate.errors import InputError, TamperedError
+from enginegate.object_storage import ObjectStore
 from enginegate.workspace import Workspace
 
 _PART = "part.json"
@@ -95,6 +102,47 @@ def read_bundle(path: Path, workspace: Workspace, *, sha256: str = "") -> Device
     store.check(part)
     store.save(part)
     return part
+
+
+def push_part(part: DeviceQualification, workspace: Workspace, store: ObjectStore) -> None:
+    """Leave a part and its files in object storage, under the key of everything that decides it.
+
+    Raises:
+        RepositoryError: storage cannot be reached or refuses.
+        TamperedError: a file is missing or changed.
+    """
+    with tempfile.TemporaryDirectory(prefix="enginegate-part-") as folder:
+        path = Path(folder) / "bundle"
+        write_bundle(part, workspace, path)
+        store.upload(path, _key(part.identity))
+
+
+def fetch_part(
+    identity: PartIdentity, workspace: Workspace, store: ObjectStore
+) -> DeviceQualification | None:
+    """Bring a part of that identity from object storage into a workspace; None: there is none.
+
+    Raises:
+        RepositoryError: storage cannot be reached or refuses.
+        TamperedError: what is there is about something else, or is not what its record says.
+    """
+    key = _key(identity)
+    if key not in store.keys(key):
+        return None
+    with tempfile.TemporaryDirectory(prefix="enginegate-part-") as folder:
+        path = Path(folder) / "bundle"
+        store.download(key, path)
+        part = read_bundle(path, workspace)
+    if part.identity != identity:
+        raise TamperedError(
+            f"{store.url}/{key} is about something else than its name says: "
+            f"{', '.join(part.identity.differences(identity))}. Delete it, and qualify again."
+        )
+    return part
+
+
+def _key(identity: PartIdentity) -> str:
+    return f"parts/{identity.digest}.evidence"
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from enginegate.engines.onnxruntime.gpu import load_cuda_libraries
 from enginegate.engines.plan import BuildPlan
 from enginegate.engines.protocol import engine_kind
 from enginegate.errors import BuildError, ModelError, tool_errors
+from enginegate.object_storage import fetch_or_make
 from enginegate.policy.building import EngineTables
 from enginegate.precision import CalibrationSample, converter_of, reads_data
 from enginegate.sources.onnx_form import ONE_FILE_BYTES
@@ -82,7 +83,9 @@ def build_engine(plan: BuildPlan, engines_root: Path) -> ContentFolder[Engine]:
     return make_once(
         engines_root / plan.key,
         read=read_engine,
-        make=lambda folder: _build(plan, folder),
+        make=fetch_or_make(
+            plan.key, "engines", read=read_engine, make=lambda folder: _build(plan, folder)
+        ),
         wait_s=_WAIT_S + engine_kind(plan.candidate.kind).build_limit_s(plan.table),
     )
 

@@ -12,7 +12,7 @@ from pydantic import Field, PositiveFloat, StringConstraints
 from enginegate.candidate import Candidate, EngineKindName
 from enginegate.errors import ModelError
 from enginegate.messages import matching
-from enginegate.policy.operating import Ensemble, PromotionTarget
+from enginegate.policy.operating import Ensemble, ObjectUrl, PromotionTarget
 from enginegate.records import Record
 
 DeviceName = Annotated[
@@ -45,6 +45,11 @@ class DeviceKind(Record):
         default={},
         description="keys of [cost], [search] and the engine kinds' tables that differ on it, e.g. "
         "[devices.l4.tables.cost]",
+    )
+    store: ObjectUrl | None = Field(
+        default=None,
+        description="object storage that its workers leave their part in, engines included; none: "
+        "they share this host's workspace folder",
     )
     wait_hours: PositiveFloat = Field(
         default=24.0, description="how long its part of a qualification may take, queue included"

@@ -21,6 +21,7 @@ from enginegate.content_store import ContentFolder, make_once
 from enginegate.data import DataSet, Tensors
 from enginegate.errors import InputError
 from enginegate.messages import first_line
+from enginegate.object_storage import fetch_or_make
 from enginegate.policy.model_source import ModelSource
 from enginegate.records import canonical_json, sha256_bytes
 from enginegate.sources import onnx_form, parity
@@ -106,7 +107,8 @@ def onnx_from_source(
             return onnx
 
         key = sha256_bytes(canonical_json(deciding))
-        return make_once(onnx_root / key, read=read_onnx_model, make=make, wait_s=_WAIT_S)
+        shared = fetch_or_make(key, "onnx", read=read_onnx_model, make=make)
+        return make_once(onnx_root / key, read=read_onnx_model, make=shared, wait_s=_WAIT_S)
 
 
 @contextmanager

@@ -1,12 +1,17 @@
 """Models as people bring them: exported, compared with their framework, built, and judged."""
 
 import importlib.util
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from enginegate.data_sources import load_data
 from enginegate.engines import build_engine, open_onnx, plan_engine
+from enginegate.errors import ExitCode
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
 from enginegate.sources import fixed_batch, onnx_from_source
@@ -123,3 +128,63 @@ def test_sentence_encoder_is_judged_by_its_vectors(tmp_path):
     exact, quantised = verdicts["onnxruntime-fp32"], verdicts["onnxruntime-int8"]
     assert exact.outcome is Outcome.PASSED, [f.reason for f in exact.blocking]
     assert {finding.gate for finding in quantised.blocking} == {"sqnr", "cosine_p1"}
+
+
+_BRIEF = """\
+confirmations = 1
+confirm_requests = 400
+
+[search]
+max_rate_per_s = 100
+queue_delays_us = [0]
+instances = [1]
+measurement_s = 2
+budget_s = 120
+
+[benchmark]
+engine_alone_s = 0
+"""
+
+
+@pytest.mark.long
+@pytest.mark.triton
+@pytest.mark.parametrize(
+    "make",
+    [
+        trial_models.boosted_trees,
+        trial_models.scaled_perceptron,
+        trial_models.gru,
+        trial_models.gru_both_ways,
+        trial_models.loop,
+        trial_models.condition,
+        trial_models.unet,
+        trial_models.two_outputs,
+        trial_models.bytes_in,
+        trial_models.fixed_batch,
+        trial_models.reshaping_batch,
+    ],
+    ids=lambda make: make.__name__.replace("_", "-"),
+)
+def test_whole_qualification_ends_with_a_winner(make, tmp_path):
+    """Served by Triton too, within an SLO that any machine meets; the search alone is cut short."""
+    policy = make().write(tmp_path)
+    text = policy.read_text().replace("p99_ms = 100", "p99_ms = 1000")
+    policy.write_text(text + _BRIEF)
+    environment = {
+        **os.environ,
+        "ENGINEGATE_HOME": str(tmp_path / ".enginegate"),
+        "MLFLOW_TRACKING_URI": trial_models.tracking_uri(tmp_path),
+    }
+
+    done = subprocess.run(
+        [Path(sys.executable).with_name("enginegate"), "qualify", policy.name, "--json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=900,
+    )
+
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert json.loads(done.stdout)["winner"].startswith("onnxruntime-")

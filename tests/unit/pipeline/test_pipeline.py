@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from enginegate import pipeline
+from enginegate.cli import approve
 from enginegate.cli.app import app
 from enginegate.errors import EnginegateError, InputError, PolicyError
 
@@ -121,3 +122,19 @@ def test_no_other_module_of_the_library_opens_a_flow():
 
     assert len(others) > 200
     assert [path for path in others if by_name.search(path.read_text())] == []
+
+
+def test_approval_in_any_folder_resumes_what_waits(monkeypatch, tmp_path):
+    """The promotion waits on the Prefect server, wherever the answer is given."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    opened = []
+
+    def door(name):
+        opened.append(name)
+        return SimpleNamespace(resume_suspended=lambda decision: (decision,))
+
+    monkeypatch.setattr(approve, "pipeline_module", door)
+
+    assert approve._resume_suspended("the answer") == ("the answer",)
+    assert opened == ["flows.answer"]

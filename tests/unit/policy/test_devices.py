@@ -15,6 +15,7 @@ _KINDS = {"l4": {"pool": "gpu-l4", "gpu": "L4"}, "cpu-two": {"pool": "cpu"}}
 def policy(devices=_KINDS, **target):
     raw = tomllib.loads(_POLICY.read_text())
     raw["target"] |= target
+    raw["candidates"] = {"onnxruntime": ["fp32", "int8"], "tensorrt": ["fp16", "int8"]}
     return parse_policy(raw | ({"devices": devices} if devices else {}), "a policy", Path("/work"))
 
 
@@ -31,14 +32,14 @@ def test_kind_asks_what_the_policy_asks_but_for_its_tables():
     """Candidates, cost, search and the engine kinds' tables; gates and SLO never."""
     kinds = {
         "l4": {
-            "candidates": ["tensorrt-int8", "onnxruntime-fp32"],
+            "candidates": ["tensorrt-fp16", "onnxruntime-fp32"],
             "tables": {"onnxruntime": {"threads": 4}, "cost": {"price_per_hour": 0.8}},
         }
     }
 
     asked = policy(kinds).for_device("l4")
 
-    assert {c.name for c in asked.candidates.all()} == {"tensorrt-int8", "onnxruntime-fp32"}
+    assert {c.name for c in asked.candidates.all()} == {"tensorrt-fp16", "onnxruntime-fp32"}
     assert (asked.onnxruntime.threads, asked.cost.price_per_hour) == (4, 0.8)
     assert asked.slo == policy().slo
     assert asked.devices == {}

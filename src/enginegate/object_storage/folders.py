@@ -1,0 +1,132 @@
+"""Folders of the content store in object storage: what one host has made, no other makes again.
+
+``ENGINEGATE_STORE`` names the prefix. A folder is named after everything that decides its content.
+Its list of files is written last, and only where none is, so a folder is there whole or not at all,
+and of two hosts that made it the first one counts. Digests are compared when it is fetched, and
+whoever fetches reads the folder like one that was made here. Storage that is away costs a build
+here, and no failure.
+"""
+
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from enginegate.candidate import FileDigest
+from enginegate.errors import InputError, RepositoryError, TamperedError
+from enginegate.object_storage.client import ObjectStore
+from enginegate.records import Record
+
+T = TypeVar("T")
+
+_log = logging.getLogger("enginegate.store")
+_VARIABLE = "ENGINEGATE_STORE"
+
+
+class FolderFiles(Record):
+    """The files of one folder, by their path in it."""
+
+    files: dict[str, FileDigest]
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolders:
+    """One kind of folder below a prefix.
+
+    Attributes:
+        kind: engines or onnx.
+    """
+
+    store: ObjectStore
+    kind: str
+
+    @classmethod
+    def of_environment(cls, kind: str) -> "SharedFolders | None":
+        """Those that ``ENGINEGATE_STORE`` names; None where it is not set.
+
+        Raises:
+            InputError: it is no address of object storage.
+        """
+        address = os.environ.get(_VARIABLE)
+        return cls(ObjectStore(address), kind) if address else None
+
+    def fetch(self, name: str, folder: Path) -> bool:
+        """Fill an empty folder; False, and it is empty again, where storage has not all of it.
+
+        Raises:
+            TamperedError: an object is not what its list says, or the list names another's files.
+            RepositoryError: storage cannot be reached or refuses.
+        """
+        stored = self.store.read(self._list(name))
+        if stored is None:
+            return False
+        try:
+            files = FolderFiles.model_validate_json(stored.content).files
+        except ValidationError as error:
+            raise TamperedError(f"{self.store.url}/{self._list(name)} is damaged.") from error
+        for path, digest in files.items():
+            parts = PurePosixPath(path)
+            if parts.is_absolute() or ".." in parts.parts:
+                raise TamperedError(f"{self.store.url}/{self._list(name)} names {path!r}.")
+            self.store.download(f"{self.kind}/{name}/{path}", folder / path)
+            if FileDigest.of(folder / path) != digest:
+                raise TamperedError(
+                    f"{self.store.url}/{self.kind}/{name}/{path} is not what was stored."
+                )
+        return True
+
+    def offer(self, name: str, folder: Path) -> None:
+        """Store a folder, unless another host has.
+
+        Raises:
+            RepositoryError: storage cannot be reached or refuses.
+        """
+        if self.store.read(self._list(name)) is not None:
+            return
+        files = {}
+        for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+            within = path.relative_to(folder).as_posix()
+            self.store.upload(path, f"{self.kind}/{name}/{within}")
+            files[within] = FileDigest.of(path)
+        self.store.create(self._list(name), FolderFiles(files=files).pretty_json())
+
+    def _list(self, name: str) -> str:
+        return f"{self.kind}/{name}.files.json"
+
+
+def fetch_or_make(
+    name: str, kind: str, *, read: Callable[[Path], T], make: Callable[[Path], T]
+) -> Callable[[Path], T]:
+    """``make`` for `content_store.make_once`: fetched if another host made it, else shared.
+
+    Args:
+        name: of the folder, which is a digest of everything that decides its content.
+        kind: engines or onnx.
+        read: checks and returns what a folder holds.
+        make: fills an empty folder.
+    """
+    shared = SharedFolders.of_environment(kind)
+    if shared is None:
+        return make
+
+    def fetch_first(folder: Path) -> T:
+        try:
+            if shared.fetch(name, folder):
+                return read(folder)
+        except (InputError, RepositoryError) as error:
+            _log.warning("%s %s is made here: %s", kind, name[:12], error)
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        made = make(folder)
+        try:
+            shared.offer(name, folder)
+        except RepositoryError as error:
+            _log.warning("%s %s is not shared: %s", kind, name[:12], error)
+        return made
+
+    return fetch_first
