@@ -32,7 +32,6 @@ def test_engines_are_judged_while_others_are_built(monkeypatch):
         return run
 
     futures = [Future("first"), Future("second"), Future("last")]
-    monkeypatch.setattr(qualify, "export", step("export"))
     monkeypatch.setattr(qualify, "build", SimpleNamespace(map=step("build", futures)))
     shadow = SimpleNamespace(data=None, notes=())
     monkeypatch.setattr(qualify, "record_shadow", step("record", shadow))
@@ -49,6 +48,6 @@ def test_engines_are_judged_while_others_are_built(monkeypatch):
     )
 
     with pytest.raises(BrokenBuildError):
-        qualify._qualified(policy, None)
+        qualify.collect_evidence(policy, None, None)
 
-    assert done == ["export", "build", "record", "observe", "judge first", "judge second"]
+    assert done == ["build", "record", "observe", "judge first", "judge second"]
