@@ -17,6 +17,7 @@ import getpass
 import os
 import shlex
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -522,6 +523,38 @@ def status_command(
         )
         output.document(found.document)
     raise typer.Exit(found.errors[0].exit_code if found.errors else ExitCode.OK)
+
+
+@app.command("metrics")
+def metrics_command(
+    policies: Policies = None,
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=_LAST_PORT, help="where it listens; 0: any free one")
+    ] = 9464,
+    address: Annotated[
+        str, typer.Option(help="where it listens; 0.0.0.0 answers everybody who reaches it")
+    ] = "127.0.0.1",
+    once: Annotated[bool, typer.Option("--once", help="print them and end")] = False,
+) -> None:
+    """Tell Prometheus what is live, what it promised, and how the last check ended.
+
+    Answers at /metrics until Ctrl-C. Records are read anew at each scrape, once a minute is often
+    enough. deploy/prometheus has rules and a dashboard.
+    """
+    # Late: no other verb needs Prometheus's library.
+    from enginegate.cli.live.exporter import exposition, serve_metrics  # noqa: PLC0415
+
+    if once:
+        typer.echo(exposition(lambda: policies_of(policies))[0].decode(), nl=False)
+        return
+    policies_of(policies)  # none at all is shown now, not at the first scrape
+    server = serve_metrics(lambda: policies_of(policies), address, port)
+    typer.echo(f"Metrics at http://{address}:{server.server_port}/metrics. Ctrl-C stops it.")
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        server.shutdown()
 
 
 @app.command("verify")

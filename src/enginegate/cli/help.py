@@ -44,6 +44,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "Keep the promise": {
             "watch": "Compare what is live with what was promised.",
+            "metrics": "Promises and checks for Prometheus to scrape.",
             "acknowledge": "Say that somebody knows of a broken promise.",
             "audit": "Who did what, when and why; and that nothing was changed.",
         },

@@ -298,7 +298,7 @@ class Policy(Record):
                 f"has {known})."
             )
         try:
-            raw = overlaid(self.model_dump(), name, kind, tuple(type(self.candidates).model_fields))
+            raw = overlaid(self.model_dump(), name, kind, self.candidates.kinds())
         except ValueError as error:
             raise PolicyError(f"{error}.") from error
         return parse_policy(raw, f"devices.{name}", self._root)

@@ -206,7 +206,8 @@ def data_source(written: str | Path, root: Path | None = None) -> DataSource:
             "a path in a policy may not contain '..'; use an absolute path, or move the file"
         )
     path = Path(written) if isinstance(written, Path) else Path(text)
-    return DataSource(text, path if root is None else root / path, root)
+    # ``./data.npz`` is ``data.npz``: a policy's digest holds the plain form, as of all its paths.
+    return DataSource(str(PurePath(text)), path if root is None else root / path, root)
 
 
 _WORDS = {"mlflow": "mlflow:RUN/NAME", "python": "python:MODULE:CALLABLE"}

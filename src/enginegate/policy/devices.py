@@ -12,6 +12,7 @@ from pydantic import Field, PositiveFloat, StringConstraints
 from enginegate.candidate import Candidate, EngineKindName
 from enginegate.errors import ModelError
 from enginegate.messages import matching
+from enginegate.policy.building import MadeElsewhere
 from enginegate.policy.operating import Ensemble, ObjectUrl, PromotionTarget
 from enginegate.records import Record
 
@@ -86,15 +87,17 @@ def overlaid(
     return found
 
 
-def _chosen(
-    listed: Mapping[str, Sequence[str]], name: str, wanted: Sequence[str]
-) -> dict[str, list[str]]:
-    chosen: dict[str, list[str]] = {}
+def _chosen(listed: Mapping[str, Any], name: str, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    made = {MadeElsewhere.model_validate(table).candidate: table for table in listed["made"]}
+    chosen: dict[str, list[Any]] = {}
     for each in wanted:
         try:
             candidate = Candidate.parse(each)
         except ModelError as error:
             raise ValueError(f"devices.{name}.candidates: {error}") from error
+        if candidate in made:
+            chosen.setdefault("made", []).append(made[candidate])
+            continue
         if candidate.variant or candidate.precision not in listed.get(candidate.kind, ()):
             raise ValueError(
                 f"devices.{name}.candidates names {each!r}, which [candidates] does not list"

@@ -12,6 +12,7 @@ import pytest
 from enginegate.data import read_data
 from enginegate.data_sources import load_data, read_source_header
 from enginegate.errors import DataError, PolicyError
+from enginegate.policy.data import Data
 
 
 @pytest.fixture
@@ -206,3 +207,12 @@ def test_folder_of_nothing_lists_the_forms(source, tmp_path):
 
     with pytest.raises(DataError, match="holds no data of a form that is known"):
         load_data(source("empty"))
+
+
+def test_policy_holds_a_set_as_a_plain_path(source, tmp_path):
+    """Digests of policies written before sets had other forms stay what they were."""
+    assert str(source("./data//e.npz")) == "data/e.npz"
+    assert source("./data//e.npz").path == tmp_path / "data" / "e.npz"
+    assert (
+        Data.model_validate({"evaluation": "e.npz"}).canonical_json() == b'{"evaluation":"e.npz"}'
+    )

@@ -32,18 +32,30 @@ def test_kind_asks_what_the_policy_asks_but_for_its_tables():
     """Candidates, cost, search and the engine kinds' tables; gates and SLO never."""
     kinds = {
         "l4": {
-            "candidates": ["tensorrt-int8", "onnxruntime-fp32"],
+            "candidates": ["tensorrt-fp16", "onnxruntime-fp32"],
             "tables": {"onnxruntime": {"threads": 4}, "cost": {"price_per_hour": 0.8}},
         }
     }
 
     asked = policy(kinds).for_device("l4")
 
-    assert {c.name for c in asked.candidates.all()} == {"tensorrt-int8", "onnxruntime-fp32"}
+    assert {c.name for c in asked.candidates.all()} == {"tensorrt-fp16", "onnxruntime-fp32"}
     assert (asked.onnxruntime.threads, asked.cost.price_per_hour) == (4, 0.8)
     assert asked.slo == policy().slo
     assert asked.devices == {}
     assert asked.root == Path("/work")
+
+
+def test_kind_may_ask_for_candidates_made_elsewhere():
+    """By the name that each has on the scorecard."""
+    raw = tomllib.loads(_POLICY.read_text())
+    raw["candidates"]["made"] = [{"file": "qat.onnx", "precision": "int8", "name": "qat"}]
+    raw["devices"] = {"l4": {"candidates": ["onnxruntime-int8+qat"]}}
+
+    asked = parse_policy(raw, "a policy", Path("/work")).for_device("l4")
+
+    assert [candidate.name for candidate in asked.candidates.all()] == ["onnxruntime-int8+qat"]
+    assert asked.candidates.made[0].file == Path("/work/qat.onnx")
 
 
 @pytest.mark.parametrize(

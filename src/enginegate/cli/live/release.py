@@ -1,12 +1,15 @@
 """Changing what is live: promote, roll back, withdraw, pull from object storage."""
 
 import os
+import time
 import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
+from typing import Annotated, NoReturn
 from urllib.parse import urlsplit
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
@@ -19,7 +22,7 @@ from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.report import page_of_log
 from enginegate.report.tables import print_hanging
-from enginegate.repository import Layout, open_target
+from enginegate.repository import Layout, StoredTarget, open_target
 from enginegate.repository.recovery import Withdrawal
 from enginegate.tracking import try_deliver
 from enginegate.workspace import Workspace
@@ -186,19 +189,31 @@ def _print_live(release: Release, policy: Path, out: Console) -> None:
     out.print(f"Next: enginegate status {policy}", markup=False, soft_wrap=True)
 
 
-def pull_command(policy: PolicyFile, *, as_json: JsonFlag = False) -> None:
+def pull_command(
+    policy: PolicyFile,
+    *,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            help="pull again after this many seconds, until Ctrl-C or SIGTERM: beside a Triton of "
+            "its own. A pull that fails is told of, and tried again",
+        ),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
     """Bring this host to what is live in object storage: fetch, check, load, prove."""
     rules = read_policy(policy)
     storage = open_target(rules.live_tables, Workspace.of(rules), channel="command").storage
     if storage is None:
         raise PolicyError(f"{policy} names no target.objects, so there is nothing to pull.")
-    where = storage.store.url
+    if every is not None:
+        if as_json:
+            raise InputError("--every prints a line for each change; --json is for one pull.")
+        _pull_again(rules.name, storage, every)
     with printing(as_json=as_json) as printed:
         release = storage.pull()
-        sentence = f"Nothing of {rules.name} is live in {where}."
-        if release is not None:
-            sentence = f"Release {release.version} of {rules.name} is live here, as in {where}."
-        printed.console.print(Text(sentence), soft_wrap=True)
+        printed.console.print(Text(_pulled(rules.name, storage, release)), soft_wrap=True)
         printed.document(
             ReleaseDocument(
                 action="pulled" if release else "none",
@@ -208,3 +223,24 @@ def pull_command(policy: PolicyFile, *, as_json: JsonFlag = False) -> None:
                 promise=release.promise if release else None,
             )
         )
+
+
+def _pull_again(model: str, storage: StoredTarget, every_s: float) -> NoReturn:
+    """Pull for as long as the process lives, and print what is new."""
+    printed = ""
+    while True:
+        try:
+            words = _pulled(model, storage, storage.pull())
+        except EnginegateError as error:
+            words = f"Not pulled; what is here goes on serving. {error}"
+        if words != printed:
+            typer.echo(words)
+            printed = words
+        time.sleep(every_s)
+
+
+def _pulled(model: str, storage: StoredTarget, release: Release | None) -> str:
+    where = storage.store.url
+    if release is None:
+        return f"Nothing of {model} is live in {where}."
+    return f"Release {release.version} of {model} is live here, as in {where}."

@@ -22,7 +22,7 @@ from tests.fakes.qualification import qualification
 
 ROOT = Path(__file__).parents[4]
 # They end when somebody stops them, or show something that is no report.
-SILENT = {"demo", "serve", "ui"}
+SILENT = {"metrics", "demo", "serve", "ui"}
 
 
 def verbs(command, name=""):
