@@ -159,12 +159,17 @@ class OutputComparison:
         """One row a sample: its id, each measurement, and ``slice.NAME`` for each slice column.
 
         Args:
-            only: these measurements, and ids with ``nonfinite`` alone; None: all.
+            only: these measurements, and with ``nonfinite`` ids of those samples; None: all.
             cut_by: these slice columns; None: all.
         """
         import pandas as pd  # noqa: PLC0415 - slow to import, needed only when judging
 
-        ids = {"sample_id": self.ids} if only is None or "nonfinite" in only else {}
+        ids: dict[str, Array] = {"sample_id": self.ids} if only is None else {}
+        if only is not None and "nonfinite" in only:
+            # Only these are ever shown; text of millions of others would be most of the memory.
+            named = np.full(len(self), "", dtype=object)
+            named[self.nonfinite] = self.ids[self.nonfinite]
+            ids["sample_id"] = named
         wanted = {n: v for n, v in self.columns().items() if only is None or n in only}
         columns = {
             name: values if values.ndim == 1 else pd.Series(list(values), dtype=object)
