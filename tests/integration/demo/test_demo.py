@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.triton, pytest.mark.rtx, pytest.mark.xdist_group("demo")]
+# Minutes: `make demo` shows the same to a person, and runs twice on every change.
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.rtx,
+    pytest.mark.long,
+    pytest.mark.xdist_group("demo"),
+]
 
 ROOT = Path(__file__).parents[3]
 _SMALLER = {
