@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,12 +16,14 @@ from enginegate.data import Tensors
 from enginegate.data_sources import load_data
 from enginegate.decision import Decision, Promise, Release, RenewedPromise
 from enginegate.devices import PartStore
+from enginegate.devices.part import MANIFEST
 from enginegate.engines import open_engine, serving
 from enginegate.errors import (
     ApprovalError,
     EnginegateError,
     InputError,
     RepositoryError,
+    TamperedError,
     TrackingError,
 )
 from enginegate.evidence import Benchmark, Scorecard, Verdict
@@ -397,9 +400,7 @@ def _package_of(publication: Publication, evidence: Scorecard, verdict: Verdict 
     if not approvals or verdict is None or measured is None or measured.chosen is None:
         digest = publication.evidence.digest[:12]
         raise ApprovalError(f"Scorecard {digest} was not approved, or not measured.")
-    engine, folder = engine_of(
-        publication.workspace, publication.evidence, verdict.engine_sha256 or ""
-    )
+    engine, folder = _judged_engine(publication, evidence, verdict)
     served = serving(engine, folder, backend=measured.backend)
     golden = (
         _recorded_golden(publication, evidence, engine)
@@ -432,6 +433,29 @@ def _package_of(publication: Publication, evidence: Scorecard, verdict: Verdict 
         version_compatible=engine.flags.get("version_compatible") == "true",
         device=evidence.device,
     )
+
+
+def _judged_engine(
+    publication: Publication, evidence: Scorecard, verdict: Verdict
+) -> tuple[Engine, Path]:
+    """The engine with the manifest of the kind of device that it was judged on.
+
+    Equal bytes may have been built for another kind too, with another target and other flags.
+    """
+    store = PartStore(publication.workspace)
+    for part in store.parts() if evidence.device else ():
+        stored = part.engines.get(verdict.candidate.name)
+        if stored is None or part.device != evidence.device:
+            continue
+        if verdict in part.evidence.verdicts and part.identity.model_uri == evidence.model_uri:
+            with suppress(InputError, TamperedError):
+                found = store.engine(part, verdict.candidate)
+                engine, folder = found.value, found.folder
+                stored.manifest.check(folder / MANIFEST)
+                engine.check(folder)
+                if engine.file.sha256 == verdict.engine_sha256:
+                    return engine, folder
+    return engine_of(publication.workspace, publication.evidence, verdict.engine_sha256 or "")
 
 
 def _golden(publication: Publication, engine: Engine, folder: Path) -> Golden:
