@@ -84,7 +84,7 @@ def test_worker_refuses_a_file_made_elsewhere_that_is_not_pinned(family, tmp_pat
         ("[approval]", "[devices.one-thread]\n\n[approval]"),
     )
 
-    with pytest.raises(PolicyError, match='it has no sha256.*set beside it: sha256 = "'):
+    with pytest.raises(PolicyError, match=r'it has no sha256.*set beside it: sha256 = "'):
         qualify_device(policy, "one-thread")
 
 
