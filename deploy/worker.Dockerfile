@@ -27,7 +27,10 @@ ENV PATH=/opt/enginegate/bin:$PATH \
     GX_ANALYTICS_ENABLED=false \
     PREFECT_LOGGING_EXTRA_LOGGERS=enginegate
 
-RUN useradd --create-home --uid 10001 enginegate && mkdir /project && chown enginegate /project
+# A new volume takes the owner of the folder that it is mounted on.
+RUN useradd --create-home --uid 10001 enginegate \
+    && mkdir -p /project /models \
+    && chown enginegate /project /models
 USER 10001
 WORKDIR /project
 ENTRYPOINT []

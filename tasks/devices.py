@@ -6,6 +6,8 @@ that is under way is waited for; and one whose process or host died is started a
 """
 
 import logging
+import re
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,9 +45,10 @@ from enginegate.devices import (
     stored_engine,
 )
 from enginegate.engines import open_engine
+from enginegate.engines.cuda import gpu
 from enginegate.errors import EnginegateError
 from enginegate.evidence import DeviceEvidence, Outcome, Scorecard
-from enginegate.machine import gpus, processor, user_at_host
+from enginegate.machine import processor, user_at_host
 from enginegate.object_storage import ObjectStore
 from enginegate.policy.data import DataSource
 from enginegate.policy.devices import DeviceKind
@@ -73,16 +76,24 @@ def check_device(name: str, kind: DeviceKind) -> None:
     """Refuse a machine that has no such device: what it measured would be another kind's.
 
     Raises:
-        EnginegateError: no GPU here has the name that the policy says.
+        EnginegateError: the GPU that is used here has not the name that the policy says.
     """
-    here = gpus()
-    if kind.gpu.casefold() not in here.casefold():
-        found = here or f"none (a processor: {processor()})"
-        raise EnginegateError(
-            f"The policy's device {name!r} has a GPU named {kind.gpu!r}, and the GPUs of this "
-            f"machine are: {found}. Run it on a worker of the pool {kind.pool or name!r}, or "
-            f"correct devices.{name} in the policy."
-        )
+    here = gpu()
+    if not kind.gpu or (here is not None and _is_named(here.name, kind.gpu)):
+        return
+    found = here.name if here is not None else f"none (a processor: {processor()})"
+    raise EnginegateError(
+        f"The policy's device {name!r} has a GPU named {kind.gpu!r}, and the GPU that is used on "
+        f"this machine, the first that CUDA shows, is: {found}. Run it on a worker of the pool "
+        f"{kind.pool or name!r}, choose another GPU with CUDA_VISIBLE_DEVICES, or correct "
+        f"devices.{name} in the policy."
+    )
+
+
+def _is_named(name: str, wanted: str) -> bool:
+    """Whether whole words of a GPU's name are those wanted: an A100 is no A10."""
+    words = rf"(?<![0-9a-z]){re.escape(wanted.strip().casefold())}(?![0-9a-z])"
+    return re.search(words, name.casefold()) is not None
 
 
 @task(task_run_name="find-part-{identity.device}", cache_policy=NO_CACHE)
@@ -134,8 +145,7 @@ def keep_part(
     parts, golden = PartStore(workspace), {}
     for attempt in attempts:
         if not isinstance(attempt, Unbuilt) and _may_be_published(card, attempt.value):
-            path = parts.golden_file(attempt.value.file.sha256, identity.evaluation_sha256)
-            golden[attempt.value.candidate.name] = _golden(attempt, evaluation, path)
+            golden[attempt.value.candidate.name] = _golden(attempt, evaluation, parts)
     own = {name: getattr(card, name) for name in DeviceEvidence.model_fields}
     made = DeviceQualification(
         identity=identity,
@@ -167,16 +177,21 @@ def _may_be_published(card: Scorecard, engine: Engine) -> bool:
     return passed and measured is not None and measured.chosen is not None
 
 
-def _golden(built: ContentFolder[Engine], evaluation: DataSource, path: Path) -> FileDigest:
-    """The engine's answers on this device, given once."""
-    if not path.is_file():
-        samples = load_data(evaluation).head(GOLDEN_SAMPLES)
-        inputs = dict(samples.in_types(built.value.inputs).inputs)
-        with open_engine(built.value, built.folder) as runner:
-            answers = runner.run(inputs)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Golden(inputs, answers).write(path)
-    return FileDigest.of(path)
+def _golden(built: ContentFolder[Engine], evaluation: DataSource, parts: PartStore) -> FileDigest:
+    """The engine's answers on this device, kept by their digest."""
+    samples = load_data(evaluation).head(GOLDEN_SAMPLES)
+    inputs = dict(samples.in_types(built.value.inputs).inputs)
+    with open_engine(built.value, built.folder) as runner:
+        answers = runner.run(inputs)
+    with tempfile.TemporaryDirectory(prefix="enginegate-golden-") as folder:
+        written = Path(folder) / "golden.npz"
+        Golden(inputs, answers).write(written)
+        digest = FileDigest.of(written)
+    path = parts.golden_file(digest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Golden(inputs, answers).write(path)
+    digest.check(path)
+    return digest
 
 
 @task(task_run_name="qualify-on-{identity.device}", cache_policy=NO_CACHE)

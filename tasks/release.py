@@ -450,9 +450,9 @@ def _recorded_golden(publication: Publication, evidence: Scorecard, engine: Engi
         TamperedError: they are not those that the scorecard names.
     """
     store = PartStore(publication.workspace)
-    path = store.golden_file(engine.file.sha256, evidence.data.evaluation)
     digest = evidence.golden.get(engine.candidate.name)
-    if digest is None or not path.is_file():
+    path = store.golden_file(digest) if digest else None
+    if digest is None or path is None or not path.is_file():
         raise InputError(
             f"The golden answers of {engine.candidate} on {evidence.device} are not in "
             f"{publication.workspace.root}. Promote where the scorecard was made, or bring them "

@@ -4,10 +4,19 @@ from enginegate.candidate import Engine, FileDigest, PrecisionProof, TensorSpec
 from enginegate.content_store import ContentFolder
 from enginegate.devices import DeviceQualification, PartIdentity, PartStore, stored_engine
 from enginegate.evidence import DeviceEvidence
+from enginegate.records import sha256_bytes
 from tests.fakes.evidence import INT8, WHEN, benchmark, scorecard, sha, verdict
 
 
-def part(workspace, device="l4", *, content=b"a plan for an L4", **identity):
+def part(
+    workspace,
+    device="l4",
+    *,
+    content=b"a plan for an L4",
+    build_s=1.0,
+    answers=b"golden answers",
+    **identity,
+):
     """A part that is kept, with its engine and golden answers."""
     folder = workspace.engines / sha("d")
     folder.mkdir(parents=True)
@@ -29,7 +38,7 @@ def part(workspace, device="l4", *, content=b"a plan for an L4", **identity):
         inputs=(spec,),
         outputs=(spec,),
         max_batch_size=8,
-        build_s=1.0,
+        build_s=build_s,
         proof=proof,
     )
     (folder / "manifest.json").write_bytes(engine.pretty_json())
@@ -47,9 +56,10 @@ def part(workspace, device="l4", *, content=b"a plan for an L4", **identity):
         }
         | identity
     )
-    golden = store.golden_file(digest, asked.evaluation_sha256)
+    given = FileDigest(sha256=sha256_bytes(answers), size_bytes=len(answers))
+    golden = store.golden_file(given)
     golden.parent.mkdir(parents=True, exist_ok=True)
-    golden.write_bytes(b"golden answers")
+    golden.write_bytes(answers)
     judged = verdict().model_copy(update={"engine_sha256": digest})
     measured = benchmark().model_copy(update={"engine_sha256": digest})
     made = DeviceQualification(
@@ -62,7 +72,7 @@ def part(workspace, device="l4", *, content=b"a plan for an L4", **identity):
             benchmarks=(measured,),
             winner=INT8,
             reason=card.reason,
-            golden={INT8.name: FileDigest.of(golden)},
+            golden={INT8.name: given},
         ),
         engines={INT8.name: stored_engine(ContentFolder(engine, folder, reused=False))},
         made_at=WHEN,

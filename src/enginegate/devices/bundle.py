@@ -1,15 +1,15 @@
 """A part of a qualification in one file, to carry it to a machine that no network reaches.
 
 The file is a ZIP archive of the part's record, ``part.json``, and of every file that it names, at
-its place in the workspace. Nothing is taken out of it by the archive's own names: the record says
-which files there are, and their digests, sizes and places.
+its place in the workspace that made it. Nothing is taken out of it by the archive's own names: the
+record says which files there are, and their digests, sizes and places.
 """
 
 import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 
 from enginegate.candidate import Engine, FileDigest
@@ -54,13 +54,32 @@ def write_bundle(part: DeviceQualification, workspace: Workspace, target: Path) 
             made = Path(folder) / "bundle"
             with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
                 archive.writestr(zipfile.ZipInfo(_PART), part.pretty_json())
-                for path in sorted(store.files(part)):
-                    _add(archive, path, path.relative_to(workspace.root).as_posix())
+                for name, path in sorted(_places(part, workspace).items()):
+                    _add(archive, path, name)
             digest = FileDigest.of(made)
             made.replace(target)
     except OSError as error:
         raise InputError(f"{target} cannot be written: {error.strerror}.") from error
     return digest
+
+
+def _places(part: DeviceQualification, workspace: Workspace) -> Mapping[str, Path]:
+    """Every file of a part by its name in an archive, which does not tell who imported it."""
+    store = PartStore(workspace)
+    plans = {store.engine_folder(each): _place(each, workspace) for each in part.engines.values()}
+    found = {}
+    for path in store.files(part):
+        folder = next((each for each in plans if path.is_relative_to(each)), None)
+        if folder is None:
+            found[path.relative_to(workspace.root).as_posix()] = path
+        else:
+            found[f"{plans[folder]}/{path.relative_to(folder).as_posix()}"] = path
+    return found
+
+
+def _place(stored: StoredEngine, workspace: Workspace) -> str:
+    """An engine's folder in an archive."""
+    return (workspace.engines / stored.folder).relative_to(workspace.root).as_posix()
 
 
 def _add(archive: zipfile.ZipFile, path: Path, name: str) -> None:
@@ -93,7 +112,7 @@ def read_bundle(path: Path, workspace: Workspace, *, sha256: str = "") -> Device
             digest = part.evidence.golden.get(verdict.candidate.name)
             if digest is None or verdict.engine_sha256 is None:
                 continue
-            golden = store.golden_file(verdict.engine_sha256, part.identity.evaluation_sha256)
+            golden = store.golden_file(digest)
             name = golden.relative_to(workspace.root).as_posix()
             golden.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=golden.parent, prefix=".golden-") as folder:
@@ -177,8 +196,7 @@ def _record(archive: zipfile.ZipFile, path: Path) -> DeviceQualification:
 
 
 def _bring_engine(archive: zipfile.ZipFile, stored: StoredEngine, workspace: Workspace) -> None:
-    folder = workspace.engines / stored.folder
-    place = folder.relative_to(workspace.root).as_posix()
+    place = _place(stored, workspace)
 
     def make(staging: Path) -> Engine:
         _take(archive, f"{place}/{MANIFEST}", stored.manifest, staging / MANIFEST)
@@ -189,8 +207,17 @@ def _bring_engine(archive: zipfile.ZipFile, stored: StoredEngine, workspace: Wor
 
     def read(there: Path) -> Engine:
         stored.manifest.check(there / MANIFEST)
-        return read_engine(there)
+        engine = read_engine(there)
+        for name, digest in _named(engine).items():
+            digest.check(there / name)
+        return engine
 
+    folder = PartStore(workspace).imported_folder(stored)
+    if not folder.is_dir():
+        # The workspace that built it has it already. Another build of that plan stays as it is.
+        with suppress(InputError, TamperedError):
+            read(workspace.engines / stored.folder)
+            return
     folder.parent.mkdir(parents=True, exist_ok=True)
     make_once(folder, read=read, make=make, wait_s=_WAIT_S)
 

@@ -47,7 +47,7 @@ class PartIdentity(Record):
 
 
 class StoredEngine(Record):
-    """Where the store has an engine: a folder by the digest of its plan."""
+    """Where the store that built an engine has it: a folder by the digest of its plan."""
 
     folder: str = Field(pattern=r"^[0-9a-f]{64}$")
     manifest: FileDigest
@@ -104,10 +104,27 @@ class PartStore:
         """Where a part is kept."""
         return self.workspace.results / "devices" / f"{key}.json"
 
-    def golden_file(self, engine_sha256: Sha256, evaluation_sha256: Sha256) -> Path:
-        """Samples with the answers that one engine gave on the device it was judged on."""
-        key = sha256_bytes(canonical_json([engine_sha256, evaluation_sha256]))
-        return self.workspace.results / "golden" / f"{key}.npz"
+    def golden_file(self, golden: FileDigest) -> Path:
+        """Samples with the answers that one engine gave on the device it was judged on.
+
+        Kept by their own digest: equal engine bytes answer differently on another kind of device,
+        and every part keeps its own answers.
+        """
+        return self.workspace.results / "golden" / f"{golden.sha256}.npz"
+
+    def imported_folder(self, stored: StoredEngine) -> Path:
+        """Where an engine that another machine built is kept.
+
+        Two machines that build one plan make different manifests, and often different bytes. Each
+        has a folder, so no import touches another part's engine or a build of this machine.
+        """
+        key = sha256_bytes(canonical_json([stored.folder, stored.manifest.sha256]))
+        return self.workspace.engines / key
+
+    def engine_folder(self, stored: StoredEngine) -> Path:
+        """Where an engine of a part is: imported, or built in this workspace."""
+        imported = self.imported_folder(stored)
+        return imported if imported.is_dir() else self.workspace.engines / stored.folder
 
     def save(self, part: DeviceQualification) -> Path:
         """Keep a part whose files are all in the workspace."""
@@ -172,7 +189,7 @@ class PartStore:
 
     def engine(self, part: DeviceQualification, candidate: Candidate) -> ContentFolder[Engine]:
         """An engine of the part, and its folder; nothing of its bytes is checked."""
-        folder = self.workspace.engines / part.engines[candidate.name].folder
+        folder = self.engine_folder(part.engines[candidate.name])
         return ContentFolder(Engine.read(folder / MANIFEST), folder, reused=True)
 
     def attempts(self, part: DeviceQualification) -> list[ContentFolder[Engine] | Unbuilt]:
@@ -193,7 +210,7 @@ class PartStore:
         """
         found: dict[Path, FileDigest] = {}
         for stored in part.engines.values():
-            folder = self.workspace.engines / stored.folder
+            folder = self.engine_folder(stored)
             stored.manifest.check(folder / MANIFEST)
             engine = Engine.read(folder / MANIFEST)
             own = {engine.filename: engine.file, **engine.external, **engine.beside}
@@ -202,8 +219,7 @@ class PartStore:
         for verdict in part.evidence.verdicts:
             golden = part.evidence.golden.get(verdict.candidate.name)
             if golden is not None and verdict.engine_sha256 is not None:
-                path = self.golden_file(verdict.engine_sha256, part.identity.evaluation_sha256)
-                found[path] = golden
+                found[self.golden_file(golden)] = golden
         return found
 
     def check(self, part: DeviceQualification) -> None:

@@ -36,8 +36,9 @@ class DeviceKind(Record):
     )
     gpu: str = Field(
         default="",
-        description='text in the name of its GPU, as nvidia-smi has it, e.g. "L4": a worker '
-        "without it is refused; none: nothing is checked",
+        description='whole words of the name of its GPU, as nvidia-smi has it, e.g. "L4", which '
+        "is no L40S: a worker whose first GPU has another name is refused; none: nothing is "
+        "checked",
     )
     candidates: tuple[str, ...] = Field(
         default=(), description="of [candidates], as KIND-PRECISION, those for it; none: all"

@@ -128,6 +128,49 @@ def test_promtool_accepts_the_rules(tools):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_failures_alone_page_somebody(tools, tmp_path):
+    """Also where no request succeeds; and nothing does where nobody asks."""
+    shutil.copy(DEPLOY / "prometheus" / "rules.yaml", tmp_path)
+    series = [
+        {"series": f'nv_inference_request_{what}{{model="digits"}}', "values": values}
+        for what, values in (("success", "5x40"), ("failure", "0+600x40"))
+    ]
+    alert = {
+        "exp_labels": {"severity": "page", "model": "digits"},
+        "exp_annotations": {
+            "summary": "digits: 100% of its requests fail",
+            "description": "Triton's log and its index (enginegate verify) say why.",
+        },
+    }
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [
+            {
+                "interval": "1m",
+                "input_series": series,
+                "alert_rule_test": [
+                    {"eval_time": "20m", "alertname": "EnginegateFailures", "exp_alerts": [alert]}
+                ],
+            },
+            {
+                "interval": "1m",
+                "input_series": [{**each, "values": "5x40"} for each in series],
+                "alert_rule_test": [{"eval_time": "20m", "alertname": "EnginegateFailures"}],
+            },
+        ],
+    }
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+    done = subprocess.run(
+        [tools["promtool"], "test", "rules", str(tmp_path / "test.yaml")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_both_are_scraped(prometheus):
     def scraped():
         up = values(prometheus, "up == 1")

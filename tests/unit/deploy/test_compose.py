@@ -11,7 +11,7 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 # Of the compose specification: what a service here may have.
 KEYS = {
     *("image", "build", "command", "restart", "environment", "secrets", "volumes", "depends_on"),
-    *("healthcheck", "ports", "shm_size", "deploy"),
+    *("healthcheck", "ports", "shm_size", "deploy", "entrypoint"),
 }
 
 
@@ -86,3 +86,13 @@ def test_workers_image_copies_what_the_wheel_is_made_of():
     assert {"src", "flows", "tasks", "validation", "examples", "automations"} <= copied
     for folder in copied:
         assert (DEPLOY.parent / folder.split()[0]).exists()
+
+
+def test_mlflow_answers_to_the_name_that_workers_use(compose):
+    """It refuses names that it was not told, but for private addresses."""
+    command = compose["services"]["mlflow"]["command"][-1]
+    used = compose["services"]["worker"]["environment"]["MLFLOW_TRACKING_URI"]
+
+    assert used.removeprefix("http://") in command.split("--allowed-hosts ")[1].split()[0].split(
+        ","
+    )

@@ -52,6 +52,46 @@ def test_part_comes_whole_to_another_workspace(bundle, here, there):
     assert PartStore(here).engine(found, INT8).folder.is_relative_to(here.root)
 
 
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 1, 0, 1)])
+@pytest.mark.parametrize("content", [b"a plan for an L4", b"a plan for any CPU"])
+def test_parts_of_one_plan_outlive_each_other(bundle, here, tmp_path, order, content):
+    """Both kinds built one plan, for so many seconds each, and their engines answer differently."""
+    elsewhere = Workspace(tmp_path / "elsewhere")
+    second = part(elsewhere, "a10", content=content, build_s=2.0, answers=b"other answers")
+    write_bundle(second, elsewhere, tmp_path / "a10.evidence")
+    bundles = (bundle, tmp_path / "a10.evidence")
+
+    made = [read_bundle(bundles[each], here) for each in order]
+
+    store = PartStore(here)
+    for each in made:
+        assert store.find(each.identity) == each
+        again = write_bundle(each, here, tmp_path / "again")
+        assert again == FileDigest.of(bundles[each.device == "a10"])
+    folders = {store.engine(each, INT8).folder for each in made}
+    assert {Engine.read(folder / "manifest.json").build_s for folder in folders} == {1.0, 2.0}
+
+
+def test_import_leaves_what_this_machine_built(bundle, here):
+    """The plan's own folder is a build of this workspace, and its part counts on."""
+    own = part(here, "a10", build_s=2.0, answers=b"other answers")
+
+    brought = read_bundle(bundle, here)
+
+    assert PartStore(here).find(own.identity) == own
+    assert PartStore(here).find(brought.identity) == brought
+
+
+def test_damaged_engine_is_brought_again(bundle, here):
+    made = read_bundle(bundle, here)
+    path = PartStore(here).engine(made, INT8).folder / "model.onnx"
+    path.chmod(0o644)
+    path.write_bytes(b"something else")
+
+    assert read_bundle(bundle, here) == made
+    assert PartStore(here).find(made.identity) == made
+
+
 def test_same_part_is_the_same_archive(bundle, there, tmp_path):
     """So its digest can be told by telephone."""
     (made,) = PartStore(there).parts()

@@ -39,12 +39,14 @@ class LiveRecords:
         status: each policy's model.
         events: counts of the audit log, by model and event.
         verdicts: candidates of each model's scorecards, by model and outcome.
+        unreadable: audit logs that cannot be read, or were changed.
         seconds: that reading all of it took.
     """
 
     status: StatusDocument
     events: Mapping[tuple[str, str], int]
     verdicts: Mapping[tuple[str, str], int]
+    unreadable: int
     seconds: float
 
 
@@ -65,11 +67,15 @@ def read_live_records(policies: Sequence[Path]) -> LiveRecords:
         names.add(policy.name)
         roots.add(policy.target.repository)
         workspaces.setdefault(policy.root or path, Workspace.of(policy))
+    unreadable = 0
     for root in roots:
-        events.update((event.model, event.event) for event in AuditLog(root).read())
+        try:
+            events.update((event.model, event.event) for event in AuditLog(root).read())
+        except EnginegateError:
+            unreadable += 1  # enginegate audit has the words; other models are told of
     for workspace in workspaces.values():
         verdicts.update(_verdicts(workspace.scorecards(), names))
-    return LiveRecords(found.document, events, verdicts, time.monotonic() - began)
+    return LiveRecords(found.document, events, verdicts, unreadable, time.monotonic() - began)
 
 
 def promise_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
@@ -105,8 +111,10 @@ def promise_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
     yield verdicts
     yield GaugeMetricFamily(
         "enginegate_unreadable",
-        "Policies and scorecards that cannot be read; enginegate status names them.",
-        value=len(records.status.errors) + sum(len(each.problems) for each in models),
+        "Policies, scorecards and audit logs that cannot be read; enginegate status names them.",
+        value=len(records.status.errors)
+        + sum(len(each.problems) for each in models)
+        + records.unreadable,
     )
     yield GaugeMetricFamily(
         "enginegate_scrape_seconds", "Time to read all of this.", value=records.seconds

@@ -12,7 +12,7 @@ from enginegate.repository.deploy.memory import (
     WhenShort,
     decide_room,
 )
-from enginegate.repository.store.layout import Current, Layout, published_config
+from enginegate.repository.store.layout import Current, Layout, part_config, published_config
 from enginegate.repository.store.package import ImportedRelease, Package
 from enginegate.triton.config import is_loaded_anew
 from enginegate.triton.gpu_memory import GpuMemory
@@ -77,9 +77,7 @@ class GpuRoom:
             MemoryDemand.of(layout.release(number).engine) if number else None
             for number in ((current.version, current.standby) if current else (None, None))
         )
-        twice = current is not None and is_loaded_anew(
-            published_config(layout, layout.release(current.version))
-        )
+        twice = current is not None and _is_loaded_anew(layout, current.version)
         decision = decide_room(demand, self._gpus(demand), live=live, standby=standby, twice=twice)
         _log.info("room for a release of %s: %s", layout.model, decision.words)
         return decision
@@ -101,7 +99,7 @@ class GpuRoom:
             return Room.BESIDE
         demand = MemoryDemand.of(layout.release(current.version).engine)
         live = MemoryDemand.of(layout.release(known[0]).engine)
-        twice = is_loaded_anew(published_config(layout, layout.release(known[0])))
+        twice = _is_loaded_anew(layout, known[0])
         decision = decide_room(demand, self._gpus(demand), live=live, standby=None, twice=twice)
         if decision.room is not Room.BESIDE:
             _log.warning("release %d of %s: %s", current.version, layout.model, decision.words)
@@ -110,6 +108,13 @@ class GpuRoom:
 
     def _gpus(self, demand: MemoryDemand) -> tuple[GpuMemory, ...]:
         return self.read() if demand.gpu_bytes else ()
+
+
+def _is_loaded_anew(layout: Layout, version: int) -> bool:
+    """Whether a release that serves, or any part of it, is loaded once more by a change."""
+    release = layout.release(version)
+    parts = [part_config(layout, version, part) for part in release.engine.parts]
+    return any(map(is_loaded_anew, (published_config(layout, release), *parts)))
 
 
 def demand_of(package: Package | ImportedRelease, device: str = "") -> MemoryDemand:

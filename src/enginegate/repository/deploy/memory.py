@@ -139,9 +139,11 @@ def _smallest_step(
     if needed + sum(again) <= free:
         return Room.BESIDE
     if standby is not None:
+        # The live release is loaded once more while the standby is still there.
+        fits_again = again[0] <= free
         if standby.gpu_bytes is not None:
             free += standby.gpu_bytes
-        if needed + again[0] <= free:
+        if fits_again and needed + again[0] <= free:
             return Room.WITHOUT_STANDBY
     if live is None:
         return Room.NONE

@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from enginegate.cli.live.exporter import exposition, read_live_records, serve_metrics
 from enginegate.errors import ServerError
 from enginegate.evidence import Outcome
-from enginegate.repository import LiveRepository
+from enginegate.repository import AuditLog, LiveRepository
 from enginegate.repository.history.broken_promises import record_broken
 from tests.fakes.evidence import finding
 from tests.fakes.live_triton import FakeTriton, package_in
@@ -99,3 +99,14 @@ def test_metrics_are_served_and_nothing_else(policy):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_damaged_audit_log_ends_no_scrape(policy, tmp_path):
+    """Promises of other models are told of all the same."""
+    log = AuditLog(tmp_path / "live").path
+    log.write_text(log.read_text().replace("digits", "digitz", 1))
+
+    found = told(exposition(lambda: [policy])[0])
+
+    assert found["enginegate_unreadable", ()] >= 1
+    assert ("enginegate_live", (("model", "digits"),)) in found

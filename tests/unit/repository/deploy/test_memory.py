@@ -97,3 +97,12 @@ def test_what_is_loaded_once_more_meanwhile_needs_its_memory_twice(free, expecte
 
     assert found.room is expected
     assert "once more meanwhile, 19,456 MiB" in found.words
+
+
+def test_live_release_is_loaded_once_more_before_the_standby_leaves():
+    """What the standby gives back comes too late for it."""
+    found = decide_room(
+        MemoryDemand(5 * GIB), gpus(6), live=taking(10), standby=taking(10), twice=True
+    )
+
+    assert found.room is Room.ALONE
