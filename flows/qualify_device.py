@@ -47,7 +47,7 @@ def qualify_device(policy: Path, device: str, model_uri: str | None = None) -> D
     resolved = opened.with_model(resolve_version(opened.model, workspace))
     rename_run(f"{qualification_title(resolved.name, resolved.model.uri)} on {device}")
     asked = resolved.for_device(device)
-    check(asked, origin, workspace)
+    check(asked, origin, workspace, pinned=True)
     source = export(asked.model, asked.data.evaluation, workspace)
     identity = identify_part(resolved, device, source)
     store = opened.devices[device].store

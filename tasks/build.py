@@ -35,7 +35,14 @@ def _build_end(made: ContentFolder[Engine] | Unbuilt) -> tuple[str, str]:
 
 
 @task(task_run_name="check", cache_policy=NO_CACHE)
-def check(policy: Policy, origin: Path, workspace: Workspace, *, here: bool = True) -> None:
+def check(
+    policy: Policy,
+    origin: Path,
+    workspace: Workspace,
+    *,
+    here: bool = True,
+    pinned: bool = False,
+) -> None:
     """Refuse what could only fail later; say what will be inconclusive.
 
     Args:
@@ -43,6 +50,8 @@ def check(policy: Policy, origin: Path, workspace: Workspace, *, here: bool = Tr
         origin: its file.
         workspace: has Triton, where it was brought.
         here: whether candidates are built and benchmarked on this machine.
+        pinned: whether the policy is one kind of device's part of another one, whose files that
+            something else made need their sha256.
 
     Raises:
         PolicyError: the policy names a file or a function that is not there, or a type that cannot
@@ -51,7 +60,7 @@ def check(policy: Policy, origin: Path, workspace: Workspace, *, here: bool = Tr
     """
     if policy.root is not None:
         importable_from(policy.root)
-    found = check_policy(policy)
+    found = check_policy(policy, pinned=pinned)
     found.refuse(origin)
     if here:
         find_triton(workspace.root / "triton")

@@ -22,6 +22,7 @@ from enginegate.policy import Policy
 from enginegate.policy.data import DataSource, data_source
 from enginegate.policy.gates import Gates, gates_for
 from enginegate.policy.hooks import why_missing
+from enginegate.records import sha256_file
 from enginegate.shadow.store import is_sample, latest_sample, sample_info
 from enginegate.shadow.trace_reader import UNREADABLE
 from enginegate.triton.codec import triton_type
@@ -53,14 +54,20 @@ class PolicyCheck:
             raise PolicyError(f"{origin} asks for what is not there:\n{listed}")
 
 
-def check_policy(policy: Policy) -> PolicyCheck:
-    """Look for everything that a policy names, and for what can decide its candidates."""
+def check_policy(policy: Policy, *, pinned: bool = False) -> PolicyCheck:
+    """Look for everything that a policy names, and for what can decide its candidates.
+
+    Args:
+        policy: what is asked.
+        pinned: whether files that something else made need their sha256 in the policy, as they do
+            where it names kinds of device.
+    """
     files, tables = _Files.of(policy), policy.engine_tables
     problems = (
         *files.problems(),
         *_folders(policy),
         *_model(policy),
-        *_made(policy),
+        *_made(policy, pinned=pinned or bool(policy.devices)),
         *_functions(policy),
         *_scorers(policy),
         *_runner(policy),
@@ -157,14 +164,21 @@ def _model(policy: Policy) -> Iterator[str]:
         yield f"{said}: {why}. Correct the name, or install the module."
 
 
-def _made(policy: Policy) -> Iterator[str]:
+def _made(policy: Policy, *, pinned: bool) -> Iterator[str]:
     """Candidates that something else made must be there, and code be allowed."""
     for each in policy.candidates.made:
         said = _said("candidates.made.file", each.file)
         if not each.file.is_file():
             yield f"{said}: there is no file {each.file.absolute()}. Correct the path."
-        elif each.is_code and not each.allow_code:
+            continue
+        if each.is_code and not each.allow_code:
             yield f"{said}: it {CODE_REFUSED}"
+        if pinned and each.sha256 is None:
+            yield (
+                f"{said}: it has no sha256. Evidence from several kinds of device is found again "
+                "by the policy's digest, which has to say which file it is about. If this file is "
+                f'the one you mean, set beside it: sha256 = "{sha256_file(each.file)}".'
+            )
 
 
 def _functions(policy: Policy) -> Iterator[str]:

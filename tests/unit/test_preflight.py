@@ -1,5 +1,6 @@
 """A policy is checked against what is here before anything is built."""
 
+import hashlib
 import importlib.util
 import io
 import tomllib
@@ -94,6 +95,20 @@ def test_candidates_made_elsewhere_must_be_there_and_allowed(project):
     assert "is native code" in problem(project, **made(file="fast.pt2"))
     assert checked(project, **made(file="fast.pt2", allow_code=True)).problems == ()
     assert checked(project, **made(file="qat.onnx")).problems == ()
+
+
+def test_candidate_made_elsewhere_is_pinned_where_evidence_travels(project):
+    """Parts of kinds of device are found by the policy's digest, which holds only its path."""
+    (project / "qat.onnx").write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    table = {"file": "qat.onnx", "precision": "fp32", "name": "qat"}
+
+    def asked(**more):
+        return {"candidates": {"made": [table | more]}, "devices": {"l4": {"pool": "gpu-l4"}}}
+
+    said = problem(project, **asked())
+    assert f'set beside it: sha256 = "{digest}"' in said
+    assert checked(project, **asked(sha256=digest)).problems == ()
 
 
 def test_every_problem_is_told_at_once(project):

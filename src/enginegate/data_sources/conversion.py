@@ -21,7 +21,7 @@ from enginegate.data import Array, DataSet, data_set
 from enginegate.data_sources.array_files import ArrayFiles, map_arrays
 from enginegate.data_sources.columns import ArrayRule, array_rules, make_array
 from enginegate.data_sources.images import decode_images, decoder_version
-from enginegate.data_sources.reader import DataReader
+from enginegate.data_sources.reader import Block, DataReader
 from enginegate.errors import DataError, InputError
 from enginegate.policy.data import DataSource
 from enginegate.records import Record, canonical_json, sha256_bytes
@@ -92,11 +92,19 @@ def first_rows(reader: DataReader, source: DataSource) -> DataSet:
     if block is None:
         raise DataError(f"{reader.origin} holds no samples.")
 
-    def decode(encoded: list[bytes]) -> Array:
-        return decode_images(encoded, source.images, reader.origin)
+    return data_set(_arrays(rules, block, source, reader.origin), reader.origin)
 
-    arrays = {rule.name: make_array(rule, block, decode, reader.origin) for rule in rules}
-    return data_set(arrays, reader.origin)
+
+def _arrays(
+    rules: tuple[ArrayRule, ...], block: Block, source: DataSource, origin: str, first: int = 0
+) -> dict[str, Array]:
+    """A block's arrays; ``first`` is the number of its first sample, for messages."""
+    names = [str(each) for each in block.get("id", ())]
+
+    def decode(encoded: list[bytes]) -> Array:
+        return decode_images(encoded, source.images, origin, first=first, names=names)
+
+    return {rule.name: make_array(rule, block, decode, origin) for rule in rules}
 
 
 def _rules(reader: DataReader, source: DataSource) -> tuple[ArrayRule, ...]:
@@ -133,12 +141,8 @@ def _convert(
     _log.info("%s: converting %s to arrays", origin, reader.form)
 
     with ArrayFiles(folder, origin) as files:
-
-        def decode(encoded: list[bytes]) -> Array:
-            return decode_images(encoded, source.images, origin, first=files.samples)
-
         for block in reader.blocks(wanted):
-            files.append({rule.name: make_array(rule, block, decode, origin) for rule in rules})
+            files.append(_arrays(rules, block, source, origin, files.samples))
         if not files.samples:
             raise DataError(f"{origin} holds no samples.")
         names, samples = files.finish(), files.samples

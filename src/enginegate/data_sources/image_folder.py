@@ -39,7 +39,8 @@ class ImageFolderReader:
             classes: their order; empty: the folders in alphabetical order.
 
         Raises:
-            DataError: a folder is no class, an image lies beside them, or a link leads elsewhere.
+            DataError: a folder is no class or holds no image, an image lies beside them, or a link
+                leads elsewhere.
         """
         self.origin, self._folder = str(folder), folder
         files = sorted(path for path in folder.rglob("*") if _is_image(path))
@@ -62,6 +63,8 @@ class ImageFolderReader:
                 f"{folder} has the folder {unknown[0]!r}, which is none of [data.columns] classes "
                 f"{list(classes)}."
             )
+        if names and not classes:
+            _check_filled(folder, names)
         self._files = files
         self.samples: int | None = len(files)
         self._classes = classes or tuple(sorted(names))
@@ -91,6 +94,22 @@ class ImageFolderReader:
         """Of the images, their names and their classes."""
         names = [path.relative_to(self._folder).as_posix() for path in self._files]
         return sha256_bytes(canonical_json([files_digest(self._files), names, self._classes]))
+
+
+def _check_filled(folder: Path, filled: set[str]) -> None:
+    """Refuse the folder of a class without images: labels after it would be one too small.
+
+    Hidden folders are those of tools, not of classes.
+    """
+    inner = {path.name for path in folder.iterdir() if path.is_dir()}
+    empty = sorted(name for name in inner - filled if not name.startswith("."))
+    if empty:
+        raise DataError(
+            f"{folder} has the folder {empty[0]!r} without an image that can be read, and labels "
+            "are numbered by the folders. Put the images of this class there, remove the folder if "
+            "it is no class, or state all classes in the order of the model's outputs: classes, "
+            "under [data.columns]."
+        )
 
 
 def _is_image(path: Path) -> bool:

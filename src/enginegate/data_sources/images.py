@@ -33,19 +33,29 @@ def decoder_version() -> str:
 
 
 def decode_images(
-    encoded: Sequence[bytes], rules: ImageRules, origin: str, *, first: int = 0
+    encoded: Sequence[bytes],
+    rules: ImageRules,
+    origin: str,
+    *,
+    first: int = 0,
+    names: Sequence[str] = (),
 ) -> Array:
     """Images of one size as an array, shape ``(N, C, H, W)``, or ``(N, H, W, C)`` for ``nhwc``.
 
     Args:
         origin: of the data, for messages.
         first: the number of the first sample, for messages.
+        names: of the images, for messages: their files, as a rule; empty where not known.
 
     Raises:
         DataError: one cannot be decoded, is too large, or the images differ in size.
     """
     with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1)) as pool:
-        named = ((content, f"{origin}, sample {first + at}") for at, content in enumerate(encoded))
+        said = [f" ({name})" for name in names] or [""] * len(encoded)
+        named = (
+            (content, f"{origin}, sample {first + at}{said[at]}")
+            for at, content in enumerate(encoded)
+        )
         arrays = list(pool.map(lambda each: _decoded(each[0], rules, each[1]), named))
     sizes = {array.shape for array in arrays}
     if len(sizes) > 1:
@@ -67,11 +77,21 @@ def _decoded(content: bytes, rules: ImageRules, origin: str) -> Array:
             return _as_array(_sized(plain, rules, origin), rules)
     except DataError:
         raise
+    except MemoryError as error:
+        raise DataError(
+            f"{origin}: there is not enough memory to decode the image. Make it smaller, or free "
+            "memory on this machine."
+        ) from error
     except Exception as error:  # a damaged image makes Pillow's decoders raise whatever
         raise DataError(
-            f"{origin}: the image cannot be decoded: {first_line(error).rstrip('.')}. Images are "
+            f"{origin}: the image cannot be decoded: {_reason(error)}. Images are "
             f"{', '.join(_FORMATS)}."
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """Decoders raise exceptions without any words, too."""
+    return first_line(error).rstrip(".") or type(error).__name__
 
 
 def _check(image: Any, origin: str) -> None:
@@ -94,11 +114,11 @@ def _sized(image: Any, rules: ImageRules, origin: str) -> Any:
     how = vendor.Image.Resampling[rules.resample.upper()]
     if rules.size:
         height, width = rules.size
-        image = image.resize((width, height), how)
+        image = _resized(image, width, height, how, origin)
     if rules.shorter_side:
         shorter = min(image.size)
         width, height = (side * rules.shorter_side // shorter for side in image.size)
-        image = image.resize((width, height), how)
+        image = _resized(image, width, height, how, origin)
     if rules.crop:
         height, width = rules.crop
         if width > image.size[0] or height > image.size[1]:
@@ -109,6 +129,18 @@ def _sized(image: Any, rules: ImageRules, origin: str) -> Any:
         left, top = round((image.size[0] - width) / 2), round((image.size[1] - height) / 2)
         image = image.crop((left, top, left + width, top + height))
     return image
+
+
+def _resized(image: Any, width: int, height: int, how: Any, origin: str) -> Any:
+    """The image in another size; a narrow strip's longer side may grow without end."""
+    if width * height > MOST_PIXELS:
+        before = f"{image.size[0]} x {image.size[1]}"
+        raise DataError(
+            f"{origin}: [data.images] makes the image of {before} pixels one of {width} x "
+            f"{height}; more than {MOST_PIXELS:,} are not decoded. Crop or remove the image, or "
+            "state size instead of shorter_side."
+        )
+    return image.resize((width, height), how)
 
 
 def _as_array(image: Any, rules: ImageRules) -> Array:

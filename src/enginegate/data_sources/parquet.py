@@ -234,9 +234,16 @@ def _whole(column: Any) -> Any:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _batches(path: Path, file: Any, names: list[str], *, rows: int = 0) -> Iterator[Any]:
+def _batches(path: Path, file: Any, names: list[str], *, rows: int = BLOCK_ROWS) -> Iterator[Any]:
+    """Some rows at a time: ``rows`` at most, and no more than take little memory."""
+    first = next(_of_size(path, file, names, 1), None)
+    if first is not None:
+        yield from _of_size(path, file, names, min(rows, _rows_at_a_time(file, names, first)))
+
+
+def _of_size(path: Path, file: Any, names: list[str], rows: int) -> Iterator[Any]:
     pa, _ = _vendor()
-    batches = file.iter_batches(batch_size=rows or _rows_at_a_time(file), columns=names)
+    batches = file.iter_batches(batch_size=rows, columns=names)
     while True:
         try:
             batch = next(batches, None)
@@ -247,16 +254,42 @@ def _batches(path: Path, file: Any, names: list[str], *, rows: int = 0) -> Itera
         yield batch
 
 
-def _rows_at_a_time(file: Any) -> int:
-    """So many that they take little memory: by the schema's size of a row, or the file's size.
+def _rows_at_a_time(file: Any, names: list[str], first: Any) -> int:
+    """So many that they take little memory decoded.
 
-    Compressed or repeated values make a file smaller than its rows; fixed sizes cannot.
+    Compressed or repeated values make a file far smaller than its rows, so its size is one measure
+    of four: a row group's count of values, sizes that the schema fixes, and the first row's bytes
+    are the others; the largest counts.
     """
-    sizes = [getattr(field.type, "list_size", 1) for field in file.schema_arrow]
-    groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
-    stored = sum(group.total_byte_size for group in groups) / max(1, file.metadata.num_rows)
-    row_bytes = max(8.0 * sum(sizes), stored)
-    return max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / row_bytes)))
+    fields = [field for field in file.schema_arrow if field.name in names]
+    row_bytes = max(float(first.nbytes), sum(_fixed_bytes(field.type)[0] for field in fields))
+    for index in range(file.metadata.num_row_groups):
+        group = file.metadata.row_group(index)
+        chunks = [group.column(place) for place in range(group.num_columns)]
+        chosen = [
+            (chunk, _fixed_bytes(field.type)[1])
+            for field in fields
+            for chunk in chunks
+            if f"{chunk.path_in_schema}.".startswith(f"{field.name}.")
+        ]
+        stored = sum(chunk.total_uncompressed_size for chunk, _ in chosen)
+        values = sum(chunk.num_values * item for chunk, item in chosen)
+        row_bytes = max(row_bytes, max(stored, values) / max(1, group.num_rows))
+    return max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / max(1.0, row_bytes))))
+
+
+def _fixed_bytes(kind: Any) -> tuple[float, float]:
+    """The bytes of one row as far as its type fixes them, and of one of its values."""
+    pa, _ = _vendor()
+    values = 1
+    while _is_list(pa, kind) or isinstance(kind, pa.BaseExtensionType):
+        if isinstance(kind, pa.BaseExtensionType):
+            kind = kind.storage_type
+        else:
+            values *= getattr(kind, "list_size", 1)
+            kind = kind.value_type
+    item = max(1.0, kind.bit_width / 8) if pa.types.is_primitive(kind) else 1.0
+    return values * item, item
 
 
 def _not_parquet(path: Path) -> DataError:

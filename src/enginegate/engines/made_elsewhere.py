@@ -6,10 +6,8 @@ opened. ONNX is data. A package is native code, and is loaded only where the pol
 """
 
 import os
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 from zipfile import BadZipFile, ZipFile
 
@@ -17,21 +15,21 @@ import onnx
 
 from enginegate.atomic_io import write_file
 from enginegate.candidate import FileDigest, OnnxModel, Provenance, TensorSpec
+from enginegate.data import archive_objections
 from enginegate.errors import BuildError, InputError
 from enginegate.policy.building import MadeElsewhere
 from enginegate.policy.paths import as_written
 from enginegate.precision import Conversion
+from enginegate.records import sha256_bytes
 from enginegate.sources.onnx_form import (
     MOST_NODES,
     ONE_FILE_BYTES,
-    files_of,
     graphs,
     input_specs,
-    onnx_bytes,
+    other_files,
     output_specs,
-    read_onnx,
+    parse_onnx,
 )
-from enginegate.sources.untrusted import check_archives
 
 # Ends a sentence that begins with the file.
 CODE_REFUSED = (
@@ -92,21 +90,23 @@ class MadeFile:
         """The ONNX model, whole, which takes and answers what the FP32 model does.
 
         Raises:
-            BuildError: it is no ONNX, its weights are missing, it is too large for one file, or its
-                inputs or outputs are not the model's.
+            BuildError: it is no ONNX, is another file by now, keeps weights in other files, is too
+                large for one, or its inputs or outputs are not the model's.
         """
         origin = str(as_written(self.table.file))
-        with self._opened() as path:
-            try:
-                files = files_of(path, origin=origin)
-                if sum(file.stat().st_size for file in files) > ONE_FILE_BYTES:
-                    raise BuildError(f"{origin} is larger than one ONNX file may be, 2 GiB.")
-                found = read_onnx(path, origin=origin)
-                # The file's own bytes, unless weights had to be read in from other files.
-                own = len(files) == 1
-                content = path.read_bytes() if own else onnx_bytes(found, origin=origin)
-            except InputError as error:
-                raise BuildError(str(error)) from error
+        try:
+            content = self._engine_bytes()
+            if len(content) > ONE_FILE_BYTES:
+                raise BuildError(f"{origin} is larger than one ONNX file may be, 2 GiB.")
+            found = parse_onnx(content, origin=origin)
+        except InputError as error:
+            raise BuildError(str(error)) from error
+        if others := other_files(found):
+            raise BuildError(
+                f"{origin} keeps weights in {', '.join(map(repr, others[:8]))}, and its sha256 "
+                "says nothing of these. Save it as one file, in Python: "
+                "onnx.save(onnx.load(FILE), NEW_FILE, save_as_external_data=False)."
+            )
         nodes = sum(len(graph.node) for graph in graphs(found.graph))
         if nodes > MOST_NODES:
             raise BuildError(f"{origin} has {nodes:,} nodes, and {MOST_NODES:,} is the most.")
@@ -127,25 +127,28 @@ class MadeFile:
         """Put the AOTInductor package at ``target``, byte for byte.
 
         Raises:
-            BuildError: it cannot be read.
+            BuildError: it cannot be read, or is another file by now.
         """
-        with self._opened() as path:
-            write_file(target, path.read_bytes())
+        write_file(target, self._engine_bytes())
 
-    @contextmanager
-    def _opened(self) -> Iterator[Path]:
-        """The file, or the one engine inside an archive."""
+    def _engine_bytes(self) -> bytes:
+        """The engine's own bytes, out of those that have the digest."""
         path = self.table.file
-        if path.suffix != _ARCHIVE:
-            yield path
-            return
-        with tempfile.TemporaryDirectory(prefix="enginegate-made-") as scratch:
-            extracted = Path(scratch) / f"engine{self.table.engine_suffix}"
-            extracted.write_bytes(_engine_in(self.table))
-            yield extracted
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise BuildError(f"{path} cannot be read: {error.strerror}.") from error
+        # Whoever can write the file may do so after its digest was compared with the policy's.
+        found = sha256_bytes(content)
+        if found != self.digest.sha256:
+            raise BuildError(
+                f"{path} was replaced meanwhile: its sha256 was {self.digest.sha256}, and is "
+                f"{found}. Qualify again when nobody writes it."
+            )
+        return _engine_in(self.table, content) if path.suffix == _ARCHIVE else content
 
 
-def _engine_in(table: MadeElsewhere) -> bytes:
+def _engine_in(table: MadeElsewhere, content: bytes) -> bytes:
     """The archive's one file of the kind; nothing else of it is read.
 
     Raises:
@@ -153,8 +156,9 @@ def _engine_in(table: MadeElsewhere) -> bytes:
     """
     path, suffix = table.file, table.engine_suffix
     try:
-        check_archives([path], uri=str(as_written(path)))
-        with ZipFile(path) as archive:
+        with ZipFile(BytesIO(content)) as archive:
+            for why in archive_objections(path, archive):
+                raise BuildError(f"{as_written(path)}: {why}")
             held = [name for name in archive.namelist() if not name.endswith("/")]
             engines = [name for name in held if PurePosixPath(name).suffix == suffix]
             if len(engines) == 1:

@@ -206,7 +206,9 @@ class BuildPlan:
         deciding["shapes"] = {name: shape.model_dump() for name, shape in self.profiles.items()}
         deciding["settings"] = dict(self.deciding)
         if self.made is not None:
-            deciding["made"] = [self.made.table.model_dump(mode="json"), self.made.digest.sha256]
+            # "whole": keys without it also stood for files whose weights lay outside the digest.
+            table = self.made.table.model_dump(mode="json")
+            deciding["made"] = ["whole", table, self.made.digest.sha256]
         elif self.takes_program and self.onnx.program is not None:
             deciding["program"] = self.onnx.program.file.sha256
         return sha256_bytes(canonical_json(deciding))

@@ -2,7 +2,8 @@
 
 ``ENGINEGATE_STORE`` names the prefix. A folder is named after everything that decides its content.
 Its list of files is written last, and only where none is, so a folder is there whole or not at all,
-and of two hosts that made it the first one counts. Digests are compared when it is fetched, and
+and of two hosts that made it the first one counts: objects are named after their content, so that
+the other one cannot write over files of that list. Digests are compared when it is fetched, and
 whoever fetches reads the folder like one that was made here. Storage that is away costs a build
 here, and no failure.
 """
@@ -29,9 +30,14 @@ _VARIABLE = "ENGINEGATE_STORE"
 
 
 class FolderFiles(Record):
-    """The files of one folder, by their path in it."""
+    """The files of one folder, by their path in it.
+
+    Attributes:
+        by_digest: objects are named after their content; in older lists, after the path.
+    """
 
     files: dict[str, FileDigest]
+    by_digest: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,18 +72,17 @@ class SharedFolders:
         if stored is None:
             return False
         try:
-            files = FolderFiles.model_validate_json(stored.content).files
+            listed = FolderFiles.model_validate_json(stored.content)
         except ValidationError as error:
             raise TamperedError(f"{self.store.url}/{self._list(name)} is damaged.") from error
-        for path, digest in files.items():
+        for path, digest in listed.files.items():
             parts = PurePosixPath(path)
             if parts.is_absolute() or ".." in parts.parts:
                 raise TamperedError(f"{self.store.url}/{self._list(name)} names {path!r}.")
-            self.store.download(f"{self.kind}/{name}/{path}", folder / path)
+            key = f"{self.kind}/{name}/{digest.sha256 if listed.by_digest else path}"
+            self.store.download(key, folder / path)
             if FileDigest.of(folder / path) != digest:
-                raise TamperedError(
-                    f"{self.store.url}/{self.kind}/{name}/{path} is not what was stored."
-                )
+                raise TamperedError(f"{self.store.url}/{key} is not what was stored: {path}.")
         return True
 
     def offer(self, name: str, folder: Path) -> None:
@@ -90,10 +95,11 @@ class SharedFolders:
             return
         files = {}
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-            within = path.relative_to(folder).as_posix()
-            self.store.upload(path, f"{self.kind}/{name}/{within}")
-            files[within] = FileDigest.of(path)
-        self.store.create(self._list(name), FolderFiles(files=files).pretty_json())
+            digest = FileDigest.of(path)
+            self.store.upload(path, f"{self.kind}/{name}/{digest.sha256}")
+            files[path.relative_to(folder).as_posix()] = digest
+        listed = FolderFiles(files=files, by_digest=True)
+        self.store.create(self._list(name), listed.pretty_json())
 
     def _list(self, name: str) -> str:
         return f"{self.kind}/{name}.files.json"

@@ -39,7 +39,9 @@ class MadeElsewhere(Record):
         default="", max_length=300, description="tool, version, run; recorded with the engine"
     )
     sha256: Sha256 | None = Field(
-        default=None, description="refuse any other file; none: the digest is only recorded"
+        default=None,
+        description="refuse any other file; none: the digest is only recorded. Needed with "
+        "[devices]",
     )
     allow_code: bool = Field(
         default=False,

@@ -66,6 +66,46 @@ def read_onnx(path: Path, *, origin: str, limit: int = ONE_FILE_BYTES) -> ModelP
     return model
 
 
+def parse_onnx(content: bytes, *, origin: str) -> ModelProto:
+    """A model from a file's bytes; weights that are in other files stay there.
+
+    Raises:
+        ModelError: it is cut short or not ONNX.
+    """
+    try:
+        model = onnx.load_model_from_string(content)
+    except DecodeError as error:
+        raise ModelError(
+            f"{origin} ({len(content)} bytes) is not an ONNX file, or was cut short: {error}. "
+            "Export or upload it again."
+        ) from error
+    if not model.graph.node:
+        raise ModelError(f"{origin} holds no graph. Export it again.")
+    return model
+
+
+def other_files(model: ModelProto) -> list[str]:
+    """Files besides its own that a model's constants are in, by the names it has for them."""
+    bodies = [model.graph, *(GraphProto(node=function.node) for function in model.functions)]
+    sparse = (
+        part
+        for body in bodies
+        for graph in graphs(body)
+        for each in (*graph.sparse_initializer, *_sparse_attributes(graph))
+        for part in (each.values, each.indices)
+    )
+    constants = (*sparse, *(tensor for body in bodies for tensor in tensors(body)))
+    return sorted(
+        {
+            entry.value
+            for tensor in constants
+            if uses_external_data(tensor)
+            for entry in tensor.external_data
+            if entry.key == "location"
+        }
+    )
+
+
 def files_of(path: Path, *, origin: str) -> list[Path]:
     """An ONNX file and the weight files that it names, each inside its folder."""
     model, file = _parse(path, origin), path.resolve()
@@ -236,6 +276,14 @@ def _attributes(graph: GraphProto) -> Iterator[TensorProto]:
             if attribute.type == AttributeProto.TENSOR:
                 yield attribute.t
             yield from attribute.tensors
+
+
+def _sparse_attributes(graph: GraphProto) -> Iterator[onnx.SparseTensorProto]:
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.SPARSE_TENSOR:
+                yield attribute.sparse_tensor
+            yield from attribute.sparse_tensors
 
 
 def _inputs(model: ModelProto) -> Iterator[onnx.ValueInfoProto]:

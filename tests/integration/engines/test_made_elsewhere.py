@@ -9,7 +9,9 @@ import pytest
 
 from enginegate.candidate import FileDigest
 from enginegate.engines import build_engine, open_engine
+from enginegate.engines.made_elsewhere import MadeFile
 from enginegate.errors import BuildError
+from enginegate.policy.building import MadeElsewhere
 from validation.verdict import verdict_on
 
 pytestmark = pytest.mark.xdist_group("engines")
@@ -113,26 +115,52 @@ def test_model_of_other_tensors_is_no_candidate(fp32_onnx, plan, tmp_path, chang
         )
 
 
-def test_weights_outside_of_its_folder_are_refused(fp32_onnx, plan, tmp_path):
-    """An ONNX file may name any path for its weights."""
-    (tmp_path / "in").mkdir()
-    onnx.save(
-        fp32_onnx,
-        tmp_path / "in" / "model.onnx",
-        save_as_external_data=True,
-        location="weights.bin",
-        size_threshold=0,
-    )
-    whole = onnx.load(tmp_path / "in" / "model.onnx", load_external_data=False)
-    for tensor in whole.graph.initializer:
-        for entry in tensor.external_data:
-            entry.value = "../secret" if entry.key == "location" else entry.value
-    onnx.save(whole, tmp_path / "in" / "model.onnx")
-    (tmp_path / "secret").write_bytes(b"\0" * 100_000)
-    tables = made(tmp_path / "in" / "model.onnx", precision="fp32")
+def test_weights_in_another_file_are_refused(fp32_onnx, plan, tmp_path):
+    """The digest would not change with them, so that an engine of other weights was reused."""
+    file = tmp_path / "in" / "model.onnx"
+    file.parent.mkdir()
+    onnx.save(fp32_onnx, file, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    changes = {"precision": "fp32", "sha256": FileDigest.of(file).sha256}
 
-    with pytest.raises(BuildError, match="outside the model's folder"):
-        build_engine(plan("onnxruntime-fp32+qat", data=None, **tables), tmp_path / "e")
+    with pytest.raises(
+        BuildError, match=r"keeps weights in 'weights\.bin'.* save_as_external_data"
+    ):
+        build_engine(plan("onnxruntime-fp32+qat", data=None, **made(file, **changes)), tmp_path)
+
+    onnx.save(onnx.load(file), file, save_as_external_data=False)
+    mended = plan("onnxruntime-fp32+qat", data=None, **made(file, precision="fp32"))
+    assert build_engine(mended, tmp_path / "e").value.file == FileDigest.of(file)
+
+
+def test_weights_of_a_function_in_another_file_are_refused(fp32_onnx, plan, tmp_path):
+    """Wherever a model keeps a constant, it may name a file for it."""
+    constant = onnx.helper.make_tensor("value", onnx.TensorProto.FLOAT, [1], bytes(4), raw=True)
+    onnx.external_data_helper.set_external_data(constant, "beside.bin")
+    node = onnx.helper.make_node("Constant", [], ["y"], value=constant)
+    opsets = [onnx.helper.make_opsetid("", 17)]
+    fp32_onnx.functions.append(onnx.helper.make_function("own", "F", [], ["y"], [node], opsets))
+    onnx.save_model(fp32_onnx, tmp_path / "model.onnx")
+    tables = made(tmp_path / "model.onnx", precision="fp32")
+
+    with pytest.raises(BuildError, match=r"keeps weights in 'beside\.bin'"):
+        plan("onnxruntime-fp32+qat", data=None, **tables).convert()
+
+
+@pytest.mark.parametrize("name", ["qat.onnx", "fast.pt2"])
+def test_file_that_is_replaced_after_its_digest_was_read_is_refused(quantised, tmp_path, name):
+    """Only the bytes that have the digest are opened: a package is native code."""
+    file = tmp_path / name
+    file.write_bytes(quantised.read_bytes())
+    table = MadeElsewhere(
+        file=file, precision="int8", allow_code=True, sha256=FileDigest.of(file).sha256
+    )
+    opened = MadeFile.open(table)
+    file.write_bytes(b"other code")
+
+    with pytest.raises(BuildError, match="was replaced meanwhile"):
+        opened.copy_package(tmp_path / "copied")
+
+    assert not (tmp_path / "copied").exists()
 
 
 class _Bomb:

@@ -4,7 +4,7 @@ import pytest
 
 from enginegate.approval_rules import objection
 from enginegate.devices import PartStore
-from enginegate.errors import EnginegateError
+from enginegate.errors import EnginegateError, PolicyError
 from enginegate.evidence import contradictions
 from enginegate.policy import read_policy
 from enginegate.report import scorecard_markdown, scorecard_text
@@ -72,6 +72,20 @@ def test_kind_that_nobody_qualified_is_refused_by_name(mixed):
 
     assert "two-threads: Nobody has qualified" in str(refusal.value)
     assert "--device two-threads" in str(refusal.value)
+
+
+def test_worker_refuses_a_file_made_elsewhere_that_is_not_pinned(family, tmp_path):
+    """Its part would be found again after somebody replaced the file."""
+    (tmp_path / "qat.onnx").write_bytes(b"weights")
+    made = f'made = [{{ file = "{tmp_path}/qat.onnx", precision = "int8", name = "qat" }}]'
+    policy = family.edited(
+        tmp_path / "policy.toml",
+        ("[calibration]", f"{made}\n\n[calibration]"),
+        ("[approval]", "[devices.one-thread]\n\n[approval]"),
+    )
+
+    with pytest.raises(PolicyError, match=r'it has no sha256.*set beside it: sha256 = "'):
+        qualify_device(policy, "one-thread")
 
 
 def test_scorecard_holds_every_kind_of_device(gathered):

@@ -1,10 +1,14 @@
 """What one host has made, another fetches from object storage; faults cost a build there."""
 
+from hashlib import sha256
+
 import pytest
 
+from enginegate.candidate import FileDigest
 from enginegate.content_store import make_once
 from enginegate.errors import TamperedError
 from enginegate.object_storage import SharedFolders, fetch_or_make
+from enginegate.object_storage.folders import FolderFiles
 from tests.fakes.fault_proxy import Fault
 
 NAME = "d" * 64
@@ -51,11 +55,42 @@ def test_folder_is_made_by_the_first_host_alone(host, any_store):
 def test_damaged_folder_is_made_here(host, any_store, caplog, content):
     """And the log names the object."""
     host("a")
-    key = f"engines/{NAME}/engine"
+    key = f"engines/{NAME}/{sha256(b'engine').hexdigest()}"
     any_store.delete(key) if content is None else any_store.write(key, content)
 
     assert host("b") == ["made"]
     assert key in caplog.text
+
+
+def test_two_hosts_that_make_one_folder_at_once(any_store, tmp_path):
+    """The slower one's files, of other bytes, leave alone those of the list that is there."""
+    folders = SharedFolders(any_store, "engines")
+    for name in ("fast", "slow", "third"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "engine").write_bytes(name.encode())
+
+    class Late(type(any_store)):
+        """Another host's list appears after this one looked for it."""
+
+        def upload(self, path, key):
+            folders.offer(NAME, tmp_path / "fast")
+            super().upload(path, key)
+
+    SharedFolders(Late(any_store.url), "engines").offer(NAME, tmp_path / "slow")
+
+    assert folders.fetch(NAME, tmp_path / "third")
+    assert (tmp_path / "third" / "engine").read_bytes() == b"fast"
+
+
+def test_folder_of_an_older_list(any_store, tmp_path):
+    """Its objects are named after their paths."""
+    (tmp_path / "engine").write_bytes(b"engine")
+    any_store.write(f"engines/{NAME}/engine", b"engine")
+    listed = FolderFiles(files={"engine": FileDigest.of(tmp_path / "engine")})
+    any_store.write(f"engines/{NAME}.files.json", listed.pretty_json())
+
+    assert SharedFolders(any_store, "engines").fetch(NAME, tmp_path / "there")
+    assert (tmp_path / "there" / "engine").read_bytes() == b"engine"
 
 
 def test_list_that_leaves_its_folder_is_refused(host, any_store, caplog):

@@ -145,8 +145,8 @@ def claimed(width, height):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        pytest.param(claimed(9000, 9500), "sample 1: .* 9000 x 9500 pixels", id="many-pixels"),
-        pytest.param(claimed(100_000, 100_000), "sample 1: .*exceeds limit", id="endless-pixels"),
+        pytest.param(claimed(9000, 9500), "sample 1 .* 9000 x 9500 pixels", id="many-pixels"),
+        pytest.param(claimed(100_000, 100_000), "sample 1 .*exceeds limit", id="endless-pixels"),
         pytest.param(png(pixels())[:60], "cannot be decoded", id="cut-short"),
         pytest.param(b"%!PS-Adobe-3.0 EPSF-3.0\n", "cannot be decoded", id="postscript"),
         pytest.param(png(np.zeros((2, 2), np.uint16)), "more than 8 bits", id="sixteen-bits"),
@@ -166,6 +166,30 @@ def test_image_that_is_smaller_than_the_crop(folder, source):
         load_data(source(folder, images={"crop": [7, 7]}))
 
 
+def test_strip_that_grows_without_end(folder, source):
+    """Its shorter side of one pixel is made 224, and its longer one grows as much."""
+    (folder / "cat" / "strip.png").write_bytes(png(np.zeros((1, 20_000, 3), np.uint8)))
+
+    message = r"cat/strip\.png\): .* 20000 x 1 pixels one of 4480000 x 224; .* state size"
+    with pytest.raises(DataError, match=message):
+        load_data(source(folder, images={"shorter_side": 224, "crop": [224, 224]}))
+
+
+@pytest.mark.parametrize(
+    ("error", "message"), [(MemoryError(), "not enough memory"), (ValueError(), "ValueError")]
+)
+def test_decoder_that_fails_without_words(folder, source, monkeypatch, error, message):
+    """The message gives a reason of its own."""
+
+    def fail(*_args, **_options):
+        raise error
+
+    monkeypatch.setattr(Image, "open", fail)
+
+    with pytest.raises(DataError, match=message):
+        load_data(source(folder))
+
+
 @pytest.mark.parametrize(
     ("rules", "message"),
     [
@@ -182,6 +206,20 @@ def test_rules_that_contradict_each_other(rules, message):
 def test_folder_that_is_no_class(folder, source):
     with pytest.raises(DataError, match="the folder 'cat', which is none of"):
         load_data(source(folder, columns={"classes": ["dog", "bird"]}))
+
+
+@pytest.mark.parametrize("file", [None, "bird.heic"])
+def test_class_without_a_readable_image(folder, source, file):
+    """Left out, it would shift the labels of all classes after it; stated classes cannot shift."""
+    (folder / "bird").mkdir()
+    (folder / ".thumbnails").mkdir()
+    if file:
+        (folder / "bird" / file).write_bytes(b"no image")
+
+    with pytest.raises(DataError, match="the folder 'bird' without an image"):
+        load_data(source(folder))
+    found = load_data(source(folder, columns={"classes": ["bird", "cat", "dog"]}))
+    assert found.labels.tolist() == [1, 1, 2]
 
 
 def test_images_beside_folders_of_classes(folder, source):

@@ -115,7 +115,7 @@ class FirstPolicy:
         }
 
     def toml(self, path: str) -> str:
-        """The file's text, twenty lines at most.
+        """The file's text: twenty lines at most, but for a model of many outputs or columns.
 
         Args:
             path: where it will be, for the command in its first line.
@@ -128,7 +128,9 @@ class FirstPolicy:
             inner = table.get("default") if name == "gates" else table
             lines += [f"[{name}.default]" if name == "gates" else f"[{name}]"]
             lines += [f"{key} = {toml_value(value)}" for key, value in inner.items()]
-        return "\n".join(_spaced(lines[-_MOST_LINES:])) + "\n"
+        if len(lines) > _MOST_LINES:
+            lines = [line for line in lines if not line.startswith("#")]
+        return "\n".join(_spaced(lines)) + "\n"
 
 
 def _spaced(lines: list[str]) -> list[str]:

@@ -131,6 +131,21 @@ def test_file_has_twenty_lines_at_most_and_is_valid(changes):
     assert parse_policy(tomllib.loads(text), "mine").slo.p99_ms == 50
 
 
+def test_long_file_is_whole():
+    """More than twenty lines lose the comment, never the name or a key."""
+    written = draft(
+        data=DATA | {f"key{n}": n for n in range(8)},
+        allow_code=True,
+        allow_pickle=True,
+        parity=0.02,
+        sequence=(1, 128, 128),
+    )
+    text = written.toml("mine.toml")
+
+    assert len(text.splitlines()) > 20
+    assert tomllib.loads(text) == written.tables()
+
+
 def test_text_from_a_model_stays_text():
     """A name with quotes or line breaks opens no table of its own."""
     text = draft(uri='file:a"\n[target]\n".onnx').toml("mine.toml")

@@ -71,6 +71,8 @@ def test_fixed_batch_is_served_where_the_policy_states_it(tried):
     ("call", "said"),
     [
         (lambda x: [(x - x[:1]) @ WEIGHTS], "depends on the rows beside it"),
+        (lambda x: [(x - x.mean(0)) @ WEIGHTS], "others than before, .* the rows beside it"),
+        (lambda x: [x @ WEIGHTS / x.std()], "others than before, answers differ"),
         (lambda x: [(x @ WEIGHTS).half()], "it answers float16"),
         (lambda x: [x @ WEIGHTS, x], "Compile it with the model's outputs"),
         (lambda x: [x @ WEIGHTS[:, :2]], "and the model y: float32"),
