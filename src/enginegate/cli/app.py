@@ -38,6 +38,7 @@ from enginegate.cli.live import release as _release
 from enginegate.cli.live import repository as _live
 from enginegate.cli.live import status as _status
 from enginegate.cli.live import watch as _watch
+from enginegate.cli.live.exporter import exposition, serve_metrics
 from enginegate.cli.output.json_output import JsonFlag, printing
 from enginegate.cli.output.junit import JunitFile, write_scorecard_junit
 from enginegate.cli.output.live_table import qualification_shown
@@ -542,9 +543,6 @@ def metrics_command(
     Answers at /metrics until Ctrl-C. Records are read anew at each scrape, once a minute is often
     enough. deploy/prometheus has rules and a dashboard.
     """
-    # Late: no other verb needs Prometheus's library.
-    from enginegate.cli.live.exporter import exposition, serve_metrics  # noqa: PLC0415
-
     if once:
         typer.echo(exposition(lambda: policies_of(policies))[0].decode(), nl=False)
         return

@@ -13,11 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from typing import TYPE_CHECKING, Any
 
 from enginegate.cli.live.status import status_of
 from enginegate.cli.output.records import ModelStatus, StatusDocument
@@ -26,6 +22,9 @@ from enginegate.evidence import Scorecard
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.workspace import Workspace
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 
 OUTCOMES = ("passed", "inconclusive", "failed", "errored")
 _MS = 1e-3
@@ -78,7 +77,7 @@ def read_live_records(policies: Sequence[Path]) -> LiveRecords:
     return LiveRecords(found.document, events, verdicts, unreadable, time.monotonic() - began)
 
 
-def promise_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
+def promise_metrics(records: LiveRecords, now: datetime) -> Iterator["Metric"]:
     """The metrics of a scrape.
 
     Args:
@@ -87,7 +86,7 @@ def promise_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
     """
     models = records.status.models
     for name, help_text, values in _gauges(models, now):
-        gauge = GaugeMetricFamily(f"enginegate_{name}", help_text, labels=["model"])
+        gauge = _gauge(f"enginegate_{name}", help_text, labels=["model"])
         for model, value in values:
             if value is not None:
                 gauge.add_metric([model], value)
@@ -101,7 +100,7 @@ def promise_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
         "event",
         records.events,
     )
-    verdicts = GaugeMetricFamily(
+    verdicts = _gauge(
         "enginegate_verdicts",
         "Candidates of the scorecards that are kept.",
         labels=["model", "outcome"],
@@ -109,16 +108,14 @@ def promise_metrics(records: LiveRecords, now: datetime) -> Iterator[Metric]:
     for (model, outcome), count in sorted(records.verdicts.items()):
         verdicts.add_metric([model, outcome], count)
     yield verdicts
-    yield GaugeMetricFamily(
+    yield _gauge(
         "enginegate_unreadable",
         "Policies, scorecards and audit logs that cannot be read; enginegate status names them.",
         value=len(records.status.errors)
         + sum(len(each.problems) for each in models)
         + records.unreadable,
     )
-    yield GaugeMetricFamily(
-        "enginegate_scrape_seconds", "Time to read all of this.", value=records.seconds
-    )
+    yield _gauge("enginegate_scrape_seconds", "Time to read all of this.", value=records.seconds)
 
 
 class LiveCollector:
@@ -127,7 +124,7 @@ class LiveCollector:
     def __init__(self, policies: Callable[[], Sequence[Path]]) -> None:
         self._policies = policies
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator["Metric"]:
         """Prometheus's protocol of a collector."""
         return promise_metrics(read_live_records(self._policies()), datetime.now(UTC))
 
@@ -139,6 +136,9 @@ def exposition(policies: Callable[[], Sequence[Path]], accept: str = "") -> tupl
         policies: asked at each scrape, so that a new policy needs no restart.
         accept: formats that the scraper takes.
     """
+    from prometheus_client import CollectorRegistry  # noqa: PLC0415
+    from prometheus_client.exposition import choose_encoder  # noqa: PLC0415
+
     registry = CollectorRegistry(auto_describe=False)
     registry.register(LiveCollector(policies))
     encode, kind = choose_encoder(accept)
@@ -255,6 +255,15 @@ def _gauges(
     )
 
 
+def _gauge(
+    name: str, help_text: str, *, labels: Sequence[str] | None = None, value: float | None = None
+) -> "GaugeMetricFamily":
+    """A metric that may go down: with its only value, or with labels for values to come."""
+    from prometheus_client.metrics_core import GaugeMetricFamily  # noqa: PLC0415
+
+    return GaugeMetricFamily(name, help_text, value=value, labels=labels)
+
+
 def _last_found_out(model: ModelStatus) -> datetime | None:
     if model.measured is not None:
         return model.measured.at
@@ -266,8 +275,8 @@ def _reading(model: ModelStatus, value: Callable[[Any], float | None]) -> float 
     return None if reading is None else value(reading)
 
 
-def _live_releases(models: Iterable[ModelStatus]) -> Metric:
-    info = GaugeMetricFamily(
+def _live_releases(models: Iterable[ModelStatus]) -> "Metric":
+    info = _gauge(
         "enginegate_live_release_info",
         "1 for the release that is live, with what it is.",
         labels=["model", "release", "candidate", "scorecard"],
@@ -279,8 +288,8 @@ def _live_releases(models: Iterable[ModelStatus]) -> Metric:
     return info
 
 
-def _last_checks(models: Iterable[ModelStatus]) -> Metric:
-    checks = GaugeMetricFamily(
+def _last_checks(models: Iterable[ModelStatus]) -> "Metric":
+    checks = _gauge(
         "enginegate_last_check",
         "1 for the outcome of the last check of what is live.",
         labels=["model", "outcome"],
@@ -292,8 +301,8 @@ def _last_checks(models: Iterable[ModelStatus]) -> Metric:
     return checks
 
 
-def _servers(models: Iterable[ModelStatus]) -> Metric:
-    servers = GaugeMetricFamily(
+def _servers(models: Iterable[ModelStatus]) -> "Metric":
+    servers = _gauge(
         "enginegate_server_info",
         "1 for each server of a model, with its state in words.",
         labels=["model", "server", "address", "state"],
@@ -306,7 +315,9 @@ def _servers(models: Iterable[ModelStatus]) -> Metric:
 
 def _counted(
     name: str, help_text: str, label: str, counts: Mapping[tuple[str, str], int]
-) -> Metric:
+) -> "Metric":
+    from prometheus_client.metrics_core import CounterMetricFamily  # noqa: PLC0415
+
     counter = CounterMetricFamily(f"enginegate_{name}", help_text, labels=["model", label])
     for (model, value), count in sorted(counts.items()):
         counter.add_metric([model, value], count)

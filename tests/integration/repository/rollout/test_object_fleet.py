@@ -1,5 +1,6 @@
 """A fleet whose releases go to object storage: real Tritons, and a promoter in a process."""
 
+import json
 import pickle
 import re
 import signal
@@ -95,9 +96,14 @@ def second_serves(here):
     return lambda: answer(replace(here, local=here.local.servers[0].repository))
 
 
+def pointed_at(here):
+    """What is live in storage; when it was last written changes with every undone promotion."""
+    return json.loads(here.store.read("digits/current.json").content) | {"changed_at": ""}
+
+
 def test_rollback_cancels_the_canary_analysis(here, promoter, package, second_serves):
     """At once and on every server; what is live in storage was never another release."""
-    before, began = here.store.read("digits/current.json"), time.monotonic()
+    before, began = pointed_at(here), time.monotonic()
 
     release = here.rollback("digits", reason="the pager rang")
 
@@ -107,7 +113,7 @@ def test_rollback_cancels_the_canary_analysis(here, promoter, package, second_se
     assert "asked for a rollback during the canary analysis" in said
     assert "Release 2 is live again on: the primary" in said
     assert answer(here) == second_serves() == (2, 2.0)
-    assert here.store.read("digits/current.json") == before
+    assert pointed_at(here) == before
     # Where the promoter had not closed its lease yet, a flag in it repeats the step "loaded".
     assert list(dict.fromkeys(steps(here))) == ["intent", "placed", "loaded", "undone"]
     assert (here.releases.versions(), problems(here)) == ((1, 2), [])
