@@ -112,7 +112,9 @@ def test_worker_runs_it_in_the_project(prefect_server, project, tmp_path):
         run = client.create_flow_run_from_deployment(there("watch/watch-tiny").id).id
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    # Other tests of this process may have a workspace of their own.
+    unwanted = {"PYTHONPATH", "ENGINEGATE_HOME"}
+    environment = {name: value for name, value in os.environ.items() if name not in unwanted}
     environment |= {
         "PREFECT_API_URL": PREFECT_API_URL.value(),
         "PREFECT__FLOW_RUN_ID": str(run),
