@@ -239,15 +239,16 @@ def _labelled_with_numbers(spec: TensorSpec, labels: Array) -> _Meaning:
 
 def _labelled_with_classes(spec: TensorSpec, labels: Array) -> _Meaning:
     width = spec.shape[1] if len(spec.shape) == _VECTOR else 1
-    largest = int(labels.max(initial=0))
+    smallest, largest = (int(labels.min()), int(labels.max())) if len(labels) else (0, 0)
     if width == 1:
         shape = list(spec.shape)
         return _Meaning(None, f"labels are whole numbers, and {spec.name} has the shape {shape}")
-    if 0 < width <= largest:
+    if smallest < 0 or 0 < width <= largest:
+        size = f"{width} values" if width > 0 else "values"
         return _Meaning(
             None,
-            f"{spec.name} has {width} values a sample, and labels go up to {largest}, so they are "
-            "not its classes",
+            f"{spec.name} has {size} a sample, and labels run from {smallest} to {largest}, so "
+            "they are not its classes, which begin at 0",
         )
     return _Meaning("classification", f"{spec.name} has one value a class, and labels are classes")
 
@@ -255,7 +256,8 @@ def _labelled_with_classes(spec: TensorSpec, labels: Array) -> _Meaning:
 def _labelled_in_detail(spec: TensorSpec, labels: Array, *, is_share: bool) -> _Meaning:
     """Several whole numbers a sample: labels that are given or not, or classes of pixels."""
     threshold = {"threshold": 0.5} if is_share else {}
-    if len(spec.shape) == labels.ndim == _VECTOR and int(labels.max(initial=0)) <= 1:
+    given_or_not = int(labels.min(initial=0)) >= 0 and int(labels.max(initial=0)) <= 1
+    if len(spec.shape) == labels.ndim == _VECTOR and given_or_not:
         return _Meaning(
             "multi-label", f"{spec.name} has one value a label, each given or not", threshold
         )
