@@ -13,6 +13,7 @@ from pathlib import Path
 from enginegate.atomic_io import file_lock
 from enginegate.errors import ServerError
 
+LAST_PORT = 65_535
 _QUERY = ("--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 _TIMEOUT_S = 20.0
 # The longest benchmark of one candidate that a policy usually allows takes minutes.

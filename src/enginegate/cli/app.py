@@ -17,7 +17,6 @@ import getpass
 import os
 import shlex
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -34,11 +33,11 @@ from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.live import call as _call
+from enginegate.cli.live import exporter as _exporter
 from enginegate.cli.live import release as _release
 from enginegate.cli.live import repository as _live
 from enginegate.cli.live import status as _status
 from enginegate.cli.live import watch as _watch
-from enginegate.cli.live.exporter import exposition, serve_metrics
 from enginegate.cli.output.json_output import JsonFlag, printing
 from enginegate.cli.output.junit import JunitFile, write_scorecard_junit
 from enginegate.cli.output.live_table import qualification_shown
@@ -52,9 +51,8 @@ from enginegate.cli.output.scorecard_document import (
     qualification_outcome,
     scorecard_document,
 )
-from enginegate.cli.policies import PolicyFile, policies_of, print_check
-from enginegate.cli.policy.first_data import ColumnFlags
-from enginegate.cli.policy.init import InitOptions, write_first_policy
+from enginegate.cli.policies import PolicyFile, PolicyFiles, policies_of, print_check
+from enginegate.cli.policy import init as _init
 from enginegate.cli.policy.show import show_policy
 from enginegate.cli.report import write_report
 from enginegate.cli.terminal import (
@@ -69,6 +67,7 @@ from enginegate.cli.ui import show_ui
 from enginegate.cli.vendor_log import vendors_logged
 from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
+from enginegate.machine import LAST_PORT
 from enginegate.pipeline import pipeline_module
 from enginegate.policy import read_policy
 from enginegate.policy.paths import WORKSPACE
@@ -79,7 +78,6 @@ from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
 
 _EPILOG = "\n".join(line for line in (__doc__ or "").splitlines()[2:])
-_LAST_PORT = 65_535
 
 app = typer.Typer(
     name="enginegate",
@@ -110,7 +108,6 @@ RunName = Annotated[
 RulesFile = Annotated[
     Path | None, typer.Option("--policy", help="default: the one of policies/ that it was made by")
 ]
-Policies = Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")]
 Approver = Annotated[str, typer.Option(help="who decides", default_factory=getpass.getuser)]
 
 
@@ -189,79 +186,7 @@ def doctor_command(
         raise typer.Exit(EXIT_CODES[outcome])
 
 
-@app.command("init")
-def init_command(  # noqa: PLR0913 - one argument for each option
-    model: Annotated[
-        str, typer.Argument(help="a file (.onnx, .pt2), a folder (Hugging Face), models:/NAME/1, …")
-    ],
-    *,
-    data: Annotated[
-        str, typer.Option(help="labelled samples that training never saw (docs/data.md)")
-    ],
-    calibration: Annotated[
-        str | None,
-        typer.Option(help="other samples, for int8; default: some of the data are set aside"),
-    ] = None,
-    set_aside: Annotated[
-        int | None, typer.Option(min=0, help="how many of the data; 0: none, and no int8")
-    ] = None,
-    input_columns: Annotated[
-        list[str] | None,
-        typer.Option("--input", metavar="NAME=COLUMN", help="of the data; default: guessed"),
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="of the data; default: guessed")
-    ] = None,
-    slice_columns: Annotated[
-        list[str] | None,
-        typer.Option("--slice", metavar="COLUMN", help="judged by itself; may repeat"),
-    ] = None,
-    task: Annotated[str | None, typer.Option(help="default: as the data shows it")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="of the live model; default: from the model's")
-    ] = None,
-    p99_ms: Annotated[
-        float | None, typer.Option("--p99-ms", min=0.001, help="SLO: latency at the client")
-    ] = None,
-    min_throughput: Annotated[
-        float | None, typer.Option(min=0.001, help="SLO: requests a second that traffic needs")
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="default: policies/NAME.toml"),
-    ] = None,
-    allow_pickle: Annotated[
-        bool, typer.Option("--allow-pickle", help="open formats that can run code")
-    ] = False,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="import and run Python of yours")
-    ] = False,
-    force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
-    as_json: JsonFlag = False,
-) -> None:
-    """Look at a model and its data, and write a first policy for them.
-
-    Opens the model as a qualification would, with the same permissions, and runs a few samples.
-    Asks for what neither shows (the SLO, sometimes the task), or takes it from flags. Everything
-    that the policy leaves out has a default: `enginegate policy show FILE`.
-    """
-    options = InitOptions(
-        model=model,
-        data=data,
-        calibration=calibration,
-        set_aside=set_aside,
-        columns=ColumnFlags(input_columns or (), label, slice_columns or ()),
-        task=task,
-        name=name,
-        p99_ms=p99_ms,
-        min_throughput_per_s=min_throughput,
-        output=output,
-        allow_pickle=allow_pickle,
-        allow_code=allow_code,
-        force=force,
-    )
-    with printing(as_json=as_json) as printed:
-        write_first_policy(options, printed)
+app.command("init")(_init.init_command)
 
 
 @policy_app.command("check")
@@ -405,7 +330,7 @@ def ui_command(
         int | None,
         typer.Option(
             min=1,
-            max=_LAST_PORT,
+            max=LAST_PORT,
             help="on 127.0.0.1; default: the one that filed links lead to, if it is free",
         ),
     ] = None,
@@ -511,7 +436,7 @@ def audit_command(
 
 @app.command("status")
 def status_command(
-    policies: Policies = None,
+    policies: PolicyFiles = None,
     *,
     as_json: JsonFlag = False,
 ) -> None:
@@ -526,38 +451,9 @@ def status_command(
     raise typer.Exit(found.errors[0].exit_code if found.errors else ExitCode.OK)
 
 
-@app.command("metrics")
-def metrics_command(
-    policies: Policies = None,
-    *,
-    port: Annotated[
-        int, typer.Option(min=0, max=_LAST_PORT, help="where it listens; 0: any free one")
-    ] = 9464,
-    address: Annotated[
-        str, typer.Option(help="where it listens; 0.0.0.0 answers everybody who reaches it")
-    ] = "127.0.0.1",
-    once: Annotated[bool, typer.Option("--once", help="print them and end")] = False,
-) -> None:
-    """Tell Prometheus what is live, what it promised, and how the last check ended.
-
-    Answers at /metrics until Ctrl-C. Records are read anew at each scrape, once a minute is often
-    enough. deploy/prometheus has rules and a dashboard.
-    """
-    if once:
-        typer.echo(exposition(lambda: policies_of(policies))[0].decode(), nl=False)
-        return
-    policies_of(policies)  # none at all is shown now, not at the first scrape
-    server = serve_metrics(lambda: policies_of(policies), address, port)
-    typer.echo(f"Metrics at http://{address}:{server.server_port}/metrics. Ctrl-C stops it.")
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        server.shutdown()
-
-
 @app.command("verify")
 def verify_command(
-    policies: Policies = None,
+    policies: PolicyFiles = None,
     *,
     repair: Annotated[
         bool, typer.Option("--repair", help="finish or undo what was cut short")
@@ -594,13 +490,14 @@ app.command("scan")(_watch.scan_command)
 app.command("deploy")(_deploy.deploy_command)
 app.command("pull")(_release.pull_command)
 app.command("call")(_call.call_command)
+app.command("metrics")(_exporter.metrics_command)
 
 
 @app.command("serve")
 def serve_command(
     policy: PolicyFile,
-    http_port: Annotated[int, typer.Option(min=0, max=_LAST_PORT, help="0: any free port")] = 0,
-    grpc_port: Annotated[int, typer.Option(min=0, max=_LAST_PORT, help="0: any free port")] = 0,
+    http_port: Annotated[int, typer.Option(min=0, max=LAST_PORT, help="0: any free port")] = 0,
+    grpc_port: Annotated[int, typer.Option(min=0, max=LAST_PORT, help="0: any free port")] = 0,
 ) -> None:
     """Run Triton on a policy's live repository, on 127.0.0.1, until Ctrl-C."""
     ports = Ports(http=http_port, grpc=grpc_port)

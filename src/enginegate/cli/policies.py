@@ -20,6 +20,8 @@ PolicyFile = Annotated[
     Path, typer.Argument(help="the model family's policy, e.g. policies/digits.toml")
 ]
 
+PolicyFiles = Annotated[list[Path] | None, typer.Argument(metavar="[POLICY]…")]
+
 
 def policies_of(given: list[Path] | None) -> list[Path]:
     """Those that were named, else all of the current folder's project.

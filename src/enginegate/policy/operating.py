@@ -14,18 +14,17 @@ from pydantic import (
     model_validator,
 )
 
+from enginegate.machine import LAST_PORT
 from enginegate.messages import matching
 from enginegate.object_storage import OBJECT_URL
 from enginegate.policy.gates import Confidence
 from enginegate.policy.paths import SafePath, as_written
 from enginegate.records import Record
 
-_LAST_PORT = 65_535
-
 
 def _with_port(address: str) -> str:
-    if not 1 <= int(address.rpartition(":")[2]) <= _LAST_PORT:
-        raise ValueError(f"must be HOST:PORT with a port from 1 to {_LAST_PORT:,}")
+    if not 1 <= int(address.rpartition(":")[2]) <= LAST_PORT:
+        raise ValueError(f"must be HOST:PORT with a port from 1 to {LAST_PORT:,}")
     return address
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from enginegate.errors import InputError, ServerError
+from enginegate.machine import LAST_PORT
 from enginegate.triton.client import TritonClient
 from enginegate.triton.install import TritonInstall
 from enginegate.triton.supervised_process import SupervisedProcess, supervise
 
 LOOPBACK = "127.0.0.1"
-_LAST_PORT = 65_535
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class Ports:
             ServerError: a port that was asked for cannot be used.
         """
         given = [port for port in (self.http, self.grpc, self.metrics) if port]
-        if wrong := [port for port in given if not 0 < port <= _LAST_PORT]:
+        if wrong := [port for port in given if not 0 < port <= LAST_PORT]:
             raise InputError(
-                f"{wrong[0]} is no port: they are 1 to {_LAST_PORT:,}, and 0 takes any free one."
+                f"{wrong[0]} is no port: they are 1 to {LAST_PORT:,}, and 0 takes any free one."
             )
         if len(set(given)) < len(given):
             raise InputError(
@@ -156,7 +156,7 @@ def connect(endpoint: str) -> Server:
     """
     host, _, port = endpoint.rpartition(":")
     # gRPC would wrap a port that is too large around to another port.
-    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= _LAST_PORT:
+    if not host or "/" in host or not port.isdecimal() or not 1 <= int(port) <= LAST_PORT:
         raise InputError(
             f"{endpoint!r} is no address of a Triton: write HOST:PORT of its gRPC, for example "
             "127.0.0.1:8001."

@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from enginegate.cli.live.status import status_of
 from enginegate.cli.output.records import ModelStatus, StatusDocument
+from enginegate.cli.policies import PolicyFiles, policies_of
 from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Scorecard
+from enginegate.machine import LAST_PORT
 from enginegate.policy import read_policy
 from enginegate.repository import AuditLog
 from enginegate.workspace import Workspace
@@ -28,6 +32,34 @@ if TYPE_CHECKING:
 
 OUTCOMES = ("passed", "inconclusive", "failed", "errored")
 _MS = 1e-3
+
+
+def metrics_command(
+    policies: PolicyFiles = None,
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=LAST_PORT, help="where it listens; 0: any free one")
+    ] = 9464,
+    address: Annotated[
+        str, typer.Option(help="where it listens; 0.0.0.0 answers everybody who reaches it")
+    ] = "127.0.0.1",
+    once: Annotated[bool, typer.Option("--once", help="print them and end")] = False,
+) -> None:
+    """Tell Prometheus what is live, what it promised, and how the last check ended.
+
+    Answers at /metrics until Ctrl-C. Records are read anew at each scrape, once a minute is often
+    enough. deploy/prometheus has rules and a dashboard.
+    """
+    if once:
+        typer.echo(exposition(lambda: policies_of(policies))[0].decode(), nl=False)
+        return
+    policies_of(policies)  # none at all is shown now, not at the first scrape
+    server = serve_metrics(lambda: policies_of(policies), address, port)
+    typer.echo(f"Metrics at http://{address}:{server.server_port}/metrics. Ctrl-C stops it.")
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        server.shutdown()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,15 @@ import sys
 import tomllib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
 
 import numpy as np
+import typer
 from rich.console import Console
 
 from enginegate.atomic_io import write_file
 from enginegate.candidate import Precision
-from enginegate.cli.output.json_output import Printer
+from enginegate.cli.output.json_output import JsonFlag, Printer, printing
 from enginegate.cli.output.records import FirstPolicyDocument
 from enginegate.cli.policy.first_data import (
     ColumnFlags,
@@ -85,6 +86,80 @@ class InitOptions:
     allow_code: bool = False
     force: bool = False
     ask: bool = True
+
+
+def init_command(  # noqa: PLR0913 - one argument for each option
+    model: Annotated[
+        str, typer.Argument(help="a file (.onnx, .pt2), a folder (Hugging Face), models:/NAME/1, …")
+    ],
+    *,
+    data: Annotated[
+        str, typer.Option(help="labelled samples that training never saw (docs/data.md)")
+    ],
+    calibration: Annotated[
+        str | None,
+        typer.Option(help="other samples, for int8; default: some of the data are set aside"),
+    ] = None,
+    set_aside: Annotated[
+        int | None, typer.Option(min=0, help="how many of the data; 0: none, and no int8")
+    ] = None,
+    input_columns: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="NAME=COLUMN", help="of the data; default: guessed"),
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="of the data; default: guessed")
+    ] = None,
+    slice_columns: Annotated[
+        list[str] | None,
+        typer.Option("--slice", metavar="COLUMN", help="judged by itself; may repeat"),
+    ] = None,
+    task: Annotated[str | None, typer.Option(help="default: as the data shows it")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="of the live model; default: from the model's")
+    ] = None,
+    p99_ms: Annotated[
+        float | None, typer.Option("--p99-ms", min=0.001, help="SLO: latency at the client")
+    ] = None,
+    min_throughput: Annotated[
+        float | None, typer.Option(min=0.001, help="SLO: requests a second that traffic needs")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="default: policies/NAME.toml"),
+    ] = None,
+    allow_pickle: Annotated[
+        bool, typer.Option("--allow-pickle", help="open formats that can run code")
+    ] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="import and run Python of yours")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace the file")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """Look at a model and its data, and write a first policy for them.
+
+    Opens the model as a qualification would, with the same permissions, and runs a few samples.
+    Asks for what neither shows (the SLO, sometimes the task), or takes it from flags. Everything
+    that the policy leaves out has a default: `enginegate policy show FILE`.
+    """
+    options = InitOptions(
+        model=model,
+        data=data,
+        calibration=calibration,
+        set_aside=set_aside,
+        columns=ColumnFlags(input_columns or (), label, slice_columns or ()),
+        task=task,
+        name=name,
+        p99_ms=p99_ms,
+        min_throughput_per_s=min_throughput,
+        output=output,
+        allow_pickle=allow_pickle,
+        allow_code=allow_code,
+        force=force,
+    )
+    with printing(as_json=as_json) as printed:
+        write_first_policy(options, printed)
 
 
 def write_first_policy(options: InitOptions, output: Printer) -> None:
