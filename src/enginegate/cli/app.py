@@ -32,6 +32,7 @@ from enginegate.cli import evidence as _evidence
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
+from enginegate.cli.live import backup as _backup
 from enginegate.cli.live import call as _call
 from enginegate.cli.live import exporter as _exporter
 from enginegate.cli.live import notify as _notify
@@ -493,6 +494,8 @@ app.command("deploy")(_deploy.deploy_command)
 app.command("pull")(_release.pull_command)
 app.command("call")(_call.call_command)
 app.command("metrics")(_exporter.metrics_command)
+app.command("backup")(_backup.backup_command)
+app.command("restore")(_backup.restore_command)
 
 
 @app.command("serve")

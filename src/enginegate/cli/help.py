@@ -55,6 +55,10 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",
         },
+        "Look after it": {
+            "backup": "One file of all that cannot be made again; keys encrypted.",
+            "restore": "Bring a backup to an empty place; checked before it is written.",
+        },
     }
 )
 _PANELS = {verb: panel for panel, verbs in STORY.items() for verb in verbs}

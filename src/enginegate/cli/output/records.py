@@ -466,6 +466,42 @@ class SampleDocument(Document):
     sample: SampleInfo
 
 
+class LeftOutOfBackup(Record):
+    """Something that a backup does not hold."""
+
+    what: str
+    why: str
+
+
+class BackupDocument(Document):
+    """A backup that was written."""
+
+    file: str = Field(description="its absolute path")
+    sha256: Sha256 = Field(description="of the file; `restore --sha256` takes its beginning")
+    size_bytes: NonNegativeInt
+    made_at: datetime
+    files: NonNegativeInt = Field(description="in it, without keys")
+    keys: NonNegativeInt = Field(description="files of keys in it, all encrypted")
+    repositories: tuple[str, ...] = Field(description="as the policies say them")
+    policies: tuple[str, ...] = Field(description="below the project's folder")
+    left_out: tuple[LeftOutOfBackup, ...]
+
+
+class RestoreDocument(Document):
+    """A backup that was restored, or only checked."""
+
+    file: str = Field(description="its absolute path")
+    sha256: Sha256
+    made_at: datetime
+    made_by: str = Field(description="user and host")
+    files: NonNegativeInt = Field(description="in it, without keys")
+    keys: NonNegativeInt = Field(description="files of keys that were opened")
+    restored: tuple[str, ...] = Field(
+        description="folders and files that are there now; empty: it was only checked"
+    )
+    left_out: tuple[LeftOutOfBackup, ...] = Field(description="when it was written")
+
+
 # In the order of the story; `audit` prints one event a line, so that it can be read while it grows.
 DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
     {
@@ -500,6 +536,8 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "notify test": NotifyDocument,
         "notify save": NotifyDocument,
         "deploy": DeployDocument,
+        "backup": BackupDocument,
+        "restore": RestoreDocument,
     }
 )
 
