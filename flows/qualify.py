@@ -14,6 +14,7 @@ from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout
 from enginegate.workspace import Workspace
+from flows.notices import notify_of_question
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
 from tasks.artifacts import log_result, show_scorecard
@@ -74,6 +75,7 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
     )
     show_scorecard(card, workspace)
     log_result(card, origin)
+    notify_of_question(card, opened, origin, workspace)
     name, message = end_of_qualification(card)
     return completed_as(name, card, message)
 
