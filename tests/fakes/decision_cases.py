@@ -34,7 +34,7 @@ from enginegate.policy.benchmarking import Search
 from enginegate.records import sha256_bytes
 from enginegate.report.decision_page import PageLink, decision_page, page_history
 from enginegate.repository.history.audit import Event
-from enginegate.repository.history.journal import GENESIS
+from enginegate.repository.history.hash_chain import GENESIS
 from enginegate.search.findings import champion_finding
 from enginegate.serving import ServingConfig
 from enginegate.watch.log import WatchCheck

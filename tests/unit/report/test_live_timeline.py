@@ -5,7 +5,7 @@ from datetime import timedelta
 from enginegate.evidence import Outcome
 from enginegate.report import live_timeline
 from enginegate.repository.history.audit import Event
-from enginegate.repository.history.journal import GENESIS
+from enginegate.repository.history.hash_chain import GENESIS
 from tests.fakes.evidence import WHEN, finding, release
 from tests.fakes.watch_checks import watch_check
 

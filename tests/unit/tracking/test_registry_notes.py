@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from enginegate.repository.history.audit import Event
-from enginegate.repository.history.journal import GENESIS
+from enginegate.repository.history.hash_chain import GENESIS
 from enginegate.tracking.registry_notes import release_notes
 from tests.fakes.evidence import WHEN, release
 

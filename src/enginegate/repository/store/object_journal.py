@@ -20,7 +20,8 @@ from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedErro
 from enginegate.machine import runs, user_at_host
 from enginegate.object_storage import ObjectStore
 from enginegate.repository.history.audit import Event, is_replicated
-from enginegate.repository.history.journal import CLOSING, GENESIS, Entry, Kind, Step
+from enginegate.repository.history.hash_chain import GENESIS
+from enginegate.repository.history.journal import CLOSING, Entry, Kind, Step
 from enginegate.repository.store.layout import Current
 from enginegate.repository.store.object_release import ObjectReleases
 from enginegate.workspace import now
