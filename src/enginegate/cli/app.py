@@ -29,6 +29,7 @@ from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import deploy as _deploy
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import evidence as _evidence
+from enginegate.cli import prune as _prune
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
@@ -488,6 +489,9 @@ app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
 app.command("deploy")(_deploy.deploy_command)
+
+
+app.command("prune")(_prune.prune_command)
 app.command("pull")(_release.pull_command)
 app.command("call")(_call.call_command)
 app.command("metrics")(_exporter.metrics_command)

@@ -53,6 +53,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "scan": "Qualify new versions that the registry marks.",
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",
+            "prune": "Show, then delete, what nothing refers to any more.",
         },
     }
 )

@@ -39,7 +39,7 @@ _PREFECT = {
 # It tells of a decision that is made already: a server that does not answer is no reason to fail.
 _ANSWERING = "flows.answer"
 # They tell a server that somebody named, and start none.
-_TELLING = frozenset({_ANSWERING, "flows.automations", "flows.deployments"})
+_TELLING = frozenset({_ANSWERING, "flows.automations", "flows.deployments", "flows.prune"})
 
 
 def pipeline_module(name: str) -> ModuleType:
