@@ -35,6 +35,7 @@ from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
 from enginegate.cli.live import backup as _backup
 from enginegate.cli.live import call as _call
 from enginegate.cli.live import exporter as _exporter
+from enginegate.cli.live import notify as _notify
 from enginegate.cli.live import release as _release
 from enginegate.cli.live import repository as _live
 from enginegate.cli.live import status as _status
@@ -98,6 +99,7 @@ policy_app = typer.Typer(help="Check and explain policy files.", no_args_is_help
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
 app.add_typer(_evidence.evidence_app, name="evidence")
+app.add_typer(_notify.notify_app, name="notify")
 RunName = Annotated[
     str,
     typer.Argument(

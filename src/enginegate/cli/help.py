@@ -51,6 +51,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Run by itself": {
             "deploy": "Flows and schedules on your Prefect server, for its workers.",
             "scan": "Qualify new versions that the registry marks.",
+            "notify": "Messages to people, where they are: try them.",
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",
         },

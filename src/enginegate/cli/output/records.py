@@ -438,6 +438,20 @@ class AutomationsDocument(Document):
     done: tuple[str, ...]
 
 
+class NotifyReceiver(Record):
+    """One that messages go to."""
+
+    receiver: str = Field(description="its place among the addresses and its kind")
+    why_not: str = Field(default="", description="it did not take the message; empty: it did")
+
+
+class NotifyDocument(Document):
+    """Who gets messages to people; no address is in it."""
+
+    origin: str = Field(description="where the addresses were found")
+    receivers: tuple[NotifyReceiver, ...]
+
+
 class DeployDocument(Document):
     """What was created or updated on the Prefect server: its deployments, by flow and name."""
 
@@ -519,6 +533,8 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "audit": Event,
         "scan": ScanDocument,
         "automations": AutomationsDocument,
+        "notify test": NotifyDocument,
+        "notify save": NotifyDocument,
         "deploy": DeployDocument,
         "backup": BackupDocument,
         "restore": RestoreDocument,
