@@ -16,6 +16,7 @@ from enginegate.retention import marked_as_running
 from enginegate.tracking import check_authentic, scorecard_of
 from enginegate.workspace import Workspace, now
 from flows.approval import decisions_on
+from flows.notices import notify_of_releases
 from flows.run_names import promotion_name, promotion_title
 from flows.states import (
     ALREADY_LIVE,
@@ -137,6 +138,7 @@ def _publish(publication: Publication, policy: Path) -> Release:
         # A release that was rolled back was live for a moment.
         announce_releases(tables.target.repository, workspace)
         show_live(tables, policy, workspace)
+        notify_of_releases(tables, workspace)
     if not change.is_committed():
         raise PublishError("The promotion was rolled back; the log above says why.")
     return release

@@ -23,6 +23,7 @@ from enginegate.repository import Layout
 from enginegate.repository.history.broken_promises import BrokenPromise, broken_words
 from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
+from flows.notices import notify_of_watch
 from flows.prune import prune_on_schedule
 from flows.run_names import watch_name
 from flows.states import completed_as, end_of_failed_watch, end_of_watch, failed_as
@@ -79,7 +80,12 @@ def watch(policy: Path, run_s: float = RUN_S) -> WatchResult:
         # The check that broke a promise has alerted already, if the policy says so.
         if not isinstance(error, PromiseBrokenError):
             alert(opened.name, str(error))
+        notify_of_watch(opened.live_tables, policy, Workspace.of(opened), error)
         return failed_as(end_of_failed_watch(error), error, WatchResult)
+    except Exception as error:
+        notify_of_watch(opened.live_tables, policy, Workspace.of(opened), error)
+        raise
+    notify_of_watch(opened.live_tables, policy, Workspace.of(opened), None)
     name, message = end_of_watch(watched)
     return completed_as(name, watched, message)
 
