@@ -166,13 +166,16 @@ def _aitune(made: Subject, given: argparse.Namespace, row: dict[str, Any]) -> No
         row["error"] = "aitune is not installed"
         return
     import aitune.torch as ait  # noqa: PLC0415
+    from aitune.torch.backend import TorchInductorAotBackend  # noqa: PLC0415
 
     with _torch_at(made.network, "fp16", given.device) as (network, cast):
-        inputs = cast(made.rows(made.largest))
-        module = ait.Module(network)
-        strategy = ait.OneBackendStrategy(backend=ait.TorchInductorAotBackend())
-        module = ait.tune(module, inputs, strategy=strategy) or module
-        row["tuned"] = str(module)[:500]
+        samples = [[array[0] for array in cast(made.rows(1))] for _ in range(made.largest)]
+        strategy = ait.OneBackendStrategy(TorchInductorAotBackend())
+        module = ait.Module(network, "aitune", strategy=strategy)
+        started = time.perf_counter()
+        batches = [1, made.largest]
+        ait.tune(module, samples, batches, 1, given.device, ignore_failing_modules=False)
+        row["built_s"] = round(time.perf_counter() - started, 1)
         _put(row, _sweep(made, _bound(module, cast, given.device), given.sweep_s))
 
 

@@ -46,7 +46,8 @@ could not decide.
 ## Where relative paths start
 
 A policy belongs to a project: the nearest folder, from the policy file's own folder up, that holds
-`.enginegate/` or `pyproject.toml`; where there is none, the policy file's own folder. Every
+`.enginegate/` or `pyproject.toml`; where there is none, the folder above `policies/`, or the
+policy file's own folder where that has another name. Every
 relative path in the policy (data, target, keys, traffic, steps, `file:` and `hf:` models) starts
 there, whatever folder the command runs in. The workspace, `.enginegate/`, is there too.
 

@@ -28,11 +28,13 @@ from enginegate.candidate import Candidate
 from enginegate.decision import CLOCK_TOLERANCE, Decision
 from enginegate.errors import ApprovalError, ModelError
 from enginegate.evidence import Scorecard
+from enginegate.notifications import ApprovalRequest
 from enginegate.policy import Policy
 from enginegate.report import ApprovalQuestion, approval_form_text
 from enginegate.repository import ReleaseSigning, record_decision
 from enginegate.repository.history.audit import Answers, answers_to
 from enginegate.workspace import Workspace, now
+from flows.notices import notify_of_form
 from tasks.artifacts import places_of, show_scorecard
 
 NO_CANDIDATE = "none"
@@ -144,6 +146,7 @@ def _collect(scorecard: Scorecard, policy: Policy, workspace: Workspace) -> None
             return
         if _key(scorecard, number) not in answered:
             show_scorecard(scorecard, workspace)
+            _notify(scorecard, policy, workspace, standing, number)
         _ask(scorecard, policy, workspace, standing, number)
 
 
@@ -173,6 +176,25 @@ def _ask(
     record_decision(policy.target.repository, decision, policy.name)
     path = workspace.save_decision(decision)
     ReleaseSigning.of(policy.signing, workspace).sign_record(decision, path)
+
+
+def _notify(
+    scorecard: Scorecard,
+    policy: Policy,
+    workspace: Workspace,
+    standing: ApprovalStatus,
+    number: int,
+) -> None:
+    asked = ApprovalRequest(
+        question=f"{flow_run.id}/{_key(scorecard, number)}",
+        asked_at=now(),
+        policy=str(flow_run.parameters.get("policy", "POLICY")),
+        until=now() + timedelta(hours=policy.approval.timeout_hours),
+        missing=standing.missing,
+        approved_by=tuple(each.approver for each in standing.approvals),
+        may_approve=still_asked(standing, scorecard, policy.approval),
+    )
+    notify_of_form(scorecard, asked, policy.live_tables, workspace)
 
 
 def _decision(answer: ApprovalForm, scorecard: Scorecard, number: int) -> Decision:

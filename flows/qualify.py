@@ -13,13 +13,15 @@ from enginegate.devices import PartIdentity
 from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout
+from enginegate.retention import marked_as_running
 from enginegate.workspace import Workspace
+from flows.notices import notify_of_question
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
 from tasks.artifacts import log_result, show_scorecard
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
-from tasks.devices import all_made, qualify_on_pool
+from tasks.devices import all_made, check_pools, is_made, qualify_on_pool
 from tasks.engine_speed import measure_alone, measure_eager
 from tasks.record import (
     Qualification,
@@ -63,17 +65,19 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         opened = opened.with_model(model_uri)
     workspace = Workspace.of(opened)
     recover_interrupted(opened.live_tables, workspace)
-    check(opened, origin, workspace, here=not opened.devices)
-    resolved = opened.with_model(resolve_version(opened.model, workspace))
-    rename_run(qualification_title(resolved.name, resolved.model.uri))
-    source = export(resolved.model, resolved.data.evaluation, workspace)
-    card = (
-        _on_devices(resolved, origin, source, workspace)
-        if resolved.devices
-        else _qualified(resolved, source, workspace)
-    )
+    with marked_as_running(workspace, "qualify"):
+        check(opened, origin, workspace, here=not opened.devices)
+        resolved = opened.with_model(resolve_version(opened.model, workspace))
+        rename_run(qualification_title(resolved.name, resolved.model.uri))
+        source = export(resolved.model, resolved.data.evaluation, workspace)
+        card = (
+            _on_devices(resolved, origin, source, workspace)
+            if resolved.devices
+            else _qualified(resolved, source, workspace)
+        )
     show_scorecard(card, workspace)
     log_result(card, origin)
+    notify_of_question(card, opened, origin, workspace)
     name, message = end_of_qualification(card)
     return completed_as(name, card, message)
 
@@ -89,13 +93,15 @@ def _on_devices(
 ) -> Scorecard:
     """The parts of all kinds of device, which their pools make side by side, on one scorecard."""
     file, names = origin.absolute(), policy.device_names
+    wanted = {name: identify_part(policy, name, source) for name in names}
+    check_pools({n: policy.devices[n] for n in names if not is_made(wanted[n], workspace)})
     waiting: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(names))
     with waiting as pools:
         asked = [
             pools.submit(
                 qualify_on_pool,
                 {
-                    "identity": identify_part(policy, name, source),
+                    "identity": wanted[name],
                     "kind": policy.devices[name],
                     "policy": file,
                     "workspace": workspace,

@@ -7,6 +7,7 @@ from prefect import flow
 from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
+from flows.notices import notify_of_releases
 from flows.run_names import rollback_name
 from tasks.artifacts import show_live
 from tasks.release import roll_back_to, update_mlflow
@@ -33,4 +34,5 @@ def rollback(policy: Path, to: int | None = None, reason: str = "") -> Release:
     update_mlflow(tables, workspace)
     announce_releases(tables.target.repository, workspace)
     show_live(tables, policy, workspace)
+    notify_of_releases(tables, workspace)
     return release

@@ -23,6 +23,8 @@ from enginegate.repository import Layout
 from enginegate.repository.history.broken_promises import BrokenPromise, broken_words
 from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
+from flows.notices import notify_of_watch
+from flows.prune import prune_on_schedule
 from flows.run_names import watch_name
 from flows.states import completed_as, end_of_failed_watch, end_of_watch, failed_as
 from tasks.artifacts import show_live
@@ -78,7 +80,12 @@ def watch(policy: Path, run_s: float = RUN_S) -> WatchResult:
         # The check that broke a promise has alerted already, if the policy says so.
         if not isinstance(error, PromiseBrokenError):
             alert(opened.name, str(error))
+        notify_of_watch(opened.live_tables, policy, Workspace.of(opened), error)
         return failed_as(end_of_failed_watch(error), error, WatchResult)
+    except Exception as error:
+        notify_of_watch(opened.live_tables, policy, Workspace.of(opened), error)
+        raise
+    notify_of_watch(opened.live_tables, policy, Workspace.of(opened), None)
     name, message = end_of_watch(watched)
     return completed_as(name, watched, message)
 
@@ -104,6 +111,8 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
         done += deliver_to_mlflow(tables, workspace)  # also what this run found and did
         # A model's timeline in Prefect lists runs by their names.
         rename_run(f"{watch_name()}: {show_live(tables, policy, workspace)}")
+    if not problems:
+        done += prune_on_schedule(opened, workspace)
     errored = [str(check) for check in checks if check.outcome is Outcome.ERRORED]
     broken = [_broken_now(tables, policy, check) for check in checks if check.broken]
     if problems:

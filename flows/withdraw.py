@@ -7,6 +7,7 @@ from prefect import flow
 from enginegate.decision import Release
 from enginegate.policy import read_policy
 from enginegate.workspace import Workspace
+from flows.notices import notify_of_releases
 from flows.run_names import withdrawal_name
 from tasks.artifacts import show_live
 from tasks.release import update_mlflow, withdraw_first
@@ -36,4 +37,5 @@ def withdraw(policy: Path, reason: str, who: str = "") -> Release:
     update_mlflow(tables, workspace)
     announce_releases(tables.target.repository, workspace)
     show_live(tables, policy, workspace)
+    notify_of_releases(tables, workspace)
     return release

@@ -67,6 +67,8 @@ _POLL_S = 2.0
 _SILENT_S = 180.0
 # From being taken by a worker to running; an image that is pulled takes minutes.
 _STARTING_S = 900.0
+# Workers ask every 10 s by default; a minute without one is worth a line, and no reason to end.
+_UNTAKEN_S = 60.0
 _HEARTBEAT = "prefect.flow-run.heartbeat"
 _RUNNING = frozenset({StateType.RUNNING, StateType.CANCELLING})
 
@@ -112,8 +114,16 @@ def find_part(
         part = fetch_part(identity, workspace, ObjectStore(store)) or part
     if part is None or part.errored:
         return None
-    _log.info("%s: qualified at %s by %s", part.device, part.made_at, part.made_by)
+    _log.info(
+        "%s: qualified at %s by %s", part.device, f"{part.made_at:%Y-%m-%d %H:%M}", part.made_by
+    )
     return part
+
+
+def is_made(identity: PartIdentity, workspace: Workspace) -> bool:
+    """Whether the workspace has that part, and nothing of it broke."""
+    part = PartStore(workspace).find(identity)
+    return part is not None and not part.errored
 
 
 @task(task_run_name="push-part-{part.identity.device}", cache_policy=NO_CACHE)
@@ -194,6 +204,41 @@ def _golden(built: ContentFolder[Engine], evaluation: DataSource, parts: PartSto
     return digest
 
 
+@task(task_run_name="check-pools", cache_policy=NO_CACHE)
+def check_pools(kinds: Mapping[str, DeviceKind]) -> None:
+    """Refuse work pools that Prefect's server does not have, before any other is put to work.
+
+    Args:
+        kinds: by name: those whose part is not made yet.
+
+    Raises:
+        EnginegateError: names each pool that is missing, or the server cannot be asked.
+    """
+    named = {name: kind.pool for name, kind in kinds.items() if kind.pool}
+    if not named or not PREFECT_API_URL.value():
+        return  # `qualify_on_pool` says what is missing then
+    missing = {}
+    try:
+        with get_client(sync_client=True) as client:
+            for name, pool in named.items():
+                try:
+                    client.read_work_pool(pool)
+                except ObjectNotFound:
+                    missing[name] = pool
+    except REFUSALS as error:
+        raise EnginegateError(
+            f"Prefect's server could not be asked for its work pools: {masked(str(error))}"
+        ) from error
+    if missing:
+        lines = "\n".join(f"  {name}: {pool!r}" for name, pool in missing.items())
+        pool = next(iter(missing.values()))
+        raise EnginegateError(
+            f"Prefect's server has no work pool of the name that the policy gives to:\n{lines}\n"
+            "Nothing was started. Correct the policy, or make the pool, such as with "
+            f"`prefect work-pool create {pool} --type process`, and start a worker of it."
+        )
+
+
 @task(task_run_name="qualify-on-{identity.device}", cache_policy=NO_CACHE)
 def qualify_on_pool(
     identity: PartIdentity, kind: DeviceKind, policy: Path, workspace: Workspace
@@ -229,7 +274,14 @@ def qualify_on_pool(
     try:
         with get_client(sync_client=True) as client:
             deployment = _deployment(client, identity, kind)
-            runs = PartRuns(client, deployment, parameters, identity.digest, kind.wait_hours * 3600)
+            runs = PartRuns(
+                client,
+                deployment,
+                parameters,
+                identity.digest,
+                kind.wait_hours * 3600,
+                pool=kind.pool,
+            )
             runs.finish()
     except REFUSALS as error:
         raise EnginegateError(
@@ -296,6 +348,7 @@ class PartRuns:
         key: of the part; with a number it is a run's idempotency key, so that a qualification
             that was killed finds its run again.
         limit_s: how long all of it may take.
+        pool: whose workers take them.
         clock: monotonic seconds.
     """
 
@@ -304,6 +357,7 @@ class PartRuns:
     parameters: Mapping[str, Any]
     key: str
     limit_s: float
+    pool: str = field(kw_only=True)
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _number: int = field(default=0, init=False)
@@ -360,7 +414,7 @@ class PartRuns:
         Raises:
             EnginegateError: time is over; the run goes on.
         """
-        signs = SignsOfLife(self.clock)
+        signs, untaken = SignsOfLife(self.clock), Once(self.clock, _UNTAKEN_S)
         while True:
             run = self.client.read_flow_run(run.id)
             state = run.state
@@ -370,6 +424,15 @@ class PartRuns:
                 why = "no heartbeat came any more, so another run takes over"
                 self.client.set_flow_run_state(run.id, Crashed(message=why), force=True)
                 return None
+            if state is not None and state.type is StateType.SCHEDULED and untaken.is_due():
+                _log.warning(
+                    "no worker of the pool %r has taken %s for %d s; if none runs, start one on a "
+                    "machine that has the device: prefect worker start --pool %s",
+                    self.pool,
+                    run.name,
+                    _UNTAKEN_S,
+                    self.pool,
+                )
             if self.clock() > deadline_s:
                 raise EnginegateError(
                     f"{self.deployment} has not ended after {self.limit_s / 3600:g} h, by "
@@ -391,6 +454,26 @@ class PartRuns:
         )
         events = self.client.read_events(wanted, limit=1).events
         return events[0].id if events else None
+
+
+@dataclass(slots=True)
+class Once:
+    """Due a single time, once so many seconds have passed since it was made."""
+
+    clock: Callable[[], float]
+    after_s: float
+    _since_s: float = field(init=False)
+    _was_due: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self._since_s = self.clock()
+
+    def is_due(self) -> bool:
+        """Whether it is time, and nobody was told so."""
+        if self._was_due or self.clock() - self._since_s < self.after_s:
+            return False
+        self._was_due = True
+        return True
 
 
 @dataclass(slots=True)

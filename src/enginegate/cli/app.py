@@ -29,11 +29,14 @@ from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import deploy as _deploy
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import evidence as _evidence
+from enginegate.cli import prune as _prune
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
+from enginegate.cli.live import backup as _backup
 from enginegate.cli.live import call as _call
 from enginegate.cli.live import exporter as _exporter
+from enginegate.cli.live import notify as _notify
 from enginegate.cli.live import release as _release
 from enginegate.cli.live import repository as _live
 from enginegate.cli.live import status as _status
@@ -97,6 +100,7 @@ policy_app = typer.Typer(help="Check and explain policy files.", no_args_is_help
 app.add_typer(policy_app, name="policy")
 app.add_typer(_shadow.shadow_app, name="shadow")
 app.add_typer(_evidence.evidence_app, name="evidence")
+app.add_typer(_notify.notify_app, name="notify")
 RunName = Annotated[
     str,
     typer.Argument(
@@ -503,9 +507,14 @@ app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
 app.command("deploy")(_deploy.deploy_command)
+
+
+app.command("prune")(_prune.prune_command)
 app.command("pull")(_release.pull_command)
 app.command("call")(_call.call_command)
 app.command("metrics")(_exporter.metrics_command)
+app.command("backup")(_backup.backup_command)
+app.command("restore")(_backup.restore_command)
 
 
 @app.command("serve")

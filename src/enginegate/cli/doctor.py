@@ -1,5 +1,6 @@
 """Which parts are here, what a missing part costs, and how to get it."""
 
+import os
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from enginegate.cli.live.notify import found_receivers
 from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import (
     CheckedPromise,
@@ -20,10 +22,11 @@ from enginegate.contract.server_contract import ContractCheck, check_contract
 from enginegate.contract.server_versions import ServerVersions, read_versions
 from enginegate.engine_kinds import native_backends
 from enginegate.engines import availability
-from enginegate.errors import ServerError
+from enginegate.errors import EnginegateError, ServerError
 from enginegate.evidence import Outcome
 from enginegate.loadgen.perf_analyzer import find_perf_analyzer
 from enginegate.machine import gpus
+from enginegate.notifications import receivers_of_environment
 from enginegate.report.tables import FittedTable, TableColumn, print_hanging
 from enginegate.repository import Layout, models
 from enginegate.repository.deploy.upgrades import UpgradeFinding, find_upgrades, live_engines
@@ -198,8 +201,22 @@ def parts() -> Iterator[DoctorPart]:
         "no second load generator to compare with",
         "pip install tritonclient==2.51.0, or name the program with PERF_ANALYZER",
     )
+    yield _messages()
     for name, cost, remedy in _PACKAGES:
         yield DoctorPart(name, _version(name), cost, remedy)
+
+
+def _messages() -> DoctorPart:
+    cost = "nobody is told of approvals that wait, broken promises and errored watches"
+    remedy = "set ENGINEGATE_NOTIFY to addresses of Apprise, then: enginegate notify test"
+    try:
+        # Prefect takes seconds to load, and has a server to ask where one is named.
+        in_prefect = "PREFECT_API_URL" in os.environ
+        found = found_receivers() if in_prefect else receivers_of_environment()
+    except EnginegateError as error:
+        return DoctorPart("messages", "", cost, f"{error}")
+    named = f"{', '.join(found.labels)}, of {found.origin}" if found else ""
+    return DoctorPart("messages", named, cost, remedy)
 
 
 def _gpu() -> DoctorPart:

@@ -51,8 +51,14 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "Run by itself": {
             "deploy": "Flows and schedules on your Prefect server, for its workers.",
             "scan": "Qualify new versions that the registry marks.",
+            "notify": "Messages to people, where they are: try them.",
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",
+            "prune": "Show, then delete, what nothing refers to any more.",
+        },
+        "Look after it": {
+            "backup": "One file of all that cannot be made again; keys encrypted.",
+            "restore": "Bring a backup to an empty place; checked before it is written.",
         },
     }
 )

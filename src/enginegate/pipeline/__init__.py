@@ -36,10 +36,11 @@ _PREFECT = {
     "GX_ANALYTICS_ENABLED": "false",
 }
 
-# It tells of a decision that is made already: a server that does not answer is no reason to fail.
-_ANSWERING = "flows.answer"
+# They tell of a decision that is made already, or tell people by other ways: a server that does not
+# answer is no reason to fail.
+_NOT_NEEDING = frozenset({"flows.answer", "flows.notices"})
 # They tell a server that somebody named, and start none.
-_TELLING = frozenset({_ANSWERING, "flows.automations", "flows.deployments"})
+_TELLING = frozenset({*_NOT_NEEDING, "flows.automations", "flows.deployments", "flows.prune"})
 
 
 def pipeline_module(name: str) -> ModuleType:
@@ -60,7 +61,7 @@ def pipeline_module(name: str) -> ModuleType:
     # Not loaded before this: Prefect reads its settings when it is imported.
     import flows  # noqa: PLC0415 - the one edge that runs up
 
-    if name != _ANSWERING:
+    if name not in _NOT_NEEDING:
         flows.check_prefect_answers()
     return importlib.import_module(name)
 

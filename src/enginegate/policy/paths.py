@@ -1,9 +1,9 @@
 """Paths in a policy: where relative ones start from, and how records hold them.
 
 A policy belongs to a project: the nearest folder from the policy file's own up that holds
-``.enginegate/`` or ``pyproject.toml``, else the policy file's folder. Its relative paths start
-there, whatever the current folder is. Records and digests hold a path as it was written, so the
-same policy has the same digest on every machine.
+``.enginegate/`` or ``pyproject.toml``, else the folder above ``policies/``, else the policy file's
+folder. Its relative paths start there, whatever the current folder is. Records and digests hold a
+path as it was written, so the same policy has the same digest on every machine.
 """
 
 from pathlib import Path, PosixPath, PurePath
@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, PlainSerializer, ValidationInfo
 
 WORKSPACE = ".enginegate"
+POLICIES = "policies"
 ROOT = "root"  # key of the validation context: the folder that relative paths start from
 
 
@@ -53,8 +54,11 @@ SafePath = Annotated[
 
 
 def project_of(folder: Path) -> Path:
-    """The nearest folder from this one up that holds a workspace or a project file; else this."""
+    """The nearest folder from this one up that holds a workspace or a project file; else this.
+
+    A folder named ``policies`` is never a project by itself: commands look for it in one.
+    """
     for each in (folder, *folder.parents):
         if (each / WORKSPACE).is_dir() or (each / "pyproject.toml").is_file():
             return each
-    return folder
+    return folder.parent if folder.name == POLICIES else folder

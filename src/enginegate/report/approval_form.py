@@ -14,7 +14,7 @@ from datetime import datetime
 
 from enginegate.candidate import Candidate, registered_version
 from enginegate.evidence import Outcome, Scorecard
-from enginegate.messages import counted, escape_markdown
+from enginegate.messages import counted, escape_markdown, short_number
 from enginegate.report.content import short_digest, without_line_breaks
 from enginegate.report.decision_page.checks import not_judged, share_left
 from enginegate.report.decision_page.comparison import comparison_section
@@ -150,6 +150,7 @@ def _remarks(scorecard: Scorecard, question: ApprovalQuestion) -> Iterator[tuple
     for each in question.objections:
         yield "Does not count", each
     winner = scorecard.winner
+    yield from _on_other_devices(scorecard)
     if winner is None:
         for candidate in question.open_candidates:
             yield candidate.name, _open_findings(scorecard, candidate)
@@ -164,6 +165,20 @@ def _remarks(scorecard: Scorecard, question: ApprovalQuestion) -> Iterator[tuple
         yield "Tied", f"with {', '.join(others)}"
     yield "Gates", _gates(scorecard, winner)
     yield from _about_speed(scorecard, winner)
+
+
+def _on_other_devices(scorecard: Scorecard) -> Iterator[tuple[str, str]]:
+    """An approval is for every kind of device; the question names the first kind's winner."""
+    for view in scorecard.by_device[1:]:
+        measured = view.benchmark(view.winner) if view.winner is not None else None
+        if view.winner is None:
+            yield f"On {view.device}", "no winner, so its servers would be refused"
+        elif measured is None or measured.p99_at_slo is None:
+            yield f"Also on {view.device}", view.winner.name
+        else:
+            p99 = short_number(measured.p99_at_slo.value_ms)
+            rate = f"{measured.throughput_text}/s, p99 {p99} ms"
+            yield f"Also on {view.device}", f"{view.winner.name}, {rate}"
 
 
 def _worse(scorecard: Scorecard) -> Iterator[tuple[str, str]]:

@@ -77,8 +77,9 @@ class CandidateObstacle:
 
 
 def row_of(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes = NO_SIZES) -> Row:
-    """One candidate's row of the table; ``sizes`` are engine bytes."""
+    """One candidate's row of the table; ``sizes`` are engine bytes, else its benchmark's count."""
     verdict, benchmark = scorecard.verdict(candidate), scorecard.benchmark(candidate)
+    measured_bytes = benchmark.engine_bytes if benchmark else None
     return Row(
         candidate=candidate.name + _mark(scorecard, candidate),
         outcome=scorecard.outcome(candidate).word,
@@ -86,7 +87,7 @@ def row_of(scorecard: Scorecard, candidate: Candidate, sizes: EngineSizes = NO_S
         worst_slice=_worst_slice(verdict),
         throughput=_throughput(scorecard, benchmark),
         p99=percentile_text(benchmark.p99_at_slo if benchmark else None),
-        size=size_text(sizes.get(candidate)),
+        size=size_text(sizes.get(candidate, measured_bytes)),
     )
 
 

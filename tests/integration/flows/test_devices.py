@@ -1,6 +1,9 @@
 """Kinds of device: each part made where such a device is, gathered on one scorecard."""
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.exceptions import ObjectNotFound
 
 from enginegate.approval_rules import objection
 from enginegate.devices import PartStore
@@ -72,6 +75,23 @@ def test_kind_that_nobody_qualified_is_refused_by_name(mixed):
 
     assert "two-threads: Nobody has qualified" in str(refusal.value)
     assert "--device two-threads" in str(refusal.value)
+
+
+def test_pool_that_is_missing_is_refused_before_another_is_put_to_work(family, tmp_path):
+    """A name that was mistyped would else be told after hours of the other pools' work."""
+    kinds = '[devices.one]\npool = "there"\n\n[devices.two]\npool = "mistyped"\n\n[approval]'
+    policy = family.edited(tmp_path / "policy.toml", ("[approval]", kinds))
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name="there", type="process"))
+
+        with pytest.raises(EnginegateError, match="no work pool") as refusal:
+            qualify(policy)
+
+        with pytest.raises(ObjectNotFound):
+            client.read_deployment_by_name("qualify-device/tiny-one")
+    assert "two: 'mistyped'" in str(refusal.value)
+    assert "one" not in str(refusal.value).split("Nothing was started")[0].split()
+    assert "prefect work-pool create mistyped" in str(refusal.value)
 
 
 def test_worker_refuses_a_file_made_elsewhere_that_is_not_pinned(family, tmp_path):

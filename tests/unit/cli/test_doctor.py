@@ -137,3 +137,21 @@ def test_upgrade_beneath_a_live_release_fails_the_doctor(monkeypatch, tmp_path, 
 
     assert [each.certain for each in found] == [breaks]
     assert "release 3 will not load" in console.file.getvalue()
+
+
+def messages():
+    return next(part for part in doctor.parts() if part.name == "messages")
+
+
+def test_doctor_says_who_gets_messages(monkeypatch):
+    """By place and kind, never by address; nobody, and addresses that are none, are missing."""
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("ENGINEGATE_NOTIFY", "slack://t0ken mailto://u:pw@host")
+    assert messages().found == "1 (slack), 2 (mailto), of ENGINEGATE_NOTIFY"
+
+    monkeypatch.setenv("ENGINEGATE_NOTIFY", "t0ken")
+    assert (messages().found, "t0ken" in messages().remedy) == ("", False)
+
+    monkeypatch.delenv("ENGINEGATE_NOTIFY")
+    assert messages().found == ""
+    assert "enginegate notify test" in messages().remedy

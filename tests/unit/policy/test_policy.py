@@ -193,11 +193,12 @@ def test_the_workspace_is_that_of_the_policys_project(project, tmp_path, monkeyp
 
 
 def test_project_is_the_nearest_marked_folder(tmp_path):
-    """A workspace or a project file; where there is none, the policy's own folder."""
+    """A workspace or a project file; where there is none, the folder that has ``policies/``."""
     deep = tmp_path / "outer" / "inner" / "policies"
     deep.mkdir(parents=True)
 
-    assert project_of(deep) == deep
+    assert project_of(deep) == tmp_path / "outer" / "inner"
+    assert project_of(deep.parent) == deep.parent
     (tmp_path / "outer" / "pyproject.toml").touch()
     assert project_of(deep) == tmp_path / "outer"
     (tmp_path / "outer" / "inner" / ".enginegate").mkdir()

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from enginegate.candidate import Candidate
-from enginegate.evidence import Outcome
+from enginegate.evidence import DeviceEvidence, Outcome
 from enginegate.report import ApprovalQuestion, approval_form_text
 from enginegate.report.approval_form import _CODE_WIDTH, _code_height, _height
 from tests.fakes.decision_cases import clear_win, decision_cases, tie
-from tests.fakes.evidence import WHEN, benchmark, finding, scorecard, verdict
+from tests.fakes.evidence import INT8, WHEN, benchmark, finding, scorecard, verdict
 
 PAGE = "http://127.0.0.1:5000/#/page"
 # What Prefect 3.8.8 shows beside three fields at 1440 x 900 without scrolling.
@@ -103,6 +103,27 @@ def test_inconclusive_candidates_are_named_with_what_is_open():
 
     assert text.startswith("**Publish an inconclusive candidate of digits v1? None passed")
     assert "- **onnxruntime-int8:** accuracy_loss on evaluation: 900 >= 200" in text
+
+
+def test_every_kind_of_device_is_in_the_question():
+    """The approval is for all of their winners; the question names the first kind's alone."""
+    further = (
+        DeviceEvidence(
+            device="h100",
+            environment={},
+            verdicts=(verdict(finding()),),
+            benchmarks=(benchmark(800.0, p99_ms=4.0),),
+            winner=INT8,
+            reason="fast",
+        ),
+        DeviceEvidence(
+            device="a10", environment={}, verdicts=(), benchmarks=(), winner=None, reason="slow"
+        ),
+    )
+    text = approval_form_text(scorecard(device="l4", further=further), question())
+
+    assert "- **Also on h100:** onnxruntime-int8, 800/s, p99 4 ms" in text.replace("\\", "")
+    assert "- **On a10:** no winner, so its servers would be refused" in text
 
 
 def test_words_of_others_are_escaped():

@@ -41,6 +41,18 @@ def test_table_has_a_row_a_candidate_and_a_column_a_kind(card):
     assert dict(table.rows)[INT8.name][0].is_winner
 
 
+def test_every_kind_has_the_sizes_of_its_engines(card):
+    """Each kind's own, as its benchmark counted them: a plan for another GPU has other bytes."""
+    measured = benchmark().model_copy(update={"engine_bytes": 3 * 2**20})
+    (h100,) = card.further
+    card = card.model_copy(
+        update={"further": (h100.model_copy(update={"benchmarks": (measured,)}),)}
+    )
+
+    for text in (scorecard_text(card, width=200), scorecard_markdown(card)):
+        assert "3.0 MiB" in text
+
+
 def test_kind_without_a_winner_says_what_follows(card):
     assert "h100: no winner, so a server of that kind would be refused." in "".join(
         device_sentences(card)

@@ -5,7 +5,7 @@ from uuid import UUID
 
 import pytest
 from prefect.client.schemas.objects import StateType
-from prefect.states import Cancelled, Completed, Crashed, Failed, Running
+from prefect.states import Cancelled, Completed, Crashed, Failed, Running, Scheduled
 
 from enginegate.engines.cuda import Gpu
 from enginegate.errors import EnginegateError
@@ -57,6 +57,7 @@ class Pool:
             {},
             "key",
             3600.0,
+            pool="l4",
             clock=lambda: self.now_s,
             sleep=self.sleep,
         )
@@ -129,6 +130,26 @@ def test_pool_without_a_worker_is_named_after_the_limit(monkeypatch):
 
     with pytest.raises(EnginegateError, match=r"run-0 is Late\. If it is late, no worker"):
         pool.finish()
+
+
+def test_pool_that_takes_nothing_is_said_once_after_a_minute(monkeypatch, caplog):
+    """Not when wait_hours are over: nobody looks at a run that nobody has taken."""
+    pool = Pool(monkeypatch, [*[Scheduled()] * 100, Running(), Completed()])
+
+    with caplog.at_level("WARNING", "enginegate.devices"):
+        pool.finish()
+
+    (line,) = caplog.messages
+    assert "no worker of the pool 'l4' has taken run-0 for 60 s" in line
+    assert "prefect worker start --pool l4" in line
+
+
+def test_pool_that_is_busy_for_less_than_a_minute_is_not_mentioned(monkeypatch, caplog):
+    pool = Pool(monkeypatch, [*[Scheduled()] * 20, Running(), Completed()])
+
+    pool.finish()
+
+    assert not any("no worker" in line for line in caplog.messages)
 
 
 def test_run_without_heartbeats_is_believed_to_live():

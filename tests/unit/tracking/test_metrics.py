@@ -165,6 +165,23 @@ def test_stage_metrics_come_from_the_load_of_the_result():
     assert CARD.benchmark(plan("bf16")).at_slo is None
 
 
+def test_load_of_the_result_is_the_rate_that_was_confirmed():
+    """An overloaded server answers as much as at its best, and late: 516/s offered, 362/s done."""
+    found = CARD.benchmark(INT8)
+    kept = found.at_slo
+    overload = kept.model_copy(
+        update={
+            "load": kept.load.model_copy(update={"rate_per_s": 1.4 * kept.load.rate_per_s}),
+            "throughput_per_s": kept.throughput_per_s,
+        }
+    )
+    noisy = kept.model_copy(update={"throughput_per_s": 1.05 * kept.throughput_per_s})
+
+    found = found.model_copy(update={"measurements": (overload, noisy)})
+
+    assert found.at_slo == noisy
+
+
 def test_engine_alone_is_the_share_that_is_served():
     """A candidate that was not measured alone has neither that nor its memory."""
     card = scorecard(engine_speeds=(engine_speed(largest_batch_mib=512.0),))

@@ -441,6 +441,56 @@ class AutomationsDocument(Document):
     done: tuple[str, ...]
 
 
+class PrunedEntry(Record):
+    """One thing that nothing refers to, and nobody used lately."""
+
+    kind: str
+    place: str = Field(description="its path in the workspace, or its address elsewhere")
+    size_bytes: NonNegativeInt
+    used_at: datetime
+    state: Literal["shown", "deleted", "in use", "failed"] = Field(
+        description="shown: nothing was deleted; in use: somebody began to use it meanwhile"
+    )
+    why: str = Field(default="", description="why it could not be deleted")
+
+
+class KeptEntries(Record):
+    """How much of one kind is kept for one reason."""
+
+    kind: str
+    reason: str
+    count: NonNegativeInt
+    size_bytes: NonNegativeInt
+
+
+class PruneDocument(Document):
+    """What `prune` would delete, or has deleted, and why the rest is kept."""
+
+    workspace: str
+    policies: tuple[str, ...] = Field(description="whose releases and scorecards refer to it")
+    unused_since: datetime = Field(description="what was used after this is kept")
+    done: bool = Field(description="whether it was deleted; false: it was only shown")
+    entries: tuple[PrunedEntry, ...]
+    kept: tuple[KeptEntries, ...]
+    size_bytes: NonNegativeInt = Field(description="of all entries")
+    freed_bytes: NonNegativeInt = Field(description="of those that are deleted")
+    free_bytes: NonNegativeInt = Field(description="on the workspace's disk when this ended")
+
+
+class NotifyReceiver(Record):
+    """One that messages go to."""
+
+    receiver: str = Field(description="its place among the addresses and its kind")
+    why_not: str = Field(default="", description="it did not take the message; empty: it did")
+
+
+class NotifyDocument(Document):
+    """Who gets messages to people; no address is in it."""
+
+    origin: str = Field(description="where the addresses were found")
+    receivers: tuple[NotifyReceiver, ...]
+
+
 class DeployDocument(Document):
     """What was created or updated on the Prefect server: its deployments, by flow and name."""
 
@@ -453,6 +503,42 @@ class SampleDocument(Document):
 
     folder: str
     sample: SampleInfo
+
+
+class LeftOutOfBackup(Record):
+    """Something that a backup does not hold."""
+
+    what: str
+    why: str
+
+
+class BackupDocument(Document):
+    """A backup that was written."""
+
+    file: str = Field(description="its absolute path")
+    sha256: Sha256 = Field(description="of the file; `restore --sha256` takes its beginning")
+    size_bytes: NonNegativeInt
+    made_at: datetime
+    files: NonNegativeInt = Field(description="in it, without keys")
+    keys: NonNegativeInt = Field(description="files of keys in it, all encrypted")
+    repositories: tuple[str, ...] = Field(description="as the policies say them")
+    policies: tuple[str, ...] = Field(description="below the project's folder")
+    left_out: tuple[LeftOutOfBackup, ...]
+
+
+class RestoreDocument(Document):
+    """A backup that was restored, or only checked."""
+
+    file: str = Field(description="its absolute path")
+    sha256: Sha256
+    made_at: datetime
+    made_by: str = Field(description="user and host")
+    files: NonNegativeInt = Field(description="in it, without keys")
+    keys: NonNegativeInt = Field(description="files of keys that were opened")
+    restored: tuple[str, ...] = Field(
+        description="folders and files that are there now; empty: it was only checked"
+    )
+    left_out: tuple[LeftOutOfBackup, ...] = Field(description="when it was written")
 
 
 # In the order of the story; `audit` prints one event a line, so that it can be read while it grows.
@@ -486,7 +572,12 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "audit": Event,
         "scan": ScanDocument,
         "automations": AutomationsDocument,
+        "notify test": NotifyDocument,
+        "notify save": NotifyDocument,
         "deploy": DeployDocument,
+        "prune": PruneDocument,
+        "backup": BackupDocument,
+        "restore": RestoreDocument,
     }
 )
 
