@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from enginegate.atomic_io import write_file
+from enginegate.chained_log.hash_chain import GENESIS
 from enginegate.decision import Head, Release
 from enginegate.repository import Current, Layout, LiveRepository
 from enginegate.repository.deploy.desired_config import right_config
 from enginegate.repository.history.audit import AUDIT, AUDIT_HEAD
-from enginegate.repository.history.hash_chain import GENESIS
 from enginegate.repository.history.journal import JOURNAL
 from enginegate.repository.store.pointer import commit
 from enginegate.repository.store.release_files import ReleaseFiles

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from enginegate.atomic_io import lock_holder
+from enginegate.chained_log.line_index import Stamp
 from enginegate.errors import (
     EnginegateError,
     NotWritableError,
@@ -29,7 +30,6 @@ from enginegate.repository.history.journal import (
     last_promise,
     unfinished,
 )
-from enginegate.repository.history.line_index import Stamp
 from enginegate.repository.history.signing import ReleaseSigning
 from enginegate.repository.lock import LOCK, hold_lock
 from enginegate.repository.promotion import LiveRepository

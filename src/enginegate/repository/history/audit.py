@@ -23,12 +23,12 @@ from pydantic import PositiveInt
 
 from enginegate.atomic_io import file_lock, write_file
 from enginegate.candidate import Sha256
+from enginegate.chained_log.hash_chain import GENESIS, HashChain, LogEntry
 from enginegate.decision import Decision, Head, OnRecord, Release
 from enginegate.errors import EnginegateError, InputError, RepositoryError, TamperedError
 from enginegate.evidence import Scorecard
 from enginegate.machine import user_at_host
 from enginegate.records import Record, sha256_bytes
-from enginegate.repository.history.hash_chain import GENESIS, HashChain, LogEntry
 from enginegate.repository.history.journal import Entry, Journal, Kind, intent_detail
 from enginegate.repository.lock import hold_lock
 from enginegate.workspace import Workspace

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 from uuid import uuid4
 
-from enginegate.repository.history.hash_chain import GENESIS, HashChain, LogEntry
+from enginegate.chained_log.hash_chain import GENESIS, HashChain, LogEntry
 
 JOURNAL = ".enginegate-journal.jsonl"
 # "unloading": what serves, or what stands by, is about to be unloaded to make room.

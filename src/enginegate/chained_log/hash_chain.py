@@ -21,17 +21,17 @@ from pydantic import ValidationError
 
 from enginegate.atomic_io import NotRegularFileError, open_regular, read_file, sync_folder
 from enginegate.candidate import Sha256
-from enginegate.decision import Head
-from enginegate.errors import RepositoryError, TamperedError
-from enginegate.messages import counted
-from enginegate.records import Record, sha256_bytes
-from enginegate.repository.history.line_index import (
+from enginegate.chained_log.line_index import (
     LineFacts,
     LineIndex,
     LogState,
     Stamp,
     StateOf,
 )
+from enginegate.decision import Head
+from enginegate.errors import RepositoryError, TamperedError
+from enginegate.messages import counted
+from enginegate.records import Record, sha256_bytes
 
 GENESIS = "0" * 64
 # Bytes from which a log is read by an index: 4 MiB are 10,000 lines, which take 50 ms to parse;

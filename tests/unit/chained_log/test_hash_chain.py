@@ -5,9 +5,9 @@ import sqlite3
 
 import pytest
 
+from enginegate.chained_log import hash_chain
 from enginegate.errors import TamperedError
 from enginegate.repository import AuditLog
-from enginegate.repository.history import hash_chain
 from enginegate.repository.history.journal import Journal
 
 
