@@ -124,7 +124,8 @@ def qualify_on_pool(
     device, store = identity.device, ObjectStore(kind.store) if kind.store else None
     found = known_part(identity, workspace, store)
     if found is not None:
-        _log.info("%s: qualified at %s by %s", found.device, found.made_at, found.made_by)
+        when = f"{found.made_at:%Y-%m-%d %H:%M}"
+        _log.info("%s: qualified at %s by %s", found.device, when, found.made_by)
         return found
     if not kind.pool:
         raise EnginegateError(_nobody(identity, policy, workspace))

@@ -77,7 +77,9 @@ def find_part(
     """
     part = known_part(identity, workspace, ObjectStore(store) if store is not None else None)
     if part is not None:
-        _log.info("%s: qualified at %s by %s", part.device, part.made_at, part.made_by)
+        when = f"{part.made_at:%Y-%m-%d %H:%M}"
+        _log.info("%s: qualified at %s by %s", part.device, when, part.made_by)
+    return part
     return part
 
 

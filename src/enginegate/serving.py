@@ -19,7 +19,7 @@ ResourceName = Annotated[
 
 
 STREAMS_PARAMETER = "streams"
-"""Of a model's configuration: how many batches our runner computes at once in its one process."""
+"""Of a model's configuration: how many batches our runner computes at once in a process."""
 
 
 class ServingConfig(Record):
@@ -29,19 +29,26 @@ class ServingConfig(Record):
     max_queue_delay_us: NonNegativeInt
     instances: PositiveInt = Field(
         description="copies of the engine: on each GPU, else in all; of our runner on a GPU, "
-        "streams of its one process"
+        "streams of each of its processes"
     )
     preferred_batch_sizes: tuple[PositiveInt, ...] = ()
     gpus: tuple[NonNegativeInt, ...] = Field(
         default=(), description="GPUs that instances are placed on; empty: every one there is"
     )
     dynamic_batching: bool = Field(default=True, description="false: each request runs alone")
+    processes: PositiveInt = Field(
+        default=1,
+        description="of our runner on a GPU: processes that share each GPU, each with a CUDA "
+        "context and a copy of the engine of its own",
+    )
 
     def __str__(self) -> str:
         said = [f"batch <= {self.max_batch_size}", f"delay {self.max_queue_delay_us} us"]
         if self.preferred_batch_sizes:
             said.append(f"preferred {'/'.join(map(str, self.preferred_batch_sizes))}")
         said.append(f"{self.instances} instance{'s' if self.instances > 1 else ''}")
+        if self.processes > 1:
+            said.append(f"{self.processes} processes")
         if self.gpus:
             said.append(f"on GPU {'/'.join(map(str, self.gpus))}")
         if not self.dynamic_batching:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from enginegate.candidate import Sha256
-from enginegate.data_sources.parquet import rows_to_see, table_block, table_columns
+from enginegate.data_sources.parquet import rows_to_see, table_blocks, table_columns
 from enginegate.data_sources.reader import BLOCK_BYTES, BLOCK_ROWS, Block, Column, files_digest
 from enginegate.errors import DataError
 from enginegate.messages import first_line
@@ -55,7 +55,7 @@ class HfDatasetReader:
         step = max(1, min(BLOCK_ROWS, int(BLOCK_BYTES / row_bytes)))
         chosen = self._dataset.select_columns(list(names)).with_format("arrow")
         for table in chosen.iter(batch_size=step):
-            yield table_block(self._path, table, names, self._padded)
+            yield from table_blocks(self._path, table, names, self._padded)
 
     def content_digest(self) -> Sha256:
         """Of the files."""

@@ -110,7 +110,7 @@ class ParquetReader:
         for path in self._files:
             with _opened(path) as file:
                 for batch in _batches(path, file, list(names)):
-                    yield table_block(path, batch, names, self._padded)
+                    yield from table_blocks(path, batch, names, self._padded)
 
     def content_digest(self) -> Sha256:
         """Of the files."""
@@ -125,14 +125,44 @@ class ParquetReader:
             )
 
 
-def table_block(
+def table_blocks(
     path: Path, table: Any, names: Sequence[str], padded: Mapping[str, Padding]
+) -> Iterator[Block]:
+    """`table_block` of some rows at a time: as many as take little memory once they are filled up.
+
+    A short list of a column that is filled up to millions of values takes none in the table.
+    """
+    row_bytes = 0.0
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name in padded.keys() & set(names):
+        found = _one_value(path, table.schema.field(name), _whole(table.column(name)))
+        if found is not None:
+            row_bytes += padded[name].length * found.nbytes
+            shapes[name] = found.shape[1:]
+    step = max(1, min(table.num_rows, int(BLOCK_BYTES / max(1.0, row_bytes))))
+    for start in range(0, table.num_rows, step):
+        yield table_block(path, table.slice(start, step), names, padded, shapes)
+
+
+def table_block(
+    path: Path,
+    table: Any,
+    names: Sequence[str],
+    padded: Mapping[str, Padding],
+    shapes: RowShapes | None = None,
 ) -> Block:
     """Columns of an Arrow table or batch: arrays, and images as bytes; lists filled up as said.
 
+    Args:
+        path: what messages name.
+        table: the rows.
+        names: of the columns.
+        padded: how columns of lists of several lengths are filled up.
+        shapes: of one value of such a list, for rows that have none.
+
     Raises:
         DataError: a value is missing, rows differ in length, or a column is of no kind that can be
-            read; ``path`` is what the message names.
+            read.
     """
     block: dict[str, Array | list[bytes]] = {}
     for name in names:
@@ -141,7 +171,7 @@ def table_block(
         if encoded:
             block[name] = _cells(path, field, column)
         elif name in padded:
-            block[name] = _filled(path, field, column, padded[name])
+            block[name] = _filled(path, field, column, padded[name], (shapes or {}).get(name))
         else:
             block[name] = _array(path, field, column, None)
     return block
@@ -196,7 +226,8 @@ def _column(path: Path, field: Any, first: Any, padded: Mapping[str, Padding]) -
     if _is_encoded(field.type):
         return Column("image")
     try:
-        rows = first if field.name in padded else first.slice(0, 1)
+        seen = _first_with_a_value(_whole(first.column(field.name))) if field.name in padded else 0
+        rows = first.slice(seen, 1)
         (values,) = table_block(path, rows, [field.name], padded).values()
         array = np.asarray(values)
     except DataError as error:
@@ -206,6 +237,26 @@ def _column(path: Path, field: Any, first: Any, padded: Mapping[str, Padding]) -
     if array.dtype.kind not in "biuf":
         return Column("other", str(field.type))
     return Column("number", array.dtype.name, array.shape[1:])
+
+
+def _first_with_a_value(column: Any) -> int:
+    """The first row whose list is not empty, else the first."""
+    pa, _ = _vendor()
+    lists = column.storage if isinstance(column, pa.ExtensionArray) else column
+    if not _is_list(pa, lists.type):
+        return 0
+    lengths = lists.value_lengths().to_numpy(zero_copy_only=False)
+    return int(np.argmax(np.nan_to_num(lengths) > 0))
+
+
+def _one_value(path: Path, field: Any, column: Any) -> Array | None:
+    """The first value of a column's lists, shape ``(1, ...)``; None: there is none."""
+    pa, _ = _vendor()
+    lists = column.storage if isinstance(column, pa.ExtensionArray) else column
+    if not _is_list(pa, lists.type):
+        return None
+    inner = lists.slice(_first_with_a_value(column), 1).flatten()
+    return _array(path, field, inner.slice(0, 1), None) if len(inner) else None
 
 
 def _is_encoded(kind: Any) -> bool:
@@ -342,8 +393,14 @@ def _array(path: Path, field: Any, column: Any, shape: tuple[int, ...] | None) -
     return array.reshape(rows, *shape)
 
 
-def _filled(path: Path, field: Any, column: Any, padding: Padding) -> Array:
-    """Rows of lists of several lengths, shape ``(N, length, ...)``."""
+def _filled(
+    path: Path,
+    field: Any,
+    column: Any,
+    padding: Padding,
+    each: tuple[int, ...] | None,
+) -> Array:
+    """Rows of lists of several lengths, shape ``(N, length, ...)``; ``each`` value's, if known."""
     pa, _ = _vendor()
     lists = column.storage if isinstance(column, pa.ExtensionArray) else column
     _check_whole(path, field, lists)
@@ -358,12 +415,12 @@ def _filled(path: Path, field: Any, column: Any, padding: Padding) -> Array:
             f"padded says {padding.length}. Raise it, or cut the lists when writing the data."
         )
     inner = lists.flatten()
-    if _is_list(pa, inner.type) and not len(inner):
+    if _is_list(pa, inner.type) and not len(inner) and each is None:
         raise DataError(
             f"{path}: {counted(len(lists), 'row')} of column {field.name} have no value, so its "
             "shape does not show. Put samples that have some between them."
         )
-    values = _array(path, field, inner, None)
+    values = _array(path, field, inner, None if len(inner) else each)
     try:
         filled = np.full(
             (len(lists), padding.length, *values.shape[1:]), padding.fill, values.dtype

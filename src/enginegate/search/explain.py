@@ -18,8 +18,10 @@ _AXES: dict[str, Callable[[ServingConfig], object]] = {
     "preferred_batch_sizes": lambda config: config.preferred_batch_sizes,
     "max_queue_delay_us": lambda config: config.max_queue_delay_us,
     "instances": lambda config: config.instances,
+    "processes": lambda config: config.processes,
     "gpus": lambda config: config.gpus,
 }
+_USUALLY_ONE = "processes"  # nobody asks why, where none had more
 
 
 def pareto_points(
@@ -87,7 +89,7 @@ def reasons(
         if groups:
             held = f"{_text(chosen)} was confirmed at {per_second(confirmed.rate_per_s)}"
             by_field[name] = "; ".join([held, *_others(groups, history, predicted)])
-        elif predicted:
+        elif predicted and name != _USUALLY_ONE:
             by_field[name] = f"{_text(chosen)} is the only value in the search space"
     return by_field
 

@@ -116,6 +116,7 @@ class Config:
             preferred_batch_sizes=() if preferred == (self.message.max_batch_size,) else preferred,
             gpus=tuple(sorted({gpu for group in groups for gpu in group.gpus})),
             dynamic_batching=self.message.HasField("dynamic_batching"),
+            processes=max(1, sum(group.count for group in groups)) if self.streams else 1,
         )
 
     @property
@@ -178,12 +179,7 @@ def model_config(  # noqa: PLR0913 - one argument for each part of the message
         message.default_model_filename = native.filename
         message.platform = native.platform if native.names_platform else ""
     _apply_serving(message, serving, gpu=gpu)
-    if gpu and backend == "python":
-        # One process a GPU computes several batches at once: processes would take turns on it.
-        message.instance_group[0].count = 1
-        message.parameters[STREAMS_PARAMETER].string_value = str(serving.instances)
-        # Inputs that are in device memory stay there.
-        message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
+    _apply_processes(message, serving, gpu=gpu)
     _apply_options(message, options)
     if options.cuda_graphs:
         for size in _graph_sizes(message, options):
@@ -304,6 +300,24 @@ def _apply_serving(message: Any, serving: ServingConfig, *, gpu: bool) -> None:
     group.kind = group.KIND_GPU if gpu else group.KIND_CPU
     if gpu:
         group.gpus.extend(serving.gpus)
+
+
+def _apply_processes(message: Any, serving: ServingConfig, *, gpu: bool) -> None:
+    """Have our runner on a GPU compute on so many streams, in so many processes.
+
+    Raises:
+        ModelError: another model is to have several processes.
+    """
+    if gpu and message.backend == "python":
+        message.instance_group[0].count = serving.processes
+        message.parameters[STREAMS_PARAMETER].string_value = str(serving.instances)
+        # Inputs that are in device memory stay there.
+        message.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"].string_value = "no"
+    elif serving.processes > 1:
+        raise ModelError(
+            f"{message.name} cannot be served with {serving}: only this program's runner in the "
+            "Python backend shares a GPU between processes. Take one process and more instances."
+        )
 
 
 def _apply_options(message: Any, options: ServingOptions) -> None:

@@ -12,7 +12,8 @@ from enginegate.engines import cuda
 from enginegate.engines.onnxruntime import gpu as gpu_file
 from enginegate.engines.onnxruntime.serve import open_for_triton
 from enginegate.engines.python_backend.device import GpuDevice
-from enginegate.engines.python_backend.pipeline import Memory, Pipeline
+from enginegate.engines.python_backend.memory import Memory
+from enginegate.engines.python_backend.pipeline import Pipeline
 
 pytestmark = pytest.mark.gpu
 onnxruntime = pytest.importorskip("onnxruntime")

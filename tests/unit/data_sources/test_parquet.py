@@ -4,7 +4,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from datasets import Dataset
 
+from enginegate.data_sources.hf_dataset import HfDatasetReader
 from enginegate.data_sources.parquet import ParquetReader, read_columns
 from enginegate.data_sources.reader import BLOCK_BYTES
 from enginegate.policy.data import Padding
@@ -59,6 +61,31 @@ def test_first_row_may_be_small(tmp_path):
 
     assert sum(rows) == ROWS
     assert max(rows) <= 1 + BLOCK_BYTES // ROW_BYTES
+
+
+@pytest.mark.parametrize("written", ["Parquet", "Hugging Face"])
+def test_lists_that_are_filled_up_count_as_they_will_be(tmp_path, written):
+    """A few values a row in the file, millions in memory; rows without any take as much."""
+    length, each = 1 << 18, 2
+    lists = pa.array([[[1.0, 2.0]], [], [], [[3.0, 4.0]] * 3] * 8, pa.list_(pa.list_(pa.float32())))
+    padded = {"boxes": Padding(length=length, fill=-1.0)}
+    if written == "Parquet":
+        path = tmp_path / "boxes.parquet"
+        pq.write_table(pa.table({"boxes": lists}), path)
+        reader = ParquetReader([path], "boxes", padded)
+    else:
+        Dataset.from_dict({"boxes": lists.to_pylist()}).save_to_disk(tmp_path / "boxes")
+        reader = HfDatasetReader(tmp_path / "boxes", padded)
+
+    blocks = [block["boxes"] for block in reader.blocks(["boxes"])]
+
+    assert reader.columns["boxes"].shape == (length, each)
+    assert max(block.nbytes for block in blocks) <= max(BLOCK_BYTES, blocks[0][:1].nbytes)
+    assert sum(len(block) for block in blocks) == len(lists)
+    filled = np.concatenate([block[:, :3] for block in blocks])
+    assert filled[0].tolist() == [[1, 2], [-1, -1], [-1, -1]]
+    assert np.all(filled[1] == -1)
+    assert filled[3].tolist() == [[3, 4]] * 3
 
 
 def test_other_columns_do_not_count(tmp_path):

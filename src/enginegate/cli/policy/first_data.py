@@ -1,6 +1,6 @@
 """The data of a first policy: what its columns are, and which samples int8 scales are found on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -82,10 +82,12 @@ class DescribedData(NamedTuple):
 
     Attributes:
         numbers: a column of labels that are numbers, of an output whose name is not known yet.
+        unread: a sentence for each column that is called as labels are, and holds none.
     """
 
     source: DataSource
     numbers: str | None = None
+    unread: tuple[str, ...] = ()
 
     def labelling(self, output: str) -> DataSource:
         """The set with its numbers as labels of an output."""
@@ -113,9 +115,10 @@ def described_source(
     if source.scheme == "python":
         return DescribedData(replace(source, allow_code=True))
     found = describe_data(source)
+    unread = tuple(_unread_labels(found))
     has_images = any(column.kind == "image" for column in found.columns.values())
     if found.inputs and flags == ColumnFlags() and not has_images:
-        return DescribedData(source)
+        return DescribedData(source, unread=unread)
     columns = flags.over(suggest_columns(found, inputs or _TABLE), found, inputs)
     if not columns.inputs and not found.inputs:
         wanted = f"The model takes {', '.join(map(str, inputs))}. " if inputs else ""
@@ -131,7 +134,7 @@ def described_source(
         elif found.columns[label].shape or found.columns[label].dtype.startswith("float"):
             numbers, columns = label, columns.model_copy(update={"label": None})
     source = replace(source, columns=columns, images=_images(found, columns, inputs))
-    return DescribedData(source, numbers)
+    return DescribedData(source, numbers, unread)
 
 
 def set_aside_samples(
@@ -246,6 +249,20 @@ def _classes(source: DataSource, label: str) -> tuple[str, ...]:
         if read > _CLASSES_READ:
             break
     return tuple(sorted(texts))
+
+
+def _unread_labels(found: DataDescription) -> Iterator[str]:
+    """Columns that look like labels by their names, and cannot be; nobody should search for why."""
+    for name, column in found.columns.items():
+        is_called_so = name in {*_LABELS, "class"} or name.startswith("label.")
+        if not is_called_so or column.kind != "other":
+            continue
+        empty = column.dtype == "null"
+        holds = "is empty in every row" if empty else f"cannot be read as labels ({column.dtype})"
+        yield (
+            f"column {name!r} of {found.origin} {holds}, so it labels nothing. Fill it, or name "
+            "another with --label COLUMN."
+        )
 
 
 def _shaped_label(found: DataDescription, columns: DataColumns) -> str | None:

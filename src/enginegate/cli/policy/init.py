@@ -188,7 +188,9 @@ def write_first_policy(options: InitOptions, output: Printer) -> None:
     evaluation = described.labelling(facts.outputs[0].name)
     data = loaded(evaluation) if described.numbers else data
     _print_facts(source, facts, data, out)
-    guess = _task(options, guess_task(facts, data), out)
+    for sentence in described.unread:
+        print_hanging(out, sentence, "note    ")
+    guess = _task(options, _with_unread(guess_task(facts, data), described.unread), out)
     p99_ms, rate = _slo(options, facts, out)
     calibration = None
     if options.calibration is not None:
@@ -293,6 +295,13 @@ def _print_facts(source: ModelSource, facts: ModelFacts, data: DataSet, out: Con
     ]
     for name, text in lines:
         print_hanging(out, text, f"{name:<7} ")
+
+
+def _with_unread(guess: TaskGuess, unread: tuple[str, ...]) -> TaskGuess:
+    """Why no task shows, with the columns that would have shown it."""
+    if guess.task is not None or not unread:
+        return guess
+    return replace(guess, why="; ".join((guess.why, *(each.rstrip(".") for each in unread))))
 
 
 def _task(options: InitOptions, guess: TaskGuess, out: Console) -> TaskGuess:

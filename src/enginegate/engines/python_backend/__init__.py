@@ -22,7 +22,7 @@ a graph of what ``queue`` puts on it. A lane has::
 
     def bind(self, inputs, memory, *, warm) -> tuple[dict[str, Memory], Callable[[], None]]
 
-``inputs`` are `pipeline.Memory` by name: fixed device memory of these shapes, whose batch axis is a
+``inputs`` are `memory.Memory` by name: fixed device memory of these shapes, whose batch axis is a
 bucket, and which holds valid rows. ``memory(name, shape, dtype)`` gives device memory for an
 output. ``warm`` is true for what is served from the start, so that a graph pays; otherwise shapes
 come and go. It returns the outputs' memory and a function that queues one run on the stream; it may
@@ -33,6 +33,7 @@ engine, once for all of its lanes where the library can share them.
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+_ON_GPU = ("pipeline.py", "serial.py", "bindings.py", "memory.py", "device.py")
 
 
 def runner_files(kind: str, module: Path, *, gpu: bool) -> dict[str, Path]:
@@ -43,5 +44,5 @@ def runner_files(kind: str, module: Path, *, gpu: bool) -> dict[str, Path]:
         module: the kind's part of the runner.
         gpu: whether batches run in a pipeline on a GPU.
     """
-    names = ("model.py", "pipeline.py", "device.py") if gpu else ("model.py",)
+    names = ("model.py", *(_ON_GPU if gpu else ()))
     return {**{name: _HERE / name for name in names}, f"engine_{kind}.py": module}

@@ -1,12 +1,15 @@
 """Triton Python-backend model: every engine kind of this program, on a processor or a GPU.
 
 Copied into a model's version folder as ``model.py``, with the engine, its manifest as
-``engine.json`` and the module of its kind as ``engine_KIND.py``; for a GPU also ``pipeline.py`` and
-``device.py``. On a processor an instance is a process that runs one batch at a time. On a GPU there
-is one process for all of its streams: a batch is handed to the pipeline, `execute` returns, and the
-answers are sent when they are there, so that copies overlap with computing. Where a batch is of
-many requests and quick, sending each answer costs more than that gains: `execute` waits instead,
-and returns them all.
+``engine.json`` and the module of its kind as ``engine_KIND.py``; for a GPU also ``pipeline.py``,
+``serial.py``, and what these import. On a processor an instance is a process that runs one batch at
+a time.
+
+On a GPU one process computes on several streams: a batch is handed to the pipeline, `execute`
+returns, and the answers are sent when they are there, so that copies overlap with computing. Where
+a batch is of many requests and quick, sending each answer costs more than that gains: `execute`
+waits instead, and returns them all. Where several processes share a GPU, each runs one batch at a
+time and returns its answers: the others compute meanwhile.
 
 Parameters of the model's configuration, all optional: ``streams``; ``answers``, which decides for
 ``sent`` or ``returned``; and those of the kind.
@@ -14,10 +17,12 @@ Parameters of the model's configuration, all optional: ``streams``; ``answers``,
 
 import ctypes
 import hashlib
-import importlib.util
+import importlib
 import json
 import sys
 import threading
+import time
+import types
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +44,7 @@ _set_capsule_name.restype = ctypes.c_int
 _capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _capsule_pointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
 _capsule_pointer.restype = ctypes.c_void_p
+_ON_HOST = (1, 0)  # DLPack's number of a processor
 _DLPACK_TYPES = {0: "int", 1: "uint", 2: "float"}
 # A thread that waits for Python's lock gets it after this long; the usual 5 ms would be longer
 # than a batch takes.
@@ -64,23 +70,27 @@ class TritonPythonModel:
         kind = _module(folder, f"engine_{manifest['candidate']['kind']}")
         self._engine = kind.open_for_triton(folder, content, manifest, parameters, device_id)
         self._pipeline: Any = None
+        self._serial: Any = None
         self._answers = parameters.get("answers", "")
         self._metrics: _Metrics | None = None
         if hasattr(self._engine, "lane"):
-            sys.setswitchinterval(_SWITCH_S)
-            self._parts = _module(folder, "pipeline")
+            self._memory = _module(folder, "memory").Memory
             device = _module(folder, "device").GpuDevice(device_id)
             shapes = manifest.get("profiles", {})
-            self._pipeline = self._parts.Pipeline(
-                self._engine,
-                device,
-                {each.name: each.example(shapes.get(each.name)) for each in self._inputs},
-                lanes=int(parameters.get("streams", "1")),
-            )
-            self._metrics = _Metrics(self._pipeline, config["name"], args["model_version"])
+            example = {each.name: each.example(shapes.get(each.name)) for each in self._inputs}
+            if self._answers == "returned" or (_processes(config) > 1 and not self._answers):
+                self._serial = _module(folder, "serial").Serial(self._engine, device, example)
+            else:
+                sys.setswitchinterval(_SWITCH_S)
+                self._pipeline = _module(folder, "pipeline").Pipeline(
+                    self._engine, device, example, lanes=int(parameters.get("streams", "1"))
+                )
+            self._metrics = _Metrics(self._serial or self._pipeline, args, config["name"])
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer every request, with its own error if it has one: now, or later in a pipeline."""
+        if self._serial is not None:
+            return self._at_once(requests)
         if self._pipeline is not None:
             return self._begin(requests)
         given = [self._read(request) for request in requests]
@@ -94,10 +104,35 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Wait for the batches under way."""
-        if self._pipeline is not None:
-            self._pipeline.close()
+        runner = self._serial or self._pipeline
+        if runner is not None:
+            runner.close()
         if self._metrics is not None:
             self._metrics.close()
+
+    def _at_once(self, requests: list[Any]) -> list[Any]:
+        """Run requests in this thread; Triton copies the answers before it asks again."""
+        began_s = time.perf_counter()
+        given = [self._read(request) for request in requests]
+        groups = self._grouped(given, self._serial.buckets[-1])
+        read_s = time.perf_counter() - began_s
+        responses = [_refused(each) if isinstance(each, str) else None for each in given]
+        reply_s = 0.0
+        for group in groups:
+            outcome: Arrays | Exception
+            try:
+                arrays: Arrays = self._serial.run([parts for _, parts in group.requests])
+                if len(groups) > 1:  # the next run takes the memory of this one's
+                    arrays = {name: array.copy() for name, array in arrays.items()}
+                outcome = arrays
+            except Exception as error:  # noqa: BLE001 - each request gets it as its answer
+                outcome = error
+            ran_s = time.perf_counter()
+            self._answer(group, responses.__setitem__)(outcome, range(len(group.requests)))
+            reply_s += time.perf_counter() - ran_s
+        self._serial.count("read", read_s)
+        self._serial.count("reply", reply_s)
+        return responses
 
     def _begin(self, requests: list[Any]) -> list[Any] | None:
         """Hand requests to the pipeline; returns when it has taken them, or answered them.
@@ -106,7 +141,7 @@ class TritonPythonModel:
         a quick engine lose more by that than they gain.
         """
         given = [self._read(request) for request in requests]
-        groups = self._grouped(given)
+        groups = self._grouped(given, self._pipeline.buckets[-1])
         if self._waits_for(groups):
             return self._answered(given, groups)
         try:
@@ -125,9 +160,7 @@ class TritonPythonModel:
         return None
 
     def _waits_for(self, groups: "list[_Group]") -> bool:
-        if self._answers:
-            return bool(self._answers == "returned")
-        return all(
+        return not self._answers and all(
             self._pipeline.is_worth_waiting(len(group.requests), group.rows) for group in groups
         )
 
@@ -140,12 +173,11 @@ class TritonPythonModel:
             self._answer(group, responses.__setitem__)(outcome(), numbers)
         return responses
 
-    def _grouped(self, given: list[Any]) -> "list[_Group]":
+    def _grouped(self, given: list[Any], limit: int) -> "list[_Group]":
         """Requests that run together: alike in every axis but the first, as many as fit.
 
         Those that fit nowhere get what is wrong with them into their place.
         """
-        limit = self._pipeline.buckets[-1]
         groups: list[_Group] = []
         for at, parts in enumerate(given):
             if isinstance(parts, str):
@@ -182,8 +214,9 @@ class TritonPythonModel:
     def _read(self, request: Any) -> dict[str, Any] | str:
         """The request's tensors by input name, or what is wrong with it."""
         tensors: dict[str, Any] = {}
+        sent = {tensor.name(): tensor for tensor in request.inputs()}
         for wanted in self._inputs:
-            tensor = triton.get_input_tensor_by_name(request, wanted.name)
+            tensor = sent.get(wanted.name)
             if tensor is None:
                 return f"input {wanted.name} is missing"
             found = self._tensor(tensor)
@@ -198,14 +231,14 @@ class TritonPythonModel:
 
     def _tensor(self, tensor: Any) -> Any:
         """An array, or on a GPU what Triton has in device memory."""
-        if self._pipeline is None or tensor.is_cpu():
-            return np.from_dlpack(tensor)
         capsule = tensor.to_dlpack()
+        if tensor.is_cpu():
+            return np.from_dlpack(_Capsule(capsule))
         told = _DlTensor.from_address(_capsule_pointer(capsule, b"dltensor"))
         dtype = (
             "bool" if told.code not in _DLPACK_TYPES else f"{_DLPACK_TYPES[told.code]}{told.bits}"
         )
-        return self._parts.Memory(
+        return self._memory(
             address=int(told.data or 0) + int(told.byte_offset),
             shape=tuple(int(told.shape[axis]) for axis in range(told.ndim)),
             dtype=np.dtype(dtype),
@@ -274,8 +307,13 @@ class _Metrics:
     Triton's own counters see a batch only until the pipeline has taken it.
     """
 
-    def __init__(self, pipeline: Any, model: str, version: str) -> None:
+    def __init__(self, pipeline: Any, args: dict[str, str], model: str) -> None:
         self._pipeline, self._told = pipeline, dict.fromkeys(pipeline.totals(), 0.0)
+        labels = {
+            "model": model,
+            "version": args["model_version"],
+            "process": args.get("model_instance_name", ""),
+        }
         self._stop, self._counters = threading.Event(), {}
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         with suppress(Exception):  # the server has no metrics, or an older Python backend
@@ -285,10 +323,7 @@ class _Metrics:
                 kind=triton.MetricFamily.COUNTER,
             )
             self._counters = {
-                name: self._family.Metric(
-                    labels={"model": model, "version": version, "counted": name}
-                )
-                for name in self._told
+                name: self._family.Metric(labels={**labels, "counted": name}) for name in self._told
             }
             self._thread.start()
 
@@ -305,6 +340,25 @@ class _Metrics:
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
+
+
+class _Capsule:
+    """A tensor that was exported already, as NumPy asks for it.
+
+    NumPy 2 asks with arguments that Triton's tensors do not take: it is refused, and asks again,
+    which costs more than all the rest of reading a request.
+    """
+
+    __slots__ = ("_capsule",)
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return _ON_HOST
 
 
 class _DlTensor(ctypes.Structure):
@@ -357,15 +411,21 @@ def _checked(path: Path, recorded: str) -> bytes:
 
 
 def _module(folder: Path, name: str) -> Any:
-    """This version's own copy, under a name that no other version's has."""
+    """This version's own copy: of a package that no other version has."""
     path = folder / f"{name}.py"
     if not path.is_file():
         raise triton.TritonModelException(f"{path} is missing. Promote the model again.")
-    spec = importlib.util.spec_from_file_location(f"{name}_{folder.name}", path)
-    assert spec is not None and spec.loader is not None  # noqa: S101, PT018 - a file has both
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    package = types.ModuleType(f"enginegate_runner_{folder.name}")
+    package.__path__ = [str(folder)]
+    sys.modules.setdefault(package.__name__, package)
+    return importlib.import_module(f"{package.__name__}.{name}")
+
+
+def _processes(config: dict[str, Any]) -> int:
+    """How many processes run this model on each GPU."""
+    return max(
+        (int(group.get("count", 1)) for group in config.get("instance_group", [])), default=1
+    )
 
 
 def _refused(reason: str) -> Any:

@@ -8,25 +8,30 @@ model has streams, and two slots more: while each lane computes one batch, anoth
 one more is copied out. Threads of their own send the answers.
 
 Triton's Python backend runs this same file beside its model file; therefore it needs NumPy only,
-and imports nothing of this package. The device and the engine are given:
+and imports nothing of this package but what is copied with it. The device and the engine are given:
 `enginegate.engines.python_backend` says how a kind of engine fulfils its part.
 """
 
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+from .bindings import Bindings
+from .memory import (
+    Arrays,
+    DeviceBuffers,
+    HostBuffers,
+    Requests,
+    bucket_for,
+    request_rows,
+    row_bytes,
+)
 
-Arrays: TypeAlias = dict[str, NDArray[Any]]
-Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 Answer: TypeAlias = Callable[["Arrays | Exception", range], None]
 
 # One batch on its way in and one on its way out beside those that compute; more only wait longer,
@@ -37,8 +42,6 @@ _SLOTS_BESIDE_LANES = 2
 _ANSWERING, _FEWEST_ANSWERS = 4, 4
 # Batches that may wait for these threads before slots wait too, and batches grow fuller instead.
 _UNANSWERED = 4
-_SETTLING_RUNS = 3  # algorithm search, then capture, then a first replay
-_KEPT_SHAPES = 64  # least recently used ones give their buffers back
 _OPEN_FOR_S = 3600.0  # a hang while opening is ended by whoever loads the model
 STAGES = ("slot", "fill", "compute", "answer")
 # An answer of its own costs a request a message to Triton, a thread of Triton's, and the way back.
@@ -47,48 +50,11 @@ STAGES = ("slot", "fill", "compute", "answer")
 _SENDING_S = 80e-6
 
 
-class Memory(NamedTuple):
-    """A tensor in device memory, rows first and without gaps.
-
-    Attributes:
-        address: where it begins.
-        shape: with the batch axis in front.
-        dtype: NumPy's name of its type.
-        owner: kept for as long as the memory must be.
-    """
-
-    address: int
-    shape: tuple[int, ...]
-    dtype: str
-    owner: Any = None
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
-
-
-class _Binding(NamedTuple):
-    """One set of shapes in a lane: fixed device memory, and how to run on it."""
-
-    inputs: Mapping[str, Memory]
-    outputs: Mapping[str, Memory]
-    launch: Callable[[], None]
-    takes_s: float
-
-
 class _Batch:
     """Requests that run together; without ``answer``, somebody waits for their outcome."""
 
-    def __init__(
-        self, parts: Sequence[Mapping[str, Any]], size: int, answer: Answer | None
-    ) -> None:
-        self.parts, self.answer = parts, answer
-        self.ends = np.cumsum([part[next(iter(part))].shape[0] for part in parts]).tolist()
-        self.rows = int(self.ends[-1])
-        self.shapes: Shapes = tuple(
-            (name, (size, *part.shape[1:])) for name, part in sorted(parts[0].items())
-        )
+    def __init__(self, requests: Requests, answer: Answer | None) -> None:
+        self.requests, self.answer = requests, answer
         self.outputs: dict[str, Any] = {}
         self.error: Exception | None = None
         self.computed = threading.Event()
@@ -158,14 +124,12 @@ class Pipeline:
 
     def is_worth_waiting(self, requests: int, rows: int) -> bool:
         """Whether so many answers of their own cost more than a batch that nothing overlaps."""
-        size = self._bucket(rows)
+        size = bucket_for(self.buckets, rows)
         return requests * _SENDING_S > self._takes_s.get(size, float("inf"))
 
-    def _bucket(self, rows: int) -> int:
-        return next(bucket for bucket in self.buckets if bucket >= rows)
-
     def _take(self, parts: Sequence[Mapping[str, Any]], answer: Answer | None) -> _Batch:
-        batch = _Batch(parts, self._bucket(sum(_rows(part) for part in parts)), answer)
+        size = bucket_for(self.buckets, sum(map(request_rows, parts)))
+        batch = _Batch(Requests(parts, size), answer)
         slot = self._free.get()
         batch.mark()
         slot.take(batch)
@@ -207,7 +171,7 @@ class Pipeline:
             batch.outcome.put(outcome)
             return
         self._unanswered.acquire()
-        count = len(batch.parts)
+        count = len(batch.requests.parts)
         shares = min(_ANSWERING, -(-count // _FEWEST_ANSWERS))
         bounds = [count * number // shares for number in range(shares + 1)]
         left = shares
@@ -241,11 +205,11 @@ class Pipeline:
     def _count(self, batch: _Batch) -> None:
         with self._lock:
             self._totals_s["batches"] += 1
-            self._totals_s["requests"] += len(batch.parts)
+            self._totals_s["requests"] += len(batch.requests.parts)
             for stage, start_s, end_s in zip(STAGES, batch.at_s, batch.at_s[1:], strict=False):
                 self._totals_s[stage] += end_s - start_s
             if batch.answer is not None:
-                self._pending_s += len(batch.parts) * (batch.at_s[-1] - batch.at_s[1])
+                self._pending_s += len(batch.requests.parts) * (batch.at_s[-1] - batch.at_s[1])
 
 
 class _Slot:
@@ -263,7 +227,7 @@ class _Slot:
         self._work: SimpleQueue[_Batch | None] = SimpleQueue()
         self._stream = device.stream()
         self.uploaded, self.computed, self._done = (device.event() for _ in range(3))
-        self._host_in, self._host_out = _HostBuffers(device), _HostBuffers(device)
+        self._host_in, self._host_out = HostBuffers(device), HostBuffers(device)
         self.inputs, self.outputs = DeviceBuffers(device), DeviceBuffers(device)
         self.thread = threading.Thread(target=self._run, name=f"slot {number}", daemon=True)
         self.thread.start()
@@ -272,7 +236,7 @@ class _Slot:
     def take(self, batch: _Batch) -> None:
         """Carry a batch; in the caller's thread, which may free device memory afterwards."""
         try:
-            self._gather_device(batch)
+            batch.requests.gather_device(self._stream, self.inputs.place)
         except Exception as error:  # noqa: BLE001 - each request gets it as its answer
             batch.error = error
         self._work.put(batch)
@@ -297,7 +261,7 @@ class _Slot:
 
     def _outputs_of(self, batch: _Batch) -> Arrays:
         if batch.error is None:
-            self._gather_host(batch)
+            batch.requests.gather_host(self._stream, self._host_in, self.inputs.place)
             self._stream.record(self.uploaded)
             batch.mark()
             self._ready.put((self, batch))
@@ -307,7 +271,9 @@ class _Slot:
         self._stream.wait_for(self.computed)
         found: Arrays = {}
         for name, output in batch.outputs.items():
-            target = self._host_out.array(name, (batch.rows, *output.shape[1:]), output.dtype)
+            target = self._host_out.array(
+                name, (batch.requests.rows, *output.shape[1:]), output.dtype
+            )
             self._stream.download(target, self.outputs.address(name))
             found[name] = target
         self._stream.record(self._done)
@@ -316,58 +282,6 @@ class _Slot:
         found = {name: array.copy() for name, array in found.items()}
         batch.mark()
         return found
-
-    def _gather_device(self, batch: _Batch) -> None:
-        """Copy what requests have in device memory; Triton takes it back when they are taken."""
-        copied = False
-        for name, shape in batch.shapes:
-            start = 0
-            for part, end in zip(batch.parts, batch.ends, strict=True):
-                tensor = part[name]
-                if not isinstance(tensor, np.ndarray):
-                    row_bytes = _row_bytes(shape, tensor.dtype)
-                    target = self.inputs.place(name, shape, tensor.dtype)
-                    self._stream.copy(
-                        target + start * row_bytes, tensor.address, (end - start) * row_bytes
-                    )
-                    copied = True
-                start = end
-        if copied:
-            self._stream.wait()
-
-    def _gather_host(self, batch: _Batch) -> None:
-        """Join and pad what is in host memory in pinned memory, and queue its upload."""
-        for name, shape in batch.shapes:
-            dtype = batch.parts[0][name].dtype
-            address = self.inputs.place(name, shape, dtype)
-            on_host = [isinstance(part[name], np.ndarray) for part in batch.parts]
-            if not any(on_host):
-                self._pad_on_device(address, batch.rows, shape, dtype)
-                continue
-            joined, start = self._host_in.array(name, shape, dtype), 0
-            for part, end, here in zip(batch.parts, batch.ends, on_host, strict=True):
-                if here:
-                    joined[start:end] = part[name]
-                if here and not all(on_host):
-                    self._stream.upload(
-                        address + start * _row_bytes(shape, dtype), joined[start:end]
-                    )
-                start = end
-            if all(on_host):
-                joined[start:] = joined[start - 1]
-                self._stream.upload(address, joined)
-            else:
-                self._pad_on_device(address, batch.rows, shape, dtype)
-
-    def _pad_on_device(self, address: int, rows: int, shape: tuple[int, ...], dtype: Any) -> None:
-        """Repeat the last row: a real row costs no Inf, NaN or index out of range."""
-        row_bytes, start = _row_bytes(shape, dtype), rows - 1
-        filled = rows
-        while filled < shape[0]:
-            more = min(filled - start, shape[0] - filled)
-            source, target = address + start * row_bytes, address + filled * row_bytes
-            self._stream.copy(target, source, more * row_bytes)
-            filled += more
 
 
 class _Lane:
@@ -381,9 +295,7 @@ class _Lane:
         self, engine: Any, device: Any, ready: "SimpleQueue[Any]", number: int, *, alone: bool
     ) -> None:
         self._engine, self._device, self._ready, self._alone = engine, device, ready, alone
-        self._bindings: dict[Shapes, _Binding] = {}
         self.takes_s: dict[int, float] = {}
-        self._kept: OrderedDict[Shapes, tuple[_Binding, DeviceBuffers]] = OrderedDict()
         self._opened: SimpleQueue[Exception | None] = SimpleQueue()
         self.thread = threading.Thread(target=self._run, name=f"lane {number}", daemon=True)
 
@@ -399,17 +311,10 @@ class _Lane:
         try:
             self._device.bind()
             self._stream = self._device.stream()
-            self._lane = self._engine.lane(self._stream)
-            self._shared = DeviceBuffers(self._device)
-            # The largest first, so that all buckets find their buffers large enough.
-            for size in sorted(self._buckets, reverse=True):
-                inputs = {
-                    name: np.repeat(array[:1], size, axis=0)
-                    for name, array in self._example.items()
-                }
-                key = tuple((name, array.shape) for name, array in sorted(inputs.items()))
-                self._bindings[key] = self._bound(inputs, self._shared, warm=True)
-                self.takes_s[size] = self._bindings[key].takes_s
+            self._bindings = Bindings(
+                self._engine, self._device, self._stream, self._example, self._buckets
+            )
+            self.takes_s = self._bindings.takes_s
         except Exception as error:  # noqa: BLE001 - raised again where the lane is opened
             self._opened.put(error)
             return
@@ -430,108 +335,14 @@ class _Lane:
             del slot, batch, work
 
     def _compute(self, slot: _Slot, batch: _Batch) -> None:
-        binding = self._bindings.get(batch.shapes) or self._unusual(batch)
+        binding = self._bindings.of(batch.requests)
         self._stream.wait_for(slot.uploaded)
         for name, memory in binding.inputs.items():
             self._stream.copy(memory.address, slot.inputs.address(name), memory.size_bytes)
         binding.launch()
         for name, memory in binding.outputs.items():
             target = slot.outputs.place(name, memory.shape, memory.dtype)
-            row_bytes = _row_bytes(memory.shape, memory.dtype)
-            self._stream.copy(target, memory.address, batch.rows * row_bytes)
+            rows_bytes = batch.requests.rows * row_bytes(memory.shape, memory.dtype)
+            self._stream.copy(target, memory.address, rows_bytes)
         self._stream.record(slot.computed)
         batch.outputs = dict(binding.outputs)
-
-    def _unusual(self, batch: _Batch) -> _Binding:
-        """Buffers of shapes that were not made warm; the oldest give theirs back."""
-        if batch.shapes not in self._kept:
-            dtypes = {name: tensor.dtype for name, tensor in batch.parts[0].items()}
-            ones = {name: np.ones(shape, dtypes[name]) for name, shape in batch.shapes}
-            buffers = DeviceBuffers(self._device)
-            try:
-                self._kept[batch.shapes] = (self._bound(ones, buffers, warm=False), buffers)
-            except Exception:
-                buffers.free()
-                raise
-            if len(self._kept) > _KEPT_SHAPES:
-                self._stream.wait()
-                _, (_, oldest) = self._kept.popitem(last=False)
-                oldest.free()
-        self._kept.move_to_end(batch.shapes)
-        return self._kept[batch.shapes][0]
-
-    def _bound(self, example: Arrays, buffers: "DeviceBuffers", *, warm: bool) -> _Binding:
-        """Fixed memory of these shapes, with the engine settled on it."""
-        inputs = {}
-        for name, array in example.items():
-            address = buffers.place(name, array.shape, array.dtype)
-            self._stream.upload(address, np.ascontiguousarray(array))
-            inputs[name] = buffers.memory(name, array.shape, array.dtype)
-        self._stream.wait()
-        outputs, launch = self._lane.bind(inputs, buffers.memory, warm=warm)
-        started_s = 0.0
-        for _ in range(_SETTLING_RUNS):
-            started_s = time.perf_counter()
-            launch()
-            self._stream.wait()
-        return _Binding(inputs, outputs, launch, time.perf_counter() - started_s)
-
-
-class DeviceBuffers:
-    """Device memory by tensor, as large as the largest shape it was asked for."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._places: dict[str, tuple[int, int]] = {}
-
-    def place(self, name: str, shape: Sequence[int], dtype: Any) -> int:
-        """Address of memory for a tensor; what is there is lost when it must be larger."""
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        address, has = self._places.get(name, (0, -1))
-        if size > has:
-            if has >= 0:
-                del self._places[name]  # there may be no memory for a larger one
-                self._device.free(address)
-            address = self._device.allocate(size)
-            self._places[name] = (address, size)
-        return address
-
-    def memory(self, name: str, shape: Sequence[int], dtype: Any) -> Memory:
-        """A tensor at the place of its name."""
-        named = np.dtype(dtype).name
-        return Memory(self.place(name, shape, dtype), tuple(int(axis) for axis in shape), named)
-
-    def address(self, name: str) -> int:
-        """Where a tensor is that was placed before."""
-        return self._places[name][0]
-
-    def free(self) -> None:
-        """Give everything back."""
-        for address, _ in self._places.values():
-            self._device.free(address)
-        self._places.clear()
-
-
-class _HostBuffers:
-    """Pinned memory by tensor, as large as the largest shape it was asked for."""
-
-    def __init__(self, device: Any) -> None:
-        self._device = device
-        self._memory: Arrays = {}
-
-    def array(self, name: str, shape: Sequence[int], dtype: Any) -> NDArray[Any]:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        if name not in self._memory or len(self._memory[name]) < size:
-            if name in self._memory:  # there may be no memory for a larger one
-                self._device.free_pinned(self._memory.pop(name))
-            self._memory[name] = self._device.pinned(size)
-        found: NDArray[Any] = self._memory[name][:size].view(dtype).reshape(shape)
-        return found
-
-
-def _rows(part: Mapping[str, Any]) -> int:
-    return int(part[next(iter(part))].shape[0])
-
-
-def _row_bytes(shape: Sequence[int], dtype: Any) -> int:
-    return int(np.prod(shape[1:])) * int(np.dtype(dtype).itemsize)

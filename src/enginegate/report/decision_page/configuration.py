@@ -64,10 +64,12 @@ def configuration_lines(scorecard: Scorecard, benchmark: Benchmark) -> Iterator[
     )
     yield from _batching_lines(benchmark)
     runs_streams = on_gpu and benchmark.backend == _RUNNER
-    count = 1 if runs_streams else chosen.instances
+    count = chosen.processes if runs_streams else chosen.instances
     instances = why.get("instances", "")
     yield ConfigurationLine("instance_group {", "")
-    yield ConfigurationLine(f"  count: {count}", "" if runs_streams else instances)
+    yield ConfigurationLine(
+        f"  count: {count}", why.get("processes", "") if runs_streams else instances
+    )
     yield ConfigurationLine(f"  kind: {'KIND_GPU' if on_gpu else 'KIND_CPU'}", "")
     for gpu in chosen.gpus:
         yield ConfigurationLine(f"  gpus: {gpu}", why.get("gpus", ""))

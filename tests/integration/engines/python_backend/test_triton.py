@@ -76,20 +76,21 @@ def array(memory):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """A server with two models that double, each one instance with two streams.
+    """A server with two models that double.
 
-    ``doubling`` sends its answers, and ``returning`` waits for them.
+    ``doubling`` is one process with two streams that sends its answers; ``sharing`` is two
+    processes that return them.
     """
     root = tmp_path_factory.mktemp("runner")
-    place(root, "doubling", "sent")
-    place(root, "returning", "returned")
+    place(root, "doubling", instances=2, answers="sent")
+    place(root, "sharing", processes=2)
     install = find_triton(root / "triton")
-    folder, models = root / "server", ["doubling", "returning"]
+    folder, models = root / "server", ["doubling", "sharing"]
     with start(install, root / "repository", folder=folder, load=models) as running:
         yield running
 
 
-def place(root, model, answers):
+def place(root, model, instances=1, processes=1, **parameters):
     version = root / "repository" / model / "1"
     version.mkdir(parents=True)
     module = root / "engine_toy.py"
@@ -108,14 +109,19 @@ def place(root, model, answers):
         name=model,
         inputs=(TensorSpec(name="x", dtype="float32", shape=(-1, 2)),),
         outputs=(TensorSpec(name="y", dtype="float32", shape=(-1, 2)),),
-        serving=ServingConfig(max_batch_size=2 * ROWS, max_queue_delay_us=500, instances=2),
+        serving=ServingConfig(
+            max_batch_size=2 * ROWS,
+            max_queue_delay_us=500,
+            instances=instances,
+            processes=processes,
+        ),
         backend="python",
-        parameters={"answers": answers},
+        parameters=parameters,
         gpu=True,
         options=ServingOptions(warmup_batch_sizes=(1, ROWS)),
     )
     group = config.message.instance_group[0]
-    assert group.count == 1
+    assert group.count == processes
     group.kind = group.KIND_CPU
     (version.parent / "config.pbtxt").write_text(config_text(config))
 
@@ -147,7 +153,7 @@ def test_two_batches_compute_at_once_in_one_instance(client):
             np.testing.assert_array_equal(each.result(), np.full((ROWS, 2), 2 * TOGETHER))
 
 
-@pytest.mark.parametrize("model", ["doubling", "returning"])
+@pytest.mark.parametrize("model", ["doubling", "sharing"])
 def test_every_request_gets_its_own_rows_under_load(client, model):
     """Requests of all sizes from many clients, in batches that are cut where they do not fit."""
     asked = [(number, int(size)) for number, size in enumerate(np.tile([1, 2, 3, 5, ROWS], 40))]
@@ -159,7 +165,7 @@ def test_every_request_gets_its_own_rows_under_load(client, model):
         np.testing.assert_array_equal(answer, np.full((size, 2), 2.0 * number))
 
 
-@pytest.mark.parametrize("model", ["doubling", "returning"])
+@pytest.mark.parametrize("model", ["doubling", "sharing"])
 def test_requests_that_fail_do_not_cost_others_their_answers(client, model):
     """A request with too many rows and a batch whose run fails get errors, the others answers."""
 
@@ -184,15 +190,28 @@ def test_requests_that_fail_do_not_cost_others_their_answers(client, model):
 
 def test_time_of_returned_answers_is_triton_s_own(server, client):
     """Triton has counted the wait, so the runner adds nothing to it."""
-    before = client.statistics("returning")
-    ask(client, SLOW, ROWS, "returning")
-    counted = client.statistics_since("returning", before, answers=1)
+    before = client.statistics("sharing")
+    ask(client, SLOW, ROWS, "sharing")
+    counted = client.statistics_since("sharing", before, answers=1)
     time.sleep(0.2)
 
-    found = read_metrics(server.metrics).matching("enginegate_runner", model="returning")
-    told = {series.labels["counted"]: series.value for series in found}
+    found = read_metrics(server.metrics).matching("enginegate_runner", model="sharing")
+    totals = [each.value for each in found if each.labels["counted"] == "batches"]
+    pending = [each.value for each in found if each.labels["counted"] == "pending"]
     assert counted.compute_infer_ns >= 0.3e9
-    assert (told["batches"] >= 1, told["pending"]) == (True, 0.0)
+    assert (len(totals), sum(totals) >= 1, sum(pending)) == (2, True, 0.0)
+
+
+def test_every_process_of_a_model_takes_batches(server, client):
+    """While one process computes a batch, another one takes the next."""
+    with ThreadPoolExecutor(6) as pool:  # three batches
+        list(pool.map(lambda _: ask(client, SLOW, ROWS, "sharing"), range(6)))
+    time.sleep(0.2)
+
+    found = read_metrics(server.metrics).matching(
+        "enginegate_runner", model="sharing", counted="batches"
+    )
+    assert [each.value >= 1 for each in found] == [True, True]
 
 
 def test_client_that_went_away_blocks_nobody(server, client):

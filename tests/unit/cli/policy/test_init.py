@@ -208,6 +208,25 @@ def test_unlabelled_vectors_need_the_task(folder):
     assert read_policy(folder / "policies" / "linear.toml").task == "embedding"
 
 
+@pytest.mark.parametrize("called_like_arrays", [False, True])
+@pytest.mark.usefixtures("folder")
+def test_column_of_labels_that_is_empty_is_named(called_like_arrays):
+    """pandas writes a column without any value as of no type; nobody should search for why."""
+    table = pd.DataFrame(np.zeros((500, 4)), columns=list("abcd")).assign(label=None)
+    if called_like_arrays:
+        table["input.x"] = list(np.zeros((500, 4), np.float32))
+    table.to_parquet("data.parquet")
+
+    with pytest.raises(
+        InputError, match=r"labels logits .*; column 'label' of .* is empty in every row.*--task"
+    ):
+        init(data="data.parquet")
+
+    said = init(data="data.parquet", task="embedding")
+    assert "note    column 'label' of" in said
+    assert "--label COLUMN" in said
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from enginegate.engines.python_backend import pipeline as pipelines
-from enginegate.engines.python_backend.pipeline import Memory, Pipeline
+from enginegate.engines.python_backend.memory import Memory
+from enginegate.engines.python_backend.pipeline import Pipeline
 from tests.fakes import host_device
 from tests.fakes.host_device import GpuDevice, host_array
 
@@ -213,7 +214,7 @@ def test_shapes_that_were_not_made_warm_are_answered(open_pipeline, engine):
 
 def test_unusual_shapes_give_their_memory_back(open_pipeline, monkeypatch):
     """Only so many shapes are kept; the one that was used least recently is freed."""
-    from enginegate.engines.python_backend import pipeline as module
+    from enginegate.engines.python_backend import bindings as module
 
     monkeypatch.setattr(module, "_KEPT_SHAPES", 2)
     pipeline, answers = open_pipeline(), Answers()
@@ -235,10 +236,11 @@ def test_failure_is_the_answer_of_its_batch_alone(open_pipeline):
         def bind(self, *_arguments, **_options):
             raise MemoryError("no room")
 
-    real, pipeline._lanes[0]._lane = pipeline._lanes[0]._lane, Broken()
+    bindings = pipeline._lanes[0]._bindings
+    real, bindings._lane = bindings._lane, Broken()
     pipeline.submit([wrong], answers.of("wrong"))
     found = answers.get(1)
-    pipeline._lanes[0]._lane = real
+    bindings._lane = real
     pipeline.submit([rows(4)], answers.of("right"))
 
     assert isinstance(found["wrong"], MemoryError)

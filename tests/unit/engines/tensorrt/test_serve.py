@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from enginegate.engines.python_backend.pipeline import Memory, Pipeline
+from enginegate.engines.python_backend.memory import Memory
+from enginegate.engines.python_backend.pipeline import Pipeline
 from enginegate.engines.tensorrt.kind import KIND
 from enginegate.engines.tensorrt.serve import _context_maker, _Plan
 from enginegate.engines.tensorrt.worker.contexts import ContextMaker
