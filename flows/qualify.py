@@ -13,6 +13,7 @@ from enginegate.devices import PartIdentity
 from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout
+from enginegate.retention import marked_as_running
 from enginegate.workspace import Workspace
 from flows.notices import notify_of_question
 from flows.run_names import qualification_name, qualification_title
@@ -64,15 +65,16 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         opened = opened.with_model(model_uri)
     workspace = Workspace.of(opened)
     recover_interrupted(opened.live_tables, workspace)
-    check(opened, origin, workspace, here=not opened.devices)
-    resolved = opened.with_model(resolve_version(opened.model, workspace))
-    rename_run(qualification_title(resolved.name, resolved.model.uri))
-    source = export(resolved.model, resolved.data.evaluation, workspace)
-    card = (
-        _on_devices(resolved, origin, source, workspace)
-        if resolved.devices
-        else _qualified(resolved, source, workspace)
-    )
+    with marked_as_running(workspace, "qualify"):
+        check(opened, origin, workspace, here=not opened.devices)
+        resolved = opened.with_model(resolve_version(opened.model, workspace))
+        rename_run(qualification_title(resolved.name, resolved.model.uri))
+        source = export(resolved.model, resolved.data.evaluation, workspace)
+        card = (
+            _on_devices(resolved, origin, source, workspace)
+            if resolved.devices
+            else _qualified(resolved, source, workspace)
+        )
     show_scorecard(card, workspace)
     log_result(card, origin)
     notify_of_question(card, opened, origin, workspace)

@@ -114,7 +114,9 @@ def find_part(
         part = fetch_part(identity, workspace, ObjectStore(store)) or part
     if part is None or part.errored:
         return None
-    _log.info("%s: qualified at %s by %s", part.device, part.made_at, part.made_by)
+    _log.info(
+        "%s: qualified at %s by %s", part.device, f"{part.made_at:%Y-%m-%d %H:%M}", part.made_by
+    )
     return part
 
 

@@ -97,8 +97,11 @@ class _Hashing:
     progress: _Told | None = None
     digest: Any = field(default_factory=hashlib.sha256)
     size: int = 0
+    is_abandoned: bool = False
 
     def write(self, content: bytes) -> int:
+        if self.is_abandoned:
+            return len(content)
         self.file.write(content)
         self._take(content)
         return len(content)
@@ -192,7 +195,8 @@ class ArchiveWriter:
         return self._target.found()
 
     def abandon(self) -> None:
-        """Close what is open, of an archive that is not wanted any more."""
+        """Let go of what is open; of an archive that was not closed nothing more is written."""
+        self._target.is_abandoned = True  # tarfile writes what it holds when Python collects it
         self._manifest.close()
 
     def _note(self, line: ManifestLine) -> None:

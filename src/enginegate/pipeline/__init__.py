@@ -40,7 +40,7 @@ _PREFECT = {
 # answer is no reason to fail.
 _NOT_NEEDING = frozenset({"flows.answer", "flows.notices"})
 # They tell a server that somebody named, and start none.
-_TELLING = frozenset({*_NOT_NEEDING, "flows.automations", "flows.deployments"})
+_TELLING = frozenset({*_NOT_NEEDING, "flows.automations", "flows.deployments", "flows.prune"})
 
 
 def pipeline_module(name: str) -> ModuleType:
