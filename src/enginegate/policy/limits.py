@@ -26,6 +26,7 @@ _LARGEST: dict[str, tuple[float, str]] = {
     "repair.max_builds": (10_000, "each takes minutes"),
     "retention.releases": (10_000, "each holds an engine"),
     "retention.shadow_days": (36_600, "a hundred years"),
+    "retention.unused_days": (36_600, "a hundred years"),
     "search.budget_s": (_WEEK_S, "that is a week"),
     "search.gpus": (1023, "GPUs of one server"),
     "search.instances": (256, "each holds the engine in memory"),
