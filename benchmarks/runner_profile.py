@@ -80,9 +80,10 @@ class Served:
 
     Attributes:
         files: name in the version folder -> file.
+        alone: batch size -> rows a second without a server; empty: it takes no time.
         parameters: of the model's configuration.
-        alone_per_s: rows a second of the engine without a server; None: it takes no time.
         imitated: the GPU is.
+        gpu: it is for a GPU; else processes are Triton's instances.
     """
 
     files: Mapping[str, Path]
@@ -92,6 +93,7 @@ class Served:
     alone: Mapping[int, float]
     parameters: Mapping[str, str] = field(default_factory=dict)
     imitated: bool = False
+    gpu: bool = True
 
     @property
     def alone_per_s(self) -> float | None:
@@ -107,14 +109,14 @@ class Served:
             serving=ServingConfig(
                 max_batch_size=self.largest,
                 max_queue_delay_us=delay_us,
-                instances=case.streams,
-                processes=case.processes,
-                gpus=() if self.imitated else (0,),
+                instances=case.streams if self.gpu else case.processes,
+                processes=case.processes if self.gpu else 1,
+                gpus=(0,) if self.gpu and not self.imitated else (),
             ),
             backend="python",
             parameters={**self.parameters, **case.parameters},
             versions=(1,),
-            gpu=True,
+            gpu=self.gpu,
         )
         if self.imitated:
             group = config.message.instance_group[0]
@@ -167,6 +169,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engine", default="", help="NETWORK:KIND-PRECISION, or an engine's path")
     parser.add_argument("--store", type=Path, help="keeps models and engines from run to run")
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--rows", type=int, default=8, help="of a request")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--streams", type=int, nargs="+", default=[1], help="of each process")
@@ -176,7 +179,7 @@ def _arguments() -> argparse.Namespace:
         "--cuda-inputs",
         nargs="+",
         choices=("device", "host"),
-        default=["device", "host"],
+        default=["device"],
         help="where the runner gets inputs in CUDA shared memory",
     )
     parser.add_argument("--clients", type=int, default=0, help="0: a few batches beside those run")
@@ -189,7 +192,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--row-us", type=float, default=0.0, help="of the engine that does nothing")
     parser.add_argument("--batch-us", type=float, default=0.0, help="likewise")
     given = parser.parse_args()
-    given.transports = given.transports or ([*_TRANSPORTS] if given.engine else ["system"])
+    given.transports = given.transports or (
+        [*_TRANSPORTS] if given.engine and given.device == "cuda" else ["system"]
+    )
     return given
 
 
@@ -232,6 +237,7 @@ def _engine(given: argparse.Namespace) -> Served:
         largest=given.largest,
         alone={speed.batch_size: speed.samples_per_s for speed in sweep.batches},
         parameters=files.settings.parameters,
+        gpu=files.gpu,
     )
 
 
@@ -246,7 +252,7 @@ def _found(given: argparse.Namespace) -> tuple[Engine, Path]:
     network, _, candidate = given.engine.partition(":")
     store = given.store or Path(tempfile.mkdtemp(prefix="enginegate-gpu-"))
     made = subject(network, store, largest=given.largest)
-    built = made.build(candidate, store, "cuda", _LOAD_S)
+    built = made.build(candidate, store, given.device, _LOAD_S)
     return built.value, built.folder
 
 

@@ -7,6 +7,7 @@ from prefect.task_runners import TaskRunner, ThreadPoolTaskRunner
 
 from enginegate.candidate import Candidate
 from enginegate.policy import Policy
+from enginegate.retention import marked_as_running
 from enginegate.workspace import Workspace
 from flows.run_names import benchmark_name
 from tasks.benchmark import BenchmarkReport, benchmark_engine, report_benchmarks
@@ -30,6 +31,13 @@ def benchmark_candidates(policy: Policy, candidates: tuple[Candidate, ...]) -> B
         candidates: which of its candidates.
     """
     workspace = Workspace.of(policy)
+    with marked_as_running(workspace, "benchmark"):
+        return _benchmarked(policy, candidates, workspace)
+
+
+def _benchmarked(
+    policy: Policy, candidates: tuple[Candidate, ...], workspace: Workspace
+) -> BenchmarkReport:
     policy = policy.with_model(resolve_version(policy.model, workspace))
     engine_tables, tables, live = policy.engine_tables, policy.benchmark_tables, policy.live_tables
     source = export(policy.model, policy.data.evaluation, workspace)

@@ -6,11 +6,13 @@ from prefect import flow
 from prefect.transactions import transaction
 
 from enginegate.approval_rules import check_decision
+from enginegate.atomic_io import mark_used
 from enginegate.decision import Release
 from enginegate.errors import ApprovalError, PublishError, TamperedError
 from enginegate.evidence import Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import ReleaseSigning
+from enginegate.retention import marked_as_running
 from enginegate.tracking import check_authentic, scorecard_of
 from enginegate.workspace import Workspace, now
 from flows.approval import decisions_on
@@ -66,7 +68,14 @@ def promote(policy: Path, scorecard: str) -> Release:
     workspace, tables = Workspace.of(opened), opened.live_tables
     note_expired_approvals(tables, workspace)
     announce_releases(tables.target.repository, workspace)
-    publication = _publication(opened, scorecard_of(workspace, scorecard), workspace)
+    with marked_as_running(workspace, "promote", scorecard):
+        evidence = scorecard_of(workspace, scorecard)
+        mark_used(workspace.scorecard_file(evidence))
+        return _promote(_publication(opened, evidence, workspace), opened, policy)
+
+
+def _promote(publication: Publication, opened: Policy, policy: Path) -> Release:
+    tables, workspace = publication.tables, publication.workspace
     rename_run(promotion_title(publication.evidence))
     given = workspace.decisions(publication.evidence.digest)
     live = already_live(publication.approved_by(given))

@@ -13,14 +13,16 @@ from enginegate.devices import PartIdentity
 from enginegate.evidence import Benchmark, Scorecard
 from enginegate.policy import Policy, read_policy
 from enginegate.repository import Layout
+from enginegate.retention import marked_as_running
 from enginegate.workspace import Workspace
 from flows.notices import notify_of_question
+from flows.pools import check_pools, is_made, qualify_on_pool
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
 from tasks.artifacts import log_result, show_scorecard
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
-from tasks.devices import all_made, check_pools, is_made, qualify_on_pool
+from tasks.devices import all_made
 from tasks.engine_speed import measure_alone, measure_eager
 from tasks.record import (
     Qualification,
@@ -64,15 +66,16 @@ def qualify(policy: Path, model_uri: str | None = None) -> Scorecard:
         opened = opened.with_model(model_uri)
     workspace = Workspace.of(opened)
     recover_interrupted(opened.live_tables, workspace)
-    check(opened, origin, workspace, here=not opened.devices)
-    resolved = opened.with_model(resolve_version(opened.model, workspace))
-    rename_run(qualification_title(resolved.name, resolved.model.uri))
-    source = export(resolved.model, resolved.data.evaluation, workspace)
-    card = (
-        _on_devices(resolved, origin, source, workspace)
-        if resolved.devices
-        else _qualified(resolved, source, workspace)
-    )
+    with marked_as_running(workspace, "qualify"):
+        check(opened, origin, workspace, here=not opened.devices)
+        resolved = opened.with_model(resolve_version(opened.model, workspace))
+        rename_run(qualification_title(resolved.name, resolved.model.uri))
+        source = export(resolved.model, resolved.data.evaluation, workspace)
+        card = (
+            _on_devices(resolved, origin, source, workspace)
+            if resolved.devices
+            else _qualified(resolved, source, workspace)
+        )
     show_scorecard(card, workspace)
     log_result(card, origin)
     notify_of_question(card, opened, origin, workspace)

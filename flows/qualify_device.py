@@ -5,7 +5,8 @@ from pathlib import Path
 from prefect import flow
 
 from enginegate.devices import DeviceQualification
-from enginegate.policy import read_policy
+from enginegate.policy import Policy, read_policy
+from enginegate.retention import marked_as_running
 from enginegate.workspace import Workspace
 from flows.qualify import collect_evidence, identify_part
 from flows.run_names import device_run_name, qualification_title
@@ -46,11 +47,18 @@ def qualify_device(policy: Path, device: str, model_uri: str | None = None) -> D
     check_device(device, opened.devices[device])
     resolved = opened.with_model(resolve_version(opened.model, workspace))
     rename_run(f"{qualification_title(resolved.name, resolved.model.uri)} on {device}")
+    with marked_as_running(workspace, "qualify-device"):
+        return _part_of(resolved, device, origin, workspace)
+
+
+def _part_of(
+    resolved: Policy, device: str, origin: Path, workspace: Workspace
+) -> DeviceQualification:
     asked = resolved.for_device(device)
     check(asked, origin, workspace, pinned=True)
     source = export(asked.model, asked.data.evaluation, workspace)
     identity = identify_part(resolved, device, source)
-    store = opened.devices[device].store
+    store = resolved.devices[device].store
     before = find_part(identity, workspace, store)
     if before is not None:
         if store is not None:

@@ -24,6 +24,7 @@ from enginegate.repository.history.broken_promises import BrokenPromise, broken_
 from enginegate.watch.log import PromiseBrokenError, WatchCheck, WatchResult
 from enginegate.workspace import Workspace
 from flows.notices import notify_of_watch
+from flows.prune import prune_on_schedule
 from flows.run_names import watch_name
 from flows.states import completed_as, end_of_failed_watch, end_of_watch, failed_as
 from tasks.artifacts import show_live
@@ -110,6 +111,8 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
         done += deliver_to_mlflow(tables, workspace)  # also what this run found and did
         # A model's timeline in Prefect lists runs by their names.
         rename_run(f"{watch_name()}: {show_live(tables, policy, workspace)}")
+    if not problems:
+        done += prune_on_schedule(opened, workspace)
     errored = [str(check) for check in checks if check.outcome is Outcome.ERRORED]
     broken = [_broken_now(tables, policy, check) for check in checks if check.broken]
     if problems:

@@ -2,10 +2,9 @@
 
 import logging
 import os
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -26,7 +25,7 @@ from enginegate.candidate import (
     Sha256,
     Unbuilt,
 )
-from enginegate.content_store import ContentFolder
+from enginegate.content_store import ContentFolder, delete_folder, use_folder
 from enginegate.data import DataSet
 from enginegate.data_sources import load_data
 from enginegate.engines import engine_kind, open_reference, runnable_here
@@ -197,7 +196,8 @@ def run_chunk(chunk: Chunk, engine: ContentFolder[Engine] | None, folder: Path) 
 def _judge(
     built: ContentFolder[Engine], reference: ReferenceOutputs, gates: Gates, root: Path
 ) -> Judgement:
-    folders = [root / _chunks_key(built.value, reference, part) for part in reference.observed]
+    keys = [_chunks_key(built.value, reference, part) for part in reference.observed]
+    folders = [use_folder(root / key) for key in keys]
     candidate = built.value.candidate
     try:
         with tool_errors(f"{candidate}"), open_comparison(built) as compare_on:
@@ -217,7 +217,8 @@ def _judge(
     ]
     noise = [judge_noise(found, gates) for part in reference.observed for found in part.noise]
     for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):
+            delete_folder(folder)
     return Judgement(
         verdict=verdict_on(built.value, judged, *noise, *reference.notes),
         results={part.scope: part.result_json for part in judged},
@@ -276,7 +277,7 @@ def _observed(
 ) -> Observed:
     size, digest = how.chunk_samples, data.sha256
     key = {"onnx": source.value.file.sha256, "data": digest, "chunk": size, "version": __version__}
-    root = workspace.results / "reference" / sha256_bytes(canonical_json(key))
+    root = use_folder(workspace.results / "reference" / sha256_bytes(canonical_json(key)))
     chunks = tuple(
         chunks_of(
             data,

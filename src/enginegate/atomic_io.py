@@ -16,7 +16,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 _POLL_S = 0.1
@@ -30,6 +30,8 @@ _KINDS = {
 }
 # What every content of a lock file begins with; anything else is somebody's file.
 _HOLDER = "pid "
+_LONGEST_HOLDER = 200
+_DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class NotRegularFileError(OSError):
@@ -208,23 +210,59 @@ def file_lock(path: Path, *, timeout_s: float = 0.0) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout_s
-    with os.fdopen(open_regular(path, os.O_RDWR | os.O_CREAT), "r+", errors="replace") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    file.seek(0)
-                    raise TimeoutError(file.read().strip()) from None
-                time.sleep(_POLL_S)
-        written = file.read(len(_HOLDER))
-        if written and written != _HOLDER:
-            raise NotRegularFileError(path, "no lock but a file with another content")
-        file.seek(0)
-        file.truncate()
-        file.write(
-            f"{_HOLDER}{os.getpid()} since {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}\n"
-        )
-        file.flush()
-        yield
+    while True:
+        handle = open_regular(path, os.O_RDWR | os.O_CREAT)
+        try:
+            _take_lock(handle, deadline)
+            # Whoever had it may have deleted the file with what it guarded: then it locks nothing.
+            if _is_still(path, handle):
+                _name_holder(path, handle)
+                yield
+                return
+        finally:
+            os.close(handle)
+
+
+def _take_lock(handle: int, deadline: float) -> None:
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                holder = os.pread(handle, _LONGEST_HOLDER, 0).decode(errors="replace").strip()
+                raise TimeoutError(holder) from None
+            time.sleep(_POLL_S)
+        else:
+            return
+
+
+def _is_still(path: Path, handle: int) -> bool:
+    """Whether an open file is the one that its path names."""
+    try:
+        there = path.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(there, os.fstat(handle))
+
+
+def _name_holder(path: Path, handle: int) -> None:
+    """Write into a lock who holds it. On a full disk it is held all the same, without a name."""
+    written = os.pread(handle, len(_HOLDER), 0)
+    if written and written != _HOLDER.encode():
+        raise NotRegularFileError(path, "no lock but a file with another content")
+    since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    try:
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, f"{_HOLDER}{os.getpid()} since {since}\n".encode(), 0)
+    except OSError as error:
+        if error.errno not in _DISK_IS_FULL:
+            raise
+
+
+def mark_used(path: Path) -> None:
+    """Give a file or folder the present as its time, which says when it was used last.
+
+    Retention deletes what was not used for long. Where it may not be written to, it is left alone.
+    """
+    with suppress(OSError):
+        os.utime(path, follow_symlinks=False)

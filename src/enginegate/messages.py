@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, get_args
 from pydantic import BaseModel, Field, ValidationError
 
 _MOST_DECIMALS = 6
+_UNIT = 1024
 
 
 def short_number(value: float, digits: int = 3) -> str:
@@ -37,6 +38,14 @@ def per_second(per_s: float) -> str:
 def counted(count: int, one: str, many: str = "") -> str:
     """``1 configuration``, ``2 configurations``; ``many`` where it is not ``one`` with an s."""
     return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def byte_size(size_bytes: int) -> str:
+    """A number of bytes in the largest unit of which there is one, for example ``1.2 GiB``."""
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= _UNIT and len(units) > 1:
+        size, units = size / _UNIT, units[1:]
+    return f"{short_number(size)} {units[0]}"
 
 
 def first_line(error: BaseException) -> str:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from enginegate.atomic_io import write_file
+from enginegate.atomic_io import mark_used, write_file
 from enginegate.candidate import Candidate, Engine, Sha256
 from enginegate.decision import Decision
 from enginegate.errors import InputError
@@ -191,6 +191,7 @@ class Workspace:
             engine = Engine.read(manifest)
             if engine.file.sha256 == sha256:
                 engine.check(manifest.parent)
+                mark_used(manifest.parent)
                 return engine, manifest.parent
         raise InputError(
             f"The store {self.engines} holds no engine {sha256[:12]}. It was deleted, or was built "
@@ -243,7 +244,9 @@ def remembered(
     returned and forgotten, so that the next run tries again.
     """
     with suppress(InputError):
-        return kind.read(path)
+        found = kind.read(path)
+        mark_used(path)
+        return found
     made = make()
     if worth_keeping(made):
         write_file(path, made.pretty_json())

@@ -1,11 +1,15 @@
 """A folder of the store is made once."""
 
 import multiprocessing
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from threading import Thread
 
 import pytest
 
-from enginegate.atomic_io import file_lock
-from enginegate.content_store import make_once
+from enginegate.atomic_io import file_lock, lock_holder
+from enginegate.content_store import delete_folder, delete_unused, make_once, use_folder
 from enginegate.errors import BuildError, EnginegateError, ModelError
 
 
@@ -90,3 +94,53 @@ def test_other_process_is_named(tmp_path):
 
     done.set()
     holder.join()
+
+
+class TestDeleting:
+    """Who uses a folder and who deletes it hold one lock."""
+
+    def test_use_is_a_folder_s_time(self, tmp_path):
+        """What was used since stays, whoever made it long ago."""
+        folder = tmp_path / "key"
+        make_once(folder, read=read, make=write("a"), wait_s=1)
+        os.utime(folder, (0, 0))
+        began = datetime.now(UTC) - timedelta(minutes=1)
+        make_once(folder, read=read, make=write("b"), wait_s=1)
+
+        assert not delete_unused(folder, began)
+        os.utime(folder, (0, 0))
+        assert delete_unused(folder, began)
+        assert list(tmp_path.iterdir()) == []
+
+    def test_folder_of_single_files_is_there_once_somebody_uses_it(self, tmp_path):
+        folder = use_folder(tmp_path / "key")
+
+        assert folder.is_dir()
+        assert not delete_unused(folder, datetime.now(UTC) - timedelta(minutes=1))
+
+    def test_who_waits_for_the_lock_of_a_deleted_folder_makes_it_under_a_lock_of_its_own(
+        self, tmp_path
+    ):
+        """The file it waited for is gone with the folder: it would lock nothing."""
+        folder, lock = tmp_path / "key", tmp_path / ".key.lock"
+        make_once(folder, read=read, make=write("a"), wait_s=1)
+        seen = []
+
+        def make(staging):
+            seen.append(lock_holder(lock))
+            return write("b")(staging)
+
+        waiting = Thread(
+            target=make_once, args=(folder,), kwargs={"read": read, "make": make, "wait_s": 30}
+        )
+
+        def begin():
+            waiting.start()
+            time.sleep(0.3)
+            return False
+
+        assert delete_folder(folder, unless=begin)
+        waiting.join()
+
+        assert read(folder) == "b"
+        assert seen[0].startswith("pid ")

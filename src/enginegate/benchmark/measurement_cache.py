@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from enginegate.atomic_io import write_file
+from enginegate.atomic_io import mark_used, write_file
 from enginegate.candidate import Sha256
 from enginegate.errors import InputError, TamperedError
 from enginegate.evidence import Outcome
@@ -78,6 +78,8 @@ class MeasurementCache:
             with suppress(InputError, TamperedError):
                 kept = read_latency_sample(Measurement.read(path), self.latencies)
                 if self._decides(kept, load, ends, limit_ms):
+                    mark_used(path)
+                    mark_used(self.latencies / f"{kept.measurement.latencies_sha256}.npz")
                     return replace(kept, cached=True)
             made = measure(config, load, ends=ends)
             if not made.measurement.invalid:

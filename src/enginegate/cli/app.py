@@ -29,6 +29,7 @@ from enginegate.cli import benchmark as _benchmark
 from enginegate.cli import deploy as _deploy
 from enginegate.cli import doctor as _doctor
 from enginegate.cli import evidence as _evidence
+from enginegate.cli import prune as _prune
 from enginegate.cli import shadow as _shadow
 from enginegate.cli.failures import EXIT_CODES, failure_of, keep_traceback
 from enginegate.cli.help import StoryGroup, print_version, scorecards_beginning
@@ -71,7 +72,7 @@ from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.machine import LAST_PORT
 from enginegate.pipeline import pipeline_module
-from enginegate.policy import read_policy
+from enginegate.policy import Policy, read_policy
 from enginegate.policy.paths import WORKSPACE
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
@@ -461,23 +462,38 @@ def verify_command(
     repair: Annotated[
         bool, typer.Option("--repair", help="finish or undo what was cut short")
     ] = False,
+    whole: Annotated[
+        bool,
+        typer.Option("--all", help="read every byte, also of what has not changed since last time"),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute every digest of the live repository, and prove what its server serves.
+    """Recompute the digests of the live repository, and prove what its server serves.
 
-    Needs no right to write. Ends with 3 if something is not as it was published, with 5 if
-    something could not be found out: a server that should answer does not, or a file may not be
-    read.
+    Files that have not changed since they were verified here are not read again, for seven days at
+    most; --all reads every byte. Needs no right to write.
+
+    Ends with 3 if something is not as it was published, with 5 if something could not be found out:
+    a server that should answer does not, or a file may not be read.
     """
     ends: list[ExitCode] = []
     found: list[VerifiedRepository] = []
+    together: dict[tuple[object, ...], list[tuple[Path, Policy]]] = {}
+
+    def open_policy(path: Path) -> None:
+        rules = read_policy(path)
+        together.setdefault(_live.checked_together(rules), []).append((path, rules))
 
     def check(path: Path) -> None:
-        found.append(_live.verified(read_policy(path), path, repair=repair))
+        same = next(each for each in together.values() if each[0][0] == path)
+        checked = _live.verified(same[0][1], path, repair=repair, whole=whole)
+        also = tuple(str(other) for other, _ in same[1:])
+        found.append(checked.model_copy(update={"also": also}))
         ends.append(_live.print_verified(found[-1], output.console))
 
     with printing(as_json=as_json) as output:
-        errors = _for_each(policies_of(policies), check)
+        errors = _for_each(policies_of(policies), open_policy)
+        errors += _for_each([same[0][0] for same in together.values()], check)
         words = tuple(str(error) for error in errors)
         output.document(VerifyDocument(repositories=tuple(found), errors=words))
     code = errors[0].exit_code if errors else ExitCode.OK
@@ -491,6 +507,9 @@ app.command("acknowledge")(_watch.acknowledge_command)
 app.command("automations")(_watch.automations_command)
 app.command("scan")(_watch.scan_command)
 app.command("deploy")(_deploy.deploy_command)
+
+
+app.command("prune")(_prune.prune_command)
 app.command("pull")(_release.pull_command)
 app.command("call")(_call.call_command)
 app.command("metrics")(_exporter.metrics_command)

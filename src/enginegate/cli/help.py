@@ -54,6 +54,7 @@ STORY: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "notify": "Messages to people, where they are: try them.",
             "automations": "Messages by your Prefect server when somebody is needed.",
             "pull": "Bring this host to what is live in object storage.",
+            "prune": "Show, then delete, what nothing refers to any more.",
         },
         "Look after it": {
             "backup": "One file of all that cannot be made again; keys encrypted.",

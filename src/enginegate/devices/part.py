@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field
 
 from enginegate import __version__
-from enginegate.atomic_io import write_file
+from enginegate.atomic_io import mark_used, write_file
 from enginegate.candidate import Candidate, Engine, FileDigest, Sha256, Unbuilt
 from enginegate.content_store import ContentFolder
 from enginegate.errors import InputError, TamperedError
@@ -138,6 +138,9 @@ class PartStore:
             part = DeviceQualification.read(self.file(identity.digest))
             if part.identity == identity and part.evidence.device == identity.device:
                 self.check(part)
+                used = {self.file(identity.digest), *self.files(part)}
+                for path in used | {path.parent for path in used}:
+                    mark_used(path)
                 return part
         return None
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -47,6 +48,19 @@ class Stored:
 
     content: bytes
     tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectEntry:
+    """One object of a listing.
+
+    Attributes:
+        modified_at: when it was written last, by the storage's clock.
+    """
+
+    key: str
+    size_bytes: int
+    modified_at: datetime
 
 
 class ObjectStore:
@@ -116,12 +130,21 @@ class ObjectStore:
 
     def keys(self, below: str) -> tuple[str, ...]:
         """Keys that begin with ``below``, sorted."""
+        return tuple(entry.key for entry in self.entries(below))
+
+    def entries(self, below: str) -> tuple[ObjectEntry, ...]:
+        """Objects whose keys begin with ``below``, sorted by key."""
         folder, _, _ = below.rpartition("/")
 
-        def listed() -> list[str]:
-            return [meta["path"] for page in self._backend.list(folder) for meta in page]
+        def listed() -> list[ObjectEntry]:
+            return [
+                ObjectEntry(meta["path"], meta["size"], meta["last_modified"])
+                for page in self._backend.list(folder)
+                for meta in page
+                if meta["path"].startswith(below)
+            ]
 
-        return tuple(sorted(k for k in self._ask("list", below, listed) if k.startswith(below)))
+        return tuple(sorted(self._ask("list", below, listed), key=lambda entry: entry.key))
 
     def delete(self, key: str) -> None:
         """Remove an object; none there is fine."""

@@ -12,7 +12,9 @@ import logging
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -20,13 +22,14 @@ from pydantic import ValidationError
 
 from enginegate.candidate import FileDigest
 from enginegate.errors import InputError, RepositoryError, TamperedError
-from enginegate.object_storage.client import ObjectStore
+from enginegate.object_storage.client import ObjectEntry, ObjectStore
 from enginegate.records import Record
 
 T = TypeVar("T")
 
 _log = logging.getLogger("enginegate.store")
 _VARIABLE = "ENGINEGATE_STORE"
+_LIST = ".files.json"
 
 
 class FolderFiles(Record):
@@ -38,6 +41,23 @@ class FolderFiles(Record):
 
     files: dict[str, FileDigest]
     by_digest: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SharedFolder:
+    """One folder in object storage.
+
+    Attributes:
+        name: digest of everything that decides its content.
+        size_bytes: of all its objects.
+        used_at: when it was stored or fetched last.
+        objects: last parts of their keys: digests of its files, and the list's.
+    """
+
+    name: str
+    size_bytes: int
+    used_at: datetime
+    objects: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +103,19 @@ class SharedFolders:
             self.store.download(key, folder / path)
             if FileDigest.of(folder / path) != digest:
                 raise TamperedError(f"{self.store.url}/{key} is not what was stored: {path}.")
+        with suppress(RepositoryError):
+            # Written again, its list has the time of its last use, by which retention goes.
+            self.store.replace(self._list(name), stored.content, stored.tag)
         return True
 
     def offer(self, name: str, folder: Path) -> None:
-        """Store a folder, unless another host has.
+        """Store a folder, unless another host has and all of it is there.
 
         Raises:
             RepositoryError: storage cannot be reached or refuses.
         """
-        if self.store.read(self._list(name)) is not None:
+        stored = self.store.read(self._list(name))
+        if stored is not None and self._is_whole(name, stored.content):
             return
         files = {}
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
@@ -99,10 +123,63 @@ class SharedFolders:
             self.store.upload(path, f"{self.kind}/{name}/{digest.sha256}")
             files[path.relative_to(folder).as_posix()] = digest
         listed = FolderFiles(files=files, by_digest=True)
-        self.store.create(self._list(name), listed.pretty_json())
+        tag = stored.tag if stored is not None else None
+        self.store.replace(self._list(name), listed.pretty_json(), tag)
+
+    def folders(self) -> tuple[SharedFolder, ...]:
+        """Every folder that is there, and what a killed host left of one.
+
+        Raises:
+            RepositoryError: storage cannot be reached or refuses.
+        """
+        found: dict[str, list[ObjectEntry]] = {}
+        for entry in self.store.entries(f"{self.kind}/"):
+            rest = entry.key.removeprefix(f"{self.kind}/")
+            found.setdefault(rest.partition("/")[0].removesuffix(_LIST), []).append(entry)
+        return tuple(
+            SharedFolder(
+                name=name,
+                size_bytes=sum(each.size_bytes for each in objects),
+                used_at=max(each.modified_at for each in objects),
+                objects=frozenset(PurePosixPath(each.key).name for each in objects),
+            )
+            for name, objects in found.items()
+        )
+
+    def delete_unused(self, name: str, unused_since: datetime) -> bool:
+        """Delete a folder unless it was used since; whether it is gone.
+
+        Its list goes first: killed in between, there is no folder, and what is left of it is
+        deleted later. A host that stores it again meanwhile writes its objects anew: those stay.
+
+        Raises:
+            RepositoryError: storage cannot be reached or refuses.
+        """
+        below = f"{self.kind}/{name}"
+        objects = [
+            e for e in self.store.entries(below) if e.key.startswith((f"{below}/", f"{below}."))
+        ]
+        if any(each.modified_at >= unused_since for each in objects):
+            return False
+        self.store.delete(self._list(name))
+        for each in self.store.entries(f"{below}/"):
+            if each.modified_at < unused_since:
+                self.store.delete(each.key)
+        return True
+
+    def _is_whole(self, name: str, content: bytes) -> bool:
+        """Whether every object of a list is there; one may have been deleted while it was made."""
+        try:
+            listed = FolderFiles.model_validate_json(content)
+        except ValidationError:
+            return False
+        there = set(self.store.keys(f"{self.kind}/{name}/"))
+        named = listed.files.items()
+        wanted = {digest.sha256 if listed.by_digest else path for path, digest in named}
+        return {f"{self.kind}/{name}/{each}" for each in wanted} <= there
 
     def _list(self, name: str) -> str:
-        return f"{self.kind}/{name}.files.json"
+        return f"{self.kind}/{name}{_LIST}"
 
 
 def fetch_or_make(

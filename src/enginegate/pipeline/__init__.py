@@ -29,6 +29,8 @@ _PREFECT = {
     # Of each answer; by itself six times a minute. A server restarts within four times half of one.
     "PREFECT_API_REQUEST_TIMEOUT": "30",
     "PREFECT_CLIENT_MAX_RETRIES": "3",
+    # Its answer while its database is away; a PostgreSQL that restarts is back in seconds.
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "enginegate",
     "DO_NOT_TRACK": "1",
@@ -40,7 +42,7 @@ _PREFECT = {
 # answer is no reason to fail.
 _NOT_NEEDING = frozenset({"flows.answer", "flows.notices"})
 # They tell a server that somebody named, and start none.
-_TELLING = frozenset({*_NOT_NEEDING, "flows.automations", "flows.deployments"})
+_TELLING = frozenset({*_NOT_NEEDING, "flows.automations", "flows.deployments", "flows.prune"})
 
 
 def pipeline_module(name: str) -> ModuleType:

@@ -266,6 +266,11 @@ class Retention(Record):
     shadow_days: PositiveInt = Field(
         default=30, description="age in days at which shadow samples are deleted"
     )
+    unused_days: PositiveInt | None = Field(
+        default=None,
+        description="days without use after which the scheduled watch deletes what nothing refers "
+        "to (docs/retention.md); none: only `enginegate prune` deletes it",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ class OperationRecovery:
                 f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
                 f"step '{entry.step}'. {words}"
             )
-        known = {*models(self.audit.root), *(entry.model for entry in self.journal.read())}
+        known = {*models(self.audit.root), *self.journal.models()}
         for name in known:
             sweep(Layout(self.audit.root, name))
         return tuple(sentences)
@@ -282,8 +282,9 @@ class OperationRecovery:
         Returns:
             What is live now, in words.
         """
-        own = [each for each in self.journal.read() if each.model == layout.model]
-        decided = decide(own, layout.current(), failed=entry, reason=reason)
+        decided = decide(
+            self.journal.of(layout.model), layout.current(), failed=entry, reason=reason
+        )
         sentences = [self._carry_out(layout, each) for each in decided if isinstance(each, Ending)]
         return " ".join(sentences)
 
@@ -351,7 +352,7 @@ def release_of(layout: Layout, entry: Entry) -> Release | None:
 
 def was_withdrawn(layout: Layout) -> bool:
     """Whether the last change of what is live left nothing, by the journal."""
-    change = last_change(e for e in Journal(layout.root).read() if e.model == layout.model)
+    change = last_change(Journal(layout.root).of(layout.model))
     return change is not None and change.kind == "withdraw"
 
 

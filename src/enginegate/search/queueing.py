@@ -171,16 +171,23 @@ class EngineTimes:
         item_ms: of each sample in it, >= 0.
         items: samples in a request, on average.
         shared: instances share one device, as on a GPU: together they are as fast as one.
+        request_ms: that a serving process spends on each request, whatever the engine.
     """
 
     fixed_ms: float
     item_ms: float
     items: float = 1.0
     shared: bool = False
+    request_ms: float = 0.0
 
     @classmethod
     def fit(
-        cls, batch_ms: Mapping[int, float], *, items: float = 1.0, shared: bool = False
+        cls,
+        batch_ms: Mapping[int, float],
+        *,
+        items: float = 1.0,
+        shared: bool = False,
+        request_ms: float = 0.0,
     ) -> "EngineTimes | None":
         """By least squares of relative errors; None from fewer than two batch sizes.
 
@@ -188,13 +195,14 @@ class EngineTimes:
             batch_ms: batch size -> time of such a batch.
             items: samples in a request, on average.
             shared: whether instances share one device.
+            request_ms: that a serving process spends on each request.
         """
         if len(batch_ms) < _LINE:
             return None
         batch = np.array(sorted(batch_ms), dtype=np.float64)
         took = np.array([batch_ms[size] for size in sorted(batch_ms)])
         fixed, item = _line(batch, took, 1.0 / took)
-        return cls(fixed, item, items, shared)
+        return cls(fixed, item, items, shared, request_ms)
 
     def splits(self, batch: float, service_ms: float) -> Splits:
         """Services of one measured batch size: serving adds to each batch, each sample, or both."""
@@ -217,9 +225,19 @@ class EngineTimes:
         expected_per_s = float(model.capacity([config], limit_ms).expected[0])
         if not self.shared:
             return expected_per_s
+        return min(expected_per_s, _OF_ALONE * min(self.most_per_s(config), self._taken(config)))
+
+    def most_per_s(self, config: ServingConfig) -> float:
+        """Requests a second that the devices compute in full batches, with nothing to serve."""
         batch = largest_batch(config)
         whole_ms = (self.fixed_ms + self.item_ms * batch) * self.items / batch
-        return min(expected_per_s, _OF_ALONE * max(1, len(config.gpus)) * 1e3 / whole_ms)
+        return max(1, len(config.gpus)) * 1e3 / whole_ms
+
+    def _taken(self, config: ServingConfig) -> float:
+        """Requests a second that the serving processes take, whatever the engine."""
+        if self.request_ms <= 0.0:
+            return math.inf
+        return config.processes * max(1, len(config.gpus)) * 1e3 / self.request_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ _SEEDS = 1 << 31
 def configurations(bounds: Search) -> tuple[ServingConfig, ...]:
     """Everything to try: large batches first, then many instances, then short delays.
 
-    With the objective ``cost`` and several GPUs, fewer of them are tried too.
+    With the objective ``cost`` and several GPUs, fewer of them are tried too. Our runner has the
+    fewest processes that are allowed; `more_processes` tells the others.
     """
     placements = [bounds.gpus]
     if bounds.objective == "cost" and bounds.gpus:
@@ -38,15 +39,21 @@ def configurations(bounds: Search) -> tuple[ServingConfig, ...]:
             instances=instances,
             preferred_batch_sizes=preferred,
             gpus=gpus,
+            processes=min(bounds.processes),
         )
         for size, instances, delay_us, preferred, gpus in axes
         if all(wanted <= size for wanted in preferred)
     )
 
 
+def more_processes(bounds: Search) -> tuple[int, ...]:
+    """Numbers of processes that may share a GPU, besides the fewest; ascending."""
+    return tuple(sorted(set(bounds.processes)))[1:]
+
+
 def instances_of(config: ServingConfig) -> int:
-    """Over all GPUs it names."""
-    return config.instances * max(1, len(config.gpus))
+    """Over all GPUs it names, and all processes."""
+    return config.instances * config.processes * max(1, len(config.gpus))
 
 
 def largest_batch(config: ServingConfig) -> int:

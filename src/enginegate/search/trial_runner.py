@@ -206,6 +206,7 @@ class TrialRunner:
         reasons_invalid: of every measurement at a point that a trial or a confirmation wanted; ""
             if it was valid.
         too_fast_per_s: the lowest rate at which no measurement was valid: too fast to generate.
+        late_first: where the generator was late once, before anything was measured.
     """
 
     measure: Measure
@@ -216,18 +217,23 @@ class TrialRunner:
     service_times: list[ServiceTimeEstimate] = field(default_factory=list)
     reasons_invalid: dict[tuple[ServingConfig, float], list[str]] = field(default_factory=dict)
     too_fast_per_s: float | None = None
+    late_first: tuple[ServingConfig, float] | None = None
 
     @property
     def grid(self) -> Grid:
         """The rates that may be offered, up to half way (in the logarithm) to an invalid one.
 
-        Half way from the highest rate that was measured validly, so it rises as more are.
+        Half way from the highest rate that was measured validly, so it rises as more are. A rate
+        that was tried once only may be offered again after a valid one.
         """
         grid, too_fast_per_s = Grid.of(self.settings.bounds), self.too_fast_per_s
         if too_fast_per_s is None:
             return grid
         rates = (s.measurement.rate_per_s for s in self.samples if not s.measurement.invalid)
-        valid_per_s = max((rate for rate in rates if rate < too_fast_per_s), default=grid.low)
+        valid = [rate for rate in rates if rate < too_fast_per_s]
+        if valid and self.late_first is not None and self.late_first[1] == too_fast_per_s:
+            return Grid(grid.low, max(grid.low, too_fast_per_s), grid.step)
+        valid_per_s = max(valid, default=grid.low)
         highest = grid.at_most(math.sqrt(valid_per_s * too_fast_per_s))
         return Grid(grid.low, max(grid.low, valid_per_s, highest), grid.step)
 
@@ -275,17 +281,21 @@ class TrialRunner:
     ) -> OperatingPoint | None:
         """Measure once; again when that was invalid, or ended early and undecided.
 
+        While nothing was measured, a rate at which the generator is late is not tried again: a
+        lower one gives an answer in that time, and a budget may end before the second.
+
         A measurement that was ended early for another SLO may decide nothing about this one.
 
         Returns:
             None: the rate cannot be made, or the configuration does not load.
         """
         bounds, slo = self.settings.bounds, self.settings.slo
-        point, invalid = None, 0
+        earlier = int((config, rate_per_s) == self.late_first)
+        point, invalid = None, earlier
         attempts = _ATTEMPTS if rate_per_s > self.grid.low else _ATTEMPTS_AT_THE_LOWEST
         duration_s = max(bounds.measurement_s, _SPARE * FEWEST_SAMPLES / rate_per_s)
-        for attempt in range(2 * attempts):
-            if attempt and not self.budget.fits(duration_s):
+        for attempt in range(earlier, 2 * attempts):
+            if attempt > earlier and not self.budget.fits(duration_s):
                 break
             load = self.load(config, rate_per_s, f"search {attempt}", duration_s)
             try:
@@ -294,13 +304,31 @@ class TrialRunner:
                 return None
             if sample.measurement.invalid:
                 invalid += 1
-                if invalid == attempts:
+                if self._is_late_first(sample) or invalid >= attempts:
                     break
                 continue
-            point = self.history.add(sample)
+            point = self._add(sample)
             ended_early = sample.measurement.sent_for_s < _ENDED_EARLY * load.duration_s
             if point.status(slo) is not PointStatus.UNDECIDED or not ended_early:
                 return point
         if point is None:
             self.too_fast_per_s = min(rate_per_s, self.too_fast_per_s or rate_per_s)
+            if invalid > 1:
+                self.late_first = None
         return point
+
+    def _add(self, sample: LatencySample) -> OperatingPoint:
+        """Keep a valid measurement; no rate up to its own is too fast to generate."""
+        if sample.measurement.rate_per_s >= (self.too_fast_per_s or math.inf):
+            self.too_fast_per_s = None
+        return self.history.add(sample)
+
+    def _is_late_first(self, sample: LatencySample) -> bool:
+        """Note where the generator was late, above the lowest rate, before anything was valid."""
+        measured, nothing_yet = sample.measurement, all(s.measurement.invalid for s in self.samples)
+        if not (nothing_yet and measured.generator_limited):
+            return False
+        if measured.rate_per_s <= self.grid.low:
+            return False
+        self.late_first = measured.config, measured.rate_per_s
+        return True

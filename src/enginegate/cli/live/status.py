@@ -258,7 +258,7 @@ def _print_command(command: str, out: Console) -> None:
 
 def _events(layout: Layout, problems: list[str]) -> tuple[Event, ...]:
     try:
-        return AuditLog(layout.root).read()
+        return AuditLog(layout.root).of(layout.model)
     except TamperedError as error:
         problems.append(f"what people acknowledged cannot be read: {error}")
         return ()

@@ -360,6 +360,9 @@ class VerifiedRepository(Record):
     checks: tuple[VerifyCheck, ...] = Field(description="without problem and unknown: as published")
     repaired: tuple[str, ...] = Field(description="with --repair: what was finished or undone")
     server: str = Field(description="why no server was checked; empty: it was")
+    also: tuple[str, ...] = Field(
+        default=(), description="further policies of the very same repository and servers"
+    )
 
 
 class VerifyDocument(Document):
@@ -436,6 +439,42 @@ class AutomationsDocument(Document):
     """What was created or updated on the Prefect server."""
 
     done: tuple[str, ...]
+
+
+class PrunedEntry(Record):
+    """One thing that nothing refers to, and nobody used lately."""
+
+    kind: str
+    place: str = Field(description="its path in the workspace, or its address elsewhere")
+    size_bytes: NonNegativeInt
+    used_at: datetime
+    state: Literal["shown", "deleted", "in use", "failed"] = Field(
+        description="shown: nothing was deleted; in use: somebody began to use it meanwhile"
+    )
+    why: str = Field(default="", description="why it could not be deleted")
+
+
+class KeptEntries(Record):
+    """How much of one kind is kept for one reason."""
+
+    kind: str
+    reason: str
+    count: NonNegativeInt
+    size_bytes: NonNegativeInt
+
+
+class PruneDocument(Document):
+    """What `prune` would delete, or has deleted, and why the rest is kept."""
+
+    workspace: str
+    policies: tuple[str, ...] = Field(description="whose releases and scorecards refer to it")
+    unused_since: datetime = Field(description="what was used after this is kept")
+    done: bool = Field(description="whether it was deleted; false: it was only shown")
+    entries: tuple[PrunedEntry, ...]
+    kept: tuple[KeptEntries, ...]
+    size_bytes: NonNegativeInt = Field(description="of all entries")
+    freed_bytes: NonNegativeInt = Field(description="of those that are deleted")
+    free_bytes: NonNegativeInt = Field(description="on the workspace's disk when this ended")
 
 
 class NotifyReceiver(Record):
@@ -536,6 +575,7 @@ DOCUMENTS: Mapping[str, type[Record]] = MappingProxyType(
         "notify test": NotifyDocument,
         "notify save": NotifyDocument,
         "deploy": DeployDocument,
+        "prune": PruneDocument,
         "backup": BackupDocument,
         "restore": RestoreDocument,
     }
