@@ -67,8 +67,10 @@ class TritonPythonModel:
         content = _checked(folder / manifest["filename"], manifest["file"]["sha256"])
         for name, recorded in manifest.get("external", {}).items():
             _checked(folder / name, recorded["sha256"])
+        began_s = time.perf_counter()
         kind = _module(folder, f"engine_{manifest['candidate']['kind']}")
         self._engine = kind.open_for_triton(folder, content, manifest, parameters, device_id)
+        opened_s = time.perf_counter()
         self._pipeline: Any = None
         self._serial: Any = None
         self._answers = parameters.get("answers", "")
@@ -86,6 +88,11 @@ class TritonPythonModel:
                     self._engine, device, example, lanes=int(parameters.get("streams", "1"))
                 )
             self._metrics = _Metrics(self._serial or self._pipeline, args, config["name"])
+            warm_s = time.perf_counter() - opened_s
+            triton.Logger.log_info(
+                f"enginegate: {config['name']}: the engine opened in {opened_s - began_s:.1f} s, "
+                f"its batch sizes were made ready in {warm_s:.1f} s"
+            )
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
         """Answer every request, with its own error if it has one: now, or later in a pipeline."""
