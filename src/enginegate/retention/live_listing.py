@@ -23,7 +23,7 @@ from enginegate.policy.operating import LiveTables
 from enginegate.records import Record
 from enginegate.repository import Layout
 from enginegate.repository.history.audit import AUDIT, Cursor
-from enginegate.repository.history.journal import JOURNAL, Journal
+from enginegate.repository.history.journal import JOURNAL, Entry, Journal, unfinished
 from enginegate.repository.lock import hold_lock
 from enginegate.repository.rollout.object_repository import LEASE_S
 from enginegate.repository.rollout.rollout_state import RolloutState
@@ -63,17 +63,48 @@ def _known_file(workspace: Workspace) -> Path:
     return workspace.cursors / "retention.json"
 
 
+@dataclass(slots=True)
+class OpenOperations:
+    """Releases that operations of one repository without an end are about.
+
+    One journal has the operations of every model; it is read again only when it has changed.
+    """
+
+    root: Path
+    journal: Journal = field(init=False)
+    _entries: tuple[Entry, ...] | None = field(default=None, init=False)
+    _versions: dict[str, set[int]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.root)
+
+    def of(self, model: str) -> frozenset[int]:
+        """Their numbers.
+
+        Raises:
+            TamperedError: the journal was changed.
+        """
+        entries = self.journal.read()
+        if entries is not self._entries:
+            self._entries, self._versions = entries, {}
+            for entry in unfinished(entries):
+                self._versions.setdefault(entry.model, set()).add(entry.version)
+        return frozenset(self._versions.get(model, ()))
+
+
 @dataclass(frozen=True, slots=True)
 class LocalModel:
     """One model in one live repository of this host.
 
     Attributes:
         keep: releases whose bytes stay.
+        operations: of its repository.
     """
 
     root: Path
     model: str
     keep: int
+    operations: OpenOperations
 
     @property
     def layout(self) -> Layout:
@@ -96,8 +127,7 @@ class LocalModel:
         needed: set[int | None] = {*current.known, *current.served} if current else set()
         if current is not None:
             needed |= {r.previous_version for r in releases if r.version == current.version}
-        open_now = (e for e in Journal(self.root).unfinished() if e.model == self.model)
-        needed |= {entry.version for entry in open_now}
+        needed |= self.operations.of(self.model)
         rollout = RolloutState(self.root).of(self.model)
         needed |= {rollout.before, rollout.canary} if rollout else set()
         return RepositoryFacts(
@@ -315,7 +345,10 @@ class LiveListing:
             for root in (each.target.repository, *(own for own in fleet if own)):
                 key = root.absolute(), each.model
                 found[key] = max(found.get(key, 0), self._keep(each))
-        return tuple(LocalModel(root, model, keep) for (root, model), keep in found.items())
+        operations = {root: OpenOperations(root) for root, _ in found}
+        return tuple(
+            LocalModel(root, model, keep, operations[root]) for (root, model), keep in found.items()
+        )
 
     def stored(self) -> tuple[StoredModel, ...]:
         """Each model in object storage once."""
@@ -352,13 +385,14 @@ class LiveListing:
             RepositoryError: a repository is not there, or its audit log was cut.
         """
         before, lines = KnownRepositories.of(workspace).lines, {}
+        primary: dict[Path, set[str]] = {}
+        for each in self.tables:
+            primary.setdefault(each.target.repository.absolute(), set()).add(each.model)
         for root in self.roots():
             lines[str(root)] = here = _lines_of(root / AUDIT)
             arrived = Cursor.of(workspace, workspace.tracking_uri, root).read()
             known = max(before.get(str(root), 0), arrived.count if arrived else 0)
-            models = {each.model for each in self.local() if each.root == root}
-            primary = {each.target.repository.absolute() for each in self.tables}
-            if here < known or (not here and root in primary and models & published):
+            if here < known or (not here and primary.get(root, set()) & published):
                 raise RepositoryError(
                     f"{root / AUDIT} has {here} lines, and {max(known, 1)} or more are known of. "
                     "The repository may be on a file system that is not mounted, and what it "
