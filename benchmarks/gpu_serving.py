@@ -24,6 +24,7 @@ from gpu_networks import Subject, subject
 from gpu_report import Report, table
 
 from enginegate.benchmark.deployment import DeployedBenchmark, ServedModel, deploy
+from enginegate.benchmark.session import RUNNER_FROM_CUDA_MS, RUNNER_MS
 from enginegate.candidate import Engine
 from enginegate.content_store import ContentFolder
 from enginegate.data import Tensors
@@ -199,6 +200,7 @@ class _Bench:
                 {speed.batch_size: speed.batch_ms for speed in alone.batches},
                 items=float(case.rows),
                 shared=self.given.device == "cuda",
+                request_ms=0.0 if self.backend == "native" else _runner_ms(self.given),
             )
             for count in range(1, len(gpus) + 1):
                 bounds = self._bounds(top * count, gpus[:count], made.largest)
@@ -277,6 +279,7 @@ class _Bench:
             max_batch_sizes=(largest,),
             queue_delays_us=(0, 500, 2000),
             instances=(1, 2, 4),
+            processes=(1,) if self.backend == "native" else (1, 2, 3, 4),
             gpus=gpus if self.given.device == "cuda" else (),
             min_rate_per_s=max(5.0, top / 64),
             max_rate_per_s=max(10.0, 1.3 * top),
@@ -328,6 +331,11 @@ class _Bench:
 
     def _tell(self, sentence: str) -> None:
         print(f"{self.case} [{self.backend}] {sentence}", flush=True)
+
+
+def _runner_ms(given: argparse.Namespace) -> float:
+    """That our runner spends on a request, in each process."""
+    return RUNNER_FROM_CUDA_MS if given.shared_memory == "cuda" else RUNNER_MS
 
 
 def _alone(made: Subject, built: ContentFolder[Engine]) -> Sweep:

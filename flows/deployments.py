@@ -34,6 +34,8 @@ _PULL_STEP = "enginegate.pipeline.enter_project"
 _ENVIRONMENT = {
     "PREFECT_LOGGING_EXTRA_LOGGERS": "enginegate",
     "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+    # The server's answer while its database restarts: a run asks again for a minute.
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
 }
 
 

@@ -16,12 +16,13 @@ from enginegate.repository import Layout
 from enginegate.retention import marked_as_running
 from enginegate.workspace import Workspace
 from flows.notices import notify_of_question
+from flows.pools import check_pools, is_made, qualify_on_pool
 from flows.run_names import qualification_name, qualification_title
 from flows.states import completed_as, end_of_qualification
 from tasks.artifacts import log_result, show_scorecard
 from tasks.benchmark import benchmark_engine, skip_hopeless
 from tasks.build import build, check, export, resolve_version
-from tasks.devices import all_made, check_pools, is_made, qualify_on_pool
+from tasks.devices import all_made
 from tasks.engine_speed import measure_alone, measure_eager
 from tasks.record import (
     Qualification,

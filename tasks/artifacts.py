@@ -144,7 +144,7 @@ def _show_live(tables: LiveTables, policy: Path, workspace: Workspace) -> str:
     current = layout.current()
     release = layout.release(current.version) if current else None
     checks = WatchLog.at(workspace, release).read() if release else ()
-    events = AuditLog(layout.root).read() if layout.root.is_dir() else ()
+    events = AuditLog(layout.root).of(tables.model) if layout.root.is_dir() else ()
     held = layout.held_to(release) if release else None
     shown = live_timeline(tables.model, held, events, checks, policy=str(policy))
     place = tables.target.objects or str(layout.root.resolve())

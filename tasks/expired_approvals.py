@@ -59,7 +59,7 @@ def note_expired_approvals(tables: LiveTables, workspace: Workspace) -> tuple[st
         return ()
     root = tables.target.repository
     try:
-        events = AuditLog(root).read()
+        events = AuditLog(root).of(tables.model)
         with quick_client() as client:
             found = list(_refusals(client, tables, workspace, events))
         for deed in found:

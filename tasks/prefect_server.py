@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
-from httpx import HTTPError, HTTPStatusError, InvalidURL, ReadTimeout, Response
+from httpx import HTTPError, HTTPStatusError, InvalidURL, ReadTimeout, Response, TransportError
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -38,6 +38,16 @@ _CONNECT_S = 1.0
 _ASK_AGAIN = frozenset({408, 429})
 # A server that is asked to stop; Prefect itself waits for five seconds.
 _GRACE_S = 4.0
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a server that answered this, or nothing, may answer well when it is asked again.
+
+    It says 500 while its database restarts.
+    """
+    if isinstance(error, HTTPStatusError):
+        return error.response.is_server_error
+    return isinstance(error, TransportError | OSError)
 
 
 def check_prefect_answers() -> None:

@@ -490,14 +490,15 @@ def _gpu_bytes(evidence: Scorecard, measured: Benchmark) -> int | None:
     """GPU memory that the winner takes of one GPU, as it was served; else by the engine alone.
 
     The server's own figure has what the serving stack adds. Where it was not read, each instance
-    is taken to need what the engine alone did at its largest batch.
+    of each process is taken to need what the engine alone did at its largest batch.
     """
     speed = evidence.engine_speed(measured.candidate)
     if measured.gpu_bytes is not None or measured.chosen is None or speed is None:
         return measured.gpu_bytes
     if speed.largest_batch_mib is None:
         return None
-    return round(speed.largest_batch_mib * measured.chosen.instances * (1 << 20))
+    copies = measured.chosen.instances * measured.chosen.processes
+    return round(speed.largest_batch_mib * copies * (1 << 20))
 
 
 def _rehearsal(publication: Publication, steps: Ensemble) -> Callable[[Composed], Golden]:

@@ -22,7 +22,12 @@ from prefect.settings import PREFECT_API_URL
 from enginegate.errors import EnginegateError
 from enginegate.redact import masked
 from enginegate.repository import AuditLog
-from enginegate.repository.history.audit import Cursor, LiveChange, undelivered_changes
+from enginegate.repository.history.audit import (
+    LIVE_EVENTS,
+    Cursor,
+    LiveChange,
+    undelivered_changes,
+)
 from enginegate.workspace import Workspace, now
 from tasks.prefect_server import REFUSALS, quick_client
 
@@ -64,7 +69,8 @@ def _send(client: SyncPrefectClient, log: AuditLog, cursor: Cursor) -> list[Live
     """Send what the server lacks. It keeps an event seconds after it took it, so that only the next
     call sees it there and moves the cursor: what a dying server lost is sent again.
     """
-    waiting = undelivered_changes(log.read(), cursor.read())
+    live = log.of("", *LIVE_EVENTS)
+    waiting = undelivered_changes(log.read(), cursor.read(), live)
     oldest = now() - _RETENTION
     young = [change for change in waiting if change.event.at >= oldest]
     present = {event for page in _pages(young) for event in _present(client, page)}

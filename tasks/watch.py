@@ -42,6 +42,7 @@ from enginegate.repository.history.broken_promises import (
     shown_state,
 )
 from enginegate.repository.rollout.rollout_state import RolloutState
+from enginegate.repository.verified import VerifiedRecords
 from enginegate.shadow import expire_samples, recover_recordings
 from enginegate.tracking import Tracker, deliver, state_tag
 from enginegate.triton.endpoint import LiveAddresses, live_addresses
@@ -98,7 +99,7 @@ def verify_live(tables: LiveTables, workspace: Workspace) -> tuple[str, ...]:
     """Problems of the live repository and its server; nothing is changed."""
     repository = open_target(tables, workspace, channel=_CHANNEL)
     try:
-        checks = verify(repository, read_back=False)
+        checks = verify(repository, read_back=False, records=VerifiedRecords(workspace))
     except RepositoryBusyError as error:
         _log.info("not verified this time: %s", error)
         return ()
@@ -310,7 +311,7 @@ def unacknowledged(tables: LiveTables, workspace: Workspace) -> tuple[BrokenProm
 def _events(tables: LiveTables) -> tuple[Event, ...]:
     """The audit log's records; none where it was tampered with, which `verify_live` reports."""
     try:
-        return AuditLog(tables.target.repository).read()
+        return AuditLog(tables.target.repository).of(tables.model)
     except TamperedError as error:
         _log.error("acknowledgements cannot be read: %s", error)
         return ()

@@ -179,6 +179,24 @@ def lock_holder(path: Path) -> str | None:
     return None
 
 
+def maker_is_gone(path: Path) -> bool:
+    """Whether nobody holds a ``flock`` on a file or folder that is made under one.
+
+    Its maker was killed then: the kernel let go of the lock, and nobody will finish it.
+    """
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return True
+
+
 @contextmanager
 def file_lock(path: Path, *, timeout_s: float = 0.0) -> Iterator[None]:
     """Hold an exclusive lock on ``path``; the kernel releases it if the process dies.

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from enginegate.candidate import Candidate
+from enginegate.chained_log.hash_chain import GENESIS
 from enginegate.evidence import (
     BatchSpeed,
     Benchmark,
@@ -34,7 +35,6 @@ from enginegate.policy.benchmarking import Search
 from enginegate.records import sha256_bytes
 from enginegate.report.decision_page import PageLink, decision_page, page_history
 from enginegate.repository.history.audit import Event
-from enginegate.repository.history.journal import GENESIS
 from enginegate.search.findings import champion_finding
 from enginegate.serving import ServingConfig
 from enginegate.watch.log import WatchCheck

@@ -129,6 +129,35 @@ class SimulatedServer:
         return load.duration_s
 
 
+class SharedGpu(SimulatedServer):
+    """Processes that take batches at once, and compute them in turns on one GPU.
+
+    Each spends ``request_ms`` of its own on every request.
+    """
+
+    def __init__(self, base_ms, item_ms, *, request_ms, limit_ms=20.0):
+        super().__init__(base_ms, item_ms, limit_ms=limit_ms)
+        self.request_s = request_ms / 1e3
+
+    def batches(self, config, load):
+        due = self.arrivals_s(load)
+        at, count = due.tolist(), len(due)
+        free, gpu_free = [0.0] * config.processes, 0.0
+        ends, took, done, first = [], [], [], 0
+        while first < count:
+            start = max(heapq.heappop(free), at[first])
+            end = bisect_right(at, start, first, min(first + config.max_batch_size, count))
+            own_s = self.request_s * (end - first) / 2
+            computed = max(gpu_free, start + own_s) + self.base_s + self.item_s * (end - first)
+            gpu_free = computed
+            heapq.heappush(free, computed + own_s)
+            ends.append(end)
+            done.append(computed + own_s)
+            took.append(done[-1] - start)
+            first = end
+        return due, np.diff([0, *ends]), np.array(took), np.array(done)
+
+
 def as_rows(load, due_s, latency_s, lasted_s):
     """What a generator that is always on time has sent."""
     count = len(due_s)

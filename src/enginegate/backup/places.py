@@ -1,7 +1,7 @@
 """Which folders and files a backup is of, and which of them it leaves out."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
@@ -51,7 +51,7 @@ class BackupPlaces:
         repositories: each once, the primary of a fleet before its servers.
         files: policies and public keys, by their path below the project.
         private_keys: keys outside of the workspace's own folder, by their path below the project.
-        elsewhere: files that a policy names outside of the project, which are left out.
+        elsewhere: what policies name that is left out -> why.
     """
 
     project: Path
@@ -59,7 +59,7 @@ class BackupPlaces:
     repositories: tuple[RepositoryPlace, ...]
     files: Mapping[str, Path]
     private_keys: Mapping[str, Path]
-    elsewhere: tuple[Path, ...] = ()
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
     def secrets(self) -> dict[str, Path]:
         """Every private key that is here, by its name in a backup: these are encrypted."""

@@ -4,6 +4,7 @@ Nothing is replaced: each place must be absent or empty. A restore that fails le
 it found.
 """
 
+import fcntl
 import hashlib
 import os
 import shlex
@@ -16,7 +17,7 @@ from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from enginegate.atomic_io import sync_folder, write_file
+from enginegate.atomic_io import maker_is_gone, sync_folder, write_file
 from enginegate.backup.archive import (
     ArchiveMember,
     BackupHeader,
@@ -131,6 +132,7 @@ class _Place:
         is_workspace: what may be there already differs.
         within: another place that this one lies in, and is staged with.
         staging: where its members are until they are moved in.
+        handle: of that folder, which is locked for as long as this process may fill it.
     """
 
     name: str
@@ -138,6 +140,7 @@ class _Place:
     is_workspace: bool = False
     within: "_Place | None" = None
     staging: Path | None = None
+    handle: int | None = None
 
     def check_free(self) -> None:
         """Refuse a place that holds anything of its own.
@@ -150,8 +153,8 @@ class _Place:
         except OSError as error:
             raise InputError(f"{self.target} cannot be restored to: {error.strerror}.") from error
         if taken := [name for name in there if not self._may_be_there(name)]:
-            left = any(name.startswith(_STAGING) for name in taken)
-            cut = " A restore was killed there; what it left can be removed." if left else ""
+            left = any(name.startswith(_STAGING) for name in there)
+            cut = " A restore was killed there; what it moved in can be removed." if left else ""
             shown = ", ".join(map(repr, taken[:_MOST_NAMED]))
             more = " and more" if len(taken) > _MOST_NAMED else ""
             raise InputError(
@@ -160,8 +163,8 @@ class _Place:
             )
 
     def _may_be_there(self, name: str) -> bool:
-        if name.startswith(_STAGING):
-            return False
+        if name.startswith(_STAGING):  # of a restore that was killed, or is under way
+            return True
         if self.is_workspace:
             others = why_left_out(PurePosixPath(name), shadow=True)
             return others is not None
@@ -175,7 +178,13 @@ class _Place:
         if not self.target.is_dir():
             self.target.parent.mkdir(parents=True, exist_ok=True)
         beside = self.target if self.target.is_dir() else self.target.parent
+        for folder in {beside, self.target.parent}:
+            for left in folder.glob(f"{_STAGING}*"):
+                if maker_is_gone(left):
+                    _remove(left)
         self.staging = Path(tempfile.mkdtemp(dir=beside, prefix=_STAGING))
+        self.handle = os.open(self.staging, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self.handle, fcntl.LOCK_EX)
 
     def move_in(self, made: ExitStack) -> None:
         """Give members their places; ``made`` undoes it."""
@@ -254,6 +263,9 @@ def _staged(places: Sequence[_Place]) -> Iterator[Sequence[_Place]]:
         for place in places:
             if place.staging is not None and place.within is None:
                 _remove(place.staging)
+            if place.handle is not None:
+                os.close(place.handle)
+                place.handle = None
 
 
 def _names(folder: Path) -> list[str]:

@@ -1,6 +1,7 @@
 """Writing a backup: one new file, whole and on disk, or none."""
 
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
@@ -11,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from enginegate.atomic_io import sync_folder
+from enginegate.atomic_io import maker_is_gone, sync_folder
 from enginegate.backup.archive import (
     HEADER,
     ArchiveWriter,
@@ -38,6 +39,7 @@ from enginegate.workspace import now
 _ATTEMPTS = 3
 # Of each member's header and padding; with a long name it needs two more blocks.
 _TAR_BYTES = 2048
+_PART = ".enginegate-backup-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,7 @@ def _attempt(
         if key is None:
             without = "a private key, and --without-keys was given"
             snapshot.left_out += [LeftOut(what=name, why=without) for name in secrets]
-        named = "outside of the project's folder: keep it where you keep such files"
-        snapshot.left_out += [LeftOut(what=str(path), why=named) for path in places.elsewhere]
+        snapshot.left_out += [LeftOut(what=w, why=why) for w, why in places.elsewhere.items()]
         header = BackupHeader(
             made_at=now(),
             made_by=user_at_host(),
@@ -216,8 +217,12 @@ def _new_file(target: Path) -> Iterator[IO[bytes]]:
     folder = target.absolute().parent
     part: Path | None = None
     try:
-        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{target.name}.", suffix=".tmp")
+        for left in folder.glob(f"{_PART}*"):
+            if maker_is_gone(left):  # by a backup that was killed; it may be gigabytes
+                left.unlink(missing_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, prefix=_PART)
         part = Path(name)
+        fcntl.flock(handle, fcntl.LOCK_EX)
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()

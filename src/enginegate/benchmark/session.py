@@ -26,7 +26,7 @@ from enginegate.loadgen.traffic import Traffic, Transport
 from enginegate.machine import gpus, processor
 from enginegate.measurement import Generator, Load
 from enginegate.messages import per_second
-from enginegate.policy.benchmarking import BenchmarkTables
+from enginegate.policy.benchmarking import BenchmarkTables, Search
 from enginegate.records import sha256_file
 from enginegate.search.queueing import EngineTimes
 from enginegate.search.search import SearchResult, confirm_upper_bound, search
@@ -38,6 +38,11 @@ from enginegate.triton.server import Server, start
 _CANDIDATE, _CHAMPION = "candidate", "champion"
 # Requests sent beyond those that confirmed the answer: a tenth is warm-up, and arrivals vary.
 _SPARE = 1.2
+# What our runner on a GPU spends on a request besides computing, in each process: how many of them
+# are tried first, and at which rate. As it was on an H200 (runner_profile.py): 0.094 ms of eight
+# rows of 128 tokens; from CUDA shared memory, which Triton copies request by request, 0.25 ms of
+# those, and about 0.4 of images. With less the first trial is refuted; with more it takes another.
+RUNNER_MS, RUNNER_FROM_CUDA_MS = 0.1, 0.4
 T = TypeVar("T")
 
 
@@ -73,6 +78,11 @@ class BenchmarkTarget:
     model: ServedModel
     files: Mapping[str, Sha256]
     options: ServingOptions
+
+    @property
+    def runs_in_our_processes(self) -> bool:
+        """Whether our runner in the Python backend serves it on a GPU."""
+        return self.model.gpu and self.model.backend == "python"
 
     @classmethod
     def of(cls, model: ServedModel, engine: Engine, options: ServingOptions) -> "BenchmarkTarget":
@@ -153,12 +163,12 @@ class BenchmarkSession:
                 champion = Champion(measure_live, live.config, live.release)
             found = search(
                 measure,
-                tables.search,
+                self._bounds(target),
                 tables.slo,
                 champion=champion,
                 price_per_hour=tables.cost.price_per_hour,
                 arrivals=tables.load.arrivals,
-                alone=self._engine_times(),
+                alone=self._engine_times(target),
                 progress=progress,
             )
             if tables.slo.min_speedup is not None and not found.cut_short:
@@ -173,14 +183,27 @@ class BenchmarkSession:
             }
         )
 
-    def _engine_times(self) -> EngineTimes | None:
+    def _bounds(self, target: BenchmarkTarget) -> Search:
+        """The policy's; only our runner on a GPU has processes to choose the number of."""
+        if target.runs_in_our_processes:
+            return self.tables.search
+        return self.tables.search.model_copy(update={"processes": (1,)})
+
+    def _engine_times(self, target: BenchmarkTarget) -> EngineTimes | None:
         """What the search expects of service times before it measured any."""
         speed, sizes = self.alone, self.batch_sizes
         if speed is None:
             return None
         batch_ms = {b.batch_size: b.batch_ms for b in speed.batches if b.samples_per_s}
+        request_ms = 0.0
+        if target.runs_in_our_processes:
+            on_gpu = self.tables.load.shared_memory == "cuda"
+            request_ms = RUNNER_FROM_CUDA_MS if on_gpu else RUNNER_MS
         return EngineTimes.fit(
-            batch_ms, items=sum(sizes) / len(sizes), shared=speed.inputs_on == "device"
+            batch_ms,
+            items=sum(sizes) / len(sizes),
+            shared=speed.inputs_on == "device",
+            request_ms=request_ms,
         )
 
     def _bounded(self, found: SearchResult, measure: Measure) -> SearchResult:

@@ -72,7 +72,7 @@ from enginegate.errors import EnginegateError, ExitCode, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.machine import LAST_PORT
 from enginegate.pipeline import pipeline_module
-from enginegate.policy import read_policy
+from enginegate.policy import Policy, read_policy
 from enginegate.policy.paths import WORKSPACE
 from enginegate.report import candidates_named, print_explained, print_scorecard
 from enginegate.report.tables import print_hanging
@@ -445,12 +445,16 @@ def status_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
+    paths = policies_of(policies)
+    brief = len(paths) > _status.MOST_IN_FULL
     with printing(as_json=as_json) as output:
         found = _status.status_of(
-            policies_of(policies),
-            shown=lambda each: _status.print_status(each, output.console),
+            paths,
+            shown=lambda each: _status.print_status(each, output.console, brief=brief),
             refused=_print_error,
         )
+        if brief:
+            print_hanging(output.console, "One model in full: enginegate status POLICY")
         output.document(found.document)
     raise typer.Exit(found.errors[0].exit_code if found.errors else ExitCode.OK)
 
@@ -462,23 +466,38 @@ def verify_command(
     repair: Annotated[
         bool, typer.Option("--repair", help="finish or undo what was cut short")
     ] = False,
+    whole: Annotated[
+        bool,
+        typer.Option("--all", help="read every byte, also of what has not changed since last time"),
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
-    """Recompute every digest of the live repository, and prove what its server serves.
+    """Recompute the digests of the live repository, and prove what its server serves.
 
-    Needs no right to write. Ends with 3 if something is not as it was published, with 5 if
-    something could not be found out: a server that should answer does not, or a file may not be
-    read.
+    Files that have not changed since they were verified here are not read again, for seven days at
+    most; --all reads every byte. Needs no right to write.
+
+    Ends with 3 if something is not as it was published, with 5 if something could not be found out:
+    a server that should answer does not, or a file may not be read.
     """
     ends: list[ExitCode] = []
     found: list[VerifiedRepository] = []
+    together: dict[tuple[object, ...], list[tuple[Path, Policy]]] = {}
+
+    def open_policy(path: Path) -> None:
+        rules = read_policy(path)
+        together.setdefault(_live.checked_together(rules), []).append((path, rules))
 
     def check(path: Path) -> None:
-        found.append(_live.verified(read_policy(path), path, repair=repair))
+        same = next(each for each in together.values() if each[0][0] == path)
+        checked = _live.verified(same[0][1], path, repair=repair, whole=whole)
+        also = tuple(str(other) for other, _ in same[1:])
+        found.append(checked.model_copy(update={"also": also}))
         ends.append(_live.print_verified(found[-1], output.console))
 
     with printing(as_json=as_json) as output:
-        errors = _for_each(policies_of(policies), check)
+        errors = _for_each(policies_of(policies), open_policy)
+        errors += _for_each([same[0][0] for same in together.values()], check)
         words = tuple(str(error) for error in errors)
         output.document(VerifyDocument(repositories=tuple(found), errors=words))
     code = errors[0].exit_code if errors else ExitCode.OK

@@ -1,6 +1,6 @@
 """What one kind of device's workers found out: kept, gathered, and carried between machines."""
 
-from enginegate.devices.bundle import fetch_part, push_part, read_bundle, write_bundle
+from enginegate.devices.bundle import fetch_part, known_part, push_part, read_bundle, write_bundle
 from enginegate.devices.part import (
     DeviceQualification,
     PartIdentity,
@@ -15,6 +15,7 @@ __all__ = [
     "PartStore",
     "StoredEngine",
     "fetch_part",
+    "known_part",
     "push_part",
     "read_bundle",
     "stored_engine",

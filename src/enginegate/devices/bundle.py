@@ -160,6 +160,26 @@ def fetch_part(
     return part
 
 
+def known_part(
+    identity: PartIdentity, workspace: Workspace, store: ObjectStore | None
+) -> DeviceQualification | None:
+    """The part of that identity if somebody made it, and nothing of it broke.
+
+    Args:
+        identity: of the part.
+        workspace: looked in first.
+        store: where workers leave it; None: they share the workspace.
+
+    Raises:
+        RepositoryError: storage cannot be reached or refuses.
+        TamperedError: what is in storage is not what its record says.
+    """
+    part = PartStore(workspace).find(identity)
+    if store is not None and (part is None or part.errored):
+        part = fetch_part(identity, workspace, store) or part
+    return None if part is None or part.errored else part
+
+
 def _key(identity: PartIdentity) -> str:
     return f"parts/{identity.digest}.evidence"
 

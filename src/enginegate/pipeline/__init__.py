@@ -29,6 +29,8 @@ _PREFECT = {
     # Of each answer; by itself six times a minute. A server restarts within four times half of one.
     "PREFECT_API_REQUEST_TIMEOUT": "30",
     "PREFECT_CLIENT_MAX_RETRIES": "3",
+    # Its answer while its database is away; a PostgreSQL that restarts is back in seconds.
+    "PREFECT_CLIENT_RETRY_EXTRA_CODES": "500",
     "PREFECT_LOGGING_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_EXTRA_LOGGERS": "enginegate",
     "DO_NOT_TRACK": "1",

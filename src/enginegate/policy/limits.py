@@ -35,6 +35,7 @@ _LARGEST: dict[str, tuple[float, str]] = {
     "search.max_rate_per_s": (1e8, "requests a second of one server"),
     "search.measurement_s": (_DAY_S, "that is a day"),
     "search.preferred_batch_sizes": (65_536, "rows are held in memory together"),
+    "search.processes": (16, "each holds the engine and a CUDA context in memory"),
     "search.queue_delays_us": (60e6, "that is a minute"),
     "serving.max_queue_size": (1e9, "requests are held in memory"),
     "serving.priority_levels": (1e6, "each is a queue"),

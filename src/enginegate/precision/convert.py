@@ -134,7 +134,9 @@ def converter_of(candidate: Candidate, *, data: DataSet | None, rules: Calibrati
     if found:
         return f"modelopt {found.version}, QDQ, {rules.method} over {read}"
     where = calibration_provider(rules.device).identity if samples else ""
-    return f"{tool}, QDQ, {rules.method} over {read}{where}"
+    form = kind_named(candidate.kind).quantised.get(precision)
+    where_pairs_are = " behind layers" if form is not None and form.between else ""
+    return f"{tool}, QDQ{where_pairs_are}, {rules.method} over {read}{where}"
 
 
 def reads_data(candidate: Candidate, rules: CalibrationTable) -> bool:

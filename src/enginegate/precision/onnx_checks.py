@@ -148,3 +148,30 @@ def regions(model: ModelProto, names: Iterable[str], between: Iterable[str]) -> 
                 if other.op_type not in _JOINS:
                     waiting.append(other)
     return frozenset(found)
+
+
+def behind_no_layer(
+    model: ModelProto, between: Iterable[str], keep: Iterable[str] = ()
+) -> frozenset[str]:
+    """Nodes of the types ``between`` that follow no layer, but those that are kept, by others.
+
+    Quantising them would round what stays in FP32 before and behind them, and save nothing.
+    """
+    kinds, kept = frozenset(between), frozenset(keep)
+    layer_names = (name for name in layers(model) if name not in kept)
+    takers: dict[str, list[NodeProto]] = defaultdict(list)
+    for node in model.graph.node:
+        for name in node.input:
+            takers[name].append(node)
+    starts = frozenset(layer_names)
+    waiting = [node for node in model.graph.node if node.name in starts]
+    behind: set[str] = set()
+    while waiting:
+        node = waiting.pop()
+        for taker in (other for name in node.output for other in takers[name]):
+            if taker.op_type in kinds and taker.name not in behind:
+                behind.add(taker.name)
+                waiting.append(taker)
+    return frozenset(
+        node.name for node in model.graph.node if node.op_type in kinds and node.name not in behind
+    )

@@ -21,7 +21,13 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from enginegate.engine_kinds import QuantisedForm
 from enginegate.errors import BuildError, told_by, tool_errors
 from enginegate.precision.calibration import ActivationRange, Prepared
-from enginegate.precision.onnx_checks import LAYERS, clean_converted, name_nodes, with_opset
+from enginegate.precision.onnx_checks import (
+    LAYERS,
+    behind_no_layer,
+    clean_converted,
+    name_nodes,
+    with_opset,
+)
 from enginegate.precision.session import ON_CPU, CalibrationProvider, open_cpu_session
 from enginegate.sources.onnx_form import graphs
 
@@ -83,7 +89,7 @@ def with_pairs(
 
     Args:
         ranges: of every activation of the nodes that are quantised.
-        only: nodes to quantise; None is all of `operators`.
+        only: nodes to quantise; None is all of `operators` but those that follow no layer.
         keep: nodes that stay FP32.
 
     Raises:
@@ -100,6 +106,7 @@ def with_pairs(
     vars(calibrate)["print"] = _log.debug
     form, model = prepared.form, ModelProto()
     model.CopyFrom(prepared.model)
+    idle = behind_no_layer(model, form.between, keep)
     with _refusals(prepared.origin, form):
         quantizer = QDQQuantizer(
             model,
@@ -109,7 +116,7 @@ def with_pairs(
             activation_qType=QuantType[form.activations],
             tensors_range=_tensors_data(form, ranges),
             nodes_to_quantize=sorted(only or ()),
-            nodes_to_exclude=sorted(keep),
+            nodes_to_exclude=sorted(keep | idle),
             op_types_to_quantize=list(prepared.operators),
             extra_options={
                 "ActivationSymmetric": form.symmetric,

@@ -247,15 +247,20 @@ class OperationRecovery:
         """What journal and audit log say of one model by now."""
         return LiveRecord.of(layout, self.journal, self.audit)
 
-    def recover(self) -> tuple[str, ...]:
+    def recover(self, changing: str = "") -> tuple[str, ...]:
         """Finish or undo whatever was cut short; one sentence for each operation.
+
+        Args:
+            changing: the model that is about to be changed: of all others without an open operation
+                nothing is looked at. Empty: what killed processes left is removed of every model.
 
         Raises:
             TamperedError: a commit point is not what journal and audit log say: nothing is ended
                 by it.
         """
         sentences = []
-        for entry in self.journal.unfinished():
+        open_ones = self.journal.unfinished()
+        for entry in open_ones:
             layout = Layout(self.audit.root, entry.model)
             self.live_record(layout).check_commit_point(layout.current())
             words = self.end(layout, entry)
@@ -263,9 +268,10 @@ class OperationRecovery:
                 f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
                 f"step '{entry.step}'. {words}"
             )
-        known = {*models(self.audit.root), *(entry.model for entry in self.journal.read())}
-        for name in known:
-            sweep(Layout(self.audit.root, name))
+        known = {changing, *(entry.model for entry in open_ones)}
+        if not changing:
+            known = {*models(self.audit.root), *self.journal.models()}
+        sweep(self.audit.root, known)
         return tuple(sentences)
 
     def end(self, layout: Layout, entry: Entry, *, reason: str = "") -> str:
@@ -282,8 +288,9 @@ class OperationRecovery:
         Returns:
             What is live now, in words.
         """
-        own = [each for each in self.journal.read() if each.model == layout.model]
-        decided = decide(own, layout.current(), failed=entry, reason=reason)
+        decided = decide(
+            self.journal.of(layout.model), layout.current(), failed=entry, reason=reason
+        )
         sentences = [self._carry_out(layout, each) for each in decided if isinstance(each, Ending)]
         return " ".join(sentences)
 
@@ -351,7 +358,7 @@ def release_of(layout: Layout, entry: Entry) -> Release | None:
 
 def was_withdrawn(layout: Layout) -> bool:
     """Whether the last change of what is live left nothing, by the journal."""
-    change = last_change(e for e in Journal(layout.root).read() if e.model == layout.model)
+    change = last_change(Journal(layout.root).of(layout.model))
     return change is not None and change.kind == "withdraw"
 
 

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple
 
 from enginegate.atomic_io import lock_holder
-from enginegate.candidate import FileDigest
+from enginegate.chained_log.line_index import Stamp
 from enginegate.errors import (
     EnginegateError,
     NotWritableError,
@@ -15,15 +17,14 @@ from enginegate.errors import (
     RepositoryError,
     TamperedError,
 )
+from enginegate.messages import counted
 from enginegate.records import Record
 from enginegate.repository.deploy.deployment import Deployment
 from enginegate.repository.deploy.desired_config import wrong_files
-from enginegate.repository.history.audit import AUDIT, AuditLog, Event, last_live_event
+from enginegate.repository.history.audit import AUDIT, LIVE_EVENTS, AuditLog, last_live_event
 from enginegate.repository.history.journal import (
     JOURNAL,
-    Entry,
     Journal,
-    LogEntry,
     intent_detail,
     last_change,
     last_promise,
@@ -35,12 +36,19 @@ from enginegate.repository.promotion import LiveRepository
 from enginegate.repository.recovery import was_withdrawn
 from enginegate.repository.rollout.rollout_state import RolloutState
 from enginegate.repository.rollout.target import FleetServer, StoredTarget, Target
-from enginegate.repository.store.layout import Layout, models
+from enginegate.repository.store.layout import Layout, models, parts_by_owner
 from enginegate.repository.store.live_record import LiveRecord, check_audit
 from enginegate.repository.store.object_journal import cut_short, is_abandoned, is_open
 from enginegate.repository.store.release_files import ReleaseFiles, signed_promise
+from enginegate.repository.verified import (
+    ModelFiles,
+    VerifiedBefore,
+    VerifiedRecords,
+    fingerprints,
+)
 
-L = TypeVar("L", bound=LogEntry)
+# Events that only a model with a release has.
+_OF_A_RELEASE = LIVE_EVENTS | {"promised", "repaired", "promise broken", "acknowledged"}
 _LOCK_TIMEOUT_S = 10.0
 _ATTEMPTS = 3
 # A version that takes longer to load than this is said to be loading still.
@@ -57,27 +65,35 @@ class VerifyCheck(Record):
     """Why it could not be found out whether it is as it should be."""
     note: str = ""
     """What could not be checked, and need not be."""
+    since: datetime | None = None
+    """When its bytes were read, where nothing has changed since and they were not read again."""
 
 
-def verify(target: Target, *, read_back: bool = True) -> tuple[VerifyCheck, ...]:
+def verify(
+    target: Target, *, read_back: bool = True, records: VerifiedRecords | None = None
+) -> tuple[VerifyCheck, ...]:
     """Check folders, servers and objects; nothing is changed, no problem hides another.
 
     Args:
         target: what to check.
         read_back: read every object in storage whole; else only what says which release is live.
+        records: of what was verified before: bytes that have not changed since are not read again.
+            None: every byte is read.
 
     Raises:
         RepositoryBusyError: somebody is changing a repository: check again when they are done.
     """
-    checks = [*verify_folder(target.primary)]
+    checks = [*verify_folder(target.primary, records)]
     for server in target.servers:
-        checks += _server(server, target.primary)
+        checks += _server(server, target.primary, records)
     if target.storage is not None:
         checks += _objects(target.storage, read_back=read_back)
     return tuple(checks)
 
 
-def verify_folder(repository: LiveRepository) -> tuple[VerifyCheck, ...]:
+def verify_folder(
+    repository: LiveRepository, records: VerifiedRecords | None = None
+) -> tuple[VerifyCheck, ...]:
     """Check everything that can be checked from the folder, and from the server if there is one.
 
     Nothing is changed, and one problem never hides another. Nobody waits meanwhile: what somebody
@@ -90,19 +106,25 @@ def verify_folder(repository: LiveRepository) -> tuple[VerifyCheck, ...]:
     if not repository.root.exists():
         return ()
     found: tuple[VerifyCheck, ...] = ()
-    before, unlocked = _state(repository)
+    before = records.of(repository) if records is not None else None
+    whole = records is None or records.whole
+    state, unlocked = _state(repository)
     for _ in range(_ATTEMPTS):
         lock = (VerifyCheck(subject="lock", note=unlocked),) if unlocked else ()
-        found = (*lock, *_checks(repository))
+        if before is not None:
+            before.begin()
+        found = (*lock, *_checks(repository, before, whole=whole))
         after, unlocked = _state(repository)
-        if after == before:
+        if after == state:
+            if before is not None:
+                before.save()
             return found
-        before = after
+        state = after
     changed = f"{repository.root} was changed while it was checked; check again."
     return (*found, VerifyCheck(subject="repository", problem=changed))
 
 
-def _state(repository: LiveRepository) -> tuple[list[FileDigest | None], str]:
+def _state(repository: LiveRepository) -> tuple[list[Stamp | None], str]:
     """How far journal and audit log have come, at a moment when nobody changes anything.
 
     With why the lock could not be taken for that; empty where it was.
@@ -114,9 +136,8 @@ def _state(repository: LiveRepository) -> tuple[list[FileDigest | None], str]:
         return _how_far(repository.root), _waited_for(repository.root / LOCK)
 
 
-def _how_far(root: Path) -> list[FileDigest | None]:
-    paths = [root / name for name in (JOURNAL, AUDIT)]
-    return [FileDigest.of(path) if path.is_file() else None for path in paths]
+def _how_far(root: Path) -> list[Stamp | None]:
+    return [Stamp.of(root / name) for name in (JOURNAL, AUDIT)]
 
 
 def _waited_for(lock: Path) -> str:
@@ -139,44 +160,112 @@ def _waited_for(lock: Path) -> str:
     return f"{read_only}; nobody changed it meanwhile."
 
 
-def _checks(repository: LiveRepository) -> Iterator[VerifyCheck]:
+def _checks(
+    repository: LiveRepository, before: VerifiedBefore | None, *, whole: bool
+) -> Iterator[VerifyCheck]:
     journal, audit = Journal(repository.root), AuditLog(repository.root)
+    if whole:
+        with suppress(EnginegateError):  # said below, by whatever reads it
+            journal.check_all()
+        with suppress(EnginegateError):
+            audit.check_all()
     yield run_check("journal", partial(_check_journal, journal))
-    read = _if_readable(journal.read)
-    entries = read or ()
-    events = _if_readable(audit.read) or ()
-    known = {*(entry.model for entry in entries), *(e.model for e in events if e.release)}
-    for name in sorted({*models(repository.root), *known}):
-        layout = Layout(repository.root, name)
-        own = [entry for entry in entries if entry.model == name]
-        record = LiveRecord(layout, entries, events)
-        yield run_check(f"{name} audit log", partial(_check_audit, audit, record))
-        if read is not None:  # else it was said already, and nothing is known to be missing
-            yield run_check(f"{name} journal against audit log", record.check_journal_whole)
-        yield run_check(f"{name} live release", partial(_check_current, layout, own, record))
-        for version in layout.stored_versions():
-            check = partial(_check_release, version, record)
-            yield run_check(f"{name} release {version}", check)
-            if repository.signing is not None:
-                signed = partial(_check_signature, repository.signing, record, version)
-                yield run_check(f"{name} release {version} signature", signed)
-            if layout.release_file(version).is_file():
-                promised = partial(_check_promise, repository.signing, layout, version, entries)
-                yield run_check(f"{name} release {version} promise", promised)
-        if layout.owned_parts():
-            yield run_check(f"{name} composing models", partial(_check_parts, layout))
-        yield run_check(f"{name} config.pbtxt", partial(_check_config, layout))
+    if repository.root.joinpath(AUDIT).exists():
+        yield run_check("audit log", audit.check)
+    logs = _Logs(journal, audit, _extents_of(journal), _extents_of(audit))
+    parts = parts_by_owner(repository.root)
+    for name in sorted({*models(repository.root), *logs.models()}):
+        layout, own_parts = Layout(repository.root, name), parts.get(name, ())
+        files = None
+        if before is not None:
+            with suppress(OSError):  # what cannot be listed is no reason to trust it
+                files = fingerprints(layout, own_parts, (before.depends, logs.extents_of(name)))
+        since = before.unchanged_since(name, files) if before is not None and files else None
+        if before is not None and since is not None and files is not None:
+            yield _unchanged(name, files, since, before.notes(name))
+        else:
+            checks = []
+            for check in _model_checks(repository, layout, logs, own_parts, before, files):
+                checks.append(check)
+                yield check
+            fine = not any(check.problem or check.unknown for check in checks)
+            if before is not None and files is not None and fine:
+                before.keep(name, files, notes=sum(bool(check.note) for check in checks))
         if repository.client is not None:
             live = Deployment(repository.client, layout, repository.load_timeout_s)
-            yield run_check(f"{name} on the live server", partial(_check_served, live, events))
+            served = partial(_check_served, live, audit)
+            yield run_check(f"{name} on the live server", served)
 
 
-def _if_readable(read: Callable[[], tuple[L, ...]]) -> tuple[L, ...] | None:
-    """The lines of a record; None where it cannot be read, which is a check of its own."""
+class _Logs(NamedTuple):
+    """Journal and audit log; extents are None where one cannot be read, a check of its own."""
+
+    journal: Journal
+    audit: AuditLog
+    entries: dict[str, tuple[int, int]] | None
+    events: dict[str, tuple[int, int]] | None
+
+    def models(self) -> set[str]:
+        """Every model that was ever published, also when its folder is gone."""
+        known = {*(self.entries or ())}
+        if self.events is not None:
+            known |= {model for model, what in self.audit.tally() if what in _OF_A_RELEASE}
+        return known
+
+    def extents_of(self, model: str) -> list[tuple[int, int] | None]:
+        """How many lines a model has in each."""
+        return [(each or {}).get(model) for each in (self.entries, self.events)]
+
+    def record(self, layout: Layout) -> LiveRecord:
+        """What they say of a model, as far as they can be read."""
+        entries = self.journal.of(layout.model) if self.entries is not None else ()
+        events = self.audit.of(layout.model) if self.events is not None else ()
+        return LiveRecord(layout, entries, events)
+
+
+def _extents_of(log: Journal | AuditLog) -> dict[str, tuple[int, int]] | None:
     try:
-        return read()
+        return log.extents()
     except EnginegateError:
         return None
+
+
+def _unchanged(model: str, files: ModelFiles, since: datetime, notes: int) -> VerifyCheck:
+    more = f", with {counted(notes, 'note')} that --all shows" if notes else ""
+    return VerifyCheck(
+        subject=f"{model}: {counted(len(files.releases), 'release')} unchanged since they were "
+        f"read at {since:%Y-%m-%d %H:%M:%S %Z}{more}",
+        since=since,
+    )
+
+
+def _model_checks(
+    repository: LiveRepository,
+    layout: Layout,
+    logs: _Logs,
+    parts: Sequence[Layout],
+    before: VerifiedBefore | None,
+    files: ModelFiles | None,
+) -> Iterator[VerifyCheck]:
+    """Everything of one model but its server."""
+    name, record = layout.model, logs.record(layout)
+    yield run_check(f"{name} audit log", partial(_check_audit, logs.audit, record))
+    if logs.entries is not None:  # else it was said already, and nothing is known to be missing
+        yield run_check(f"{name} journal against audit log", record.check_journal_whole)
+    yield run_check(f"{name} live release", partial(_check_current, layout, record))
+    for version in layout.stored_versions():
+        read = before is not None and files is not None and before.is_read(name, version, files)
+        check = partial(_check_release, version, record, read=read)
+        yield run_check(f"{name} release {version}", check)
+        if repository.signing is not None and not read:
+            signed = partial(_check_signature, repository.signing, record, version)
+            yield run_check(f"{name} release {version} signature", signed)
+        if layout.release_file(version).is_file():
+            promised = partial(_check_promise, repository.signing, record, version)
+            yield run_check(f"{name} release {version} promise", promised)
+    if parts:
+        yield run_check(f"{name} composing models", partial(_check_parts, layout, parts))
+    yield run_check(f"{name} config.pbtxt", partial(_check_config, layout))
 
 
 def run_check(subject: str, check: Callable[[], str | None]) -> VerifyCheck:
@@ -209,8 +298,9 @@ def _check_journal(journal: Journal) -> None:
         )
 
 
-def _check_current(layout: Layout, entries: list[Entry], record: LiveRecord) -> None:
+def _check_current(layout: Layout, record: LiveRecord) -> None:
     """What is live must be what journal and audit log say was made live last."""
+    entries = record.entries
     change = last_change(entries)
     last = change.version if change is not None and change.kind != "withdraw" else None
     current = layout.current()
@@ -223,22 +313,23 @@ def _check_current(layout: Layout, entries: list[Entry], record: LiveRecord) -> 
     record.check_commit_point(current)
 
 
-def _check_release(version: int, record: LiveRecord) -> None:
+def _check_release(version: int, record: LiveRecord, *, read: bool) -> None:
+    """That it is as published; its bytes too, unless they were ``read`` and have not changed."""
     layout = record.layout
     release = layout.release(version)
     record.check_release_known(version)
     record.check_as_published(release)
-    ReleaseFiles(layout, release).check()
+    if not read:
+        ReleaseFiles(layout, release).check()
 
 
 def _check_signature(signing: ReleaseSigning, record: LiveRecord, version: int) -> str:
     return signing.check(ReleaseFiles(record.layout, record.layout.release(version)).signed())
 
 
-def _check_promise(
-    signing: ReleaseSigning | None, layout: Layout, version: int, entries: Sequence[Entry]
-) -> str:
+def _check_promise(signing: ReleaseSigning | None, record: LiveRecord, version: int) -> str:
     """A promise that a release was given is the one that the journal has, and is signed."""
+    layout, entries = record.layout, record.entries
     current = layout.current()
     held = current.promises.get(version) if current is not None else None
     given, own = last_promise(entries, layout.model, version), (layout.model, version)
@@ -276,10 +367,10 @@ def _check_config(layout: Layout) -> None:
         )
 
 
-def _check_parts(layout: Layout) -> None:
+def _check_parts(layout: Layout, parts: Sequence[Layout]) -> None:
     """Every version of a composing model is some release's; its bytes are checked with that one."""
     known = {(part.name, part.version) for each in layout.releases() for part in each.engine.parts}
-    for part in layout.owned_parts():
+    for part in parts:
         strangers = [v for v in part.stored_versions() if (part.model, v) not in known]
         if strangers:
             raise TamperedError(
@@ -288,20 +379,23 @@ def _check_parts(layout: Layout) -> None:
             )
 
 
-def _check_served(live: Deployment, events: Sequence[Event]) -> None:
+def _check_served(live: Deployment, audit: AuditLog) -> None:
     current = live.layout.current()
     live.check_settled(patience_s=min(live.load_timeout_s, _SETTLED_S))
     if current is not None:
         live.prove_all(current)
         return
-    last = last_live_event(events, live.layout.model)
+    model = live.layout.model
+    last = last_live_event(audit.of(model), model)
     if last is not None and last.event == "withdrawn":
         live.prove_gone(wait=False)
 
 
-def _server(server: FleetServer, primary: LiveRepository) -> Iterator[VerifyCheck]:
+def _server(
+    server: FleetServer, primary: LiveRepository, records: VerifiedRecords | None
+) -> Iterator[VerifyCheck]:
     if not server.shares:
-        for check in verify_folder(server.repository):
+        for check in verify_folder(server.repository, records):
             yield check.model_copy(update={"subject": f"{server.name}: {check.subject}"})
     for model in sorted({*models(primary.root), *server.models()}):
         subject = f"{server.name}: {model} as on the primary"
@@ -365,7 +459,7 @@ def _check_object_journal(target: StoredTarget) -> None:
 
 def _check_pointer(target: StoredTarget) -> None:
     """What is live must be what the journal says, with that manifest, and be so here too."""
-    target.journal.check_recorded(target.releases, AuditLog(target.root).read())
+    target.journal.check_recorded(target.releases, AuditLog(target.root).of(target.model))
     pointer = target.current()
     live = pointer.version if pointer else None
     if pointer is not None and live is not None:

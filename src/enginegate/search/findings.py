@@ -31,14 +31,14 @@ class _Evidence:
 
     Attributes:
         best: confirmed, undecided or refuted (its decision says which); None: nothing sustained.
-        cut_short: a better answer may have been missed, for want of time or of valid measurements.
+        ended_early: a better answer may have been missed, for want of time or of a confirmation.
         untried: configurations that are not shown to fail at the lowest rate.
         alone: that of a request that runs alone, where it is too slow; None: not seen.
     """
 
     state: SearchState
     best: ConfirmedPoint | None
-    cut_short: bool
+    ended_early: bool
     untried: tuple[ServingConfig, ...]
     alone: ServiceTimeEstimate | None
 
@@ -46,6 +46,24 @@ class _Evidence:
     def samples(self) -> list[LatencySample]:
         """All measurements of this engine."""
         return self.state.runner.samples
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a better answer may have been missed, also above what could be sent in time."""
+        return self.ended_early or self.state.runner.too_fast_per_s is not None
+
+    @property
+    def leaves_open(self) -> bool:
+        """Whether what was missed may be the rate that is wanted.
+
+        A generator that was late hides nothing where it was in time up to that rate, or up to one
+        that the best configuration did not sustain.
+        """
+        runner, best = self.state.runner, self.best
+        if runner.too_fast_per_s is None or self.ended_early:
+            return self.ended_early
+        unsustained = self.state.history.unsustained(best.config) if best else None
+        return unsustained is None and runner.grid.high < self.slo.min_throughput_per_s
 
     @property
     def slo(self) -> Slo:
@@ -61,9 +79,7 @@ def slo_findings(
     evidence = _Evidence(
         state=state,
         best=best,
-        cut_short=runner.budget.exhausted
-        or runner.too_fast_per_s is not None
-        or confirmation.unusable,
+        ended_early=runner.budget.exhausted or confirmation.unusable,
         untried=state.untried(),
         alone=state.too_slow_alone(),
     )
@@ -128,10 +144,14 @@ def _nothing_measured(evidence: _Evidence) -> Finding:
 def _is_ruled_out(evidence: _Evidence) -> bool:
     """Whether no configuration can meet the SLO: all are refuted, or one request alone is too slow.
 
-    What is too slow for the server alone is so whatever else could not be measured.
+    What is refuted at the lowest rate is so whatever could not be measured above it, and what is
+    too slow for the server alone whatever else could not be.
     """
-    all_refuted = not evidence.cut_short and not evidence.untried
-    return all_refuted or (evidence.alone is not None and _fails_on_server(evidence))
+    if evidence.untried:
+        return False
+    if evidence.alone is None or not evidence.cut_short:
+        return True
+    return _fails_on_server(evidence)
 
 
 def _ruling(
@@ -226,7 +246,7 @@ def _too_slow(evidence: _Evidence, best: ConfirmedPoint) -> tuple[Outcome, str]:
     wanted = evidence.slo.min_throughput_per_s
     if evidence.state.bounds.max_rate_per_s < wanted:
         return Outcome.INCONCLUSIVE, f"raise [search] max_rate_per_s to {wanted:g} or more"
-    if evidence.cut_short:
+    if evidence.leaves_open:
         return Outcome.INCONCLUSIVE, _why_cut_short(evidence)
     above = (s.measurement for s in evidence.samples if s.measurement.rate_per_s > best.rate_per_s)
     return Outcome.FAILED, next((largest_stage(measurement) for measurement in above), "")

@@ -61,6 +61,9 @@ _AMBITIOUS = 1.5
 # A trial this far above the best may take the time of a second confirmation: a lone one is made at
 # a safer rate, which costs less than that (`Confirmation`).
 _WORTH_A_SECOND = 1.15
+# Share of the engine alone above which one process more gains less than it costs: the memory of an
+# engine and a context, and a few trials.
+_NOT_THE_LIMIT = 0.8
 # Of a usual search; for people only.
 _USUAL_TRIALS, _FEWEST_LEFT = 10, 2
 
@@ -74,10 +77,24 @@ class SearchState:
 
     runner: TrialRunner
     space: tuple[ServingConfig, ...] = field(init=False)
-    _fitted: tuple[tuple[int, int | None], QueueingModel] | None = field(init=False, default=None)
+    _fitted: tuple[tuple[int, int, int | None], QueueingModel] | None = field(
+        init=False, default=None
+    )
 
     def __post_init__(self) -> None:
-        self.space = configurations(self.bounds)
+        self.space = configurations(self.bounds, self._processes())
+
+    def _processes(self) -> int:
+        """The fewest that are expected to serve most of the engine, which are tried first."""
+        alone, allowed = self.runner.settings.alone, sorted(set(self.bounds.processes))
+        if alone is None or not alone.shared:
+            return allowed[0]
+        largest = configurations(self.bounds)[0]
+        for processes in allowed:
+            config = largest.model_copy(update={"processes": processes})
+            if alone.served_per_s(config) >= _NOT_THE_LIMIT * alone.most_per_s(config):
+                return processes
+        return allowed[-1]
 
     @property
     def bounds(self) -> Search:
@@ -106,11 +123,22 @@ class SearchState:
         at = self.bounds.at_rate_per_s if self.bounds.objective == "latency" else None
         return at or self.bounds.min_rate_per_s
 
-    def model(self) -> QueueingModel:
-        """Fitted to everything measured so far."""
-        leader, estimates = self.leader(), self.runner.service_times
-        around = instances_of(leader.config) if leader else None
-        key = (len(estimates), around)
+    @property
+    def processes(self) -> int:
+        """Of every configuration in the search space."""
+        return self.space[0].processes
+
+    def service_times(self, processes: int) -> list[ServiceTimeEstimate]:
+        """What was measured with so many processes: one of several does not wait for itself."""
+        return [e for e in self.runner.service_times if e.config.processes == processes]
+
+    def model(self, processes: int | None = None) -> QueueingModel:
+        """Fitted to everything measured so far with so many; None: as the space."""
+        processes = processes or self.processes
+        leader, estimates = self.leader(), self.service_times(processes)
+        alike = leader is not None and leader.config.processes == processes
+        around = instances_of(leader.config) if leader and alike else None
+        key = (processes, len(estimates), around)
         if self._fitted is None or self._fitted[0] != key:
             alone = self.runner.settings.alone
             self._fitted = key, QueueingModel.fit(estimates, around=around, alone=alone)
@@ -118,7 +146,7 @@ class SearchState:
 
     def capacities(self) -> CapacityInterval | None:
         """Of every configuration, in their order; None while no service time is known."""
-        if not self.runner.service_times or not self.configs:
+        if not self.service_times(self.processes) or not self.configs:
             return None
         return self.model().capacity(self.configs, self.slo.p99_ms)
 
@@ -127,21 +155,24 @@ class SearchState:
         capacities = self.capacities()
         if capacities is None:
             return {}
-        return dict(zip(self.configs, map(float, capacities.expected), strict=True))
+        found = dict(zip(self.configs, map(float, capacities.expected), strict=True))
+        tried = {config for config, _ in self.history.points if config not in found}
+        return found | {config: self.estimate(config).expected for config in tried}
 
     def estimate(self, config: ServingConfig) -> CapacityEstimate:
         """The model's, or everything between the lowest and the highest rate."""
         grid, sustained = self.runner.grid, self.history.sustained(config)
         alone = self.runner.settings.alone
-        if not self.runner.service_times and alone is not None and not self.history.of(config):
+        times = self.service_times(config.processes)
+        if not times and alone is not None and not self.history.of(config):
             expected_per_s = alone.expected_per_s(config, self.slo.p99_ms)
             return CapacityEstimate(expected_per_s, expected_per_s, expected_per_s)
-        if not self.runner.service_times:
+        if not times:
             # Not one answer at a rate that was rejected: only the lowest can tell more.
             failed = self.history.unsustained(config) is not None
             high = grid.low if failed else grid.high
             return CapacityEstimate(grid.low, math.sqrt(grid.low * high), high)
-        model, limit_ms = self.model(), self.slo.p99_ms
+        model, limit_ms = self.model(config.processes), self.slo.p99_ms
         if sustained is not None:
             seen_ms = self.history.points[config, sustained].p99_ms
             limit_ms *= model.p99_ms([config], sustained)[0] / seen_ms
@@ -153,9 +184,11 @@ class SearchState:
         Where nearly full batches were measured, its saturation is known.
         """
         grid = self.runner.grid
-        if not any(estimate.shows_saturation_of(config) for estimate in self.runner.service_times):
+        times = self.service_times(config.processes)
+        if not any(estimate.shows_saturation_of(config) for estimate in times):
             return grid
-        steady = grid.at_most(_STEADY * self.model().saturation_per_s(config))
+        model = self.model(config.processes)
+        steady = grid.at_most(_STEADY * model.saturation_per_s(config))
         return Grid(grid.low, max(grid.low, min(grid.high, steady)), grid.step)
 
     def slack(self, config: ServingConfig) -> float:
@@ -200,6 +233,13 @@ class SearchState:
             default=None,
         )
 
+    def is_limited_by_processes(self, point: OperatingPoint) -> bool:
+        """Whether the engine alone does much more than what was sustained of it."""
+        alone = self.runner.settings.alone
+        if alone is None or not alone.shared:
+            return False
+        return point.rate_per_s < _NOT_THE_LIMIT * alone.most_per_s(point.config)
+
     def value(self, config: ServingConfig, rate_per_s: float) -> float:
         """What the objective maximises: with ``cost``, the rate for each GPU that is paid for."""
         return rate_per_s / self._gpus_paid(config)
@@ -230,7 +270,13 @@ class SearchStrategy:
         """Try configurations until none promises more than the best one sustains."""
         if self.state.bounds.objective == "latency":
             self._compare_latencies()
-            return
+        else:
+            self._try_configurations()
+            self._try_more_processes()
+        budget = self.state.runner.budget
+        budget.exhausted = budget.exhausted or budget.left_out
+
+    def _try_configurations(self) -> None:
         first = self.state.configs[0]
         self._follow(first, roughly=True)
         if self._exhausted() and self._may_be_confirmed(first):
@@ -245,6 +291,8 @@ class SearchStrategy:
             point = self._trial(config, rate_per_s)
             if point is None and self._exhausted():
                 return
+            if point is None and self.state.runner.budget.left_out:
+                break
             second_trial = None
             capped = leader is not None and leader.rate_per_s >= self.state.grid(config).high
             if point is not None and point.status(self.state.slo) is PointStatus.SUSTAINED:
@@ -255,6 +303,22 @@ class SearchStrategy:
                 second_trial = self._second_trial(config, rate_per_s)
                 failures += second_trial is None
         self.follow_leader()
+
+    def _try_more_processes(self) -> None:
+        """Let more processes share each GPU, while they are the limit and one more serves more."""
+        state = self.state
+        more = {count for count in state.bounds.processes if count > state.processes}
+        for processes in sorted(more):
+            leader = state.leader()
+            if leader is None or self._exhausted() or not state.is_limited_by_processes(leader):
+                return
+            config = leader.config.model_copy(
+                update={"processes": processes, "instances": min(state.bounds.instances)}
+            )
+            point = self._trial(config, state.rate_to_beat(leader, config))
+            if point is None or point.status(state.slo) is not PointStatus.SUSTAINED:
+                return
+            self._follow(config, roughly=False)
 
     def _may_be_confirmed(self, config: ServingConfig) -> bool:
         """Whether a rejected trial lets hope for a rate whose confirmation fits the budget.
@@ -314,7 +378,9 @@ class SearchStrategy:
             # Tried before and no wiser: measurements contradict one another.
             if rate_per_s is None or (config, rate_per_s) in history.points:
                 return
-            if self._trial(config, rate_per_s) is None and self._exhausted():
+            if self._trial(config, rate_per_s) is None and (
+                self._exhausted() or self.state.runner.budget.left_out
+            ):
                 return
 
     def _another_is_better(self, rate_per_s: float) -> bool:
@@ -330,8 +396,9 @@ class SearchStrategy:
         confirmations at the lowest rate: to refute it needs none.
 
         Returns:
-            None: they do not fit, which ends the search; or the configuration does not load; or the
-            generator cannot make that rate, and the grid ends below it now.
+            None: they do not fit, which ends the search; or would but for loading the
+            configuration, which is left out then; or it does not load; or the generator cannot
+            make that rate, and the grid ends below it now.
         """
         runner, leader = self.state.runner, self.state.leader()
         reserve_s = self.confirmation_s(leader.rate_per_s if leader else rate_per_s)
@@ -339,8 +406,12 @@ class SearchStrategy:
             reserve_s = reserve_s[:-1] + reserve_s
         if leader is None and rate_per_s <= self.state.lowest_per_s and runner.samples:
             reserve_s = []
-        if not runner.budget.fits(self.state.bounds.measurement_s, *reserve_s):
+        planned_s = [self.state.bounds.measurement_s, *reserve_s]
+        if not runner.budget.fits(*planned_s):
             runner.budget.exhausted = True
+            return None
+        if not runner.budget.fits(*planned_s, loading_s=runner.loading_s(config)):
+            runner.budget.left_out = True
             return None
         trials_left = max(_FEWEST_LEFT, _USUAL_TRIALS - len(runner.samples))
         runner.budget.expected = len(reserve_s) + trials_left

@@ -109,6 +109,7 @@ class Budget:
 
     Attributes:
         exhausted: something that mattered was left out because it did not fit.
+        left_out: a configuration was, because loading it did not fit.
         expected: about how many measurements are still to come, for people.
     """
 
@@ -116,6 +117,7 @@ class Budget:
     done: int = 0
     expected: int = 0
     exhausted: bool = False
+    left_out: bool = False
     started_s: float = field(init=False)
     _offered_s: float = 0.0
     _first_overhead_s: float = 0.0
@@ -138,12 +140,11 @@ class Budget:
             return _FIRST_OVERHEAD_S
         return max(0.0, (self._last_s - self._first_overhead_s - self._offered_s) / others)
 
-    def fits(self, *durations_s: float) -> bool:
-        """Whether measurements of these durations still fit."""
+    def fits(self, *durations_s: float, loading_s: float = 0.0) -> bool:
+        """Whether measurements of these durations still fit, and loading besides."""
         bounds = self.settings.bounds
-        return self.done + len(durations_s) <= bounds.max_measurements and (
-            self._end_s(self.spent_s, self.overhead_s, durations_s) <= bounds.budget_s
-        )
+        end_s = self._end_s(self.spent_s, self.overhead_s, durations_s) + loading_s
+        return self.done + len(durations_s) <= bounds.max_measurements and end_s <= bounds.budget_s
 
     def left_room_for(self, *durations_s: float) -> bool:
         """Whether measurements of these durations would have fitted after the last trial.
@@ -206,6 +207,7 @@ class TrialRunner:
         reasons_invalid: of every measurement at a point that a trial or a confirmation wanted; ""
             if it was valid.
         too_fast_per_s: the lowest rate at which no measurement was valid: too fast to generate.
+        late_first: where the generator was late once, before anything was measured.
     """
 
     measure: Measure
@@ -216,20 +218,36 @@ class TrialRunner:
     service_times: list[ServiceTimeEstimate] = field(default_factory=list)
     reasons_invalid: dict[tuple[ServingConfig, float], list[str]] = field(default_factory=dict)
     too_fast_per_s: float | None = None
+    late_first: tuple[ServingConfig, float] | None = None
 
     @property
     def grid(self) -> Grid:
         """The rates that may be offered, up to half way (in the logarithm) to an invalid one.
 
-        Half way from the highest rate that was measured validly, so it rises as more are.
+        Half way from the highest rate that was measured validly, so it rises as more are. A rate
+        that was tried once only may be offered again after a valid one.
         """
         grid, too_fast_per_s = Grid.of(self.settings.bounds), self.too_fast_per_s
         if too_fast_per_s is None:
             return grid
         rates = (s.measurement.rate_per_s for s in self.samples if not s.measurement.invalid)
-        valid_per_s = max((rate for rate in rates if rate < too_fast_per_s), default=grid.low)
+        valid = [rate for rate in rates if rate < too_fast_per_s]
+        if valid and self.late_first is not None and self.late_first[1] == too_fast_per_s:
+            return Grid(grid.low, max(grid.low, too_fast_per_s), grid.step)
+        valid_per_s = max(valid, default=grid.low)
         highest = grid.at_most(math.sqrt(valid_per_s * too_fast_per_s))
         return Grid(grid.low, max(grid.low, valid_per_s, highest), grid.step)
+
+    def loading_s(self, config: ServingConfig) -> float:
+        """How long it takes to load another configuration than the last, and that one again after.
+
+        As long as the slowest so far, each time: engines that are compiled code take most of a
+        minute, and neither a trial nor what must be confirmed later fits a budget without that.
+        """
+        if not self.samples or self.samples[-1].measurement.config == config:
+            return 0.0
+        took_s = (sample.measurement.cold_start_s or 0.0 for sample in self.samples)
+        return 2.0 * max(0.0, max(took_s) - self.budget.overhead_s)
 
     def run(
         self, step: Step, config: ServingConfig, load: Load, *, ends: SequentialTest | None = None
@@ -275,17 +293,21 @@ class TrialRunner:
     ) -> OperatingPoint | None:
         """Measure once; again when that was invalid, or ended early and undecided.
 
+        While nothing was measured, a rate at which the generator is late is not tried again: a
+        lower one gives an answer in that time, and a budget may end before the second.
+
         A measurement that was ended early for another SLO may decide nothing about this one.
 
         Returns:
             None: the rate cannot be made, or the configuration does not load.
         """
         bounds, slo = self.settings.bounds, self.settings.slo
-        point, invalid = None, 0
+        earlier = int((config, rate_per_s) == self.late_first)
+        point, invalid = None, earlier
         attempts = _ATTEMPTS if rate_per_s > self.grid.low else _ATTEMPTS_AT_THE_LOWEST
         duration_s = max(bounds.measurement_s, _SPARE * FEWEST_SAMPLES / rate_per_s)
-        for attempt in range(2 * attempts):
-            if attempt and not self.budget.fits(duration_s):
+        for attempt in range(earlier, 2 * attempts):
+            if attempt > earlier and not self.budget.fits(duration_s):
                 break
             load = self.load(config, rate_per_s, f"search {attempt}", duration_s)
             try:
@@ -294,13 +316,31 @@ class TrialRunner:
                 return None
             if sample.measurement.invalid:
                 invalid += 1
-                if invalid == attempts:
+                if self._is_late_first(sample) or invalid >= attempts:
                     break
                 continue
-            point = self.history.add(sample)
+            point = self._add(sample)
             ended_early = sample.measurement.sent_for_s < _ENDED_EARLY * load.duration_s
             if point.status(slo) is not PointStatus.UNDECIDED or not ended_early:
                 return point
         if point is None:
             self.too_fast_per_s = min(rate_per_s, self.too_fast_per_s or rate_per_s)
+            if invalid > 1:
+                self.late_first = None
         return point
+
+    def _add(self, sample: LatencySample) -> OperatingPoint:
+        """Keep a valid measurement; no rate up to its own is too fast to generate."""
+        if sample.measurement.rate_per_s >= (self.too_fast_per_s or math.inf):
+            self.too_fast_per_s = None
+        return self.history.add(sample)
+
+    def _is_late_first(self, sample: LatencySample) -> bool:
+        """Note where the generator was late, above the lowest rate, before anything was valid."""
+        measured, nothing_yet = sample.measurement, all(s.measurement.invalid for s in self.samples)
+        if not (nothing_yet and measured.generator_limited):
+            return False
+        if measured.rate_per_s <= self.grid.low:
+            return False
+        self.late_first = measured.config, measured.rate_per_s
+        return True

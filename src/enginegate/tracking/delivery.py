@@ -30,6 +30,7 @@ from enginegate.repository.history.audit import (
     REPLICATION,
     Cursor,
     Event,
+    What,
     head_at,
     undelivered_events,
 )
@@ -65,7 +66,7 @@ _TAG_LENGTH = 1000
 # Pages of older scorecards than these are not compared with the log at every delivery; whatever
 # happens to one of those files it anew.
 _RECENT_PAGES = 4
-_CHANGES = LIVE_EVENTS | {"promised"}
+_CHANGES: frozenset[What] = LIVE_EVENTS | {"promised"}
 _ANSWERS = {"approved": "approve", "rejected": "reject"}
 _log = logging.getLogger("enginegate.tracking")
 
@@ -98,7 +99,7 @@ def deliver(
         TrackingError: MLflow cannot be reached, or refuses; the cursor stands before that line.
         TamperedError: the log was changed.
     """
-    if not root.is_dir() or not AuditLog(root).read():
+    if not root.is_dir() or AuditLog(root).head() is None:
         return ()
     cursor = Cursor.of(workspace, workspace.tracking_uri, root)
     with _exclusive(cursor, patience_s):
@@ -151,16 +152,22 @@ class _Delivery:
         return Tracker(self.workspace.tracking_uri, self.workspace.artifacts)
 
     @cached_property
-    def events(self) -> tuple[Event, ...]:
-        return AuditLog(self.root).read()
+    def log(self) -> AuditLog:
+        return AuditLog(self.root)
+
+    @cached_property
+    def events(self) -> Sequence[Event]:
+        return self.log.read()
 
     def run(self, *, reclaim: bool, model: str | None) -> Iterator[str]:
         known = self.cursor.read()
         pending = undelivered_events(self.events, known)
         first_contact = len(pending) == len(self.events)
-        newest = {event.model: event for event in self.events if event.event in _CHANGES}
+        newest = {event.model: event for event in self.log.of("", *_CHANGES)}
         for event in pending:
-            is_live = event is newest.get(event.model) and self._is_live(event)
+            change = newest.get(event.model)
+            is_newest = change is not None and change.sequence == event.sequence
+            is_live = is_newest and self._is_live(event)
             if is_live and _is_rolling_out(self.root, event.model):
                 return
             sentence = ""
@@ -168,15 +175,15 @@ class _Delivery:
                 sentence = self._deliver_change(event)
             elif not (first_contact and datetime.now(tz=UTC) - event.at > _FIRST_CONTACT):
                 sentence = self._deliver_answer(event)
-            if sentence or event is pending[-1]:
+            if sentence or event.sequence == len(self.events) - 1:
                 self._move(event)
             if sentence:
                 yield _told(sentence)
-        delivered = self.events[: len(self.events) - len(pending)]
-        for name in dict.fromkeys(event.model for event in self.events):
+        delivered = len(self.events) - len(pending)
+        for name in sorted({name for name, _ in self.log.tally()}):
             if model is None or name == model:
                 change = newest.get(name)
-                if change in delivered:
+                if change is not None and change.sequence < delivered:
                     yield from self._put_right(change, reclaim=reclaim)
                 self._show(name)
 
@@ -194,7 +201,7 @@ class _Delivery:
         """
         if _is_rolling_out(self.root, model):
             return
-        own = [event for event in self.events if event.model == model]
+        own = self.log.of(model)
         try:
             self.tracker.check_answers()
             with self.tracker.connection.explained(f"describe what is live of {model!r}"):
@@ -329,7 +336,11 @@ class _Delivery:
     def _is_anothers(self, name: str, champion: int) -> bool:
         """Whether another repository promoted a version: its tag is a line of another log."""
         line = (self.tracker.version_tags(name, champion) or {}).get(AUDIT_TAG)
-        return line is not None and line not in {_line(event) for event in self.events}
+        if line is None:
+            return False
+        count = int(line.partition(":")[0]) if line.partition(":")[0].isdigit() else 0
+        ours = 0 < count <= len(self.events) and _line(self.events[count - 1]) == line
+        return not ours
 
     def _registered(self, event: Event) -> tuple[str, int, dict[str, str]] | None:
         """The registered model, its version, and that version's tags; None: not of the registry.
@@ -387,7 +398,7 @@ class _Delivery:
             checks = WatchLog.at(self.workspace, release).read()
         except EnginegateError:
             return ""  # the manifest of a withdrawn release is gone
-        state = shown_state(self.events, event.model, release.version, checks)
+        state = shown_state(self.log.of(event.model), event.model, release.version, checks)
         self.tracker.check_answers()
         run = self.tracker.watch_run(release.model, release.digest)
         if run is not None:

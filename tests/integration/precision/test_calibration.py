@@ -118,6 +118,56 @@ def test_tensorrt_pairs_sit_where_layers_read(plain, candidate):
     assert before == {"Conv"}
 
 
+def test_what_follows_no_layer_stays_fp32(candidate, tmp_path):
+    """An Add and a Clip before the first layer, and an Add behind a Softmax, were rounded twice."""
+    weights = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("Add", ["image", "shift"], ["shifted"], "before"),
+        helper.make_node("Clip", ["shifted", "low", "high"], ["clipped"], "clip"),
+        helper.make_node("Sin", ["clipped"], ["wave"], "sin"),
+        helper.make_node("MatMul", ["wave", "w"], ["product"], "layer"),
+        helper.make_node("Add", ["product", "bias"], ["biased"], "follows"),
+        helper.make_node("Softmax", ["biased"], ["shares"], "softmax"),
+        helper.make_node("Add", ["shares", "step"], ["answer"], "behind"),
+    ]
+    constants = {
+        "shift": np.full(8, 0.5, np.float32),
+        "low": np.float32(-2.0),
+        "high": np.float32(2.0),
+        "w": weights,
+        "bias": np.arange(4, dtype=np.float32) / 4.0,
+        "step": np.arange(4, dtype=np.float32) / 8.0,
+    }
+    graph = helper.make_graph(
+        nodes,
+        "shifted",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 8])],
+        [helper.make_tensor_value_info("answer", TensorProto.FLOAT, ["batch", 4])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=9)
+    onnx.save(model, tmp_path / "model.onnx")
+    x = np.random.default_rng(1).normal(size=(32, 8)).astype(np.float32)
+
+    found = convert(
+        tmp_path / "model.onnx",
+        candidate("onnxruntime-int8"),
+        data=replace(images(32, seed=3), inputs={"image": x}),
+        rules=CalibrationTable(method="max"),
+    )
+
+    made = onnx.load_from_string(found.onnx).graph
+    makers = {name: node.op_type for node in made.node for name in node.output}
+    quantised = {
+        node.op_type
+        for node in made.node
+        if any(makers.get(name) == "DequantizeLinear" for name in node.input)
+    }
+    assert "Gemm" in quantised, "the product and the bias that follows it"
+    assert quantised.isdisjoint({"Add", "Clip"})
+    assert {"Add", "Clip"} <= {node.op_type for node in made.node}
+
+
 def test_the_record_names_tool_method_and_samples(candidate):
     """What decides the bytes is known before anything is converted."""
     told = converter_of(

@@ -312,3 +312,19 @@ def test_two_places_that_are_one_are_refused(project, sealing, tmp_path):
 
     with pytest.raises(InputError, match="twice"):
         restore_backup(path, to, None)
+
+
+def test_what_a_killed_restore_left_is_no_obstacle(backup, opening, tmp_path):
+    """Its staging folder is removed, wherever it was; nothing had been moved in."""
+    new = tmp_path / "new"
+    left = new / ".enginegate-restore-killed" / "store"
+    left.mkdir(parents=True)
+    (left / "half").write_text("half")
+    left.chmod(0o555)
+    inside = new / ".enginegate" / ".enginegate-restore-killed"
+    inside.mkdir(parents=True)
+
+    restore_backup(backup, restored_to(new), opening)
+
+    assert sorted(path.name for path in new.iterdir()) == [".enginegate", "policies"]
+    assert not inside.exists()

@@ -1,5 +1,6 @@
 """Writing a backup: what is in it, that others go on meanwhile, and that none is half-written."""
 
+import fcntl
 import os
 import resource
 import signal
@@ -134,7 +135,7 @@ def test_release_that_retention_takes_meanwhile_makes_the_backup_start_anew(proj
     with pytest.raises(RepositoryError, match="changed or removed while the backup"):
         write_backup(tmp_path / "c", project.places, None, progress=always)
     assert not (tmp_path / "c").exists()
-    assert not list(tmp_path.glob(".c.*"))
+    assert not list(tmp_path.glob(".enginegate-backup-*"))
 
 
 def test_full_disk_leaves_nothing(project, tmp_path):
@@ -149,7 +150,7 @@ def test_full_disk_leaves_nothing(project, tmp_path):
         signal.signal(signal.SIGXFSZ, handler)
 
     assert "Nothing of it is left" in str(raised.value)
-    assert not list(tmp_path.glob("b")) + list(tmp_path.glob(".b.*"))
+    assert not list(tmp_path.glob("b")) + list(tmp_path.glob(".enginegate-backup-*"))
 
 
 def test_file_that_is_there_is_never_replaced(project, backup):
@@ -204,3 +205,15 @@ def test_repository_where_nothing_was_published_is_no_fault(project, tmp_path):
 
     assert "elsewhere" in {each.what for each in made.header.left_out}
     assert not root.exists()
+
+
+def test_part_of_a_killed_backup_is_removed_and_a_running_ones_stays(project, tmp_path):
+    """A killed one leaves gigabytes on a disk that has none to spare."""
+    killed, running = (tmp_path / f".enginegate-backup-{name}" for name in ("killed", "running"))
+    killed.write_bytes(b"half")
+    with running.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_backup(tmp_path / "b", project.places, None)
+
+    assert not killed.exists()
+    assert running.exists()

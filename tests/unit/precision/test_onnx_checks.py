@@ -2,7 +2,7 @@
 
 from onnx import TensorProto, helper
 
-from enginegate.precision.onnx_checks import name_nodes, regions
+from enginegate.precision.onnx_checks import behind_no_layer, name_nodes, regions
 
 
 def chain(*kinds, names=True):
@@ -44,3 +44,14 @@ def test_region_ends_where_branches_meet():
     model = chain("Conv", "Relu", "Add", "Relu", "Conv")
 
     assert regions(model, ["n0"], ["Relu", "Add"]) == {"n0", "n1", "n2"}
+
+
+def test_only_what_follows_a_layer_is_behind_one():
+    """Also through one another; not past what is none of them, nor behind a layer that is kept."""
+    model = chain("Clip", "Add", "Conv", "Relu", "Add", "Softmax", "Add", "Gemm", "Clip")
+
+    assert behind_no_layer(model, ["Clip", "Add", "Relu"]) == {"n0", "n1", "n6"}
+    assert behind_no_layer(model, ["Clip", "Add", "Relu"], ["n2"]) == {
+        *("n0", "n1", "n3", "n4", "n6"),
+    }
+    assert behind_no_layer(model, []) == frozenset()

@@ -2,10 +2,10 @@
 
 from datetime import timedelta
 
+from enginegate.chained_log.hash_chain import GENESIS
 from enginegate.evidence import Outcome
 from enginegate.report import live_timeline
 from enginegate.repository.history.audit import Event
-from enginegate.repository.history.journal import GENESIS
 from tests.fakes.evidence import WHEN, finding, release
 from tests.fakes.watch_checks import watch_check
 

@@ -77,7 +77,7 @@ def test_unreadable_record_is_unknown_not_lost(repository, package, monkeypatch,
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         return read_file(path, **options)
 
-    monkeypatch.setattr("enginegate.repository.history.journal.read_file", refuse)
+    monkeypatch.setattr("enginegate.chained_log.hash_chain.read_file", refuse)
     checks = verify(repository)
 
     assert [check.problem for check in checks if check.problem] == []

@@ -56,6 +56,43 @@ def test_throughput_below_the_minimum_fails(simulated, bounds, slo):
     assert throughput.remedy.startswith("queueing is")
 
 
+@pytest.mark.parametrize("late_from_per_s", [400.0, 150.0])
+@pytest.mark.parametrize("instances", [(1,), (1, 2)])
+def test_late_generator_does_not_save_what_fails_at_the_lowest_rate(
+    make_server, bounds, slo, late_from_per_s, instances
+):
+    """Lower rates were sent in time, and showed in every configuration that it is too slow."""
+    server = make_server(12.0)
+    server.is_invalid = lambda _config, load: load.rate_per_s >= late_from_per_s
+    sizes = {"max_batch_sizes": (1,), "queue_delays_us": (0,), "max_rate_per_s": 2000.0}
+    only = bounds.model_copy(update=sizes | {"instances": instances})
+
+    result = search_on(server, only, slo)
+
+    assert any(load.rate_per_s >= late_from_per_s for _, load in server.calls)
+    assert finding_of(result, "p99_ms").outcome is Outcome.FAILED
+    assert finding_of(result, "throughput").outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("base_ms", "outcome"), [(5.0, Outcome.FAILED), (1.0, Outcome.INCONCLUSIVE)]
+)
+def test_late_generator_matters_where_it_ends_the_search(
+    make_server, bounds, slo, base_ms, outcome
+):
+    """Not sustained at a rate that was sent in time: too slow. Sustained to the last: unknown."""
+    server = make_server(base_ms)
+    server.is_invalid = lambda _config, load: load.rate_per_s >= 400
+    sizes = {"max_batch_sizes": (1,), "queue_delays_us": (0,), "instances": (1,)}
+    only = bounds.model_copy(update=sizes | {"min_rate_per_s": 50.0})
+
+    result = search_on(server, only, slo)
+
+    assert any(load.rate_per_s >= 400 for _, load in server.calls)
+    assert finding_of(result, "p99_ms").outcome is Outcome.PASSED
+    assert finding_of(result, "throughput").outcome is outcome
+
+
 def test_rate_that_was_never_offered_is_inconclusive(simulated, bounds, slo):
     """If no rate of the policy reaches the floor, the gate says to add one."""
     slow = bounds.model_copy(update={"min_rate_per_s": 100.0, "max_rate_per_s": 200.0})

@@ -1,12 +1,15 @@
 """What the answers of a search are compared by: objectives, cost, overload, floor and champion."""
 
+from dataclasses import replace
+
 import pytest
 
 from enginegate.evidence import Outcome
 from enginegate.measuring.p99 import SequentialTest
+from enginegate.search.queueing import EngineTimes
 from enginegate.search.search import search
 from tests.fakes.searches import finding_of, only_where, search_on
-from tests.fakes.simulated_triton import SimulatedServer
+from tests.fakes.simulated_triton import SharedGpu, SimulatedServer
 
 
 def test_candidate_below_the_floor_is_not_searched_to_capacity(make_server, bounds, slo):
@@ -143,3 +146,100 @@ def test_slo_out_of_reach_is_refuted_though_no_confirmation_fits(bounds, slo, mo
     result = search_on(SimulatedServer(5.0, 0.0, limit_ms=4.0), tight, demanding)
 
     assert finding_of(result, "p99_ms").outcome is Outcome.FAILED
+
+
+@pytest.fixture
+def wide(bounds):
+    """Rates of a small, fast engine; one configuration for each number of processes."""
+    return bounds.model_copy(
+        update={
+            "max_batch_sizes": (16,),
+            "queue_delays_us": (0,),
+            "instances": (1,),
+            "max_rate_per_s": 30_000.0,
+            "measurement_s": 1.0,
+        }
+    )
+
+
+def engine_alone(server, **more):
+    return EngineTimes(server.base_s * 1e3, server.item_s * 1e3, shared=True, **more)
+
+
+def test_processes_share_a_gpu_where_one_is_the_limit(wide, slo):
+    """One process serves a third of the engine: more are tried while each more serves more."""
+    server = SharedGpu(0.2, 0.05, request_ms=0.1)
+
+    result = search_on(server, wide, slo, alone=engine_alone(server))
+
+    alone_per_s = 16 / (0.2 + 16 * 0.05) * 1e3
+    assert result.chosen.processes in {2, 3, 4}
+    assert result.throughput_at_slo_per_s > 0.7 * alone_per_s
+    assert "1 sustained" in result.reasons["processes"]
+
+
+def test_processes_are_begun_with_where_their_price_is_known(wide, slo):
+    """The fewest that are expected to serve four fifths of the engine: no fewer are tried."""
+    server = SharedGpu(0.2, 0.05, request_ms=0.1)
+
+    result = search_on(server, wide, slo, alone=engine_alone(server, request_ms=0.1))
+
+    assert server.calls[0][0].processes == 3
+    assert {config.processes for config, _ in server.calls} <= {3, 4}
+    assert result.throughput_at_slo_per_s > 0.7 * 16_000
+    assert "fewer are expected to serve less than 80 %" in result.reasons["processes"]
+
+
+def test_one_process_is_kept_where_the_engine_is_the_limit(wide, slo):
+    """Above four fifths of the engine alone no other process is tried, nor without its times."""
+    slow = SharedGpu(2.0, 0.5, request_ms=0.02)
+    search_on(slow, wide, slo, alone=engine_alone(slow, request_ms=0.02))
+    unknown = SharedGpu(0.2, 0.05, request_ms=0.1)
+    search_on(unknown, wide, slo)
+
+    assert {config.processes for config, _ in slow.calls + unknown.calls} == {1}
+
+
+def test_processes_that_gain_nothing_end_it(wide, slo):
+    """Where two processes serve no more than one, three are not tried, and one is chosen."""
+    server = SharedGpu(0.2, 0.3, request_ms=0.0)
+    twice_as_fast = EngineTimes(0.1, 0.15, shared=True)
+
+    result = search_on(server, wide, slo, alone=twice_as_fast)
+
+    assert {config.processes for config, _ in server.calls} == {1, 2}
+    assert result.chosen.processes == 1
+
+
+def test_first_rate_is_what_the_serving_process_takes(wide, slo):
+    """Far below an engine that is faster than any process serves it."""
+    server = SharedGpu(0.2, 0.05, request_ms=0.2)
+    one = wide.model_copy(update={"processes": (1,)})
+
+    search_on(server, one, slo, alone=engine_alone(server, request_ms=0.2))
+
+    assert 3000.0 <= server.calls[0][1].rate_per_s <= 4000.0
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_slow_loading_leaves_time_to_confirm_what_is_loaded(bounds, slo, objective):
+    """A second configuration is not loaded where the budget ends before it is; that is said."""
+    server, load_s = SimulatedServer(), 30.0
+
+    def measure(config, load, *, ends=None):
+        loads = not server.calls or server.calls[-1][0] != config
+        server.now_s += load_s if loads else 0.0
+        found = server.measure(config, load, ends=ends)
+        changes = {"cold_start_s": load_s if loads else None}
+        return replace(found, measurement=found.measurement.model_copy(update=changes))
+
+    short = bounds.model_copy(
+        update={"objective": objective, "at_rate_per_s": 500.0, "budget_s": 80.0}
+    )
+
+    result = search(measure, short, slo, clock=server.clock)
+
+    assert result.confirmed
+    assert "raise [search] budget_s" in result.cut_short
+    assert len({config for config, _ in server.calls}) == 1
+    assert server.now_s <= 90.0

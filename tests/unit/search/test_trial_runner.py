@@ -123,6 +123,38 @@ def test_rates_the_generator_cannot_make_bound_the_search(simulated, bounds, slo
     assert set(invalid.values()) == {2}
 
 
+def test_late_generator_costs_no_answer_where_the_budget_is_short(make_server, bounds, slo):
+    """Before anything was measured a rate is not tried twice: a lower one is, and is confirmed."""
+    server = make_server()
+    server.is_invalid = lambda _config, load: load.rate_per_s >= 400
+    short = bounds.model_copy(update={"budget_s": 30.0, "max_rate_per_s": 2000.0})
+    easy = slo.model_copy(
+        update={"min_throughput_per_s": 100.0, "confidence": 0.95, "confirm_requests": 1000}
+    )
+
+    result = search_on(server, short, easy)
+
+    rates = [load.rate_per_s for _, load in server.calls]
+    assert rates[0] >= 400 > rates[1]
+    assert {f.gate: f.outcome for f in result.findings if not f.advisory} == {
+        "p99_ms": Outcome.PASSED,
+        "throughput": Outcome.PASSED,
+    }
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_rate_that_a_busy_moment_spoiled_is_offered_again(simulated, bounds, slo, late):
+    """After a valid measurement below it, so that one moment caps no answer."""
+    simulated.is_invalid = lambda _config, _load: len(simulated.calls) <= late
+
+    result = search_on(simulated, bounds, slo)
+
+    rates = [load.rate_per_s for _, load in simulated.calls]
+    assert rates[late] < rates[0]
+    assert result.throughput_at_slo_per_s > 3 * rates[0]
+    assert result.generator_limit_per_s is None
+
+
 def test_rates_that_cannot_be_made_are_halved(simulated, bounds, slo):
     """Where most rates are invalid the search gets below them in a few steps, and up again."""
     simulated.is_invalid = lambda _config, load: load.rate_per_s >= 800

@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
+from enginegate.chained_log.hash_chain import GENESIS
 from enginegate.repository.history.audit import Event
-from enginegate.repository.history.journal import GENESIS
 from enginegate.tracking.registry_notes import release_notes
 from tests.fakes.evidence import WHEN, release
 

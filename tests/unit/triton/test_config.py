@@ -150,14 +150,15 @@ def test_serving_configuration_is_read_back(changes):
     assert found == serving.model_copy(update=alike)
 
 
-def test_runner_on_a_gpu_is_one_process_with_streams():
-    """Its instances are streams: processes would take turns. Inputs stay where they are."""
-    serving = ServingConfig(**{**SERVING.model_dump(), "instances": 3})
+@pytest.mark.parametrize("processes", [1, 2])
+def test_runner_on_a_gpu_is_processes_with_streams(processes):
+    """Its instances are the streams of each process. Inputs stay where they are."""
+    serving = ServingConfig(**{**SERVING.model_dump(), "instances": 3, "processes": processes})
 
     found = _config(serving=serving, gpu=True)
 
-    assert [group.count for group in found.message.instance_group] == [1]
-    assert (found.streams, found.serving.instances) == (3, 3)
+    assert [group.count for group in found.message.instance_group] == [processes]
+    assert (found.streams, found.serving) == (3, serving)
     assert found.parameters["FORCE_CPU_ONLY_INPUT_TENSORS"] == "no"
 
 
@@ -240,6 +241,7 @@ UNBATCHED = {"dynamic_batching": False, "max_queue_delay_us": 0}
         ({"preferred_batch_sizes": (9,)}, {}, "preferred batch of 9 is larger"),
         ({"dynamic_batching": False}, {}, "need dynamic batching"),
         (UNBATCHED | {"preferred_batch_sizes": (2,)}, {}, "need dynamic batching"),
+        ({"processes": 2}, {}, "only this program's runner .* shares a GPU between processes"),
         (UNBATCHED, {"max_queue_size": 4}, "max_queue_size is set.*no dynamic batching"),
         (UNBATCHED, {"preserve_ordering": True}, "preserve_ordering is set"),
         ({}, {"warmup_batch_sizes": (1, 16)}, "warmup_batch_sizes has 16.*is 8"),

@@ -42,6 +42,9 @@ from enginegate.report.tables import print_hanging
 from enginegate.workspace import Workspace
 
 PASSPHRASE = "ENGINEGATE_BACKUP_PASSPHRASE"  # noqa: S105 - the variable's name
+_OUTSIDE = "outside of the project's folder: keep it where you keep such files"
+_STORAGE = "object storage: use the provider's versions or replication"
+_ENCRYPTED = {"passphrase": "with a passphrase", "recipients": "for public keys"}
 PassphraseFile = Annotated[
     Path | None,
     typer.Option(
@@ -140,7 +143,7 @@ def restore_command(  # noqa: PLR0913 - one argument for each option
     """
     header = backup_header(file)
     key = None if without_keys else _opening_key(header, passphrase_file, tuple(identity or ()))
-    project = to.absolute() if to is not None else project_of(Path.cwd())
+    project = to.resolve() if to is not None else project_of(Path.cwd())
     where = RestorePlaces(project, Workspace.of_project(project), _moved(repository or ()))
     with printing(as_json=as_json) as output:
         with _progress("Checking") as progress:
@@ -183,7 +186,7 @@ def _places(policies: Sequence[tuple[Path, Policy]]) -> BackupPlaces:
     roots: dict[Path, RepositoryPlace] = {}
     files: dict[str, Path] = {}
     private: dict[str, Path] = {}
-    elsewhere: list[Path] = []
+    elsewhere: dict[str, str] = {}
     for path, policy in policies:
         if Workspace.of(policy) != workspace:
             raise InputError(
@@ -197,6 +200,8 @@ def _places(policies: Sequence[tuple[Path, Policy]]) -> BackupPlaces:
             roots.setdefault(
                 folder.absolute(), RepositoryPlace(str(as_written(folder)), folder.absolute())
             )
+        if policy.target.objects:
+            elsewhere[policy.target.objects] = _STORAGE
         signing = policy.signing
         for found, into in (
             (path.absolute(), files),
@@ -206,12 +211,10 @@ def _places(policies: Sequence[tuple[Path, Policy]]) -> BackupPlaces:
             if found is None or not found.is_file():
                 continue
             if not found.is_relative_to(project):
-                elsewhere.append(found)
+                elsewhere[str(found)] = _OUTSIDE
             elif not found.is_relative_to(workspace.keys if into is private else workspace.root):
                 into[found.relative_to(project).as_posix()] = found
-    return BackupPlaces(
-        project, workspace, tuple(roots.values()), files, private, tuple(dict.fromkeys(elsewhere))
-    )
+    return BackupPlaces(project, workspace, tuple(roots.values()), files, private, elsewhere)
 
 
 def _moved(given: Sequence[str]) -> dict[str, Path]:
@@ -301,9 +304,9 @@ def _print_contents(header: BackupHeader, output: Printer) -> None:
         print_hanging(out, f"live repository {repository.written}: {published}", "holds     ")
     for policy in header.policies:
         print_hanging(out, policy, "holds     ")
-    if header.keys:
+    if header.keys and header.sealed_for:
         keys = counted(header.keys, "file of keys", "files of keys")
-        print_hanging(out, f"{keys}, encrypted for {header.sealed_for}", "holds     ")
+        print_hanging(out, f"{keys}, encrypted {_ENCRYPTED[header.sealed_for]}", "holds     ")
     for each in header.left_out:
         print_hanging(out, f"{each.what}: {each.why}", "left out  ")
 

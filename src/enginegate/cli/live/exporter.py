@@ -101,7 +101,7 @@ def read_live_records(policies: Sequence[Path]) -> LiveRecords:
     unreadable = 0
     for root in roots:
         try:
-            events.update((event.model, event.event) for event in AuditLog(root).read())
+            events.update(AuditLog(root).tally())
         except EnginegateError:
             unreadable += 1  # enginegate audit has the words; other models are told of
     for workspace in workspaces.values():

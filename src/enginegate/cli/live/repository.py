@@ -28,6 +28,7 @@ from enginegate.repository import (
 )
 from enginegate.repository.history.audit import Event
 from enginegate.repository.store.live_record import check_audit
+from enginegate.repository.verified import VerifiedRecords
 from enginegate.triton.endpoint import live_addresses, live_server
 from enginegate.triton.server import LOOPBACK, Ports, Server, ServerOptions
 from enginegate.workspace import Workspace
@@ -41,11 +42,20 @@ def repository_of(policy: Policy) -> Target:
     return open_target(policy.live_tables, Workspace.of(policy), channel="command")
 
 
-def verified(policy: Policy, path: Path, *, repair: bool) -> VerifiedRepository:
-    """Check everything; with ``repair`` after finishing or undoing what was cut short."""
+def verified(
+    policy: Policy, path: Path, *, repair: bool, whole: bool = False
+) -> VerifiedRepository:
+    """Check everything; with ``repair`` after finishing or undoing what was cut short.
+
+    Args:
+        policy: whose repository and servers.
+        path: its file.
+        repair: finish or undo first what was cut short.
+        whole: read every byte, also of what has not changed since it was verified.
+    """
     repository = repository_of(policy)
     repaired = tuple(repository.repair()) if repair else ()
-    checks = verify(repository)
+    checks = verify(repository, records=VerifiedRecords(Workspace.of(policy), whole))
     server = silent = ""
     if repository.client is None:
         silent = _silent_server(policy)
@@ -77,6 +87,9 @@ def print_verified(found: VerifiedRepository, out: Console) -> ExitCode:
         print_hanging(out, sentence)
     if not found.checks:
         print_hanging(out, f"{found.repository} is not there: nothing was published.")
+    if found.also:
+        policies = counted(len(found.also), "more policy", "more policies")
+        print_hanging(out, f"{policies} of this very repository: checked together.")
     for check in found.checks:
         fine = ("note", "yellow") if check.note else ("ok", "green")
         known = ("unknown", "bold yellow") if check.unknown else fine
@@ -88,6 +101,16 @@ def print_verified(found: VerifiedRepository, out: Console) -> ExitCode:
         print_hanging(out, found.server)
     codes = {"problem": ExitCode.GATES_FAILED, "unknown": ExitCode.COULD_NOT_FIND_OUT}
     return codes.get(found.outcome, ExitCode.OK)
+
+
+def checked_together(policy: Policy) -> tuple[object, ...]:
+    """Equal for policies whose repository, servers and keys are the same: one check is for all.
+
+    What is in object storage is one model's alone.
+    """
+    target, device = policy.target, policy.live_tables.device
+    model = policy.name if target.objects is not None else ""
+    return policy.root, target.digest, policy.signing.digest, device, model
 
 
 def _silent_server(policy: Policy) -> str:
@@ -170,7 +193,7 @@ def print_audit(policy: Policy, output: Printer) -> bool:
     except TamperedError as error:
         print_hanging(output.console, f"problem  {error}")
         return False
-    events = [event for event in log.read() if event.model == policy.name]
+    events = log.of(policy.name)
     if output.stream is not None:
         for event in events:
             output.stream.write(f"{event.canonical_json().decode()}\n")

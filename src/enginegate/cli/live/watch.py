@@ -183,7 +183,7 @@ def _acknowledge(policy: Policy, who: str, why: str, release: int | None, output
     out = output.console
     for broken in done:
         print_hanging(out, f"Acknowledged by {who}: {broken}.")
-    events, states = AuditLog(root).read(), {}
+    events, states = AuditLog(root).of(policy.name), {}
     for number in sorted({broken.release for broken in done}):
         with suppress(EnginegateError):  # the manifest of a withdrawn release is gone
             manifest = layout.release(number)

@@ -360,6 +360,9 @@ class VerifiedRepository(Record):
     checks: tuple[VerifyCheck, ...] = Field(description="without problem and unknown: as published")
     repaired: tuple[str, ...] = Field(description="with --repair: what was finished or undone")
     server: str = Field(description="why no server was checked; empty: it was")
+    also: tuple[str, ...] = Field(
+        default=(), description="further policies of the very same repository and servers"
+    )
 
 
 class VerifyDocument(Document):

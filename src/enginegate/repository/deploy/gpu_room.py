@@ -123,4 +123,5 @@ def demand_of(package: Package | ImportedRelease, device: str = "") -> MemoryDem
         return MemoryDemand.of(package.release.engine)
     package = next((each for each in package.further if each.device == device), package)
     known = package.gpu_bytes if package.gpu_bytes is not None or package.gpu else 0
-    return MemoryDemand(known, package.serving.gpus, package.cold_start_s)
+    serving = package.serving
+    return MemoryDemand(known, serving.gpus, package.cold_start_s, serving.processes)

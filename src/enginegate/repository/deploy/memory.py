@@ -41,17 +41,26 @@ class MemoryDemand:
         gpu_bytes: None: not measured; 0 of one that runs on the processor.
         gpus: numbers of the GPUs, as CUDA counts them; empty: every one there is.
         cold_start_s: from the load call to the first answer; None: not measured.
+        processes: that share each GPU, and are in ``gpu_bytes`` together.
     """
 
     gpu_bytes: int | None
     gpus: tuple[int, ...] = ()
     cold_start_s: float | None = None
+    processes: int = 1
 
     @classmethod
     def of(cls, engine: ReleasedEngine) -> "MemoryDemand":
         """What a published engine takes."""
         known = engine.gpu_bytes if engine.gpu_bytes is not None or engine.gpu else 0
-        return cls(known, engine.serving.gpus, engine.cold_start_s)
+        serving = engine.serving
+        return cls(known, serving.gpus, engine.cold_start_s, serving.processes)
+
+    @property
+    def taken(self) -> str:
+        """How much it takes, for people; of how many processes, where there are several."""
+        shared = f" in {self.processes} processes" if self.processes > 1 else ""
+        return f"{_mib(self.gpu_bytes or 0)} of each GPU{shared}"
 
     @property
     def downtime(self) -> str:
@@ -100,13 +109,13 @@ def decide_room(
     if not meant:
         return RoomDecision(
             Room.BESIDE,
-            f"it takes {_mib(new.gpu_bytes)} of each GPU, and what the server's GPUs have free is "
+            f"it takes {new.taken}, and what the server's GPUs have free is "
             "not known (target.metrics in the policy names its metrics)",
         )
     fullest = min(meant, key=lambda gpu: gpu.free_bytes)
     needed = round(new.gpu_bytes * _SPARE)
     words = (
-        f"it takes {_mib(new.gpu_bytes)} of each GPU by its benchmark, {_mib(needed)} with the "
+        f"it takes {new.taken} by its benchmark, {_mib(needed)} with the "
         f"tenth to spare for loading, and {_named(fullest)} has {_mib(fullest.free_bytes)} of "
         f"{_mib(fullest.total_bytes)} free"
     )

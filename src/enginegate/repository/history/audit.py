@@ -11,6 +11,7 @@ Lines are never removed, so a `Cursor` says how far MLflow or Prefect has been n
 """
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,20 +23,13 @@ from pydantic import PositiveInt
 
 from enginegate.atomic_io import file_lock, write_file
 from enginegate.candidate import Sha256
+from enginegate.chained_log.hash_chain import GENESIS, HashChain, LogEntry
 from enginegate.decision import Decision, Head, OnRecord, Release
 from enginegate.errors import EnginegateError, InputError, RepositoryError, TamperedError
 from enginegate.evidence import Scorecard
 from enginegate.machine import user_at_host
 from enginegate.records import Record, sha256_bytes
-from enginegate.repository.history.journal import (
-    GENESIS,
-    Entry,
-    HashChain,
-    Journal,
-    Kind,
-    LogEntry,
-    intent_detail,
-)
+from enginegate.repository.history.journal import Entry, Journal, Kind, intent_detail
 from enginegate.repository.lock import hold_lock
 from enginegate.workspace import Workspace
 
@@ -90,6 +84,11 @@ class AuditRecord(Record):
 class Event(AuditRecord, LogEntry):
     """One line of the log."""
 
+    @property
+    def what(self) -> str:
+        """Which event."""
+        return self.event
+
 
 @dataclass(slots=True)
 class AuditLog:
@@ -116,13 +115,34 @@ class AuditLog:
         """How far the log had come after its last event, kept beside it."""
         return self.root / AUDIT_HEAD
 
-    def read(self) -> tuple[Event, ...]:
-        """Every event, oldest first.
+    def read(self) -> Sequence[Event]:
+        """Every event, oldest first; those of a long log are parsed as they are asked for.
 
         Raises:
             TamperedError: a line is damaged, or the chain is broken; the message names it.
         """
         return self._chain.read()
+
+    def of(self, model: str, *what: What) -> tuple[Event, ...]:
+        """Every event of one model, oldest first; raises as `read`.
+
+        Args:
+            model: its name; empty: of every model.
+            what: only these; none given: all.
+        """
+        return self._chain.select(model, what)
+
+    def tally(self) -> Counter[tuple[str, str]]:
+        """How many events there are, by model and what happened; raises as `read`."""
+        return self._chain.tally()
+
+    def extents(self) -> dict[str, tuple[int, int]]:
+        """How many lines each model has, and the place of its last; raises as `read`."""
+        return self._chain.extents()
+
+    def check_all(self) -> None:
+        """Read and check every line, whatever the index of a long log says; raises as `read`."""
+        self._chain.check_all()
 
     def head(self) -> Head | None:
         """How far the log has come."""
@@ -136,7 +156,7 @@ class AuditLog:
             RepositoryError: it cannot be written.
         """
         try:
-            if not (deed.operation and deed.operation in {e.operation for e in self.read()}):
+            if not (deed.operation and deed.operation in self._operations(deed.model)):
                 at = datetime.now(tz=UTC)
                 place = {"sequence": 0, "at": at, "previous": GENESIS}
                 self._chain.append(Event(**dict(deed), **place))
@@ -146,6 +166,10 @@ class AuditLog:
                 f"The audit log {self.path} cannot be written: {error.strerror}. Free space or fix "
                 "permissions; the next operation then writes what is missing."
             ) from error
+
+    def _operations(self, model: str) -> frozenset[str]:
+        """Those of one model that are in the log."""
+        return frozenset(event.operation for event in self.of(model))
 
     def close(
         self, journal: Journal, entry: Entry, release: Release | None, *, done: bool, why: str
@@ -162,7 +186,7 @@ class AuditLog:
             done: else it was undone.
             why: for both.
         """
-        noted = intent_detail(journal.read(), entry)
+        noted = intent_detail(journal.of(entry.model), entry)
         deed = AuditRecord(
             event=_DONE[entry.kind] if done else "refused",
             model=entry.model,
@@ -203,10 +227,10 @@ class AuditLog:
         Raises:
             TamperedError: a line was changed, removed or added.
         """
-        events, kept = self.read(), self._kept_head()
+        lines, kept = len(self.read()), self._kept_head()
         if kept is not None:
             self._chain.check_head(kept, str(self.head_file))
-        elif len(events) > 1:  # a kill comes between log and head once, before there is a head
+        elif lines > 1:  # a kill comes between log and head once, before there is a head
             raise TamperedError(
                 f"{self.head_file} is gone, so lines removed from the end of {self.path} would not "
                 "show. Restore it from a backup, or find out who removed it; the next event writes "
@@ -261,7 +285,7 @@ def answers_to(scorecard: Scorecard, given: Iterable[Decision], root: Path) -> A
     Raises:
         TamperedError: the log was changed.
     """
-    events = AuditLog(root).read()
+    events = AuditLog(root).of(scorecard.model)
     own = [event for event in events if event.scorecard == scorecard.digest]
     kept = tuple(given)
     places = {e.operation: e.sequence for e in own if e.event in {"approved", "rejected"}}
@@ -272,7 +296,8 @@ def answers_to(scorecard: Scorecard, given: Iterable[Decision], root: Path) -> A
         if event.event == "rejected" and event.operation not in known
     }
     places |= {decision.digest: place for decision, place in rejections.items()}
-    written = {digest: events[place].at for digest, place in places.items()}
+    times = {event.sequence: event.at for event in own}
+    written = {digest: times[place] for digest, place in places.items()}
     only_files = {d.digest for d in kept if d.answer == "approve" and d.digest not in places}
     record = OnRecord(places, _ended(events, scorecard), written, frozenset(only_files))
     return Answers((*kept, *rejections), record)
@@ -415,13 +440,21 @@ def undelivered_events(events: Sequence[Event], delivered: Head | None) -> Seque
     return events[delivered.count :] if same_log else events
 
 
-def undelivered_changes(events: Sequence[Event], delivered: Head | None) -> tuple[LiveChange, ...]:
+def undelivered_changes(
+    events: Sequence[Event], delivered: Head | None, live: Iterable[Event] | None = None
+) -> tuple[LiveChange, ...]:
     """Changes after a cursor; all of them where the cursor is in another log.
 
     What was only replicated is left out: the host where it was decided has it in its own log.
+
+    Args:
+        events: every line of the log.
+        delivered: the cursor.
+        live: the lines after which something else was live; None: they are found in ``events``.
     """
     start = len(events) - len(undelivered_events(events, delivered))
-    new = (change for change in live_changes(events) if change.event.sequence >= start)
+    changes = live_changes(events if live is None else live)
+    new = (change for change in changes if change.event.sequence >= start)
     return tuple(change for change in new if not change.replicated)
 
 

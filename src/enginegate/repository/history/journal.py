@@ -1,160 +1,13 @@
-"""What was under way: an append-only, flushed list of steps; and the hash chain it is kept as.
+"""What was under way: an append-only, flushed list of steps, kept as a hash chain."""
 
-Every line of a `HashChain` holds the sha256 of the line before it. An edit in the middle shows, and
-so does a line that was removed or added there. A line cut short by a crash is the only damage an
-honest machine can cause; it says nothing yet and is dropped. Whole lines removed from the end
-cannot show in the file itself: that needs a `Head` kept elsewhere.
-"""
-
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Literal
 from uuid import uuid4
 
-from pydantic import ValidationError
-
-from enginegate.atomic_io import NotRegularFileError, open_regular, read_file, sync_folder
-from enginegate.candidate import Sha256
-from enginegate.decision import Head
-from enginegate.errors import RepositoryError, TamperedError
-from enginegate.messages import counted
-from enginegate.records import Record
-
-GENESIS = "0" * 64
-
-
-class LogEntry(Record):
-    """One line: its place in the file, when it was written, and the digest of the line before."""
-
-    sequence: int
-    at: datetime
-    previous: Sha256
-
-
-L = TypeVar("L", bound=LogEntry)
-
-
-@dataclass(slots=True)
-class HashChain(Generic[L]):
-    """One such file; whoever appends holds the repository's lock.
-
-    Its lines are parsed and hashed once, and again only after somebody else changed the file.
-
-    Attributes:
-        kind: what a line is.
-        noun: what a line is called in messages, e.g. "a journal entry".
-    """
-
-    path: Path
-    kind: type[L]
-    noun: str
-    _links: tuple[L, ...] = field(default=(), init=False, repr=False)
-    _size: int = field(default=0, init=False, repr=False)
-    _seen: tuple[int, ...] | None = field(default=None, init=False, repr=False)
-
-    def read(self) -> tuple[L, ...]:
-        """Every line, oldest first.
-
-        Raises:
-            TamperedError: a line is damaged, or the chain is broken; the message names it.
-            RepositoryError: the file cannot be read, or is a link, a FIFO or the like.
-        """
-        seen = self._stamp()
-        if seen is None or seen != self._seen:
-            lines = self._lines()
-            self._links = self._checked(lines)
-            self._size = sum(len(line) + 1 for line in lines)
-            self._seen = seen
-        return self._links
-
-    def append(self, link: L) -> L:
-        """Write ``link`` in the next place; it is on disk when this returns.
-
-        Raises:
-            TamperedError: what is there already was changed.
-            OSError: it cannot be written.
-        """
-        links = self.read()
-        previous = links[-1].digest if links else GENESIS
-        placed = link.model_copy(update={"sequence": len(links), "previous": previous})
-        line = placed.canonical_json() + b"\n"
-        handle = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-        self._seen = None
-        with os.fdopen(handle, "ab") as file:
-            file.truncate(self._size)
-            file.write(line)
-            file.flush()
-            os.fsync(file.fileno())
-        sync_folder(self.path.parent)
-        self._links, self._size = (*links, placed), self._size + len(line)
-        self._seen = self._stamp()
-        return placed
-
-    def head(self) -> Head | None:
-        """How many lines there are, and the digest of the last; None of an empty file."""
-        links = self.read()
-        return Head(count=len(links), sha256=links[-1].digest) if links else None
-
-    def check_head(self, known: Head, said_by: str) -> None:
-        """Compare with a head that was kept elsewhere, on which the file may have grown since.
-
-        Raises:
-            TamperedError: lines are missing from the end, or the whole file was written anew.
-        """
-        links = self.read()
-        if len(links) < known.count:
-            raise TamperedError(
-                f"{self.path} has {counted(len(links), 'line')}; {said_by} knows of "
-                f"{known.count}. Lines were "
-                "removed from its end: restore it from a backup."
-            )
-        found = links[known.count - 1].digest
-        if found != known.sha256:
-            raise TamperedError(
-                f"{self.path}, line {known.count}: its digest is {found[:12]}, {said_by} has "
-                f"{known.sha256[:12]}. The file was written anew: restore it from a backup."
-            )
-
-    def _checked(self, lines: list[bytes]) -> tuple[L, ...]:
-        found: list[L] = []
-        previous = GENESIS
-        for number, line in enumerate(lines, start=1):
-            try:
-                link = self.kind.model_validate_json(line)
-            except ValidationError as error:
-                raise TamperedError(f"{self.path}, line {number}: not {self.noun}.") from error
-            if link.previous != previous or link.sequence != len(found):
-                raise TamperedError(
-                    f"{self.path}, line {number}: the chain is broken; a line before it was "
-                    "changed, removed or added."
-                )
-            found.append(link)
-            previous = link.digest
-        return tuple(found)
-
-    def _stamp(self) -> tuple[int, ...] | None:
-        """By which a change of the file by somebody else shows; None where it cannot be asked."""
-        try:
-            now = self.path.lstat()
-        except OSError:
-            return None
-        return now.st_ino, now.st_size, now.st_mtime_ns
-
-    def _lines(self) -> list[bytes]:
-        """Whole lines only: what follows the last newline was cut short by a crash."""
-        try:
-            content = read_file(self.path)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except NotRegularFileError as error:
-            raise RepositoryError(f"{error.strerror}.") from error
-        except OSError as error:
-            raise RepositoryError(f"{self.path} cannot be read: {error.strerror}.") from error
-        return content[: content.rfind(b"\n") + 1].splitlines()
-
+from enginegate.chained_log.hash_chain import GENESIS, HashChain, LogEntry
 
 JOURNAL = ".enginegate-journal.jsonl"
 # "unloading": what serves, or what stands by, is about to be unloaded to make room.
@@ -175,6 +28,16 @@ class Entry(LogEntry):
     step: Step
     version: int
     detail: dict[str, str]
+
+    @property
+    def what(self) -> str:
+        """The step."""
+        return self.step
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its operation goes on after it."""
+        return self.step not in CLOSING
 
 
 def last_change(entries: Iterable[Entry]) -> Entry | None:
@@ -247,7 +110,7 @@ class Journal:
         changes = {"step": step, "detail": detail, "at": datetime.now(tz=UTC)}
         return self._chain.append(entry.model_copy(update=changes))
 
-    def read(self) -> tuple[Entry, ...]:
+    def read(self) -> Sequence[Entry]:
         """Every entry, oldest first.
 
         Raises:
@@ -255,10 +118,27 @@ class Journal:
         """
         return self._chain.read()
 
+    def of(self, model: str) -> tuple[Entry, ...]:
+        """Every entry of one model, oldest first; raises as `read`."""
+        return self._chain.select(model)
+
+    def models(self) -> frozenset[str]:
+        """Every model that an operation was ever on; raises as `read`."""
+        return frozenset(model for model, _ in self._chain.tally())
+
+    def extents(self) -> dict[str, tuple[int, int]]:
+        """How many lines each model has, and the place of its last; raises as `read`."""
+        return self._chain.extents()
+
+    def check_all(self) -> None:
+        """Read and check every line, whatever the index of a long log says; raises as `read`."""
+        self._chain.check_all()
+
     def unfinished(self) -> tuple[Entry, ...]:
         """The latest entry of each operation that was neither done nor undone, oldest first."""
-        return unfinished(self.read())
+        return self._chain.unfinished()
 
     def last_step(self, entry: Entry) -> Step:
         """How far an operation has come."""
-        return next(e.step for e in reversed(self.read()) if e.operation == entry.operation)
+        own = self.of(entry.model)
+        return next(e.step for e in reversed(own) if e.operation == entry.operation)

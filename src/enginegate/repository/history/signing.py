@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from enginegate.atomic_io import file_lock, read_file, write_file
 from enginegate.errors import InputError, RepositoryError, TamperedError
 from enginegate.policy.operating import Signing
-from enginegate.records import Record
+from enginegate.records import Record, sha256_bytes
 from enginegate.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -176,6 +176,14 @@ class ReleaseSigning:
             f"The signature {beside} is not valid: it is not by the key {shown}, or not on what "
             f"{path} says. Find out who changed it, then make it again."
         )
+
+    def trusted_state(self) -> str:
+        """What decides whether a signature verifies here: where it changes, so may every check."""
+        parts = [str(self.required), str(bool(importlib.util.find_spec("model_signing")))]
+        for key in (self.public_key, self.private_key, self.keys / "release.pub"):
+            with suppress(OSError):
+                parts.append(sha256_bytes(read_file(key, follow_links=True)) if key else "")
+        return " ".join(parts)
 
     def _verified(self, signed: SignedFiles, public_key: Path) -> str:
         from model_signing import verifying  # noqa: PLC0415

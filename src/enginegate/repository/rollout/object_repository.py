@@ -154,7 +154,7 @@ class ReplicaSync:
             As `install`; RepositoryError: it was left while it was fetched.
             TamperedError: what storage says is live is not what its journal says.
         """
-        self.journal.check_recorded(self.releases, AuditLog(self.local.root).read())
+        self.journal.check_recorded(self.releases, AuditLog(self.local.root).of(self.journal.model))
         pointer, _ = self.releases.pointer()
         release = self.releases.release_of(pointer) if pointer else None
         if pointer is None or release is None:

@@ -273,6 +273,16 @@ class Layout:
         return tuple(sorted(int(p.name) for p in self.folder.glob("[1-9]*") if p.name.isdigit()))
 
 
+def parts_by_owner(root: Path) -> dict[str, tuple[Layout, ...]]:
+    """Every composing model in a repository, by the model that it is part of; one look for all."""
+    found: dict[str, list[Layout]] = {}
+    for path in sorted(root.glob(f"*/{PART_OF}")):
+        owner, name = read_file(path).decode(errors="replace"), path.parents[1].name
+        if name.startswith(f"{owner}."):
+            found.setdefault(owner, []).append(Layout(root, name))
+    return {owner: tuple(parts) for owner, parts in found.items()}
+
+
 def models(root: Path) -> tuple[str, ...]:
     """Names of the models this program has published in a repository, without composing models."""
     found = [path.parent for path in root.glob(f"*/{RECORDS}") if path.is_dir()]

@@ -5,8 +5,9 @@ is compared with the other, and the commit point, which is one small file withou
 both: whoever deletes one of them and edits the commit point does not decide what serves.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from enginegate.decision import Head, Release
@@ -30,14 +31,14 @@ _COPIED = "copied_from"
 _YES, _NO = "yes", "no"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LiveRecord:
     """What journal and audit log say of one model.
 
     Attributes:
         layout: of the model.
-        entries: the journal's, of every model.
-        events: the audit log's, of every model.
+        entries: the journal's, of this model.
+        events: the audit log's, of this model.
     """
 
     layout: Layout
@@ -48,13 +49,13 @@ class LiveRecord:
     def of(
         cls, layout: Layout, journal: Journal | None = None, audit: AuditLog | None = None
     ) -> "LiveRecord":
-        """As both files are now; those that were opened already are not parsed again.
+        """As both files are now; those that were opened already are not checked again.
 
         Raises:
             TamperedError: a line of one of them was changed.
         """
-        entries = (journal or Journal(layout.root)).read()
-        return cls(layout, entries, (audit or AuditLog(layout.root)).read())
+        entries = (journal or Journal(layout.root)).of(layout.model)
+        return cls(layout, entries, (audit or AuditLog(layout.root)).of(layout.model))
 
     @property
     def version(self) -> int | None:
@@ -62,10 +63,10 @@ class LiveRecord:
 
         By the audit log; by the journal where the log tells of no change (it was begun anew).
         """
-        changes = [c for c in live_changes(self.events) if c.event.model == self.layout.model]
+        changes = live_changes(self.events)
         if changes:
             return changes[-1].after
-        last = last_change(self._own_entries)
+        last = last_change(self.entries)
         return last.version if last is not None and last.kind != "withdraw" else None
 
     @property
@@ -74,8 +75,8 @@ class LiveRecord:
 
         By all that knows one: a withdrawn release has left no manifest, and a journal may be lost.
         """
-        numbers = [entry.version for entry in self._own_entries]
-        numbers += [event.release for event in self._own_events if event.release]
+        numbers = [entry.version for entry in self.entries]
+        numbers += [event.release for event in self.events if event.release]
         return max([0, *numbers, *(release.version for release in self.layout.releases())])
 
     def check_commit_point(self, current: Current | None) -> None:
@@ -111,7 +112,7 @@ class LiveRecord:
                 "restore the file from a backup, or go to the recorded release (`enginegate "
                 f"rollback POLICY --to {self.version}`)."
             )
-        if self._own_entries or self._own_events:
+        if self.entries or self.events:
             return "remove the file: nothing is live then, as recorded."
         return "restore the file, the journal and the audit log from a backup."
 
@@ -137,11 +138,11 @@ class LiveRecord:
             TamperedError: it does; the message names the first one.
         """
         known = {entry.operation for entry in self.entries}
-        lacking = [e for e in self._own_events if _is_operation(e) and e.operation not in known]
+        lacking = [e for e in self.events if _is_operation(e) and e.operation not in known]
         if not lacking:
             return
         first, path = lacking[0], self.layout.root / JOURNAL
-        state = "was cut" if self.entries else "is gone or empty"
+        state = "was cut" if _has_content(path) else "is gone or empty"
         more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
         raise TamperedError(
             f"{path} {state}: it lacks an operation on {first.model} release {first.release}{more} "
@@ -156,10 +157,10 @@ class LiveRecord:
         Raises:
             TamperedError: it does; the message names the first one.
         """
-        logged = {event.operation for event in self._own_events}
+        logged = {event.operation for event in self.events}
         lacking = [
             entry
-            for entry in self._own_entries
+            for entry in self.entries
             if entry.step in CLOSING and entry.operation not in logged
         ]
         if lacking:
@@ -175,9 +176,7 @@ class LiveRecord:
         Raises:
             TamperedError: neither journal nor audit log knows it.
         """
-        known = {entry.version for entry in self._own_entries}
-        known |= {event.release for event in self._own_events if event.release}
-        if version not in known:
+        if version not in self._known:
             raise TamperedError(
                 f"{self.layout.version_folder(version)} belongs to no operation that the journal "
                 "or the audit log has. Find out who put it there, or who cut both."
@@ -190,15 +189,13 @@ class LiveRecord:
             TamperedError: it is not what was published.
         """
         version, manifest = release.version, self.layout.release_file(release.version)
-        placed = [e for e in self._own_entries if (e.version, e.step) == (version, "placed")]
-        detail: Mapping[str, str] = placed[-1].detail if placed else {}
+        detail = self._placed.get(version, {})
         if detail.get("release", release.digest) != release.digest:
             raise TamperedError(
                 f"{manifest} is not the manifest that was published: its digest is "
                 f"{release.digest}, the journal has {detail['release']}."
             )
-        live = (e for e in self._own_events if e.release == version and e.event in LIVE_EVENTS)
-        noted = next((event for event in live if event.manifest), None)
+        noted = self._noted.get(version)
         if noted is not None and noted.manifest != release.digest:
             raise TamperedError(
                 f"{manifest} is not the manifest that was published: its digest is "
@@ -228,18 +225,27 @@ class LiveRecord:
                 signing.check(signed_promise(self.layout, renewed))
         self.check_as_published(release)
 
-    @property
-    def _own_entries(self) -> Sequence[Entry]:
-        return [entry for entry in self.entries if entry.model == self.layout.model]
+    @cached_property
+    def _known(self) -> frozenset[int]:
+        """Every release that an operation or an event is about."""
+        told = {event.release for event in self.events if event.release}
+        return frozenset({entry.version for entry in self.entries} | told)
 
-    @property
-    def _own_events(self) -> Sequence[Event]:
-        return [event for event in self.events if event.model == self.layout.model]
+    @cached_property
+    def _placed(self) -> dict[int, Mapping[str, str]]:
+        """What was noted when each release was last placed."""
+        return {e.version: e.detail for e in self.entries if e.step == "placed"}
+
+    @cached_property
+    def _noted(self) -> dict[int | None, Event]:
+        """The first event after which each release was live that has its manifest."""
+        live = [e for e in self.events if e.event in LIVE_EVENTS and e.manifest]
+        return {event.release: event for event in reversed(live)}
 
     def _open_versions(self) -> set[int | None]:
         """What operations without an end may have made live; one in the audit log has ended."""
-        latest = {entry.operation: entry for entry in self._own_entries}
-        logged = {event.operation for event in self._own_events}
+        latest = {entry.operation: entry for entry in self.entries}
+        logged = {event.operation for event in self.events}
         return {
             None if entry.kind == "withdraw" else entry.version
             for entry in latest.values()
@@ -249,14 +255,14 @@ class LiveRecord:
 
     def _is_brought_back(self) -> bool:
         """Whether an operation without an end was to write the lost commit point again."""
-        latest = {entry.operation: entry for entry in self._own_entries}
+        latest = {entry.operation: entry for entry in self.entries}
         return any(
             (entry.kind, entry.version) == ("rollback", self.version) and entry.step not in CLOSING
             for entry in latest.values()
         )
 
     def _said_by(self) -> str:
-        changes = [c for c in live_changes(self.events) if c.event.model == self.layout.model]
+        changes = live_changes(self.events)
         if changes:
             return f"{self._line(changes[-1].event)} ({changes[-1].event.event})"
         if self.version is not None:
@@ -301,13 +307,20 @@ def check_audit(layout: Layout, audit: AuditLog) -> None:
 def _kept_heads(layout: Layout) -> Iterator[tuple[str, Head]]:
     """How far this repository's audit log had come when each release was staged here."""
     try:
-        entries, releases = Journal(layout.root).read(), layout.releases()
+        entries, releases = Journal(layout.root).of(layout.model), layout.releases()
     except EnginegateError:
         return  # a damaged journal or manifest is reported by itself
-    imported = {e.version for e in entries if e.model == layout.model and _COPIED in e.detail}
+    imported = {e.version for e in entries if _COPIED in e.detail}
     for release in releases:
         if release.audit is not None and release.version not in imported:
             yield str(layout.release_file(release.version)), release.audit
+
+
+def _has_content(path: Path) -> bool:
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
 
 
 def _is_operation(event: Event) -> bool:

@@ -16,11 +16,12 @@ from uuid import uuid4
 
 from pydantic import ValidationError
 
+from enginegate.chained_log.hash_chain import GENESIS
 from enginegate.errors import RepositoryBusyError, RepositoryError, TamperedError
 from enginegate.machine import runs, user_at_host
 from enginegate.object_storage import ObjectStore
 from enginegate.repository.history.audit import Event, is_replicated
-from enginegate.repository.history.journal import CLOSING, GENESIS, Entry, Kind, Step
+from enginegate.repository.history.journal import CLOSING, Entry, Kind, Step
 from enginegate.repository.store.layout import Current
 from enginegate.repository.store.object_release import ObjectReleases
 from enginegate.workspace import now

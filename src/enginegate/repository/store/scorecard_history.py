@@ -40,7 +40,7 @@ class ScorecardHistory:
             TamperedError: the audit log was changed.
             InputError: a decision cannot be read.
         """
-        events = AuditLog(root).read()
+        events = AuditLog(root).of(scorecard.model)
         own = [event for event in events if event.scorecard == scorecard.digest]
         approved = {event.operation for event in own if event.event == "approved"}
         layout = Layout(root, scorecard.model)

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
+from enginegate.chained_log.hash_chain import GENESIS
 from enginegate.evidence import Outcome
 from enginegate.policy.operating import Approval
 from enginegate.report import decision_page, history_of, page_history
 from enginegate.repository.history.audit import Event
-from enginegate.repository.history.journal import GENESIS
 from enginegate.repository.store.scorecard_history import ScorecardHistory
 from tests.fakes.evidence import decision, finding, scorecard, sha, verdict
 

@@ -79,6 +79,14 @@ def test_only_gpus_with_instances_count_and_the_fullest_of_them_decides(placed, 
     assert decide_room(demand, gpus(1, 20), live=taking(10), standby=None).room is expected
 
 
+def test_processes_that_share_a_gpu_are_counted_together_and_named():
+    """The benchmark's figure is of all of them: whoever reads it is told of how many."""
+    found = decide_room(MemoryDemand(3 * GIB, processes=3), gpus(4), live=None, standby=None)
+
+    assert found.room is Room.BESIDE
+    assert "3,072 MiB of each GPU in 3 processes by its benchmark" in found.words
+
+
 def test_downtime_is_the_cold_start_or_said_to_be_unknown():
     """People read it before they let a release be replaced."""
     assert "about 12 s" in MemoryDemand(1, cold_start_s=12.3).downtime

@@ -1,0 +1,1 @@
+"""Append-only files of which every edit shows, short or of a million lines."""
