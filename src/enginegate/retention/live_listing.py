@@ -24,7 +24,7 @@ from enginegate.policy.operating import LiveTables
 from enginegate.records import Record
 from enginegate.repository import Layout
 from enginegate.repository.history.audit import AUDIT, Cursor
-from enginegate.repository.history.journal import JOURNAL, Entry, Journal, unfinished
+from enginegate.repository.history.journal import JOURNAL, Journal
 from enginegate.repository.lock import hold_lock
 from enginegate.repository.rollout.object_repository import LEASE_S
 from enginegate.repository.rollout.rollout_state import RolloutState
@@ -64,48 +64,19 @@ def _known_file(workspace: Workspace) -> Path:
     return workspace.cursors / "retention.json"
 
 
-@dataclass(slots=True)
-class OpenOperations:
-    """Releases that operations of one repository without an end are about.
-
-    One journal has the operations of every model; it is read again only when it has changed.
-    """
-
-    root: Path
-    journal: Journal = field(init=False)
-    _entries: tuple[Entry, ...] | None = field(default=None, init=False)
-    _versions: dict[str, set[int]] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.journal = Journal(self.root)
-
-    def of(self, model: str) -> frozenset[int]:
-        """Their numbers.
-
-        Raises:
-            TamperedError: the journal was changed.
-        """
-        entries = self.journal.read()
-        if entries is not self._entries:
-            self._entries, self._versions = entries, {}
-            for entry in unfinished(entries):
-                self._versions.setdefault(entry.model, set()).add(entry.version)
-        return frozenset(self._versions.get(model, ()))
-
-
 @dataclass(frozen=True, slots=True)
 class LocalModel:
     """One model in one live repository of this host.
 
     Attributes:
         keep: releases whose bytes stay.
-        operations: of its repository.
+        journal: of its repository, which every model there shares: it is read once.
     """
 
     root: Path
     model: str
     keep: int
-    operations: OpenOperations
+    journal: Journal
 
     @property
     def layout(self) -> Layout:
@@ -147,7 +118,8 @@ class LocalModel:
         needed: set[int | None] = {*current.known, *current.served} if current else set()
         if current is not None:
             needed |= {r.previous_version for r in releases if r.version == current.version}
-        needed |= self.operations.of(self.model)
+        open_now = (entry for entry in self.journal.unfinished() if entry.model == self.model)
+        needed |= {entry.version for entry in open_now}
         rollout = RolloutState(self.root).of(self.model)
         needed |= {rollout.before, rollout.canary} if rollout else set()
         return RepositoryFacts(
@@ -355,9 +327,9 @@ class LiveListing:
             for root in (each.target.repository, *(own for own in fleet if own)):
                 key = root.absolute(), each.model
                 found[key] = max(found.get(key, 0), self._keep(each))
-        operations = {root: OpenOperations(root) for root, _ in found}
+        journals = {root: Journal(root) for root, _ in found}
         return tuple(
-            LocalModel(root, model, keep, operations[root]) for (root, model), keep in found.items()
+            LocalModel(root, model, keep, journals[root]) for (root, model), keep in found.items()
         )
 
     def stored(self) -> tuple[StoredModel, ...]:
