@@ -123,37 +123,46 @@ def notify_of_watch(
         if receivers is None:
             return
         ledger, place = NoticeLedger.of(workspace), _place(tables)
-        events, checks = AuditLog(tables.target.repository).read(), _checks(tables, workspace)
-        current = Layout(tables.target.repository, tables.model).current()
-        broken = broken_promises(events, tables.model, checks)
-        # Whoever wants no alert of a failed check gets none here either.
-        tells = tables.watch.on_failure != "nothing"
-        lasting = list(
-            promise_notices(
-                tables.model, place, broken, current.version if current else None, str(policy)
-            )
-            if tells
-            else ()
-        )
         errored = error is not None and not isinstance(error, PromiseBrokenError)
         if error is not None and errored:
-            lasting.append(
-                watch_notice(tables.model, place, error, str(policy), now(), _run_page())
-            )
-        newest = str(checks[-1]) if checks else ""
-
-        def ended(begun: Notice) -> Notice | None:
-            if (begun.place, begun.model) != (place, tables.model):
-                return None
-            # A run that broke off says nothing about what an earlier one could not measure.
-            if begun.subject == "watch" and errored:
-                return None
-            return over_notice(begun, broken, newest, now())
-
-        ledger.settle(lasting, ended)
-        ledger.forget(lambda notice: _is_answered(notice, workspace))
-        ledger.add(release_notices(live_changes(events), tables.model, place, now()))
+            found = watch_notice(tables.model, place, error, str(policy), now(), _run_page())
+            ledger.add([found])
+        # What broke the watch may be what is read here: of that people are told all the same.
+        with _harmless("promises and releases"):
+            _take_up(ledger, tables, policy, workspace, errored=errored)
         _deliver(ledger, receivers, _own(tables))
+
+
+def _take_up(
+    ledger: NoticeLedger, tables: LiveTables, policy: Path, workspace: Workspace, *, errored: bool
+) -> None:
+    """What the live repository's records say has begun, is over, or was answered."""
+    place = _place(tables)
+    events, checks = AuditLog(tables.target.repository).read(), _checks(tables, workspace)
+    current = Layout(tables.target.repository, tables.model).current()
+    broken = broken_promises(events, tables.model, checks)
+    # Whoever wants no alert of a failed check gets none here either.
+    tells = tables.watch.on_failure != "nothing"
+    lasting = (
+        promise_notices(
+            tables.model, place, broken, current.version if current else None, str(policy)
+        )
+        if tells
+        else ()
+    )
+    newest = str(checks[-1]) if checks else ""
+
+    def ended(begun: Notice) -> Notice | None:
+        if (begun.place, begun.model) != (place, tables.model):
+            return None
+        # A run that broke off says nothing about what an earlier one could not measure.
+        if begun.subject == "watch" and errored:
+            return None
+        return over_notice(begun, broken, newest, now())
+
+    ledger.settle(lasting, ended)
+    ledger.add(release_notices(live_changes(events), tables.model, place, now()))
+    ledger.forget(lambda notice: _is_answered(notice, workspace))
 
 
 def notify_of_releases(tables: LiveTables, workspace: Workspace) -> None:
@@ -264,4 +273,8 @@ def _checks(tables: LiveTables, workspace: Workspace) -> Sequence[WatchCheck]:
 
 
 def _is_answered(notice: Notice, workspace: Workspace) -> bool:
-    return bool(notice.scorecard and workspace.decisions(notice.scorecard))
+    """Whether as many people have answered since as were asked, or one said no."""
+    if not notice.scorecard:
+        return False
+    since = [d for d in workspace.decisions(notice.scorecard) if d.decided_at > notice.at]
+    return len(since) >= notice.answers or any(d.answer == "reject" for d in since)

@@ -38,10 +38,11 @@ from enginegate.triton.server import Server, start
 _CANDIDATE, _CHAMPION = "candidate", "champion"
 # Requests sent beyond those that confirmed the answer: a tenth is warm-up, and arrivals vary.
 _SPARE = 1.2
-# What our runner on a GPU spends on a request, in each process: where the first trial begins. On
-# an H200 one process took 4,800 requests a second at most; from CUDA shared memory, which Triton
-# copies request by request, 780. With less the first trial is refuted; more costs one trial.
-RUNNER_MS, RUNNER_FROM_CUDA_MS = 0.2, 1.2
+# What our runner on a GPU spends on a request besides computing, in each process: how many of them
+# are tried first, and at which rate. As it was on an H200 (runner_profile.py): 0.094 ms of eight
+# rows of 128 tokens; from CUDA shared memory, which Triton copies request by request, 0.25 ms of
+# those, and about 0.4 of images. With less the first trial is refuted; with more it takes another.
+RUNNER_MS, RUNNER_FROM_CUDA_MS = 0.1, 0.4
 T = TypeVar("T")
 
 

@@ -445,12 +445,16 @@ def status_command(
     as_json: JsonFlag = False,
 ) -> None:
     """Show each model's live release, its digest and history, and what waits for a decision."""
+    paths = policies_of(policies)
+    brief = len(paths) > _status.MOST_IN_FULL
     with printing(as_json=as_json) as output:
         found = _status.status_of(
-            policies_of(policies),
-            shown=lambda each: _status.print_status(each, output.console),
+            paths,
+            shown=lambda each: _status.print_status(each, output.console, brief=brief),
             refused=_print_error,
         )
+        if brief:
+            print_hanging(output.console, "One model in full: enginegate status POLICY")
         output.document(found.document)
     raise typer.Exit(found.errors[0].exit_code if found.errors else ExitCode.OK)
 

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from enginegate.candidate import Candidate
 from enginegate.cli.output.json_output import Printer
 from enginegate.cli.output.records import DecisionDocument, WaitingScorecard
 from enginegate.cli.policies import policies_here
-from enginegate.decision import Decision
+from enginegate.decision import Decision, Release
 from enginegate.errors import ApprovalError, EnginegateError, InputError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import counted, explain_validation
@@ -281,16 +281,25 @@ def _resume_suspended(decision: Decision) -> tuple[str, ...]:
 _WHEN = "%Y-%m-%d %H:%M:%S %Z"
 
 
-def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[WaitingScorecard]:
+def waiting(
+    policy: Policy,
+    workspace: Workspace,
+    path: Path,
+    *,
+    releases: Sequence[Release],
+    cards: Iterable[Scorecard],
+) -> Iterator[WaitingScorecard]:
     """Each scorecard of the policy that somebody has to do something about.
 
     Args:
         policy: the rules as they are now.
-        workspace: holds scorecards and decisions.
+        workspace: holds decisions.
         path: the policy's file, for the command to type.
+        releases: of its model.
+        cards: that the workspace holds, oldest first.
     """
     layout = Layout(policy.target.repository, policy.name)
-    current, releases = layout.current(), layout.releases()
+    current = layout.current()
     published = {release.scorecard_sha256 for release in releases}
     live = next((r for r in releases if current and r.version == current.version), None)
     known, own = knows_what_is_live(layout), live.scorecard_sha256 if live else None
@@ -298,7 +307,7 @@ def waiting(policy: Policy, workspace: Workspace, path: Path) -> Iterator[Waitin
         with suppress(EnginegateError):  # `verify` says what is wrong with a promise it was given
             live = layout.held_to(live)
     past = 0
-    for card in workspace.scorecards():
+    for card in cards:
         if card.model != policy.name or card.digest == own:
             continue
         if live is not None and live.scorecard_sha256 == card.digest:

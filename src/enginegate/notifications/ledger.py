@@ -43,12 +43,24 @@ class LedgerEntry(Record):
     tried_at: datetime | None = None
     said_at: datetime | None = Field(default=None, description="when the first receiver took it")
     moot: bool = Field(default=False, description="whether nobody needs to be told any more")
+    began_at: datetime | None = Field(
+        default=None, description="of an end: when people were told of its beginning"
+    )
+
+    def is_in_flight(self, now: datetime) -> bool:
+        """Whether a process may be sending it just now."""
+        return self.tried_at is not None and now - self.tried_at < _CLAIM
+
+    def told_since(self, since: datetime) -> int:
+        """How many messages people got of it: of an end also that of its beginning."""
+        return sum(at is not None and at > since for at in (self.said_at, self.began_at))
 
     def is_pending(self, receivers: Sequence[str], now: datetime) -> bool:
         """Whether a receiver has yet to get it, and nobody is at it."""
-        taken_up = self.tried_at is not None and now - self.tried_at < _CLAIM
         old = not self.notice.has_end and now - self.notice.at > _GIVEN_UP
-        return not (self.moot or taken_up or old) and bool(set(receivers) - set(self.taken_by))
+        return not (self.moot or self.is_in_flight(now) or old) and bool(
+            set(receivers) - set(self.taken_by)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +105,7 @@ class NoticeLedger:
                 if not begun.has_end or begun.key in keys or (over := ended(begun)) is None:
                     continue
                 if entry.said_at is not None:
-                    self._write(LedgerEntry(notice=over))
+                    self._write(LedgerEntry(notice=over, began_at=entry.said_at))
                 self._path(begun.key).unlink(missing_ok=True)
             for notice in now_open:
                 if self._read(self._path(notice.key)) is None:
@@ -120,9 +132,10 @@ class NoticeLedger:
         """
         with self._exclusive():
             entries = self._current(now)
-            hour = timedelta(hours=1)
-            lately = [e for e in entries if e.said_at and now - e.said_at < hour]
-            room = _MOST_AN_HOUR - sum(e.notice.subject != "approval" for e in lately)
+            counted = [e for e in entries if e.notice.subject != "approval"]
+            since = now - timedelta(hours=1)
+            # What others are sending counts: a schedule starts the watches of all models at once.
+            room = _MOST_AN_HOUR - sum(e.told_since(since) or e.is_in_flight(now) for e in counted)
             claimed = []
             for entry in entries:
                 if not wanted(entry.notice) or not entry.is_pending(receivers, now):

@@ -49,6 +49,7 @@ class Notice(Record):
     has_end: bool = False
     release: int | None = None
     scorecard: str = Field(default="", description="digest; once it is answered nobody is asked")
+    answers: int = Field(default=1, description="how many approvals answer it; one no always does")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,8 @@ def approval_notice(scorecard: Scorecard, asked: ApprovalRequest, place: str) ->
         body="\n".join(lines),
         at=asked.asked_at,
         scorecard=scorecard.digest,
+        # Prefect's form takes one answer, and each further one is a question of its own.
+        answers=asked.missing if asked.until is None else 1,
     )
 
 

@@ -144,8 +144,8 @@ class Search(Record):
     processes: tuple[PositiveInt, ...] = Field(
         default=(1, 2, 3, 4),
         description="of this program's runner on a GPU: how many processes may share each GPU. "
-        "More than the fewest are tried where those serve less than 80 % of the engine alone. "
-        "Each takes the memory of the engine and of a CUDA context",
+        "The fewest that are expected to serve 80 % of the engine alone are tried first, more "
+        "where they serve less. Each takes the memory of the engine and of a CUDA context",
     )
     gpus: tuple[NonNegativeInt, ...] = Field(
         default=(), description="GPUs to place instances on; empty: every one there is"

@@ -443,7 +443,7 @@ class LiveRepository:
     @contextmanager
     def _change(self, model: str) -> Iterator["Change"]:
         with self._opened() as recovery:
-            recovery.recover()
+            recovery.recover(model)
             yield Change(self, Layout(self.root, model), recovery)
 
 

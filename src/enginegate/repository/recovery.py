@@ -247,15 +247,20 @@ class OperationRecovery:
         """What journal and audit log say of one model by now."""
         return LiveRecord.of(layout, self.journal, self.audit)
 
-    def recover(self) -> tuple[str, ...]:
+    def recover(self, changing: str = "") -> tuple[str, ...]:
         """Finish or undo whatever was cut short; one sentence for each operation.
+
+        Args:
+            changing: the model that is about to be changed: of all others without an open operation
+                nothing is looked at. Empty: what killed processes left is removed of every model.
 
         Raises:
             TamperedError: a commit point is not what journal and audit log say: nothing is ended
                 by it.
         """
         sentences = []
-        for entry in self.journal.unfinished():
+        open_ones = self.journal.unfinished()
+        for entry in open_ones:
             layout = Layout(self.audit.root, entry.model)
             self.live_record(layout).check_commit_point(layout.current())
             words = self.end(layout, entry)
@@ -263,9 +268,10 @@ class OperationRecovery:
                 f"A {entry.kind} of {entry.model} release {entry.version} was cut short after its "
                 f"step '{entry.step}'. {words}"
             )
-        known = {*models(self.audit.root), *self.journal.models()}
-        for name in known:
-            sweep(Layout(self.audit.root, name))
+        known = {changing, *(entry.model for entry in open_ones)}
+        if not changing:
+            known = {*models(self.audit.root), *self.journal.models()}
+        sweep(self.audit.root, known)
         return tuple(sentences)
 
     def end(self, layout: Layout, entry: Entry, *, reason: str = "") -> str:

@@ -21,7 +21,7 @@ _AXES: dict[str, Callable[[ServingConfig], object]] = {
     "processes": lambda config: config.processes,
     "gpus": lambda config: config.gpus,
 }
-_USUALLY_ONE = "processes"  # nobody asks why, where none had more
+_FEWEST = "fewer are expected to serve less than 80 % of the engine alone"
 
 
 def pareto_points(
@@ -89,8 +89,10 @@ def reasons(
         if groups:
             held = f"{_text(chosen)} was confirmed at {per_second(confirmed.rate_per_s)}"
             by_field[name] = "; ".join([held, *_others(groups, history, predicted)])
-        elif predicted and name != _USUALLY_ONE:
+        elif predicted and name != "processes":
             by_field[name] = f"{_text(chosen)} is the only value in the search space"
+        elif confirmed.config.processes > 1:
+            by_field[name] = f"{_text(chosen)}: {_FEWEST}"
     return by_field
 
 

@@ -159,7 +159,7 @@ def _confirmed_result(
     left_room = runner.budget.left_room_for(
         state.bounds.measurement_s, *durations_s[:-1], *durations_s
     )
-    if confirmation.cautious or not left_room:
+    if confirmation.cautious or not left_room or runner.budget.left_out:
         cut_short = "the budget ended the search: raise [search] budget_s"
     return SearchResult(
         measurements=_measurements(runner),

@@ -16,18 +16,24 @@ from enginegate.serving import ServingConfig
 _SEEDS = 1 << 31
 
 
-def configurations(bounds: Search) -> tuple[ServingConfig, ...]:
+def configurations(bounds: Search, processes: int = 0) -> tuple[ServingConfig, ...]:
     """Everything to try: large batches first, then many instances, then short delays.
 
-    With the objective ``cost`` and several GPUs, fewer of them are tried too. Our runner has the
-    fewest processes that are allowed; `more_processes` tells the others.
+    With the objective ``cost`` and several GPUs, fewer of them are tried too.
+
+    Args:
+        bounds: what may be chosen from.
+        processes: of every configuration; 0: the fewest that are allowed. Several run one batch at
+            a time each, so more instances would add nothing.
     """
+    processes = processes or min(bounds.processes)
+    instances = {min(bounds.instances)} if processes > 1 else set(bounds.instances)
     placements = [bounds.gpus]
     if bounds.objective == "cost" and bounds.gpus:
         placements = [bounds.gpus[:count] for count in range(len(bounds.gpus), 0, -1)]
     axes = itertools.product(
         sorted(set(bounds.max_batch_sizes), reverse=True),
-        sorted(set(bounds.instances), reverse=True),
+        sorted(instances, reverse=True),
         sorted(set(bounds.queue_delays_us)),
         dict.fromkeys(bounds.preferred_batch_sizes),
         placements,
@@ -36,19 +42,14 @@ def configurations(bounds: Search) -> tuple[ServingConfig, ...]:
         ServingConfig(
             max_batch_size=size,
             max_queue_delay_us=delay_us,
-            instances=instances,
+            instances=count,
             preferred_batch_sizes=preferred,
             gpus=gpus,
-            processes=min(bounds.processes),
+            processes=processes,
         )
-        for size, instances, delay_us, preferred, gpus in axes
+        for size, count, delay_us, preferred, gpus in axes
         if all(wanted <= size for wanted in preferred)
     )
-
-
-def more_processes(bounds: Search) -> tuple[int, ...]:
-    """Numbers of processes that may share a GPU, besides the fewest; ascending."""
-    return tuple(sorted(set(bounds.processes)))[1:]
 
 
 def instances_of(config: ServingConfig) -> int:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from enginegate.measuring.p99 import SequentialTest
 from enginegate.policy.benchmarking import Search, Slo
 from enginegate.search.queueing import CapacityInterval, QueueingModel, ServiceTimeEstimate
-from enginegate.search.space import Grid, configurations, instances_of, more_processes
+from enginegate.search.space import Grid, configurations, instances_of
 from enginegate.search.trial_history import (
     AIM,
     WIDE,
@@ -82,7 +82,19 @@ class SearchState:
     )
 
     def __post_init__(self) -> None:
-        self.space = configurations(self.bounds)
+        self.space = configurations(self.bounds, self._processes())
+
+    def _processes(self) -> int:
+        """The fewest that are expected to serve most of the engine, which are tried first."""
+        alone, allowed = self.runner.settings.alone, sorted(set(self.bounds.processes))
+        if alone is None or not alone.shared:
+            return allowed[0]
+        largest = configurations(self.bounds)[0]
+        for processes in allowed:
+            config = largest.model_copy(update={"processes": processes})
+            if alone.served_per_s(config) >= _NOT_THE_LIMIT * alone.most_per_s(config):
+                return processes
+        return allowed[-1]
 
     @property
     def bounds(self) -> Search:
@@ -113,7 +125,7 @@ class SearchState:
 
     @property
     def processes(self) -> int:
-        """Of every configuration in the search space: the fewest that are allowed."""
+        """Of every configuration in the search space."""
         return self.space[0].processes
 
     def service_times(self, processes: int) -> list[ServiceTimeEstimate]:
@@ -121,7 +133,7 @@ class SearchState:
         return [e for e in self.runner.service_times if e.config.processes == processes]
 
     def model(self, processes: int | None = None) -> QueueingModel:
-        """Fitted to everything measured so far with so many processes; None: the fewest."""
+        """Fitted to everything measured so far with so many; None: as the space."""
         processes = processes or self.processes
         leader, estimates = self.leader(), self.service_times(processes)
         alike = leader is not None and leader.config.processes == processes
@@ -258,9 +270,11 @@ class SearchStrategy:
         """Try configurations until none promises more than the best one sustains."""
         if self.state.bounds.objective == "latency":
             self._compare_latencies()
-            return
-        self._try_configurations()
-        self._try_more_processes()
+        else:
+            self._try_configurations()
+            self._try_more_processes()
+        budget = self.state.runner.budget
+        budget.exhausted = budget.exhausted or budget.left_out
 
     def _try_configurations(self) -> None:
         first = self.state.configs[0]
@@ -277,6 +291,8 @@ class SearchStrategy:
             point = self._trial(config, rate_per_s)
             if point is None and self._exhausted():
                 return
+            if point is None and self.state.runner.budget.left_out:
+                break
             second_trial = None
             capped = leader is not None and leader.rate_per_s >= self.state.grid(config).high
             if point is not None and point.status(self.state.slo) is PointStatus.SUSTAINED:
@@ -291,7 +307,8 @@ class SearchStrategy:
     def _try_more_processes(self) -> None:
         """Let more processes share each GPU, while they are the limit and one more serves more."""
         state = self.state
-        for processes in more_processes(state.bounds):
+        more = {count for count in state.bounds.processes if count > state.processes}
+        for processes in sorted(more):
             leader = state.leader()
             if leader is None or self._exhausted() or not state.is_limited_by_processes(leader):
                 return
@@ -361,7 +378,9 @@ class SearchStrategy:
             # Tried before and no wiser: measurements contradict one another.
             if rate_per_s is None or (config, rate_per_s) in history.points:
                 return
-            if self._trial(config, rate_per_s) is None and self._exhausted():
+            if self._trial(config, rate_per_s) is None and (
+                self._exhausted() or self.state.runner.budget.left_out
+            ):
                 return
 
     def _another_is_better(self, rate_per_s: float) -> bool:
@@ -377,8 +396,9 @@ class SearchStrategy:
         confirmations at the lowest rate: to refute it needs none.
 
         Returns:
-            None: they do not fit, which ends the search; or the configuration does not load; or the
-            generator cannot make that rate, and the grid ends below it now.
+            None: they do not fit, which ends the search; or would but for loading the
+            configuration, which is left out then; or it does not load; or the generator cannot
+            make that rate, and the grid ends below it now.
         """
         runner, leader = self.state.runner, self.state.leader()
         reserve_s = self.confirmation_s(leader.rate_per_s if leader else rate_per_s)
@@ -386,8 +406,12 @@ class SearchStrategy:
             reserve_s = reserve_s[:-1] + reserve_s
         if leader is None and rate_per_s <= self.state.lowest_per_s and runner.samples:
             reserve_s = []
-        if not runner.budget.fits(self.state.bounds.measurement_s, *reserve_s):
+        planned_s = [self.state.bounds.measurement_s, *reserve_s]
+        if not runner.budget.fits(*planned_s):
             runner.budget.exhausted = True
+            return None
+        if not runner.budget.fits(*planned_s, loading_s=runner.loading_s(config)):
+            runner.budget.left_out = True
             return None
         trials_left = max(_FEWEST_LEFT, _USUAL_TRIALS - len(runner.samples))
         runner.budget.expected = len(reserve_s) + trials_left

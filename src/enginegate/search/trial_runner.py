@@ -109,6 +109,7 @@ class Budget:
 
     Attributes:
         exhausted: something that mattered was left out because it did not fit.
+        left_out: a configuration was, because loading it did not fit.
         expected: about how many measurements are still to come, for people.
     """
 
@@ -116,6 +117,7 @@ class Budget:
     done: int = 0
     expected: int = 0
     exhausted: bool = False
+    left_out: bool = False
     started_s: float = field(init=False)
     _offered_s: float = 0.0
     _first_overhead_s: float = 0.0
@@ -138,12 +140,11 @@ class Budget:
             return _FIRST_OVERHEAD_S
         return max(0.0, (self._last_s - self._first_overhead_s - self._offered_s) / others)
 
-    def fits(self, *durations_s: float) -> bool:
-        """Whether measurements of these durations still fit."""
+    def fits(self, *durations_s: float, loading_s: float = 0.0) -> bool:
+        """Whether measurements of these durations still fit, and loading besides."""
         bounds = self.settings.bounds
-        return self.done + len(durations_s) <= bounds.max_measurements and (
-            self._end_s(self.spent_s, self.overhead_s, durations_s) <= bounds.budget_s
-        )
+        end_s = self._end_s(self.spent_s, self.overhead_s, durations_s) + loading_s
+        return self.done + len(durations_s) <= bounds.max_measurements and end_s <= bounds.budget_s
 
     def left_room_for(self, *durations_s: float) -> bool:
         """Whether measurements of these durations would have fitted after the last trial.
@@ -236,6 +237,17 @@ class TrialRunner:
         valid_per_s = max(valid, default=grid.low)
         highest = grid.at_most(math.sqrt(valid_per_s * too_fast_per_s))
         return Grid(grid.low, max(grid.low, valid_per_s, highest), grid.step)
+
+    def loading_s(self, config: ServingConfig) -> float:
+        """How long it takes to load another configuration than the last, and that one again after.
+
+        As long as the slowest so far, each time: engines that are compiled code take most of a
+        minute, and neither a trial nor what must be confirmed later fits a budget without that.
+        """
+        if not self.samples or self.samples[-1].measurement.config == config:
+            return 0.0
+        took_s = (sample.measurement.cold_start_s or 0.0 for sample in self.samples)
+        return 2.0 * max(0.0, max(took_s) - self.budget.overhead_s)
 
     def run(
         self, step: Step, config: ServingConfig, load: Load, *, ends: SequentialTest | None = None

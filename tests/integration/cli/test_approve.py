@@ -14,7 +14,14 @@ from enginegate.decision import Decision, RenewedPromise
 from enginegate.errors import ApprovalError, InputError, RepositoryBusyError
 from enginegate.evidence import Outcome
 from enginegate.policy import read_policy
-from enginegate.repository import AuditLog, AuditRecord, LiveRepository, ReleaseSigning, record_act
+from enginegate.repository import (
+    AuditLog,
+    AuditRecord,
+    Layout,
+    LiveRepository,
+    ReleaseSigning,
+    record_act,
+)
 from enginegate.workspace import Workspace, now
 from tests.fakes.authentic import keep
 from tests.fakes.evidence import FP32, benchmark, finding, scorecard, verdict
@@ -43,13 +50,23 @@ class Desk:
         given = PersonAnswer(answer, approver, "margins are wide", **options)
         decide_scorecard(card, given, None, self.workspace, Printer(self.out))
 
+    def _waiting(self):
+        layout = Layout(self.rules.target.repository, self.rules.name)
+        return waiting(
+            self.rules,
+            self.workspace,
+            self.policy,
+            releases=layout.releases(),
+            cards=self.workspace.scorecards(),
+        )
+
     def waiting(self):
         """What `status` says of each scorecard."""
-        return [each.sentence for each in waiting(self.rules, self.workspace, self.policy)]
+        return [each.sentence for each in self._waiting()]
 
     def commands(self):
         """The command that `status` names for each scorecard."""
-        return [each.next for each in waiting(self.rules, self.workspace, self.policy)]
+        return [each.next for each in self._waiting()]
 
     @property
     def said(self):

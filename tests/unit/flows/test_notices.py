@@ -1,13 +1,15 @@
 """Whom flows tell of what: over a real HTTP receiver, and with everything wrong that can be."""
 
 import shutil
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
-from enginegate.errors import ServerError
+from enginegate.errors import ServerError, TamperedError
 from enginegate.evidence import Finding, Outcome
-from enginegate.notifications import NoticeLedger, ledger
+from enginegate.notifications import ApprovalRequest, NoticeLedger, ledger
 from enginegate.policy import read_policy
 from enginegate.repository import Layout, LiveRepository
 from enginegate.repository.history.broken_promises import (
@@ -15,7 +17,7 @@ from enginegate.repository.history.broken_promises import (
     acknowledge,
     record_broken,
 )
-from enginegate.workspace import Workspace
+from enginegate.workspace import Workspace, now
 from flows import notices
 from tests.fakes.evidence import decision, scorecard
 from tests.fakes.inbox import PASSWORD, TOKEN, inbox
@@ -121,6 +123,17 @@ def test_dead_receiver_fails_nothing_and_gets_it_later(policy, room, caplog):
         assert secret not in "".join(kept)
 
 
+@pytest.mark.parametrize("damaged", [".enginegate-audit.jsonl", ".enginegate-current.digits.json"])
+def test_repository_that_cannot_be_read_is_told_all_the_same(policy, room, damaged):
+    """Nothing that may be the fault itself is read before people are told of it."""
+    (read_policy(policy).target.repository / damaged).write_text("{}\n")
+
+    watched(policy, TamperedError(f"{damaged} was changed"))
+
+    (title,) = room.titles
+    assert title == "digits: the live repository is not as it should be"
+
+
 def test_approval_that_waits_is_told_once_and_not_after_an_answer(policy, room):
     """A scorecard that nobody may approve asks nobody; one that was answered meanwhile neither."""
     rules, workspace = read_policy(policy), Workspace.here()
@@ -136,11 +149,31 @@ def test_approval_that_waits_is_told_once_and_not_after_an_answer(policy, room):
     room.status = 500
     other = scorecard(model="digits", model_uri="models:/digits/4")
     notices.notify_of_question(other, rules, policy, workspace)
-    workspace.save_decision(decision(other))
+    workspace.save_decision(decision(other).model_copy(update={"decided_at": now()}))
     room.status = 200
     watched(policy)
 
     assert room.titles[1:] == ["digits: release 1 is live (published)"]
+
+
+def test_second_approver_is_asked_once_the_receiver_is_back(policy, room):
+    """The first answer ends the first question, and not one that was asked after it."""
+    rules, workspace = read_policy(policy), Workspace.here()
+    card = scorecard(model="digits", model_uri="models:/digits/3")
+    question = ApprovalRequest("first", now() - timedelta(hours=1), "p", until=now(), missing=2)
+    first = decision(card).model_copy(update={"decided_at": now()})
+    room.status = 500
+
+    notices.notify_of_form(card, question, rules.live_tables, workspace)
+    workspace.save_decision(first)
+    second = replace(question, question="second", asked_at=now(), missing=1)
+    notices.notify_of_form(card, second, rules.live_tables, workspace)
+    room.status = 200
+    watched(policy)
+
+    (told,) = room.posted
+    assert told["message"].count("digits v3 waits for an approval") == 1
+    assert "1 person must approve" in told["message"]
 
 
 @pytest.mark.parametrize("setting", [None, TOKEN])

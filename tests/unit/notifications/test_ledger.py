@@ -116,6 +116,30 @@ def test_flood_of_a_thousand_models_is_held_back_but_for_approvals(told, monkeyp
     assert say(told, NOON + timedelta(minutes=90)) == ["title 7"]
 
 
+def test_flood_that_many_workers_tell_at_a_time_is_held_back_too(told, monkeypatch):
+    """What another process is sending just now counts: a schedule starts all watches at once."""
+    monkeypatch.setattr(ledger, "_MOST_AN_HOUR", 3)
+    told.settle([notice(number, has_end=True) for number in range(8)], over)
+
+    taken = [
+        told.claim(lambda n, k=number: n.key == f"key {k}", (ROOM,), NOON) for number in range(8)
+    ]
+
+    assert sum(map(len, taken)) == 3
+
+
+def test_what_comes_and_goes_counts_each_time(told, monkeypatch):
+    """A server that flaps is told of no more often than thirty others that died."""
+    monkeypatch.setattr(ledger, "_MOST_AN_HOUR", 3)
+    said = []
+    for minute in range(10):
+        now_open = [] if minute % 2 else [notice(1, has_end=True)]
+        told.settle(now_open, lambda begun, m=minute: notice(m, key=f"{begun.key}/over/{m}"))
+        said += say(told, NOON + timedelta(minutes=minute))
+
+    assert len(said) == 3
+
+
 def test_notices_are_their_owners_to_read(told):
     """They hold people's comments."""
     told.add([notice(1)])

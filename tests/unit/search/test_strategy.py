@@ -1,5 +1,7 @@
 """What the answers of a search are compared by: objectives, cost, overload, floor and champion."""
 
+from dataclasses import replace
+
 import pytest
 
 from enginegate.evidence import Outcome
@@ -168,12 +170,24 @@ def test_processes_share_a_gpu_where_one_is_the_limit(wide, slo):
     """One process serves a third of the engine: more are tried while each more serves more."""
     server = SharedGpu(0.2, 0.05, request_ms=0.1)
 
-    result = search_on(server, wide, slo, alone=engine_alone(server, request_ms=0.1))
+    result = search_on(server, wide, slo, alone=engine_alone(server))
 
     alone_per_s = 16 / (0.2 + 16 * 0.05) * 1e3
     assert result.chosen.processes in {2, 3, 4}
     assert result.throughput_at_slo_per_s > 0.7 * alone_per_s
     assert "1 sustained" in result.reasons["processes"]
+
+
+def test_processes_are_begun_with_where_their_price_is_known(wide, slo):
+    """The fewest that are expected to serve four fifths of the engine: no fewer are tried."""
+    server = SharedGpu(0.2, 0.05, request_ms=0.1)
+
+    result = search_on(server, wide, slo, alone=engine_alone(server, request_ms=0.1))
+
+    assert server.calls[0][0].processes == 3
+    assert {config.processes for config, _ in server.calls} <= {3, 4}
+    assert result.throughput_at_slo_per_s > 0.7 * 16_000
+    assert "fewer are expected to serve less than 80 %" in result.reasons["processes"]
 
 
 def test_one_process_is_kept_where_the_engine_is_the_limit(wide, slo):
@@ -200,7 +214,32 @@ def test_processes_that_gain_nothing_end_it(wide, slo):
 def test_first_rate_is_what_the_serving_process_takes(wide, slo):
     """Far below an engine that is faster than any process serves it."""
     server = SharedGpu(0.2, 0.05, request_ms=0.2)
+    one = wide.model_copy(update={"processes": (1,)})
 
-    search_on(server, wide, slo, alone=engine_alone(server, request_ms=0.2))
+    search_on(server, one, slo, alone=engine_alone(server, request_ms=0.2))
 
-    assert 4000.0 <= server.calls[0][1].rate_per_s <= 5000.0
+    assert 3000.0 <= server.calls[0][1].rate_per_s <= 4000.0
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_slow_loading_leaves_time_to_confirm_what_is_loaded(bounds, slo, objective):
+    """A second configuration is not loaded where the budget ends before it is; that is said."""
+    server, load_s = SimulatedServer(), 30.0
+
+    def measure(config, load, *, ends=None):
+        loads = not server.calls or server.calls[-1][0] != config
+        server.now_s += load_s if loads else 0.0
+        found = server.measure(config, load, ends=ends)
+        changes = {"cold_start_s": load_s if loads else None}
+        return replace(found, measurement=found.measurement.model_copy(update=changes))
+
+    short = bounds.model_copy(
+        update={"objective": objective, "at_rate_per_s": 500.0, "budget_s": 80.0}
+    )
+
+    result = search(measure, short, slo, clock=server.clock)
+
+    assert result.confirmed
+    assert "raise [search] budget_s" in result.cut_short
+    assert len({config for config, _ in server.calls}) == 1
+    assert server.now_s <= 90.0

@@ -20,13 +20,19 @@ from enginegate.cli.output.records import (
 )
 from enginegate.decision import Promise, Release
 from enginegate.errors import EnginegateError, InputError, TamperedError
-from enginegate.evidence import Outcome
+from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import short_number
 from enginegate.policy import Policy, read_policy
 from enginegate.report.tables import FittedTable, TableColumn, print_hanging
 from enginegate.repository import AuditLog, Layout, StoredTarget, open_target
 from enginegate.repository.history import broken_promises as promises
-from enginegate.repository.history.audit import Event, last_live_event, live_changes
+from enginegate.repository.history.audit import (
+    LIVE_EVENTS,
+    Event,
+    What,
+    last_live_event,
+    live_changes,
+)
 from enginegate.repository.store.layout import Current
 from enginegate.triton.endpoint import live_addresses, live_client
 from enginegate.watch.log import WatchCheck, WatchLog
@@ -36,6 +42,10 @@ _WHEN = "%Y-%m-%d %H:%M:%S %Z"
 _STATE_STYLES = {"live": "bold green", "rolled back": "yellow", "withdrawn": "yellow"}
 _OUTCOME_STYLES = {Outcome.PASSED: "green", Outcome.INCONCLUSIVE: "yellow"}
 _BAD = "bold red"
+# Of more models than this, `status` prints one line each: nobody reads a table of each.
+MOST_IN_FULL = 20
+# What says which release is live, and which broken promises wait for a person.
+_SHOWN: tuple[What, ...] = (*sorted(LIVE_EVENTS), "promise broken", "acknowledged")
 _DIGEST_SHOWN = 12
 _ENDED: dict[str, ReleaseState] = {"rolled back": "rolled back", "withdrawn": "withdrawn"}
 
@@ -74,6 +84,7 @@ def status_of(
         refused: called with each error.
     """
     workspaces: dict[Path, Workspace] = {}
+    cards: dict[Path, dict[str, list[Scorecard]]] = {}
     models: list[ModelStatus] = []
     errors: list[EnginegateError] = []
 
@@ -84,8 +95,12 @@ def status_of(
     for path in policies:
         try:
             rules = read_policy(path)
-            workspace = workspaces.setdefault(rules.root or path, Workspace.of(rules))
-            models.append(model_status(rules, path, workspace))
+            place = rules.root or path
+            workspace = workspaces.setdefault(place, Workspace.of(rules))
+            if place not in cards:
+                cards[place] = _by_model(workspace.scorecards())
+            own = cards[place].get(rules.name, ())
+            models.append(model_status(rules, path, workspace, own))
             shown(models[-1])
         except EnginegateError as error:
             refuse(error)
@@ -96,8 +111,23 @@ def status_of(
     return StatusFound(StatusDocument(models=tuple(models), errors=words), tuple(errors))
 
 
-def model_status(policy: Policy, path: Path, workspace: Workspace) -> ModelStatus:
+def _by_model(cards: Iterable[Scorecard]) -> dict[str, list[Scorecard]]:
+    found: dict[str, list[Scorecard]] = {}
+    for card in cards:
+        found.setdefault(card.model, []).append(card)
+    return found
+
+
+def model_status(
+    policy: Policy, path: Path, workspace: Workspace, cards: Iterable[Scorecard]
+) -> ModelStatus:
     """Everything that `status` shows of one policy's model.
+
+    Args:
+        policy: its rules.
+        path: the policy's file.
+        workspace: with checks and decisions.
+        cards: the model's scorecards of the workspace, oldest first.
 
     Raises:
         RepositoryError: the policy's repository is no folder.
@@ -107,7 +137,8 @@ def model_status(policy: Policy, path: Path, workspace: Workspace) -> ModelStatu
     problems: list[str] = []
     events = _events(layout, problems)
     current, checks = layout.current(), live_checks(layout, workspace)
-    releases = tuple(_release_statuses(layout, current, events))
+    manifests = layout.releases()
+    releases = tuple(_release_statuses(layout, manifests, current, events))
     live = next((each for each in releases if each.state == "live"), None)
     last = last_live_event(events, policy.name)
     held = _held(layout, current, problems)
@@ -132,18 +163,25 @@ def model_status(policy: Policy, path: Path, workspace: Workspace) -> ModelStatu
         ),
         releases=releases,
         servers=tuple(_servers(policy, current.version if current else None)),
-        waiting=tuple(waiting(policy, workspace, path)),
+        waiting=tuple(waiting(policy, workspace, path, releases=manifests, cards=cards)),
         problems=tuple(problems),
     )
 
 
-def print_status(status: ModelStatus, out: Console) -> None:
-    """State first, then identity, promise and measurement, releases, and what waits."""
+def print_status(status: ModelStatus, out: Console, *, brief: bool = False) -> None:
+    """State first, then identity, promise and measurement, releases, and what waits.
+
+    Args:
+        status: of one model.
+        out: where to.
+        brief: only its state, and what somebody has to do something about.
+    """
     bad = bool(status.broken)
     style = _BAD if bad else _STATE_STYLES.get(status.state, "yellow")
     print_hanging(out, Text.assemble((status.model, "bold"), "  ", (status.words, style)))
-    _print_facts(status, out)
-    if status.promise is not None:
+    if not brief:
+        _print_facts(status, out)
+    if status.promise is not None and not brief:
         _print_promise(status.promise, status.measured, status.watch, out)
         if status.measured is None:
             _print_command(f"enginegate watch {status.policy} --once", out)
@@ -155,7 +193,8 @@ def print_status(status: ModelStatus, out: Console) -> None:
         print_hanging(out, Text(said, style=_BAD), "  ")
         command = f"enginegate acknowledge {status.policy} --release {broken.release} --reason WHY"
         _print_command(command, out)
-    if len(status.releases) > 1 or (status.releases and status.live is None):
+    several = len(status.releases) > 1 or (status.releases and status.live is None)
+    if several and not brief:
         _print_releases(status.releases, out)
     for problem in status.problems:
         print_hanging(out, Text(problem, style=_BAD), "  ")
@@ -258,7 +297,7 @@ def _print_command(command: str, out: Console) -> None:
 
 def _events(layout: Layout, problems: list[str]) -> tuple[Event, ...]:
     try:
-        return AuditLog(layout.root).of(layout.model)
+        return AuditLog(layout.root).of(layout.model, *_SHOWN)
     except TamperedError as error:
         problems.append(f"what people acknowledged cannot be read: {error}")
         return ()
@@ -276,11 +315,11 @@ def _held(layout: Layout, current: Current | None, problems: list[str]) -> Relea
 
 
 def _release_statuses(
-    layout: Layout, current: Current | None, events: Iterable[Event]
+    layout: Layout, manifests: Sequence[Release], current: Current | None, events: Iterable[Event]
 ) -> Iterator[ReleaseStatus]:
     """Every release, the newest first."""
     states = release_states(layout.model, current, events)
-    for release in reversed(layout.releases()):
+    for release in reversed(manifests):
         state, since = states.get(release.version, ("replaced", None))
         yield ReleaseStatus(
             release=release.version,

@@ -45,9 +45,10 @@ _UNANSWERED = 4
 _OPEN_FOR_S = 3600.0  # a hang while opening is ended by whoever loads the model
 STAGES = ("slot", "fill", "compute", "answer")
 # An answer of its own costs a request a message to Triton, a thread of Triton's, and the way back.
-# Engines that take less than this a request serve more where `execute` returns the answers: at
-# 60 us always, at 110 us no more (benchmarks/runner_profile.py --row-us, two cores).
-_SENDING_S = 80e-6
+# Engines that take less than this a request serve more where `execute` returns the answers. On an
+# H200 host a sent answer cost 207 us and a returned one 94 besides the engine's time
+# (benchmarks/runner_profile.py, 16 cores); on two cores they met between 60 and 110 us.
+_SENDING_S = 110e-6
 
 
 class _Batch:

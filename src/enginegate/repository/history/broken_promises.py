@@ -6,7 +6,7 @@ check that could not be written there yet counts all the same.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -103,15 +103,18 @@ def broken_promises(
         checks: of its releases; those that failed and are not in the log are not acknowledged.
     """
     found: list[BrokenPromise] = []
+    waiting: dict[int, list[int]] = {}  # of each release, which of them nobody has acknowledged
     recorded: set[str] = set()
     for event in events:
         if event.model != model or event.release is None or event.check is None:
             continue
         if event.event == "promise broken":
             recorded.add(event.operation)
+            waiting.setdefault(event.release, []).append(len(found))
             found.append(BrokenPromise(event.release, event.check, event.at, event.why))
         elif event.event == "acknowledged":
-            found = [_acknowledged(each, event) for each in found]
+            for place in waiting.pop(event.release, ()):
+                found[place] = replace(found[place], acknowledged=event)
     unrecorded = [c for c in checks if c.broken and operation_of(c) not in recorded]
     return (
         *found,
@@ -240,12 +243,6 @@ def acknowledge(
 def operation_of(check: WatchCheck) -> str:
     """What the audit log calls a check: written once, also by two who try."""
     return f"check:{check.release_sha256[:16]}:{check.number}:{check.at.isoformat()}"
-
-
-def _acknowledged(broken: BrokenPromise, event: Event) -> BrokenPromise:
-    if broken.release != event.release or broken.acknowledged is not None:
-        return broken
-    return BrokenPromise(broken.release, broken.check, broken.at, broken.why, event)
 
 
 def _deed(check: WatchCheck) -> AuditRecord:

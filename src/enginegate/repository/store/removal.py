@@ -6,11 +6,12 @@ Nothing here touches what is live or standing by.
 import logging
 import shutil
 import tempfile
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from enginegate.atomic_io import sync_folder
 from enginegate.repository.history.audit import AUDIT_HEAD
-from enginegate.repository.store.layout import Layout
+from enginegate.repository.store.layout import CURRENT, Layout, parts_by_owner
 from enginegate.repository.store.release_files import record_files, spare_folders
 from enginegate.triton.release_labels import RECORDS
 
@@ -37,13 +38,24 @@ def remove(layout: Layout, version: int, *, known: bool = False) -> None:
     _remove_part_bytes(layout, version)
 
 
-def sweep(layout: Layout) -> None:
-    """Remove what a killed process was writing or deleting; whoever calls holds the lock."""
-    for name in (layout.current_file.name, AUDIT_HEAD):
-        for left in layout.root.glob(f".{name}.*.tmp"):
+def sweep(root: Path, known: Iterable[str]) -> None:
+    """Remove what a killed process was writing or deleting; whoever calls holds the lock.
+
+    Args:
+        root: the repository.
+        known: models to look at.
+    """
+    for left in root.glob(".*.tmp"):
+        if left.name.startswith((f".{CURRENT}.", f".{AUDIT_HEAD}.")):
             left.unlink(missing_ok=True)
+    parts = parts_by_owner(root)
+    for name in known:
+        _sweep_model(Layout(root, name), parts.get(name, ()))
+
+
+def _sweep_model(layout: Layout, parts: Sequence[Layout]) -> None:
     own = (layout.folder,) if layout.is_ours else ()
-    for folder in (*own, *(part.folder for part in layout.owned_parts())):
+    for folder in (*own, *(part.folder for part in parts)):
         for place in (folder, folder / RECORDS, folder / RECORDS / "releases"):
             for left in place.glob(".*.tmp"):
                 left.unlink(missing_ok=True)
