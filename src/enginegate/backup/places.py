@@ -10,14 +10,17 @@ from enginegate.workspace import Workspace
 # Names in a workspace. What is here is made again, or belongs to a program with its own backup.
 NOT_IN_A_BACKUP: Mapping[str, str] = MappingProxyType(
     {
+        "keys/verified.key": "made again by the next verify",
         "logs": "logs of servers and builders",
         "mlartifacts": "MLflow's artifacts: copy the folder, as docs/backup.md says",
         "mlflow.db": "MLflow's database: keep it with its own tools, as docs/backup.md says",
         "prefect": "Prefect's database: keep it with its own tools, as docs/backup.md says",
+        "running": "marks of runs that are under way here",
         "scratch": "files of servers that run only while something is measured",
         "shadow": "recorded requests, which their retention deletes; --shadow takes them in",
         "store/data": "copies of the policies' data, which are made again from it",
         "triton": "unpacked server files, which are made again",
+        "verified": "what was verified on this disk; a restored one is verified whole",
     }
 )
 SHADOW = "shadow"
@@ -26,6 +29,8 @@ _BESIDE_A_DATABASE = ("-journal", "-shm", "-wal")
 # A live repository's files with such names are its record; others belong to whoever runs now.
 RECORD_FILES = ".enginegate-"
 _OF_THE_MOMENT = frozenset({".enginegate-server.json"})
+# A log's index holds nothing that the log does not say, and counts only on the disk it was made on.
+_INDEX = "-index.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,8 @@ class BackupPlaces:
     def secrets(self) -> dict[str, Path]:
         """Every private key that is here, by its name in a backup: these are encrypted."""
         own = sorted(self.workspace.keys.glob("*")) if self.workspace.keys.is_dir() else []
-        keys = [path for path in own if path.is_file() and not is_left_over(path.name)]
+        kept = (p for p in own if why_left_out(PurePosixPath("keys", p.name), shadow=True) is None)
+        keys = [path for path in kept if path.is_file()]
         named = {f"project/{name}": path for name, path in self.private_keys.items()}
         return {f"workspace/keys/{path.name}": path for path in keys} | named
 
@@ -94,5 +100,6 @@ def is_left_over(name: str) -> bool:
 def is_of_the_moment(place: PurePosixPath) -> bool:
     """Whether a path of a live repository belongs to a process that runs, and to no release."""
     if len(place.parts) == 1 and place.name.startswith(RECORD_FILES):
-        return place.name.endswith(".lock") or place.name in _OF_THE_MOMENT
+        of_now = place.name.endswith(".lock") or place.name in _OF_THE_MOMENT
+        return of_now or _INDEX in place.name
     return is_left_over(place.name)
