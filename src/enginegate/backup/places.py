@@ -21,6 +21,8 @@ NOT_IN_A_BACKUP: Mapping[str, str] = MappingProxyType(
     }
 )
 SHADOW = "shadow"
+# What a file system itself leaves in the folder that it is mounted at.
+OF_THE_DISK = frozenset({"lost+found"})
 # SQLite's files beside a database are part of it.
 _BESIDE_A_DATABASE = ("-journal", "-shm", "-wal")
 # A live repository's files with such names are its record; others belong to whoever runs now.
@@ -63,10 +65,11 @@ class BackupPlaces:
 
     def secrets(self) -> dict[str, Path]:
         """Every private key that is here, by its name in a backup: these are encrypted."""
-        own = sorted(self.workspace.keys.glob("*")) if self.workspace.keys.is_dir() else []
-        keys = [path for path in own if path.is_file() and not is_left_over(path.name)]
+        own = sorted(p for p in self.workspace.keys.rglob("*") if p.is_file())
+        keys = {path.relative_to(self.workspace.root).as_posix(): path for path in own}
         named = {f"project/{name}": path for name, path in self.private_keys.items()}
-        return {f"workspace/keys/{path.name}": path for path in keys} | named
+        kept = {f"workspace/{n}": p for n, p in keys.items() if not _is_hidden(PurePosixPath(n))}
+        return kept | named
 
 
 def why_left_out(place: PurePosixPath, *, shadow: bool) -> str | None:
@@ -86,9 +89,13 @@ def why_left_out(place: PurePosixPath, *, shadow: bool) -> str | None:
     return "" if is_left_over(place.name) else None
 
 
+def _is_hidden(place: PurePosixPath) -> bool:
+    return any(is_left_over(part) for part in place.parts)
+
+
 def is_left_over(name: str) -> bool:
-    """Whether a name is that of a lock, or of what a process is writing at the moment."""
-    return name.startswith(".") or name.endswith(".lock")
+    """Whether a name is that of a lock, of what a process is writing now, or of the disk itself."""
+    return name.startswith(".") or name.endswith(".lock") or name in OF_THE_DISK
 
 
 def is_of_the_moment(place: PurePosixPath) -> bool:
