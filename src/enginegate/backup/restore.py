@@ -27,7 +27,7 @@ from enginegate.backup.archive import (
     check_archive,
 )
 from enginegate.backup.places import OF_THE_DISK, why_left_out
-from enginegate.backup.sealing import OpeningKey, SealedFile, content_of
+from enginegate.backup.sealing import OpeningKey, SealedFile
 from enginegate.candidate import FileDigest
 from enginegate.errors import EnginegateError, InputError, TamperedError
 from enginegate.repository.lock import LOCK
@@ -36,6 +36,7 @@ from enginegate.workspace import Workspace
 _CHUNK_BYTES = 1 << 20
 _STAGING = ".enginegate-restore-"
 _MOST_NAMED = 3
+_MODES = 0o777
 _PROJECT = "project/"
 _PROJECT_END = "project0"  # the first name that comes after every one below the project
 
@@ -131,6 +132,7 @@ class _Place:
         within: another place that this one lies in, and is staged with.
         staging: where its members are until they are moved in.
         handle: of that folder, which is locked for as long as this process may fill it.
+        made: folders above the target that this restore made, the innermost first.
     """
 
     name: str
@@ -139,6 +141,7 @@ class _Place:
     within: "_Place | None" = None
     staging: Path | None = None
     handle: int | None = None
+    made: list[Path] = field(default_factory=list)
 
     def check_free(self) -> None:
         """Refuse a place that holds anything of its own.
@@ -174,6 +177,10 @@ class _Place:
             self.staging = self.within.staging / self.target.relative_to(self.within.target)
             return
         if not self.target.is_dir():
+            above = self.target.parent
+            while not above.exists():
+                self.made.append(above)
+                above = above.parent
             self.target.parent.mkdir(parents=True, exist_ok=True)
         beside = self.target if self.target.is_dir() else self.target.parent
         for folder in {beside, self.target.parent}:
@@ -270,6 +277,9 @@ def _staged(places: Sequence[_Place]) -> Iterator[Sequence[_Place]]:
             if place.handle is not None:
                 os.close(place.handle)
                 place.handle = None
+            for folder in place.made:
+                with suppress(OSError):  # it holds what was restored
+                    folder.rmdir()
 
 
 def _names(folder: Path) -> list[str]:
@@ -302,7 +312,7 @@ def _project_files(
     }
     for key in keys:
         if key.name.startswith(_PROJECT):
-            digests[key.name] = hashlib.sha256(content_of(key)).hexdigest()
+            digests[key.name] = hashlib.sha256(key.content).hexdigest()
     files = {}
     for name, sha256 in digests.items():
         target = project / name.removeprefix(_PROJECT)
@@ -363,7 +373,7 @@ def _write_keys(keys: Sequence[SealedFile], places: Sequence[_Place]) -> None:
         path = _path_of(key.name, places)
         if path is not None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_file(path, content_of(key), mode=key.mode)
+            write_file(path, key.content, mode=key.mode & _MODES)
 
 
 def _extract(checked: CheckedArchive, places: Sequence[_Place]) -> None:
@@ -419,7 +429,7 @@ def _write_project_files(
     made: ExitStack,
 ) -> None:
     """Policies and keys of the project, each in one rename; ``made`` undoes it."""
-    contents = {key.name: (content_of(key), key.mode) for key in keys}
+    contents = {key.name: (key.content, key.mode & _MODES) for key in keys}
     wanted = set(files.values()) - set(contents)
     for member in archive_members(checked.path) if wanted else ():
         if member.name in wanted and member.content is not None:
