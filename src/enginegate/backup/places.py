@@ -24,6 +24,8 @@ NOT_IN_A_BACKUP: Mapping[str, str] = MappingProxyType(
     }
 )
 SHADOW = "shadow"
+# What a file system itself leaves in the folder that it is mounted at.
+OF_THE_DISK = frozenset({"lost+found"})
 # SQLite's files beside a database are part of it.
 _BESIDE_A_DATABASE = ("-journal", "-shm", "-wal")
 # A live repository's files with such names are its record; others belong to whoever runs now.
@@ -68,11 +70,15 @@ class BackupPlaces:
 
     def secrets(self) -> dict[str, Path]:
         """Every private key that is here, by its name in a backup: these are encrypted."""
-        own = sorted(self.workspace.keys.glob("*")) if self.workspace.keys.is_dir() else []
-        kept = (p for p in own if why_left_out(PurePosixPath("keys", p.name), shadow=True) is None)
-        keys = [path for path in kept if path.is_file()]
-        named = {f"project/{name}": path for name, path in self.private_keys.items()}
-        return {f"workspace/keys/{path.name}": path for path in keys} | named
+        own = sorted(path for path in self.workspace.keys.rglob("*") if path.is_file())
+        places = {path: PurePosixPath(path.relative_to(self.workspace.root)) for path in own}
+        kept = {f"workspace/{at}": path for path, at in places.items() if not _is_left_out(at)}
+        return kept | {f"project/{name}": path for name, path in self.private_keys.items()}
+
+
+def _is_left_out(place: PurePosixPath) -> bool:
+    above = (place, *place.parents)[:-1]
+    return any(why_left_out(each, shadow=True) is not None for each in above)
 
 
 def why_left_out(place: PurePosixPath, *, shadow: bool) -> str | None:
@@ -93,8 +99,8 @@ def why_left_out(place: PurePosixPath, *, shadow: bool) -> str | None:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a name is that of a lock, or of what a process is writing at the moment."""
-    return name.startswith(".") or name.endswith(".lock")
+    """Whether a name is that of a lock, of what a process is writing now, or of the disk itself."""
+    return name.startswith(".") or name.endswith(".lock") or name in OF_THE_DISK
 
 
 def is_of_the_moment(place: PurePosixPath) -> bool:

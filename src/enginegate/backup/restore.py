@@ -26,7 +26,7 @@ from enginegate.backup.archive import (
     archive_members,
     check_archive,
 )
-from enginegate.backup.places import why_left_out
+from enginegate.backup.places import OF_THE_DISK, why_left_out
 from enginegate.backup.sealing import OpeningKey, SealedFile
 from enginegate.candidate import FileDigest
 from enginegate.errors import EnginegateError, InputError, TamperedError
@@ -34,8 +34,6 @@ from enginegate.repository.lock import LOCK
 from enginegate.workspace import Workspace
 
 _CHUNK_BYTES = 1 << 20
-# What a file system itself leaves in the folder that it is mounted at.
-_OF_THE_DISK = frozenset({"lost+found"})
 _STAGING = ".enginegate-restore-"
 _MOST_NAMED = 3
 _MODES = 0o777
@@ -171,7 +169,7 @@ class _Place:
         if self.is_workspace:
             others = why_left_out(PurePosixPath(name), shadow=True)
             return others is not None
-        return name in _OF_THE_DISK or name == LOCK
+        return name in OF_THE_DISK or name == LOCK
 
     def stage(self) -> None:
         """Make the folder that its members are written to, on the target's own file system."""
@@ -212,9 +210,15 @@ class _Place:
 
     def check_free_but_for(self, staging: str) -> None:
         """Refuse to move in where somebody wrote meanwhile."""
-        there = [n for n in _names(self.target) if n != staging and not self._may_be_there(n)]
+        own = set() if self.staging is None else set(_names(self.staging))
+        others = [name for name in _names(self.target) if name != staging]
+        there = [name for name in others if name in own or not self._may_be_there(name)]
         if there:
-            raise InputError(f"{self.target} was written to meanwhile: {there[0]!r}.")
+            raise InputError(
+                f"{self.target} holds {there[0]!r}, which the backup would replace, or which was "
+                "written meanwhile. Nothing of the backup is left. Find out who wrote it, and "
+                "restore again."
+            )
 
 
 def _places(header: BackupHeader, to: RestorePlaces) -> list[_Place]:
@@ -429,11 +433,17 @@ def _write_project_files(
     wanted = set(files.values()) - set(contents)
     for member in archive_members(checked.path) if wanted else ():
         if member.name in wanted and member.content is not None:
-            contents[member.name] = (member.content.read(), member.mode)
+            # Policies and public keys are no programs, whatever a file that was sent says.
+            contents[member.name] = (member.content.read(), member.mode & ~0o111)
         elif member.name > _PROJECT_END:
             break
     for target, name in files.items():
         content, mode = contents[name]
+        if os.path.lexists(target):
+            raise InputError(
+                f"{target} was written by somebody else meanwhile; it stays. Nothing of the backup "
+                "is left. Restore again."
+            )
         write_file(target, content, mode=mode)
         made.callback(_remove, target)
 
