@@ -54,18 +54,10 @@ class Memory:
         self._thread.join()
 
     def _watch(self) -> None:
-        import psutil  # noqa: PLC0415
-
-        me = psutil.Process()
         while not self._over.wait(_EVERY_S):
-            self.own_gib = max(self.own_gib, _anonymous_gib(me.pid))
-            for child in me.children(recursive=True):
-                try:
-                    name = " ".join(child.cmdline())
-                except psutil.Error:
-                    continue
-                if "spawn_main" in name or "default_worker" in name or name.startswith("ray::"):
-                    self.worker_gib = max(self.worker_gib, _anonymous_gib(child.pid))
+            self.own_gib = max(self.own_gib, _anonymous_gib(os.getpid()))
+            for worker in _workers():
+                self.worker_gib = max(self.worker_gib, _anonymous_gib(worker.pid))
 
 
 @dataclass
@@ -120,10 +112,12 @@ class Judging:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Note how long a part takes."""
-        started = time.perf_counter()
+        """Note how long a part takes, and the processor's time here and in the workers."""
+        started, own, theirs = time.perf_counter(), time.process_time(), _workers_cpu_s()
         yield
         self.seconds[name] = time.perf_counter() - started
+        self.seconds[f"{name}_own_cpu"] = time.process_time() - own
+        self.seconds[f"{name}_workers_cpu"] = _workers_cpu_s() - theirs
 
 
 # A flow's parameters, and what it closes over, travel with every task to another process.
@@ -261,6 +255,25 @@ def _mapped(path: Path, kind: Any, shape: tuple[int, ...]) -> Any:
     return np.lib.format.open_memmap(path, mode="w+", dtype=kind, shape=shape)
 
 
+def _workers() -> Iterator[Any]:
+    """Processes of Dask's and Ray's workers below this one."""
+    import psutil  # noqa: PLC0415
+
+    for child in psutil.Process().children(recursive=True):
+        try:
+            name = " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        if "spawn_main" in name or "default_worker" in name or name.startswith("ray::"):
+            yield child
+
+
+def _workers_cpu_s() -> float:
+    """Processor seconds of all workers so far."""
+    times = [worker.cpu_times() for worker in _workers()]
+    return sum(each.user + each.system for each in times)
+
+
 def _anonymous_gib(process: int) -> float:
     """Memory that no file backs; the system takes the pages of files back when it is short."""
     try:
@@ -277,6 +290,9 @@ def main() -> None:
     parser.add_argument("--samples", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--runner", nargs="+", default=["threads", "dask", "ray"])
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results" / "clusters.json"
+    )
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -291,11 +307,11 @@ def main() -> None:
         for samples in options.samples
         for workers in options.workers
     ]
-    target = ROOT / "benchmarks" / "results" / "clusters.json"
+    target = options.output
     about = {"python": platform.python_version(), "cores": os.cpu_count()}
     record = {"schema_version": 1, "limit_gib": LIMIT_GIB, "environment": about, "results": results}
     target.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"written to {target.relative_to(ROOT)}")
+    print(f"written to {target}")
 
 
 def _measured(runner: str, workers: int, samples: int) -> dict[str, Any]:

@@ -80,7 +80,6 @@ def find_part(
         when = f"{part.made_at:%Y-%m-%d %H:%M}"
         _log.info("%s: qualified at %s by %s", part.device, when, part.made_by)
     return part
-    return part
 
 
 @task(task_run_name="push-part-{part.identity.device}", cache_policy=NO_CACHE)
