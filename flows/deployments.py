@@ -74,7 +74,7 @@ FLOWS = (
     DeployedFlow(rollback, "Make an earlier release live again."),
     DeployedFlow(
         watch,
-        "Watch what is live, delete recorded traffic that is too old, verify the repository.",
+        "Watch what is live, verify the repository, delete what is too old or nothing refers to.",
         # A run watches a young release for up to nine minutes; the next one goes on.
         ConcurrencyLimitStrategy.CANCEL_NEW,
         "*/10 * * * *",

@@ -143,9 +143,10 @@ def _pruned(policy: Policy, workspace: Workspace) -> tuple[str, ...]:
     if not outcome.deleted:
         return ()
     count = counted(len(outcome.deleted), "entry", "entries")
-    freed = byte_size(outcome.freed_bytes)
-    said = f"Of what nothing refers to, and nobody used for {days} days, {count} were deleted"
-    return (f"{said}: {freed}.",)
+    said = f"Deleted what nothing refers to, and nobody used for {days} days"
+    sentence = f"{said}: {count} of {byte_size(outcome.freed_bytes)}."
+    _log.info("%s", sentence)
+    return (sentence,)
 
 
 def _others(policy: Policy) -> Iterator[Policy]:

@@ -4,12 +4,14 @@ First a killed promotion or rollback is recovered. The live release is watched a
 check after check while it is young, then one check a run. Recorded traffic is user data, so its age
 is limited by the policy and enforced here; a recording whose process was killed is ended on the
 server; and the live repository is verified, also against an upgrade of a server's TensorRT or
-driver that what is live would not survive. A broken promise is a failed run, and so is every later
+driver that what is live would not survive. What nothing refers to any more is deleted, where the
+policies ask for it. A broken promise is a failed run, and so is every later
 run of that release until a person acknowledges it.
 """
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from prefect import flow
@@ -81,11 +83,17 @@ def watch(policy: Path, run_s: float = RUN_S) -> WatchResult:
         if not isinstance(error, PromiseBrokenError):
             alert(opened.name, str(error))
         notify_of_watch(opened.live_tables, policy, Workspace.of(opened), error)
+        # Not where the live repository is not what it should be: nobody knows what it refers to.
+        if not isinstance(error, RepositoryError):
+            prune_on_schedule(opened, Workspace.of(opened))
         return failed_as(end_of_failed_watch(error), error, WatchResult)
     except Exception as error:
         notify_of_watch(opened.live_tables, policy, Workspace.of(opened), error)
         raise
     notify_of_watch(opened.live_tables, policy, Workspace.of(opened), None)
+    # Last, because it may take minutes.
+    pruned = prune_on_schedule(opened, Workspace.of(opened))
+    watched = replace(watched, done=(*watched.done, *pruned))
     name, message = end_of_watch(watched)
     return completed_as(name, watched, message)
 
@@ -111,8 +119,6 @@ def _watch(opened: Policy, policy: Path, run_s: float) -> WatchResult:
         done += deliver_to_mlflow(tables, workspace)  # also what this run found and did
         # A model's timeline in Prefect lists runs by their names.
         rename_run(f"{watch_name()}: {show_live(tables, policy, workspace)}")
-    if not problems:
-        done += prune_on_schedule(opened, workspace)
     errored = [str(check) for check in checks if check.outcome is Outcome.ERRORED]
     broken = [_broken_now(tables, policy, check) for check in checks if check.broken]
     if problems:

@@ -8,6 +8,7 @@ from enginegate.benchmark.deployment import ServedModel
 from enginegate.candidate import Engine
 from enginegate.engines import serving
 from enginegate.evidence import Benchmark
+from enginegate.serving import STREAMS_PARAMETER
 from enginegate.triton.config import Config, config_text
 
 _WIDTH = 100
@@ -19,6 +20,13 @@ _PLACES: Mapping[str, tuple[str, ...]] = {
     "preferred_batch_sizes": ("dynamic_batching", "preferred_batch_size"),
     "instances": ("instance_group", "count"),
     "gpus": ("instance_group", "gpus"),
+}
+_PARAMETERS = ("parameters",)
+# Of our runner on a GPU: its instances are streams, and a parameter says how many.
+_RUNNER_PLACES: Mapping[str, tuple[str, ...]] = {
+    **_PLACES,
+    "instances": _PARAMETERS,
+    "processes": ("instance_group", "count"),
 }
 # Where lines stand that follow from those that were chosen, and from the engine.
 _FOLLOWING: Mapping[tuple[str, ...], str] = {
@@ -70,11 +78,13 @@ def annotated_config(config: Config, reasons: Mapping[str, str], *, origin: str 
     """
     text = config_text(config)
     places = [place for _, place in _lines(text)]
+    known = _RUNNER_PLACES if config.streams else _PLACES
     waiting: dict[tuple[str, ...], list[str]] = {
-        _home(_PLACES.get(name, ()), places): [] for name in reasons
+        _home(known.get(name, ()), places): [] for name in reasons
     }
-    for name, why in reasons.items():
-        place = _PLACES.get(name, ())
+    for name, reason in reasons.items():
+        place = known.get(name, ())
+        why = f"{STREAMS_PARAMETER}: {reason}" if place == _PARAMETERS else reason
         said = why if place in places else f"{(place or (name,))[-1]} is Triton's default: {why}"
         waiting[_home(place, places)].append(said)
     for place, why in _FOLLOWING.items():

@@ -144,8 +144,9 @@ def _print_plan(plan: PrunePlan, scope: PruneScope, out: Console, *, every: bool
     gone.print(out)
     largest = sorted(plan.delete, key=lambda entry: -entry.size_bytes)
     for entry in largest if every else largest[:_LARGEST]:
-        used = f"used {entry.used_at:%Y-%m-%d}"
-        print_hanging(out, f"{entry.place}, {used}", f"{byte_size(entry.size_bytes):>10}  ")
+        what = f"{entry.kind} {entry.about}".rstrip()
+        words = f"{what}, used {entry.used_at:%Y-%m-%d}: {entry.place}"
+        print_hanging(out, words, f"{byte_size(entry.size_bytes):>10}  ")
     if len(largest) > _LARGEST and not every:
         out.print(f"… and {len(largest) - _LARGEST:,} smaller ones (--all lists them)")
     print_hanging(
@@ -204,6 +205,7 @@ def _document(
             PrunedEntry(
                 kind=entry.kind,
                 place=entry.place,
+                about=entry.about,
                 size_bytes=entry.size_bytes,
                 used_at=entry.used_at,
                 **state_of(entry),

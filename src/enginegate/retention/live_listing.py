@@ -5,6 +5,7 @@ that is not there, or has less than was known of it, may be a file system that i
 nothing is decided without it.
 """
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -36,7 +37,7 @@ from enginegate.retention.workspace_listing import digests_in
 from enginegate.workspace import Workspace
 
 # The chain's own digests refer to lines, not to what was kept.
-_PREVIOUS = re.compile(r'"previous":\s*"[0-9a-f]{64}"')
+_PREVIOUS = re.compile(rb'"previous":\s*"[0-9a-f]{64}"')
 Aliased = Mapping[str, frozenset[int]]
 
 
@@ -69,11 +70,13 @@ class LocalModel:
 
     Attributes:
         keep: releases whose bytes stay.
+        journal: of its repository, which every model there shares: it is read once.
     """
 
     root: Path
     model: str
     keep: int
+    journal: Journal
 
     @property
     def layout(self) -> Layout:
@@ -91,12 +94,31 @@ class LocalModel:
         Raises:
             EnginegateError: a manifest, the live pointer or the journal cannot be read.
         """
+        return self._facts(self.layout.releases())
+
+    def listed(self) -> tuple[RepositoryFacts, tuple[StoredEntry, ...]]:
+        """Its releases, and the bytes of each."""
+        layout, releases = self.layout, self.layout.releases()
+        entries = (
+            StoredEntry(
+                kind="release",
+                place=_place(layout, release.version),
+                size_bytes=_bytes_of(layout, release),
+                used_at=release.published_at,
+                about=f"{self.model} {release.version}",
+            )
+            for release in releases
+            if layout.has_bytes(release.version)
+        )
+        return self._facts(releases), tuple(entries)
+
+    def _facts(self, releases: tuple[Release, ...]) -> RepositoryFacts:
         layout = self.layout
-        current, releases = layout.current(), layout.releases()
+        current = layout.current()
         needed: set[int | None] = {*current.known, *current.served} if current else set()
         if current is not None:
             needed |= {r.previous_version for r in releases if r.version == current.version}
-        open_now = (e for e in Journal(self.root).unfinished() if e.model == self.model)
+        open_now = (entry for entry in self.journal.unfinished() if entry.model == self.model)
         needed |= {entry.version for entry in open_now}
         rollout = RolloutState(self.root).of(self.model)
         needed |= {rollout.before, rollout.canary} if rollout else set()
@@ -107,17 +129,6 @@ class LocalModel:
             keep=self.keep,
             releases=tuple(_facts_of(layout, release) for release in releases),
         )
-
-    def entries(self) -> Iterator[StoredEntry]:
-        """The bytes of each of its releases."""
-        for release in self.layout.releases():
-            if self.layout.has_bytes(release.version):
-                yield StoredEntry(
-                    kind="release",
-                    place=_place(self.layout, release.version),
-                    size_bytes=_bytes_of(self.layout, release),
-                    used_at=release.published_at,
-                )
 
     def forget(self, aliased: Aliased) -> None:
         """Delete the bytes of releases that are not needed, by what is true under the lock.
@@ -145,7 +156,7 @@ def _facts_of(layout: Layout, release: Release) -> ReleaseFacts:
         for path in record_files(layout, release.version)
         if path.name.startswith(f"{release.version}.promise-") and path.suffix == ".json"
     )
-    given = [digests_in(read_file(path).decode(errors="replace")) for path in promises]
+    given = [digests_in(read_file(path)) for path in promises]
     return replace(
         _facts_of_manifest(release, _place(layout, release.version)),
         scorecards=_scorecards_of(release).union(*given),
@@ -228,6 +239,7 @@ class StoredModel:
                 place=release.place,
                 size_bytes=sizes[release.version],
                 used_at=self._manifest(release.version).published_at,
+                about=f"{self.model} {release.version}",
             )
             for release in facts.releases
             if release.has_bytes
@@ -315,7 +327,10 @@ class LiveListing:
             for root in (each.target.repository, *(own for own in fleet if own)):
                 key = root.absolute(), each.model
                 found[key] = max(found.get(key, 0), self._keep(each))
-        return tuple(LocalModel(root, model, keep) for (root, model), keep in found.items())
+        journals = {root: Journal(root) for root, _ in found}
+        return tuple(
+            LocalModel(root, model, keep, journals[root]) for (root, model), keep in found.items()
+        )
 
     def stored(self) -> tuple[StoredModel, ...]:
         """Each model in object storage once."""
@@ -352,13 +367,14 @@ class LiveListing:
             RepositoryError: a repository is not there, or its audit log was cut.
         """
         before, lines = KnownRepositories.of(workspace).lines, {}
+        primary: dict[Path, set[str]] = {}
+        for each in self.tables:
+            primary.setdefault(each.target.repository.absolute(), set()).add(each.model)
         for root in self.roots():
             lines[str(root)] = here = _lines_of(root / AUDIT)
             arrived = Cursor.of(workspace, workspace.tracking_uri, root).read()
             known = max(before.get(str(root), 0), arrived.count if arrived else 0)
-            models = {each.model for each in self.local() if each.root == root}
-            primary = {each.target.repository.absolute() for each in self.tables}
-            if here < known or (not here and root in primary and models & published):
+            if here < known or (not here and primary.get(root, set()) & published):
                 raise RepositoryError(
                     f"{root / AUDIT} has {here} lines, and {max(known, 1)} or more are known of. "
                     "The repository may be on a file system that is not mounted, and what it "
@@ -373,7 +389,7 @@ class LiveListing:
 def _digests_of(path: Path) -> frozenset[str]:
     found: set[str] = set()
     for line in _read_lines(path):
-        found |= digests_in(_PREVIOUS.sub("", line))
+        found |= digests_in(_PREVIOUS.sub(b"", line))
     return frozenset(found)
 
 
@@ -381,7 +397,7 @@ def _lines_of(path: Path) -> int:
     return sum(1 for _ in _read_lines(path))
 
 
-def _read_lines(path: Path) -> Iterator[str]:
+def _read_lines(path: Path) -> Iterator[bytes]:
     """A file's lines one at a time, however long it is; none where there is none."""
     try:
         handle = open_regular(path)
@@ -389,5 +405,5 @@ def _read_lines(path: Path) -> Iterator[str]:
         return
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    with open(handle, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - a descriptor
+    with os.fdopen(handle, "rb") as file:
         yield from file

@@ -5,7 +5,7 @@ which whatever has that name is kept. What no reference names is a cache: it is 
 used, and costs time to make again.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -64,6 +64,7 @@ class StoredEntry:
         used_at: when it was used last.
         names: by which references know it.
         readable: whether its record could be read; what could not is never deleted.
+        about: what it is of, for people: a candidate, a version, a model.
     """
 
     kind: EntryKind
@@ -72,6 +73,7 @@ class StoredEntry:
     used_at: datetime
     names: frozenset[str] = frozenset()
     readable: bool = True
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,8 @@ class ScorecardFacts:
         approvable: whether it has anything that somebody may publish.
         replaces: release that was live when it was made.
         engines: digests of the engines it judges.
-        names: every digest that it states, its own left out.
+        read_names: every digest that it states, its own left out; asked only of what is kept with
+            all it names, for those of fifty thousand do not fit into memory.
         answer: the newest that a person gave.
     """
 
@@ -136,7 +139,7 @@ class ScorecardFacts:
     replaces: int | None
     used_at: datetime
     engines: frozenset[str]
-    names: frozenset[str]
+    read_names: Callable[[], frozenset[str]]
     answer: Literal["", "approve", "reject"] = ""
 
 
@@ -289,7 +292,7 @@ class _References:
                     self._keep_release(release, reason, cards)
             for digest, state in states.items():
                 if state is reason:
-                    self._keep(reason, digest, *cards[digest].names)
+                    self._keep(reason, digest, *cards[digest].read_names())
             for part in self.facts.parts:
                 if self._state_of_part(part) is reason:
                     self._keep(reason, part.key, *part.names)
@@ -307,7 +310,7 @@ class _References:
         self._keep(reason, release.place, *release.names, *release.engines, *release.scorecards)
         for digest in release.scorecards & cards.keys():
             card = cards[digest]
-            self._keep(reason, *(card.names - (card.engines - release.engines)))
+            self._keep(reason, *(card.read_names() - (card.engines - release.engines)))
 
     def _keep_records(self) -> None:
         """What happened is not forgotten, however old; what it was about may be made again."""

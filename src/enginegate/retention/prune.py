@@ -214,8 +214,9 @@ class _Collected:
         scorecards = listing.scorecards()
         published = {card.model for card in scorecards if card.replaces is not None}
         known = live.check_whole(scope.workspace, frozenset(published))
-        in_storage = [each.listed() for each in self.stored]
-        repositories = (*(m.facts() for m in self.local), *(facts for facts, _ in in_storage))
+        known_models: tuple[LocalModel | StoredModel, ...] = (*self.local, *self.stored)
+        models = [each.listed() for each in known_models]
+        repositories = tuple(facts for facts, _ in models)
         self.aliased = _aliased(scope.workspace, repositories, scorecards)
         references = find_references(
             RetentionFacts(
@@ -231,8 +232,7 @@ class _Collected:
         )
         entries = chain(
             listing.entries(),
-            *(model.entries() for model in self.local),
-            *(entries for _, entries in in_storage),
+            *(entries for _, entries in models),
             SharedListing(scope.part_stores).entries(),
         )
         plan = plan_pruning(entries, references, unused_since)

@@ -4,17 +4,17 @@ Scorecards and parts are read as text: every digest in one counts as a reference
 field, so that a record of another version refers too.
 """
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from enginegate.atomic_io import read_file
 from enginegate.candidate import Engine, OnnxModel
@@ -25,7 +25,8 @@ from enginegate.records import Record
 from enginegate.retention.plan import EntryKind, PartFacts, ScorecardFacts, StoredEntry
 from enginegate.workspace import Workspace
 
-_DIGEST = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+# As JSON has it; without the quotation marks the search takes ten times as long.
+_DIGEST = re.compile(rb'"([0-9a-f]{64})"')
 _MANIFEST = "manifest.json"
 # Folders of results whose files others refer to by digest; everything else there is a cache.
 _RESULTS: dict[str, EntryKind] = {
@@ -38,9 +39,9 @@ _RESULTS: dict[str, EntryKind] = {
 _LIVE_LOGS = "live"
 
 
-def digests_in(text: str) -> frozenset[str]:
-    """Every sha256 that a text states."""
-    return frozenset(_DIGEST.findall(text))
+def digests_in(record: bytes) -> frozenset[str]:
+    """Every sha256 that the JSON of a record states, as a key or a value."""
+    return frozenset(found.decode() for found in _DIGEST.findall(record))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,8 @@ class WorkspaceListing:
         return [signature] if signature.is_file() else []
 
     def _facts_of(self, path: Path) -> ScorecardFacts:
-        text = read_file(path).decode(errors="replace")
         try:
-            read = json.loads(text)
+            read = from_json(read_file(path))
             cards = [read, *read.get("further", ())]
             verdicts = [each for card in cards for each in card["verdicts"]]
             engines = {v["engine_sha256"] for v in verdicts if v.get("engine_sha256")}
@@ -124,7 +124,7 @@ class WorkspaceListing:
             digest=path.stem,
             used_at=_time(path),
             engines=frozenset(engines),
-            names=digests_in(text) - {path.stem},
+            read_names=lambda: digests_in(read_file(path)) - {path.stem},
             answer=self._answer(path.stem),
             **described,
         )
@@ -137,12 +137,12 @@ class WorkspaceListing:
         self, folder: Path, kind: EntryKind, record: type[Record] | None
     ) -> Iterator[StoredEntry]:
         for path in _visible(folder):
-            names, readable = {path.name}, True
+            names, readable, about = {path.name}, True, ""
             if record is not None:
                 found = _manifest(path / _MANIFEST, record)
                 names |= {found.file.sha256} if found else set()
-                readable = found is not None
-            yield self._entry(path, kind, names=names, readable=readable)
+                readable, about = found is not None, _about(found)
+            yield replace(self._entry(path, kind, names=names, readable=readable), about=about)
         yield from self._left(folder)
 
     def _results(self, folder: Path) -> Iterator[StoredEntry]:
@@ -189,10 +189,10 @@ class WorkspaceListing:
 
 
 def _facts_of_part(path: Path) -> PartFacts:
-    text, model = read_file(path).decode(errors="replace"), ""
+    text, model = read_file(path), ""
     engines: set[str] = set()
     with suppress(ValueError, KeyError, TypeError, AttributeError):
-        read = json.loads(text)
+        read = from_json(text)
         verdicts = read["evidence"]["verdicts"]
         engines = {v["engine_sha256"] for v in verdicts if v.get("engine_sha256")}
         model = read["identity"]["model"]
@@ -204,6 +204,11 @@ def _manifest(path: Path, record: type[Record]) -> Any:
         return record.model_validate_json(read_file(path))
     except (OSError, ValidationError, InputError):
         return None
+
+
+def _about(manifest: Any) -> str:
+    """Which candidate an engine is, or which version an ONNX model is of."""
+    return str(getattr(manifest, "candidate", "") or getattr(manifest, "source", ""))
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -15,7 +15,7 @@ REASONS = {
 }
 
 
-def config(**serving):
+def config(*, gpu=False, **serving):
     fields = {"max_batch_size": 8, "max_queue_delay_us": 1000, "instances": 2}
     spec = TensorSpec(name="x", dtype="float32", shape=(-1, 4))
     return model_config(
@@ -25,6 +25,7 @@ def config(**serving):
         serving=ServingConfig(**(fields | serving)),
         backend="python",
         parameters={"note": "# no comment {"},
+        gpu=gpu,
     )
 
 
@@ -55,6 +56,17 @@ def test_each_reason_stands_above_its_line():
     assert above["count: 2"] == "  # 2: measurement 5"
     assert above["max_queue_delay_microseconds: 1000"].startswith("  # 1000: p99 9 ms")
     assert sum("as good as none" in line for line in lines) == 1
+
+
+def test_reasons_of_our_runner_stand_at_its_processes_and_its_streams():
+    """On a GPU Triton's instances are its processes, and a parameter has the streams."""
+    why = {"instances": "1: measurement 5", "processes": "3 was confirmed"}
+
+    lines = annotated_config(config(gpu=True, instances=1, processes=3), why).splitlines()
+
+    above = {line.strip(): lines[number - 1] for number, line in enumerate(lines)}
+    assert above["count: 3"] == "  # 3 was confirmed"
+    assert "# streams: 1: measurement 5" in lines
 
 
 def test_default_is_explained_where_its_line_would_be():

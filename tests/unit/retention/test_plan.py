@@ -55,7 +55,9 @@ def card(digest, **changes):
         "engines": frozenset({f"e-{digest}"}),
         "names": frozenset({f"e-{digest}", f"onnx-{digest}", f"golden-{digest}"}),
     }
-    return ScorecardFacts(digest=digest, **(fields | changes))
+    fields |= changes
+    names = fields.pop("names")
+    return ScorecardFacts(digest=digest, read_names=lambda: names, **fields)
 
 
 def facts(**changes):

@@ -285,7 +285,7 @@ def test_scorecard_of_another_version_keeps_what_it_names(project):
     engine = project.engine(b"engine")
     path = project.workspace.root / "scorecards" / f"{'5' * 64}.json"
     path.parent.mkdir(parents=True)
-    path.write_text(f'{{"schema_version": 9, "engines": ["{engine}"]}}')
+    path.write_text(f'{{"schema_version": 9, "engines": {{"{engine}": 1}}}}')
     age(path)
 
     plan = plan_scope(project.scope(unused_for=UNUSED))

@@ -446,6 +446,7 @@ class PrunedEntry(Record):
 
     kind: str
     place: str = Field(description="its path in the workspace, or its address elsewhere")
+    about: str = Field(default="", description="candidate, version or release that it is of")
     size_bytes: NonNegativeInt
     used_at: datetime
     state: Literal["shown", "deleted", "in use", "failed"] = Field(

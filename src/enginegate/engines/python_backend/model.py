@@ -18,6 +18,7 @@ Parameters of the model's configuration, all optional: ``streams``; ``answers``,
 import ctypes
 import hashlib
 import importlib
+import itertools
 import json
 import sys
 import threading
@@ -49,6 +50,7 @@ _DLPACK_TYPES = {0: "int", 1: "uint", 2: "float"}
 # A thread that waits for Python's lock gets it after this long; the usual 5 ms would be longer
 # than a batch takes.
 _SWITCH_S = 0.0002
+_PACKAGES = itertools.count()
 _METRICS_EVERY_S = 0.05  # how far behind the metrics are; each writing costs a message a stage
 
 
@@ -67,8 +69,8 @@ class TritonPythonModel:
         content = _checked(folder / manifest["filename"], manifest["file"]["sha256"])
         for name, recorded in manifest.get("external", {}).items():
             _checked(folder / name, recorded["sha256"])
-        began_s = time.perf_counter()
-        kind = _module(folder, f"engine_{manifest['candidate']['kind']}")
+        began_s, package = time.perf_counter(), _package(folder)
+        kind = _module(package, f"engine_{manifest['candidate']['kind']}")
         self._engine = kind.open_for_triton(folder, content, manifest, parameters, device_id)
         opened_s = time.perf_counter()
         self._pipeline: Any = None
@@ -76,15 +78,15 @@ class TritonPythonModel:
         self._answers = parameters.get("answers", "")
         self._metrics: _Metrics | None = None
         if hasattr(self._engine, "lane"):
-            self._memory = _module(folder, "memory").Memory
-            device = _module(folder, "device").GpuDevice(device_id)
+            self._memory = _module(package, "memory").Memory
+            device = _module(package, "device").GpuDevice(device_id)
             shapes = manifest.get("profiles", {})
             example = {each.name: each.example(shapes.get(each.name)) for each in self._inputs}
             if self._answers == "returned" or (_processes(config) > 1 and not self._answers):
-                self._serial = _module(folder, "serial").Serial(self._engine, device, example)
+                self._serial = _module(package, "serial").Serial(self._engine, device, example)
             else:
                 sys.setswitchinterval(_SWITCH_S)
-                self._pipeline = _module(folder, "pipeline").Pipeline(
+                self._pipeline = _module(package, "pipeline").Pipeline(
                     self._engine, device, example, lanes=int(parameters.get("streams", "1"))
                 )
             self._metrics = _Metrics(self._serial or self._pipeline, args, config["name"])
@@ -417,15 +419,29 @@ def _checked(path: Path, recorded: str) -> bytes:
     return content
 
 
-def _module(folder: Path, name: str) -> Any:
-    """This version's own copy: of a package that no other version has."""
-    path = folder / f"{name}.py"
+def _package(folder: Path) -> str:
+    """Make the version's files a package of their own, which no other version shares.
+
+    Returns:
+        Its name.
+    """
+    package = types.ModuleType(f"enginegate_runner_{next(_PACKAGES)}")
+    package.__path__ = [str(folder)]
+    sys.modules[package.__name__] = package
+    return package.__name__
+
+
+def _module(package: str, name: str) -> Any:
+    """The version's own copy of a module.
+
+    Raises:
+        TritonModelException: it is missing.
+    """
+    (folder,) = sys.modules[package].__path__
+    path = Path(folder) / f"{name}.py"
     if not path.is_file():
         raise triton.TritonModelException(f"{path} is missing. Promote the model again.")
-    package = types.ModuleType(f"enginegate_runner_{folder.name}")
-    package.__path__ = [str(folder)]
-    sys.modules.setdefault(package.__name__, package)
-    return importlib.import_module(f"{package.__name__}.{name}")
+    return importlib.import_module(f"{package}.{name}")
 
 
 def _processes(config: dict[str, Any]) -> int:

@@ -33,14 +33,16 @@ class Capsule:
 
 class Tensor:
     def __init__(self, name, array):
-        self.name = name
-        self.array = array
+        self._name, self.array = name, array
 
-    def __dlpack__(self, **options):
-        return self.array.__dlpack__(**options)
+    def name(self):
+        return self._name
 
-    def __dlpack_device__(self):
-        return self.array.__dlpack_device__()
+    def is_cpu(self):
+        return True
+
+    def to_dlpack(self):
+        return self.array.__dlpack__()
 
     @classmethod
     def from_dlpack(cls, name, capsule):
@@ -49,12 +51,15 @@ class Tensor:
 
 class Request:
     def __init__(self, **arrays):
-        self.tensors = [Tensor(name, array) for name, array in arrays.items()]
+        self._tensors = [Tensor(name, array) for name, array in arrays.items()]
+
+    def inputs(self):
+        return self._tensors
 
 
 class Response:
     def __init__(self, output_tensors, error=None):
-        self.outputs = {tensor.name: tensor.array for tensor in output_tensors}
+        self.outputs = {tensor.name(): tensor.array for tensor in output_tensors}
         self.error = error
 
 
@@ -67,9 +72,6 @@ def triton(monkeypatch):
     module.TritonError = str
     module.TritonModelException = RuntimeError
     module.triton_string_to_numpy = {"TYPE_FP32": np.float32}.__getitem__
-    module.get_input_tensor_by_name = lambda request, name: next(
-        (tensor for tensor in request.tensors if tensor.name == name), None
-    )
     monkeypatch.setitem(sys.modules, module.__name__, module)
     return module
 

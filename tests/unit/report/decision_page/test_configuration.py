@@ -50,6 +50,19 @@ def test_streams_of_our_runner_on_a_gpu():
     assert ('value { string_value: "2" }', "2 was confirmed") in found
 
 
+def test_processes_of_our_runner_are_instances_of_triton():
+    """Each of them is one on every GPU."""
+    shared = ServingConfig(max_batch_size=8, max_queue_delay_us=0, instances=1, processes=3)
+    speed = engine_speed(INT8, device="sm90 NVIDIA H200")
+
+    found = lines(
+        (speed,), backend="python", chosen=shared, reasons={"processes": "3 was confirmed"}
+    )
+
+    assert ("count: 3", "3 was confirmed") in found
+    assert ('value { string_value: "1" }', "") in found
+
+
 def test_without_batching_there_is_no_block():
     """Each request runs alone."""
     alone = ServingConfig(
