@@ -129,20 +129,20 @@ class Workspace:
             raise InputError(
                 f"There is no scorecard {reference!r} in {folder}. `enginegate status` lists them."
             )
-        return _read_scorecard(path) if path.parent == folder else _consistent(path)
+        return read_scorecard(path) if path.parent == folder else _consistent(path)
 
     def scorecards(self) -> tuple[Scorecard, ...]:
         """Every scorecard that can be read, oldest first; `unreadable` names the others."""
         read = []
         for path in (self.root / "scorecards").glob("*.json"):
             with suppress(InputError):
-                read.append(_read_scorecard(path))
+                read.append(read_scorecard(path))
         return tuple(sorted(read, key=lambda scorecard: scorecard.created_at))
 
     def unreadable(self) -> tuple[str, ...]:
         """One message for each file of a scorecard or a decision that is not what it should be."""
         messages = []
-        kinds = (("scorecards/*.json", _read_scorecard), ("decisions/*/*.json", Decision.read))
+        kinds = (("scorecards/*.json", read_scorecard), ("decisions/*/*.json", Decision.read))
         for pattern, read in kinds:
             for path in sorted(self.root.glob(pattern)):
                 try:
@@ -212,8 +212,12 @@ class Workspace:
         }
 
 
-def _read_scorecard(path: Path) -> Scorecard:
-    """A scorecard that is named after its digest."""
+def read_scorecard(path: Path) -> Scorecard:
+    """A scorecard that is named after its digest.
+
+    Raises:
+        InputError: it cannot be read, contradicts itself, or is not what its name says.
+    """
     scorecard = _consistent(path)
     if path.stem != scorecard.digest:
         raise InputError(

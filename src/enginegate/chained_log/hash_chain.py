@@ -132,6 +132,13 @@ class HashChain(Generic[L]):
             found[link.model] = (count + 1, link.sequence)
         return found
 
+    def models_from(self, sequence: int) -> frozenset[str]:
+        """Models of the lines from a place on; raises as `read`."""
+        self._refresh()
+        if self._index is not None:
+            return self._index.models_from(sequence)
+        return frozenset(link.model for link in self._links[sequence:])
+
     def unfinished(self) -> tuple[L, ...]:
         """The last line of each operation that has not ended, oldest first; raises as `read`."""
         lines, state = self.read(), self._refresh()

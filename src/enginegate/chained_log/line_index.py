@@ -195,6 +195,13 @@ class LineIndex:
         )
         return {model: (count, last) for model, count, last in rows}
 
+    def models_from(self, sequence: int) -> frozenset[str]:
+        """Models of the lines from a place on."""
+        rows = self._connection.execute(
+            "select distinct model from line where sequence >= ?", (sequence,)
+        )
+        return frozenset(model for (model,) in rows)
+
     def tally(self) -> Counter[tuple[str, str]]:
         """How many lines there are of each model and kind."""
         rows = self._connection.execute("select model, what, count(*) from line group by 1, 2")

@@ -452,6 +452,7 @@ def status_command(
             paths,
             shown=lambda each: _status.print_status(each, output.console, brief=brief),
             refused=_print_error,
+            brief=brief and not as_json,
         )
         if brief:
             print_hanging(output.console, "One model in full: enginegate status POLICY")

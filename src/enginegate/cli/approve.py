@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -288,6 +288,7 @@ def waiting(
     *,
     releases: Sequence[Release],
     cards: Iterable[Scorecard],
+    ages: Callable[[Scorecard], None] = lambda _: None,
 ) -> Iterator[WaitingScorecard]:
     """Each scorecard of the policy that somebody has to do something about.
 
@@ -297,6 +298,7 @@ def waiting(
         path: the policy's file, for the command to type.
         releases: of its model.
         cards: that the workspace holds, oldest first.
+        ages: called with each scorecard whose state the passing of time may change.
     """
     layout = Layout(policy.target.repository, policy.name)
     current = layout.current()
@@ -316,7 +318,7 @@ def waiting(
         why = outdated(card, None, policy_sha256=rules, live=live, known=known)
         try:
             given = workspace.decisions(card.digest)
-            found = _state_of(card, policy, workspace, path) if given and not why else None
+            found = _state_of(card, policy, workspace, path, ages) if given and not why else None
         except EnginegateError as error:
             yield _waits(card, "cannot be decided", str(error))
             continue
@@ -348,9 +350,14 @@ def knows_what_is_live(layout: Layout) -> bool:
 
 
 def _state_of(
-    card: Scorecard, policy: Policy, workspace: Workspace, path: Path
+    card: Scorecard,
+    policy: Policy,
+    workspace: Workspace,
+    path: Path,
+    ages: Callable[[Scorecard], None],
 ) -> WaitingScorecard | None:
     """The state of a scorecard's approval; None where somebody rejected it."""
+    ages(card)
     rules, given = policy.approval, workspace.decisions(card.digest)
     answers = answers_to(card, given, policy.target.repository)
     standing = approval_status(answers.decisions, card, rules, now=now(), record=answers.record)

@@ -165,7 +165,7 @@ class VerifiedRecords:
 
     def of(self, repository: LiveRepository) -> VerifiedBefore | None:
         """That of one repository; None where the workspace cannot keep one."""
-        key = self._key()
+        key = seal_key(self.workspace)
         if key is None:
             return None
         trusted = repository.signing.trusted_state() if repository.signing is not None else ""
@@ -179,18 +179,20 @@ class VerifiedRecords:
             before.load()
         return before
 
-    def _key(self) -> bytes | None:
-        path = self.workspace.keys / "verified.key"
-        if not self.workspace.root.is_dir():
-            return None
-        with suppress(OSError):
-            return read_file(path)
-        try:
-            self.workspace.keys.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_file(path, secrets.token_bytes(32), mode=0o600)
-        except OSError:
-            return None
+
+def seal_key(workspace: Workspace) -> bytes | None:
+    """The key of a workspace's own records, made on first use; None where it cannot be kept."""
+    path = workspace.keys / "verified.key"
+    if not workspace.root.is_dir():
+        return None
+    with suppress(OSError):
         return read_file(path)
+    try:
+        workspace.keys.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(path, secrets.token_bytes(32), mode=0o600)
+    except OSError:
+        return None
+    return read_file(path)
 
 
 def fingerprints(layout: Layout, parts: Iterable[Layout], about: object) -> ModelFiles:

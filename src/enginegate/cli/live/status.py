@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from enginegate.cli.approve import waiting
+from enginegate.cli.live.status_record import StatusReading, StatusRecord, policy_stamp
 from enginegate.cli.output.records import (
     BrokenPromiseStatus,
     MeasuredLive,
@@ -23,6 +24,7 @@ from enginegate.errors import EnginegateError, InputError, TamperedError
 from enginegate.evidence import Outcome, Scorecard
 from enginegate.messages import short_number
 from enginegate.policy import Policy, read_policy
+from enginegate.policy.paths import project_of
 from enginegate.report.tables import FittedTable, TableColumn, print_hanging
 from enginegate.repository import AuditLog, Layout, StoredTarget, open_target
 from enginegate.repository.history import broken_promises as promises
@@ -75,6 +77,7 @@ def status_of(
     *,
     shown: Callable[[ModelStatus], None] = lambda _: None,
     refused: Callable[[EnginegateError], None] = lambda _: None,
+    brief: bool = False,
 ) -> StatusFound:
     """The state of each policy's model; a policy that cannot be read hides no other.
 
@@ -82,9 +85,11 @@ def status_of(
         policies: their files.
         shown: called with each model as soon as it is known.
         refused: called with each error.
+        brief: only what `print_status` shows of many models; those that have not changed since
+            they were shown are not read again, and no server of theirs is asked.
     """
-    workspaces: dict[Path, Workspace] = {}
-    cards: dict[Path, dict[str, list[Scorecard]]] = {}
+    places: dict[Path, Path] = {}
+    records: dict[Path, StatusRecord] = {}
     models: list[ModelStatus] = []
     errors: list[EnginegateError] = []
 
@@ -94,40 +99,58 @@ def status_of(
 
     for path in policies:
         try:
-            rules = read_policy(path)
-            place = rules.root or path
-            workspace = workspaces.setdefault(place, Workspace.of(rules))
-            if place not in cards:
-                cards[place] = _by_model(workspace.scorecards())
-            own = cards[place].get(rules.name, ())
-            models.append(model_status(rules, path, workspace, own))
+            folder = path.parent
+            place = places[folder] if folder in places else project_of(folder.resolve())
+            places[folder] = place
+            if place in records and (known := records[place].unchanged(path, place)) is not None:
+                models.append(known)
+            else:
+                models.append(_status_read(path, place, records, remembered=brief))
             shown(models[-1])
         except EnginegateError as error:
             refuse(error)
-    unreadable = (message for each in workspaces.values() for message in each.unreadable())
+    for record in records.values():
+        record.save()
+    unreadable = (message for each in records.values() for message in each.unreadable)
     for message in dict.fromkeys(unreadable):
         refuse(InputError(message))
     words = tuple(str(error) for error in errors)
     return StatusFound(StatusDocument(models=tuple(models), errors=words), tuple(errors))
 
 
-def _by_model(cards: Iterable[Scorecard]) -> dict[str, list[Scorecard]]:
-    found: dict[str, list[Scorecard]] = {}
-    for card in cards:
-        found.setdefault(card.model, []).append(card)
-    return found
+def _status_read(
+    path: Path, place: Path, records: dict[Path, StatusRecord], *, remembered: bool
+) -> ModelStatus:
+    """The status of one policy's model; the record of its workspace is opened with the first."""
+    if remembered and place not in records:
+        workspace = Workspace.of_project(place)
+        records[place] = StatusRecord.of(workspace, remembered=True)
+        known = records[place].unchanged(path, place)
+        if known is not None:
+            return known
+    stamp = policy_stamp(path)
+    rules = read_policy(path)
+    if place not in records:
+        records[place] = StatusRecord.of(Workspace.of_project(place), remembered=False)
+    record = records[place]
+    sources = record.sources(path, Layout(rules.target.repository, rules.name))
+    reading = StatusReading()
+    status = model_status(rules, path, record, reading)
+    if stamp == policy_stamp(path):
+        record.keep(path, place, status, sources, reading)
+    return status
 
 
 def model_status(
-    policy: Policy, path: Path, workspace: Workspace, cards: Iterable[Scorecard]
+    policy: Policy, path: Path, record: StatusRecord, reading: StatusReading
 ) -> ModelStatus:
     """Everything that `status` shows of one policy's model.
 
     Args:
         policy: its rules.
         path: the policy's file.
-        workspace: with checks and decisions.
-        cards: the model's scorecards of the workspace, oldest first.
+        record: of the workspace, with checks, scorecards and decisions.
+        reading: takes what was seen on the way.
 
     Raises:
         RepositoryError: the policy's repository is no folder.
@@ -135,17 +158,22 @@ def model_status(
     """
     layout = Layout(policy.target.repository, policy.name)
     problems: list[str] = []
-    events = _events(layout, problems)
+    workspace, cards = record.workspace, record.cards(policy.name)
+    events = _events(layout, record.log(layout.root), problems)
     current, checks = layout.current(), live_checks(layout, workspace)
+    reading.checks = len(checks)
+
+    def ages(_: Scorecard) -> None:
+        reading.ages = True
+
     manifests = layout.releases()
     releases = tuple(_release_statuses(layout, manifests, current, events))
     live = next((each for each in releases if each.state == "live"), None)
     last = last_live_event(events, policy.name)
     held = _held(layout, current, problems)
-    shown = promises.shown_state(events, policy.name, current.version, checks) if current else None
-    broken = [
-        b for b in promises.broken_promises(events, policy.name, checks) if not b.acknowledged
-    ]
+    told = promises.broken_promises(events, policy.name, checks)
+    shown = promises.shown_of(told, current.version, checks) if current else None
+    broken = [each for each in told if not each.acknowledged]
     return ModelStatus(
         policy=str(path),
         model=policy.name,
@@ -163,7 +191,7 @@ def model_status(
         ),
         releases=releases,
         servers=tuple(_servers(policy, current.version if current else None)),
-        waiting=tuple(waiting(policy, workspace, path, releases=manifests, cards=cards)),
+        waiting=tuple(waiting(policy, workspace, path, releases=manifests, cards=cards, ages=ages)),
         problems=tuple(problems),
     )
 
@@ -295,9 +323,9 @@ def _print_command(command: str, out: Console) -> None:
     out.print(Text(f"    {command}"), soft_wrap=True)
 
 
-def _events(layout: Layout, problems: list[str]) -> tuple[Event, ...]:
+def _events(layout: Layout, log: AuditLog, problems: list[str]) -> tuple[Event, ...]:
     try:
-        return AuditLog(layout.root).of(layout.model, *_SHOWN)
+        return log.of(layout.model, *_SHOWN)
     except TamperedError as error:
         problems.append(f"what people acknowledged cannot be read: {error}")
         return ()

@@ -136,6 +136,22 @@ class AuditLog:
         """How many events there are, by model and what happened; raises as `read`."""
         return self._chain.tally()
 
+    def models_since(self, known: Head | None) -> frozenset[str] | None:
+        """Models that have lines after a head that was kept; None: the log does not go on from it.
+
+        Raises:
+            TamperedError: a line is damaged, or the chain is broken.
+        """
+        if known == self.head():
+            return frozenset()
+        if known is None:
+            return None
+        try:
+            self._chain.check_head(known, "an earlier reading")
+        except TamperedError:
+            return None
+        return self._chain.models_from(known.count)
+
     def extents(self) -> dict[str, tuple[int, int]]:
         """How many lines each model has, and the place of its last; raises as `read`."""
         return self._chain.extents()

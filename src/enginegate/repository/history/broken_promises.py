@@ -6,7 +6,7 @@ check that could not be written there yet counts all the same.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -114,7 +114,8 @@ def broken_promises(
             found.append(BrokenPromise(event.release, event.check, event.at, event.why))
         elif event.event == "acknowledged":
             for place in waiting.pop(event.release, ()):
-                found[place] = replace(found[place], acknowledged=event)
+                b = found[place]
+                found[place] = BrokenPromise(b.release, b.check, b.at, b.why, event)
     unrecorded = [c for c in checks if c.broken and operation_of(c) not in recorded]
     return (
         *found,
@@ -135,7 +136,20 @@ def shown_state(
         release: its number.
         checks: of this release, oldest first.
     """
-    known = [b for b in broken_promises(events, model, checks) if b.release == release]
+    return shown_of(broken_promises(events, model, checks), release, checks)
+
+
+def shown_of(
+    promises: Iterable[BrokenPromise], release: int, checks: Sequence[WatchCheck]
+) -> ShownState:
+    """`shown_state`, of broken promises that are known already.
+
+    Args:
+        promises: of the model, oldest first.
+        release: its number.
+        checks: of this release, oldest first.
+    """
+    known = [b for b in promises if b.release == release]
     latest = checks[-1] if checks else None
     acknowledged = [b.acknowledged for b in known if latest and b.check == latest.number]
     return ShownState(
