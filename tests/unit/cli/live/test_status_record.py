@@ -89,7 +89,7 @@ def project(tmp_path, monkeypatch):
 
 
 CHANGES = {
-    "a limit of the policy that is no number": lambda p: edit_in_place(
+    "a key of the policy": lambda p: edit_in_place(
         p.policy, b"p99_ms = ", b"p99_mx = "
     ),
     "the live pointer": lambda p: commit(p.layout, after_rollback(p.layout.current(), 1)),
@@ -122,10 +122,10 @@ def test_a_change_is_seen_at_once(project, parsed, change):
 
     change(project)
     found = shown(project)
+    assert parsed
     project.record.unlink()
 
     assert found == shown(project)
-    assert parsed
 
 
 def test_a_decision_on_a_waiting_scorecard_is_seen_and_ages(project, parsed):
