@@ -43,6 +43,8 @@ _CHUNK_BYTES = 1 << 20
 # A policy holds kilobytes and a key less; what is larger was not written by a backup.
 _LARGEST_RECORD = 1 << 26
 _MODES = 0o777
+# In the year 2242: any time that a file system holds is before it, and a forged one fails no call.
+_LATEST_S = 1 << 33
 
 # Called with how many bytes are done, and of about how many.
 Progress = Callable[[int, int], None]
@@ -382,7 +384,7 @@ def _members(tar: tarfile.TarFile, path: Path) -> Iterator[ArchiveMember]:
         elif info.name not in {HEADER, MANIFEST, KEYS} or info.isdir():
             raise InputError(f"{path} holds {info.name!r}, which no backup has.")
         content = tar.extractfile(info) if info.isreg() else None
-        mode, mtime = info.mode & _MODES, int(info.mtime)
+        mode, mtime = info.mode & _MODES, min(max(int(info.mtime), 0), _LATEST_S)
         yield ArchiveMember(info.name, mode, mtime, info.size, content)
 
 

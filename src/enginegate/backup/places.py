@@ -10,22 +10,29 @@ from enginegate.workspace import Workspace
 # Names in a workspace. What is here is made again, or belongs to a program with its own backup.
 NOT_IN_A_BACKUP: Mapping[str, str] = MappingProxyType(
     {
+        "keys/verified.key": "made again by the next verify",
         "logs": "logs of servers and builders",
         "mlartifacts": "MLflow's artifacts: copy the folder, as docs/backup.md says",
         "mlflow.db": "MLflow's database: keep it with its own tools, as docs/backup.md says",
         "prefect": "Prefect's database: keep it with its own tools, as docs/backup.md says",
+        "running": "marks of runs that are under way here",
         "scratch": "files of servers that run only while something is measured",
         "shadow": "recorded requests, which their retention deletes; --shadow takes them in",
         "store/data": "copies of the policies' data, which are made again from it",
         "triton": "unpacked server files, which are made again",
+        "verified": "what was verified on this disk; a restored one is verified whole",
     }
 )
 SHADOW = "shadow"
+# What a file system itself leaves in the folder that it is mounted at.
+OF_THE_DISK = frozenset({"lost+found"})
 # SQLite's files beside a database are part of it.
 _BESIDE_A_DATABASE = ("-journal", "-shm", "-wal")
 # A live repository's files with such names are its record; others belong to whoever runs now.
 RECORD_FILES = ".enginegate-"
 _OF_THE_MOMENT = frozenset({".enginegate-server.json"})
+# A log's index holds nothing that the log does not say, and counts only on the disk it was made on.
+_INDEX = "-index.db"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +70,15 @@ class BackupPlaces:
 
     def secrets(self) -> dict[str, Path]:
         """Every private key that is here, by its name in a backup: these are encrypted."""
-        own = sorted(self.workspace.keys.glob("*")) if self.workspace.keys.is_dir() else []
-        keys = [path for path in own if path.is_file() and not is_left_over(path.name)]
-        named = {f"project/{name}": path for name, path in self.private_keys.items()}
-        return {f"workspace/keys/{path.name}": path for path in keys} | named
+        own = sorted(path for path in self.workspace.keys.rglob("*") if path.is_file())
+        places = {path: PurePosixPath(path.relative_to(self.workspace.root)) for path in own}
+        kept = {f"workspace/{at}": path for path, at in places.items() if not _is_left_out(at)}
+        return kept | {f"project/{name}": path for name, path in self.private_keys.items()}
+
+
+def _is_left_out(place: PurePosixPath) -> bool:
+    above = (place, *place.parents)[:-1]
+    return any(why_left_out(each, shadow=True) is not None for each in above)
 
 
 def why_left_out(place: PurePosixPath, *, shadow: bool) -> str | None:
@@ -87,12 +99,13 @@ def why_left_out(place: PurePosixPath, *, shadow: bool) -> str | None:
 
 
 def is_left_over(name: str) -> bool:
-    """Whether a name is that of a lock, or of what a process is writing at the moment."""
-    return name.startswith(".") or name.endswith(".lock")
+    """Whether a name is that of a lock, of what a process is writing now, or of the disk itself."""
+    return name.startswith(".") or name.endswith(".lock") or name in OF_THE_DISK
 
 
 def is_of_the_moment(place: PurePosixPath) -> bool:
     """Whether a path of a live repository belongs to a process that runs, and to no release."""
     if len(place.parts) == 1 and place.name.startswith(RECORD_FILES):
-        return place.name.endswith(".lock") or place.name in _OF_THE_MOMENT
+        of_now = place.name.endswith(".lock") or place.name in _OF_THE_MOMENT
+        return of_now or _INDEX in place.name
     return is_left_over(place.name)

@@ -26,18 +26,17 @@ from enginegate.backup.archive import (
     archive_members,
     check_archive,
 )
-from enginegate.backup.places import why_left_out
-from enginegate.backup.sealing import OpeningKey, SealedFile, content_of
+from enginegate.backup.places import OF_THE_DISK, why_left_out
+from enginegate.backup.sealing import OpeningKey, SealedFile
 from enginegate.candidate import FileDigest
 from enginegate.errors import EnginegateError, InputError, TamperedError
 from enginegate.repository.lock import LOCK
 from enginegate.workspace import Workspace
 
 _CHUNK_BYTES = 1 << 20
-# What a file system itself leaves in the folder that it is mounted at.
-_OF_THE_DISK = frozenset({"lost+found"})
 _STAGING = ".enginegate-restore-"
 _MOST_NAMED = 3
+_MODES = 0o777
 _PROJECT = "project/"
 _PROJECT_END = "project0"  # the first name that comes after every one below the project
 
@@ -133,6 +132,7 @@ class _Place:
         within: another place that this one lies in, and is staged with.
         staging: where its members are until they are moved in.
         handle: of that folder, which is locked for as long as this process may fill it.
+        made: folders above the target that this restore made, the innermost first.
     """
 
     name: str
@@ -141,6 +141,7 @@ class _Place:
     within: "_Place | None" = None
     staging: Path | None = None
     handle: int | None = None
+    made: list[Path] = field(default_factory=list)
 
     def check_free(self) -> None:
         """Refuse a place that holds anything of its own.
@@ -168,7 +169,7 @@ class _Place:
         if self.is_workspace:
             others = why_left_out(PurePosixPath(name), shadow=True)
             return others is not None
-        return name in _OF_THE_DISK or name == LOCK
+        return name in OF_THE_DISK or name == LOCK
 
     def stage(self) -> None:
         """Make the folder that its members are written to, on the target's own file system."""
@@ -176,6 +177,10 @@ class _Place:
             self.staging = self.within.staging / self.target.relative_to(self.within.target)
             return
         if not self.target.is_dir():
+            above = self.target.parent
+            while not above.exists():
+                self.made.append(above)
+                above = above.parent
             self.target.parent.mkdir(parents=True, exist_ok=True)
         beside = self.target if self.target.is_dir() else self.target.parent
         for folder in {beside, self.target.parent}:
@@ -205,9 +210,15 @@ class _Place:
 
     def check_free_but_for(self, staging: str) -> None:
         """Refuse to move in where somebody wrote meanwhile."""
-        there = [n for n in _names(self.target) if n != staging and not self._may_be_there(n)]
+        own = set() if self.staging is None else set(_names(self.staging))
+        others = [name for name in _names(self.target) if name != staging]
+        there = [name for name in others if name in own or not self._may_be_there(name)]
         if there:
-            raise InputError(f"{self.target} was written to meanwhile: {there[0]!r}.")
+            raise InputError(
+                f"{self.target} holds {there[0]!r}, which the backup would replace, or which was "
+                "written meanwhile. Nothing of the backup is left. Find out who wrote it, and "
+                "restore again."
+            )
 
 
 def _places(header: BackupHeader, to: RestorePlaces) -> list[_Place]:
@@ -266,6 +277,9 @@ def _staged(places: Sequence[_Place]) -> Iterator[Sequence[_Place]]:
             if place.handle is not None:
                 os.close(place.handle)
                 place.handle = None
+            for folder in place.made:
+                with suppress(OSError):  # it holds what was restored
+                    folder.rmdir()
 
 
 def _names(folder: Path) -> list[str]:
@@ -298,7 +312,7 @@ def _project_files(
     }
     for key in keys:
         if key.name.startswith(_PROJECT):
-            digests[key.name] = hashlib.sha256(content_of(key)).hexdigest()
+            digests[key.name] = hashlib.sha256(key.content).hexdigest()
     files = {}
     for name, sha256 in digests.items():
         target = project / name.removeprefix(_PROJECT)
@@ -359,7 +373,7 @@ def _write_keys(keys: Sequence[SealedFile], places: Sequence[_Place]) -> None:
         path = _path_of(key.name, places)
         if path is not None:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_file(path, content_of(key), mode=key.mode)
+            write_file(path, key.content, mode=key.mode & _MODES)
 
 
 def _extract(checked: CheckedArchive, places: Sequence[_Place]) -> None:
@@ -415,15 +429,21 @@ def _write_project_files(
     made: ExitStack,
 ) -> None:
     """Policies and keys of the project, each in one rename; ``made`` undoes it."""
-    contents = {key.name: (content_of(key), key.mode) for key in keys}
+    contents = {key.name: (key.content, key.mode & _MODES) for key in keys}
     wanted = set(files.values()) - set(contents)
     for member in archive_members(checked.path) if wanted else ():
         if member.name in wanted and member.content is not None:
-            contents[member.name] = (member.content.read(), member.mode)
+            # Policies and public keys are no programs, whatever a file that was sent says.
+            contents[member.name] = (member.content.read(), member.mode & ~0o111)
         elif member.name > _PROJECT_END:
             break
     for target, name in files.items():
         content, mode = contents[name]
+        if os.path.lexists(target):
+            raise InputError(
+                f"{target} was written by somebody else meanwhile; it stays. Nothing of the backup "
+                "is left. Restore again."
+            )
         write_file(target, content, mode=mode)
         made.callback(_remove, target)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Base64Bytes, ValidationError
 
 from enginegate.atomic_io import read_file
 from enginegate.candidate import Sha256
@@ -30,7 +30,7 @@ class SealedFile(Record):
 
     name: str
     mode: int
-    content: str
+    content: Base64Bytes
     """In base 64."""
 
 
@@ -135,11 +135,6 @@ class OpeningKey:
         return part.files
 
 
-def content_of(sealed: SealedFile) -> bytes:
-    """A private key's own bytes."""
-    return base64.b64decode(sealed.content)
-
-
 def _sealed_file(name: str, path: Path) -> SealedFile:
     try:
         content = read_file(path, follow_links=True)
@@ -148,7 +143,7 @@ def _sealed_file(name: str, path: Path) -> SealedFile:
         raise InputError(f"The key {path} cannot be read: {error.strerror or error}.") from error
     if len(content) > _LARGEST_KEY:
         raise InputError(f"{path} is among the keys and has {len(content)} bytes: that is no key.")
-    return SealedFile(name=name, mode=mode, content=base64.b64encode(content).decode())
+    return SealedFile(name=name, mode=mode, content=base64.b64encode(content))
 
 
 def _library() -> Any:

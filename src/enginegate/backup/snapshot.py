@@ -24,6 +24,7 @@ from enginegate.backup.archive import LeftOut
 from enginegate.backup.places import (
     RECORD_FILES,
     BackupPlaces,
+    RepositoryPlace,
     is_of_the_moment,
     why_left_out,
 )
@@ -143,12 +144,14 @@ class Snapshot:
     """The list, in a file of its own: a million names take no memory.
 
     Attributes:
+        repositories: those that are there, in the order of their numbers.
         left_out: what is not in it, with why.
         size_bytes: of all files together.
         files: how many.
     """
 
     _lines: IO[bytes] = field(repr=False)
+    repositories: list[RepositoryPlace] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     size_bytes: int = 0
     files: int = 0
@@ -183,13 +186,15 @@ def snapshot_of(places: BackupPlaces, *, shadow: bool = False) -> Iterator[Snaps
         snapshot = Snapshot(lines)
         for entry in _project_entries(places):
             snapshot.add(entry)
-        if any(place.root.is_dir() for place in places.repositories):
+        for place in places.repositories:
+            if place.root.is_dir():
+                snapshot.repositories.append(place)
+            else:
+                snapshot.left_out.append(LeftOut(what=place.written, why="nothing is there yet"))
+        if snapshot.repositories:
             above = SnapshotEntry("repositories", places.project, 0o755, 0, is_folder=True)
             snapshot.add(above)
-        for number, place in enumerate(places.repositories):
-            if not place.root.is_dir():
-                snapshot.left_out.append(LeftOut(what=place.written, why="nothing is there yet"))
-                continue
+        for number, place in enumerate(snapshot.repositories):
             with hold_lock(place.root, timeout_s=_LOCK_TIMEOUT_S):
                 for entry in _repository_entries(places, place.root, f"repositories/{number:04d}"):
                     snapshot.add(entry)

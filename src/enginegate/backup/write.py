@@ -114,7 +114,7 @@ def _attempt(
             project=str(places.project),
             repositories=tuple(
                 BackedUpRepository(written=place.written, models=models(place.root))
-                for place in places.repositories
+                for place in snapshot.repositories
             ),
             policies=tuple(sorted(name for name in places.files if name.endswith(".toml"))),
             keys=len(secrets) if key is not None else 0,

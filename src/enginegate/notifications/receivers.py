@@ -127,11 +127,15 @@ def receivers_of_text(text: str, origin: str) -> Receivers:
     addresses = tuple(address for line in lines for address in line.split())
     wrong = [n for n, each in enumerate(addresses, start=1) if not _SCHEME.match(each)]
     if wrong or not addresses:
-        which = f"number {wrong[0]} of {len(addresses)} has" if wrong else "it holds none, and has"
+        which = (
+            f"number {wrong[0]} of {len(addresses)} has no KIND:// at its beginning. It is not "
+            "repeated here, as it may be a secret."
+            if wrong
+            else "it holds none."
+        )
         raise InputError(
             f"{origin} must hold addresses of Apprise, such as slack://TOKENS or "
-            f"mailto://USER:PASSWORD@HOST, with white space between them: {which} no KIND:// at "
-            "its beginning. It is not repeated here, as it may be a secret."
+            f"mailto://USER:PASSWORD@HOST, with white space between them: {which}"
         )
     return Receivers(addresses, origin)
 

@@ -14,6 +14,7 @@ from enginegate.engines.onnxruntime.serve import open_for_triton
 from enginegate.engines.python_backend.device import GpuDevice
 from enginegate.engines.python_backend.memory import Memory
 from enginegate.engines.python_backend.pipeline import Pipeline
+from enginegate.engines.python_backend.serial import Serial
 
 pytestmark = pytest.mark.gpu
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -55,7 +56,12 @@ def open_pipeline(network, tmp_path):
         manifest = {"filename": "model.onnx", "max_batch_size": LIMIT, "flags": flags}
         engine = open_for_triton(tmp_path, network, manifest, {}, 0)
         example = {"x": np.ones((1, CHANNELS, SIZE, SIZE), np.float32)}
-        opened.append(Pipeline(engine, GpuDevice(0), example, lanes=lanes))
+        device = GpuDevice(0)
+        opened.append(
+            Pipeline(engine, device, example, lanes=lanes)
+            if lanes
+            else Serial(engine, device, example)
+        )
         return opened[-1]
 
     yield run
@@ -97,6 +103,19 @@ def test_overlapping_batches_get_their_own_answers(open_pipeline, network, lanes
         assert not isinstance(outcome, Exception), outcome
         (expected,) = reference.run(["y"], {"x": batch})
         np.testing.assert_allclose(outcome["y"], expected, atol=2e-4)
+
+
+def test_batches_one_after_the_other_agree_with_the_processor(open_pipeline, network):
+    """As in one of several processes: no threads, and each run takes the memory of the last."""
+    serial = open_pipeline(0)
+    reference = onnxruntime.InferenceSession(network, providers=["CPUExecutionProvider"])
+
+    for seed, size in enumerate((1, LIMIT, 5, LIMIT, 2)):
+        batch = images(size, seed)
+        found = serial.run([{"x": batch[:1]}, {"x": batch[1:]}] if size > 1 else [{"x": batch}])
+
+        (expected,) = reference.run(["y"], {"x": batch})
+        np.testing.assert_allclose(found["y"], expected, atol=2e-4)
 
 
 def test_inputs_in_device_memory_agree_with_those_of_the_host(open_pipeline):

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 from dataclasses import replace
 
@@ -103,6 +104,22 @@ class TestWholeRestore:
         assert (root / "mlflow.db").read_bytes() == b"restored before, by its own tools"
         assert (root / "live/digits/digits/2/engine.bin").read_text() == "2.0"
         assert not list(root.glob(".enginegate-restore-*"))
+
+    def test_disks_own_folder_is_no_obstacle_and_in_no_backup(
+        self, project, sealing, opening, tmp_path
+    ):
+        """Workspace and live repository are often file systems of their own."""
+        for root in (project.root, tmp_path / "new"):
+            (root / LIVE / "lost+found").mkdir(parents=True)
+            (root / ".enginegate" / "lost+found").mkdir(mode=0)
+        write_backup(tmp_path / "again", project.places, sealing)
+
+        with pytest.raises(InputError, match="'live'"):
+            restore_backup(tmp_path / "again", restored_to(tmp_path / "new"), opening)
+        shutil.rmtree(tmp_path / "new" / ".enginegate" / "live")
+        restore_backup(tmp_path / "again", restored_to(tmp_path / "new"), opening)
+
+        assert not (tmp_path / "new" / LIVE / "lost+found").exists()
 
     def test_policies_of_a_checkout_stay(self, project, backup, opening, tmp_path):
         """The very file is no obstacle."""
@@ -258,6 +275,42 @@ class TestRefusedFiles:
             restore_backup(rewritten(backup, change), restored_to(tmp_path / "new"), None)
         assert nothing_at(tmp_path / "new")
 
+    def test_member_that_would_replace_what_may_be_there(self, backup, tmp_path):
+        """MLflow's database was restored before, by its own tools."""
+        database = tmp_path / "new" / ".enginegate" / "mlflow.db"
+        database.parent.mkdir(parents=True)
+        database.write_text("restored before")
+
+        def change(info, content):
+            if info.name == "workspace/scorecards":
+                return None
+            if info.name.startswith("workspace/scorecards/"):
+                info.name = "workspace/mlflow.db"
+            return content
+
+        forged = rewritten(backup, change)
+
+        with pytest.raises(InputError, match=r"holds 'mlflow\.db', which the backup would replace"):
+            restore_backup(forged, restored_to(tmp_path / "new"), None)
+        assert database.read_text() == "restored before"
+        assert [path.name for path in database.parent.iterdir()] == ["mlflow.db"]
+
+    def test_policy_is_no_program_whatever_the_file_says(self, backup, tmp_path):
+        """Nor does a time that no file system has break the restore off."""
+
+        def change(info, content):
+            if info.name == "project/policies/digits.toml":
+                info.mode = 0o755
+                info.pax_headers = {"mtime": "1e300"}
+            if info.name.startswith("workspace/scorecards/"):
+                info.pax_headers = {"mtime": "-1e300"}
+            return content
+
+        restore_backup(rewritten(backup, change), restored_to(tmp_path / "new"), None)
+
+        policy = tmp_path / "new" / "policies" / "digits.toml"
+        assert policy.stat().st_mode & 0o777 == 0o644
+
     def test_repository_that_climbs_out_of_the_project(self, backup, tmp_path):
         def change(info, content):
             if info.name == "backup.json":
@@ -294,8 +347,23 @@ def test_file_changed_between_check_and_restore_leaves_nothing(backup, opening, 
 
     with pytest.raises(TamperedError, match="changed while it was restored"):
         restore_backup(backup, restored_to(tmp_path / "new"), opening, progress=progress)
+    assert not (tmp_path / "new").exists()
+
+
+def test_policy_that_somebody_writes_meanwhile_stays(backup, opening, tmp_path, monkeypatch):
+    """Places were free when the restore began, and it may take an hour."""
+    policy = tmp_path / "new" / "policies" / "digits.toml"
+
+    def synced():
+        policy.parent.mkdir(parents=True)
+        policy.write_text("somebody's")
+
+    monkeypatch.setattr("enginegate.backup.restore.os.sync", synced)
+
+    with pytest.raises(InputError, match="by somebody else meanwhile"):
+        restore_backup(backup, restored_to(tmp_path / "new"), opening)
+    assert policy.read_text() == "somebody's"
     assert not (tmp_path / "new" / ".enginegate").exists()
-    assert not list((tmp_path / "new").glob(".enginegate-restore-*"))
 
 
 def test_two_places_that_are_one_are_refused(project, sealing, tmp_path):

@@ -6,7 +6,6 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from enginegate.backup import OpeningKey, SealingKey
-from enginegate.backup.sealing import content_of
 from enginegate.errors import InputError, TamperedError
 
 MANIFEST = "ab" * 32
@@ -46,7 +45,7 @@ def test_any_recipient_opens_it(key, opening, sealing, tmp_path):
 
     for opens in (opening, OpeningKey(str, (path,))):
         (found,) = opens.open(sealed, MANIFEST, tmp_path)
-        assert (content_of(found), found.mode) == (key.read_bytes(), 0o600)
+        assert (found.content, found.mode) == (key.read_bytes(), 0o600)
 
 
 def test_stranger_opens_nothing(key, sealing, tmp_path):

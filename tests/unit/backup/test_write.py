@@ -9,10 +9,11 @@ import threading
 
 import pytest
 
-from enginegate.backup import SealingKey, write_backup
+from enginegate.backup import SealingKey, restore_backup, write_backup
 from enginegate.errors import EnginegateError, InputError, RepositoryError
 from enginegate.repository import Layout
 from enginegate.repository.lock import hold_lock
+from tests.fakes.projects import LIVE, restored_to
 
 
 def place_large_model(project):
@@ -51,6 +52,44 @@ def test_private_keys_are_in_it_only_encrypted(project, backup):
     assert key.splitlines()[1] not in backup.read_bytes()
     assert [name for name in found if "keys" in name] == ["workspace/keys", "keys.age"]
     assert not [name for name in found if "shadow" in name]
+
+
+def test_keys_in_a_folder_among_the_keys_are_encrypted_too(project, sealing, opening, tmp_path):
+    """Where people keep the ones before a rotation."""
+    old = project.workspace.keys / "2025" / "release.pem"
+    old.parent.mkdir(mode=0o700)
+    old.write_text("private half of last year")
+    old.chmod(0o600)
+
+    write_backup(tmp_path / "b", project.places, sealing)
+    restore_backup(tmp_path / "b", restored_to(tmp_path / "new"), opening)
+
+    assert b"of last year" not in (tmp_path / "b").read_bytes()
+    there = tmp_path / "new" / ".enginegate" / "keys" / "2025" / "release.pem"
+    assert there.read_text() == "private half of last year"
+    assert [p.stat().st_mode & 0o777 for p in (there, there.parent)] == [0o600, 0o700]
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        f"{LIVE}/.enginegate-audit-index.db",
+        f"{LIVE}/.enginegate-server.json",
+        ".enginegate/verified/a.json",
+        ".enginegate/keys/verified.key",
+        ".enginegate/running/a.json",
+        ".enginegate/mlflow.db-wal",
+    ],
+)
+def test_what_counts_on_this_disk_or_process_only_is_left_out(project, tmp_path, place):
+    """It would be wrong on another: what was verified here was not verified there."""
+    path = project.root / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("of this disk")
+
+    write_backup(tmp_path / "b", project.places, None)
+
+    assert not [name for name in names(tmp_path / "b") if name.endswith(path.name)]
 
 
 def test_what_is_left_out_is_named_with_its_reason(project, sealing, tmp_path):
@@ -204,6 +243,7 @@ def test_repository_where_nothing_was_published_is_no_fault(project, tmp_path):
     made = write_backup(tmp_path / "b", places, None)
 
     assert "elsewhere" in {each.what for each in made.header.left_out}
+    assert made.header.repositories == ()
     assert not root.exists()
 
 
