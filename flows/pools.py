@@ -65,10 +65,15 @@ _Answer = TypeVar("_Answer")
 _RUNNING = frozenset({StateType.RUNNING, StateType.CANCELLING})
 
 
-def is_made(identity: PartIdentity, workspace: Workspace) -> bool:
-    """Whether the workspace has that part, and nothing of it broke."""
-    part = PartStore(workspace).find(identity)
-    return part is not None and not part.errored
+def is_made(identity: PartIdentity, kind: DeviceKind, workspace: Workspace) -> bool:
+    """Whether workspace or object storage has that part, and nothing of it broke.
+
+    Raises:
+        RepositoryError: storage cannot be reached or refuses.
+        TamperedError: what is in storage is not what its record says.
+    """
+    store = ObjectStore(kind.store) if kind.store else None
+    return known_part(identity, workspace, store) is not None
 
 
 @task(task_run_name="check-pools", cache_policy=NO_CACHE)

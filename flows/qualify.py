@@ -95,7 +95,8 @@ def _on_devices(
     """The parts of all kinds of device, which their pools make side by side, on one scorecard."""
     file, names = origin.absolute(), policy.device_names
     wanted = {name: identify_part(policy, name, source) for name in names}
-    check_pools({n: policy.devices[n] for n in names if not is_made(wanted[n], workspace)})
+    kinds = {name: policy.devices[name] for name in names}
+    check_pools({n: kind for n, kind in kinds.items() if not is_made(wanted[n], kind, workspace)})
     waiting: TaskRunner[Any] = ThreadPoolTaskRunner(max_workers=len(names))
     with waiting as pools:
         asked = [

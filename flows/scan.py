@@ -38,9 +38,7 @@ def scan(policy: Path, deployment: str | None = None) -> tuple[str, ...]:
     workspace = Workspace.of(opened)
     recover_interrupted(opened.live_tables, workspace)
     problems, started = [], []
-    starts = new_versions(
-        opened.scan, opened.model, lambda uri: opened.with_model(uri).digest, workspace
-    )
+    starts = new_versions(opened.scan, opened.model, opened.digest_for, workspace)
     for start in starts:
         try:
             _start(Path(policy), start, deployment)

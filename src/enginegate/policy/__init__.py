@@ -74,7 +74,7 @@ from enginegate.policy.paths import ROOT, project_of
 from enginegate.policy.recording import Shadow, TrafficTables
 from enginegate.policy.remedies import with_remedies
 from enginegate.policy.tolerances import complete_gates, complete_metrics
-from enginegate.records import Record
+from enginegate.records import Record, canonical_json, sha256_bytes
 from enginegate.serving import ServingOptions
 
 __all__ = [
@@ -316,6 +316,11 @@ class Policy(Record):
             f"model {uri!r}",
             self._root,
         )
+
+    def digest_for(self, uri: str) -> str:
+        """Digest of `with_model`, for a URI of the registry: of thousands none is parsed again."""
+        tables = self.model_dump(mode="json", exclude_defaults=True)
+        return sha256_bytes(canonical_json({**tables, "model": {**tables["model"], "uri": uri}}))
 
 
 def policy_model() -> type[Policy]:

@@ -1,6 +1,6 @@
 """MLflow as this program uses it: evidence in, registry versions and aliases out."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -21,9 +21,11 @@ from enginegate.watch.log import WatchCheck
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities.model_registry import RegisteredModel
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
 
 _LISTED = 20
+# Versions asked for at once: a page of MLflow costs it a query, and this process its memory.
+_PAGE = 1000
 _NO_FILES: Mapping[str, bytes] = MappingProxyType({})
 _NO_PARAMS: Mapping[str, str] = MappingProxyType({})
 _NO_FURTHER: Mapping[str, Mapping[Candidate, CandidateArtifacts]] = MappingProxyType({})
@@ -205,7 +207,7 @@ class Tracker:
         if tag is not None:
             name, wanted, value = tag.partition("=")
             with self.connection.explained(f"list the versions of {model_name!r}"):
-                listed = self.client.search_model_versions(f"name = '{model_name}'")
+                listed = tuple(self._all_versions(model_name))
             found |= {
                 int(version.version)
                 for version in listed
@@ -293,8 +295,20 @@ class Tracker:
 
     def _versions(self, name: str) -> list[str]:
         with self.connection.explained(f"list the versions of {name!r}"):
-            found = self.client.search_model_versions(f"name = '{name}'")
+            found = tuple(self._all_versions(name))
         return [str(number) for number in sorted(int(version.version) for version in found)]
+
+    def _all_versions(self, name: str) -> "Iterator[ModelVersion]":
+        """A page at a time: MLflow answers at most so many at once."""
+        token = None
+        while True:
+            page = self.client.search_model_versions(
+                f"name = '{name}'", max_results=_PAGE, page_token=token
+            )
+            yield from page
+            token = page.token
+            if not token:
+                return
 
     def _model_names(self) -> str:
         with self.connection.explained("list the registered models"):

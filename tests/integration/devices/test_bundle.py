@@ -4,7 +4,9 @@ import pytest
 
 from enginegate.devices import PartStore, fetch_part, push_part
 from enginegate.errors import TamperedError
+from enginegate.policy.devices import DeviceKind
 from enginegate.workspace import Workspace
+from flows.pools import is_made
 from tests.fakes.evidence import sha
 from tests.fakes.parts import part
 
@@ -20,6 +22,17 @@ def test_part_travels_through_object_storage(store, tmp_path):
 
     assert fetch_part(made.identity, here, store) == made
     assert PartStore(here).find(made.identity) == made
+
+
+def test_part_in_object_storage_needs_no_pool(store, tmp_path):
+    """Its pool may be gone by now: nothing is asked of it."""
+    there, here = Workspace(tmp_path / "there"), Workspace(tmp_path / "here")
+    made, kind = part(there), DeviceKind(pool="gone", store=store.url)
+    assert not is_made(made.identity, kind, here)
+
+    push_part(made, there, store)
+
+    assert is_made(made.identity, kind, here)
 
 
 def test_part_under_another_name_is_refused(store, tmp_path):

@@ -77,6 +77,17 @@ def test_versions_are_found_by_tag_with_and_without_a_value(scanned, deployment,
     assert tracker.versions_with("nobody", tag="stage", alias="candidate") == ()
 
 
+def test_every_page_of_the_registry_is_read(family, monkeypatch):
+    """MLflow answers so many versions at once, and says that there are more."""
+    tracker = Tracker(family.workspace.tracking_uri, family.workspace.artifacts)
+    tracker.client.create_registered_model("many")
+    for _ in range(3):
+        tracker.client.create_model_version("many", "file:///nowhere", tags={"ready": "yes"})
+    monkeypatch.setattr("enginegate.tracking.tracker._PAGE", 2)
+
+    assert tracker.versions_with("many", tag="ready=yes") == (1, 2, 3)
+
+
 def test_without_a_deployment_it_is_qualified_here(scanned, family, qualified):
     """The same flow as by hand, so it ends in a scorecard of this policy."""
     del qualified  # what it found out is found again

@@ -134,6 +134,8 @@ def test_another_version_keeps_the_rules():
 
     assert other.model.uri == "models:/digits/2"
     assert other.gates == policy.gates
+    assert policy.digest_for("models:/digits/2") == other.digest != policy.digest
+    assert policy.digest_for(policy.model.uri) == policy.digest
     with pytest.raises(PolicyError, match="nonsense"):
         policy.with_model("nonsense")
 

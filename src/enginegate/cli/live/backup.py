@@ -79,7 +79,8 @@ def backup_command(  # noqa: PLR0913 - one argument for each option
     """
     places = _places([(each, read_policy(each)) for each in policies_of(policies)])
     key = None
-    if not without_keys and (places.secrets() or passphrase_file or recipient):
+    given = passphrase_file or recipient or os.environ.get(PASSPHRASE)
+    if not without_keys and (places.secrets() or given):
         passphrase = "" if recipient else _passphrase(passphrase_file, confirm=True)
         key = SealingKey(passphrase, tuple(recipient or ()))
     with printing(as_json=as_json) as output:
@@ -156,6 +157,11 @@ def restore_command(  # noqa: PLR0913 - one argument for each option
         _print_contents(done.header, output)
         for place in done.places:
             print_hanging(out, str(place), "restored  ")
+        if done.header.sealed_for is None and not sha256:
+            print_hanging(
+                out,
+                "It has no encrypted part, so only --sha256 can show that nobody changed it.",
+            )
         if done.header.keys and not done.keys:
             print_hanging(out, "Private keys were neither opened nor restored.")
         if not check:
@@ -232,10 +238,12 @@ def _opening_key(
         InputError: what was given does not fit how they were encrypted.
     """
     if header.sealed_for is None:
-        if passphrase_file is not None or identities:
+        # Whoever forges a backup takes its encrypted part out, and asks nobody for a passphrase.
+        if passphrase_file is not None or identities or os.environ.get(PASSPHRASE):
             raise InputError(
                 "This backup has no encrypted part, and something that opens one was given: it is "
-                "another backup than you mean, or its keys were taken out."
+                "another backup than you mean, or its keys were taken out. If it was made "
+                "--without-keys, restore it so."
             )
         return None
     if header.sealed_for == "recipients" and not identities:

@@ -99,6 +99,24 @@ def test_what_opens_keys_must_fit_how_they_were_encrypted(run, key, tmp_path):
     assert not (tmp_path / "new").exists()
 
 
+def test_backup_whose_encrypted_part_was_taken_out_is_noticed(run, tmp_path, monkeypatch):
+    """Nothing else ties its bytes to whoever knows the passphrase."""
+    bare, new = tmp_path / "bare", tmp_path / "new"
+    made = json.loads(run("backup", bare, "--without-keys", "--json").stdout)
+
+    told = run("restore", bare, "--check")
+    known = run("restore", bare, "--check", "--sha256", made["sha256"])
+    monkeypatch.setenv(PASSPHRASE, "correct horse battery")
+    refused = RUNNER.invoke(app, ["restore", str(bare), "--to", str(new)])
+    meant = RUNNER.invoke(app, ["restore", str(bare), "--check", "--without-keys"])
+
+    assert "only --sha256 can show" in " ".join(told.stdout.split())
+    assert "only --sha256" not in known.stdout
+    assert "no encrypted part" in str(refused.exception)
+    assert not new.exists()
+    assert meant.exit_code == 0
+
+
 def test_repository_elsewhere_is_restored_where_somebody_says(run, tmp_path, published):
     """An absolute target.repository; policies go on naming the old folder."""
     root = tmp_path / "project"
