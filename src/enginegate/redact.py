@@ -1,12 +1,14 @@
 """What is said of servers elsewhere: addresses without who signs in there, and a slow answer."""
 
 import logging
+import os
 import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+_OWN_SECRETS = frozenset({"ENGINEGATE_NOTIFY", "ENGINEGATE_BACKUP_PASSPHRASE"})
 _SIGN_IN = re.compile(r"(?<=//)[^/\s]*@")
 # A query's or a fragment's values: which of their names are secret is nobody's to guess.
 _QUERY_VALUE = re.compile(r"([?&#;][\w.~%-]+=)[^&#\s\"'<>]+")
@@ -14,6 +16,15 @@ _QUERY_VALUE = re.compile(r"([?&#;][\w.~%-]+=)[^&#\s\"'<>]+")
 
 class MaskedError(Exception):
     """Stands for another library's exception, whose text may say how somebody signs in."""
+
+
+def environment_for_others() -> dict[str, str]:
+    """This process's environment for servers and builders, which run what other teams made.
+
+    Without the secrets that this program alone needs. Credentials of registries and object storage
+    stay: Triton and builders may need them.
+    """
+    return {name: value for name, value in os.environ.items() if name not in _OWN_SECRETS}
 
 
 def masked(text: str) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from enginegate.redact import masked
+from enginegate.redact import environment_for_others, masked
 
 
 @pytest.mark.parametrize(
@@ -24,3 +24,13 @@ from enginegate.redact import masked
 def test_address_is_shown_without_credentials(text, said):
     """Everything before its last @, and what a query says; what is no sign-in stays."""
     assert masked(text) == said
+
+
+def test_servers_and_builders_do_not_get_what_only_this_program_needs(monkeypatch):
+    """Receivers' addresses and the passphrase stay; a registry's credentials go along."""
+    monkeypatch.setenv("ENGINEGATE_NOTIFY", "slack://TOKEN")
+    monkeypatch.setenv("ENGINEGATE_BACKUP_PASSPHRASE", "correct horse battery")
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "registry")
+    found = environment_for_others()
+    assert not {"ENGINEGATE_NOTIFY", "ENGINEGATE_BACKUP_PASSPHRASE"} & found.keys()
+    assert found["MLFLOW_TRACKING_PASSWORD"] == "registry"  # noqa: S105 - no password

@@ -75,7 +75,7 @@ from enginegate.pipeline import pipeline_module
 from enginegate.policy import Policy, read_policy
 from enginegate.policy.paths import WORKSPACE
 from enginegate.report import candidates_named, print_explained, print_scorecard
-from enginegate.report.tables import print_hanging
+from enginegate.report.tables import as_text, print_hanging
 from enginegate.tracking import START_COMMAND
 from enginegate.triton.server import Ports
 from enginegate.workspace import Workspace
@@ -596,7 +596,7 @@ def _print_message(kind: str, message: str) -> None:
     if err.is_terminal:
         print_hanging(err, text)
     else:
-        err.print(text, soft_wrap=True)
+        err.print(as_text(text), soft_wrap=True)
 
 
 def _kind(error: EnginegateError) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from enginegate.cli.vendor_log import open_missing, ours
 from enginegate.errors import ExitCode
-from enginegate.report.tables import print_hanging
+from enginegate.report.tables import as_text, print_hanging
 
 # What is not down by then is ended by its own guard.
 _UNWIND_S = 4.0
@@ -130,10 +130,17 @@ class TerminalHandler(logging.Handler):
             self.handleError(record)
 
 
+class _LineFormatter(logging.Formatter):
+    """Lines for a file or a pipe, where others' words must not steer whatever shows it later."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - of logging
+        return as_text(super().formatMessage(record)).plain
+
+
 def log_to_terminal() -> None:
     """Progress of this program, and of others what is worth knowing."""
     handler: logging.Handler = logging.StreamHandler(ours)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(_LineFormatter("%(asctime)s %(message)s", "%H:%M:%S"))
     if err.is_terminal:
         handler = TerminalHandler()
     logging.getLogger("great_expectations").setLevel(logging.WARNING)

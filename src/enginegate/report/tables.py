@@ -61,7 +61,7 @@ class FittedTable:
 
     def add_row(self, *cells: str | Text, style: str = "") -> None:
         """Add a row; texts are taken as they are, so that brackets in them mean nothing."""
-        texts = tuple(_as_text(cell) for cell in cells)
+        texts = tuple(as_text(cell) for cell in cells)
         self.rows.append((texts, style))
 
     def print(self, console: Console) -> None:
@@ -129,9 +129,9 @@ def print_hanging(console: Console, text: Text | str, first: Text | str = "") ->
 
     Words that do not fit into a line stay whole.
     """
-    head = _as_text(first)
+    head = as_text(first)
     room = max(console.width - head.cell_len, 1)
-    lines = [part for line in _as_text(text).split("\n") for part in _wrapped(line, room)]
+    lines = [part for line in as_text(text).split("\n") for part in _wrapped(line, room)]
     for number, line in enumerate(lines):
         before = head if number == 0 else Text(" " * head.cell_len)
         console.print(Text.assemble(before, line), soft_wrap=True)
@@ -149,7 +149,7 @@ def _wrapped(line: Text, room: int) -> Iterator[Text]:
         yield part
 
 
-def _as_text(text: Text | str) -> Text:
+def as_text(text: Text | str) -> Text:
     """A text in which nothing moves the cursor, colours or hides: people's words come from logs."""
     found = text if isinstance(text, Text) else Text(text)
     if _CONTROLS.search(found.plain):

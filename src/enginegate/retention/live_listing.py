@@ -376,13 +376,16 @@ class LiveListing:
             primary.setdefault(each.target.repository.absolute(), set()).add(each.model)
         for root in self.roots():
             lines[str(root)] = here = _lines_of(root / AUDIT)
-            arrived = Cursor.of(workspace, workspace.tracking_uri, root).read()
+            cursor = Cursor.of(workspace, workspace.tracking_uri, root)
+            arrived = cursor.read()
             known = max(before.get(str(root), 0), arrived.count if arrived else 0)
             if here < known or (not here and primary.get(root, set()) & published):
                 raise RepositoryError(
                     f"{root / AUDIT} has {here} lines, and {max(known, 1)} or more are known of. "
                     "The repository may be on a file system that is not mounted, and what it "
-                    "refers to would be deleted. Mount it, or restore the audit log from a backup."
+                    "refers to would be deleted. Mount it, or restore the audit log from a backup. "
+                    "Only where it was begun anew on purpose, remove what knows of the old one: "
+                    f"{_known_file(workspace)}, {cursor.path}."
                 )
         return KnownRepositories(lines={**before, **lines})
 

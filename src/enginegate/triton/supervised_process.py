@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from enginegate.errors import ServerError
+from enginegate.redact import environment_for_others
 
 _START_S = 10.0
 _KILL_S = 5.0
@@ -71,7 +72,7 @@ def supervise(
         watchdog_command(command, log=log, grace_s=grace_s, private=private),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, **environment},
+        env={**environment_for_others(), **environment},
         start_new_session=True,
         umask=0o077,
     )

@@ -15,9 +15,12 @@ pytestmark = [pytest.mark.triton, pytest.mark.xdist_group("flows")]
 
 
 def measured(family):
-    """When each valid measurement was made, by its file; invalid ones are not kept."""
+    """Each valid measurement's file as it was written; invalid ones are not kept.
+
+    One that is made again is another inode; one that is used again has another time.
+    """
     folder = family.workspace.results / "measurements"
-    return {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    return {path: path.stat().st_ino for path in folder.iterdir()}
 
 
 def check_reused(before, after, benchmarks):

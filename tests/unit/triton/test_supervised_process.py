@@ -196,3 +196,13 @@ def test_sigterm_to_the_guard_ends_it_in_order(tmp_path):
         process.watchdog.wait(60.0)
 
     assert "bye" in log.read_text()
+
+
+def test_it_gets_no_secret_of_this_program(tmp_path, monkeypatch):
+    """Models of others run in a server: receivers' addresses are not theirs to read."""
+    monkeypatch.setenv("ENGINEGATE_NOTIFY", "slack://TOKEN")
+    log = tmp_path / "log"
+    code = "import os; print(os.environ.get('ENGINEGATE_NOTIFY', 'nothing'), 'here', flush=True)"
+    with _python(code, log):
+        _wait_for_it(log)
+    assert log.read_text().split() == ["nothing", "here"]

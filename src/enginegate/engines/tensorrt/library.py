@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 
 from enginegate.errors import BuildError
+from enginegate.redact import environment_for_others
 
 VARIABLE = "ENGINEGATE_TENSORRT"
 FULL, RTX = "tensorrt", "tensorrt_rtx"
@@ -198,7 +199,7 @@ def worker_command(python: str, job: Path) -> list[str]:
 def worker_environment(python: str) -> dict[str, str]:
     """This process's environment, without what is meant for its own Python only."""
     own = {} if python == sys.executable else {"PYTHONPATH", "PYTHONHOME"}
-    kept = {name: value for name, value in os.environ.items() if name not in own}
+    kept = {name: value for name, value in environment_for_others().items() if name not in own}
     return kept | {"PYTHONFAULTHANDLER": "1", "PYTHONSAFEPATH": ""}
 
 

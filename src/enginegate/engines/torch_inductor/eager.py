@@ -28,6 +28,7 @@ from enginegate.engines.torch_inductor.typed_program import typed_module
 from enginegate.errors import EnginegateError, told_by
 from enginegate.evidence import BatchSpeed, EagerSpeed
 from enginegate.records import Record
+from enginegate.redact import environment_for_others
 
 _DIE_WITH_PARENT = 1
 # PyTorch's import and the program's reading, on a slow disk.
@@ -143,6 +144,7 @@ def _report(job: EagerJob, scratch: Path) -> EagerReport:
                 stdout=output,
                 stderr=output,
                 timeout=limit_s,
+                env=environment_for_others(),
                 check=False,
             )
         except subprocess.TimeoutExpired as error:

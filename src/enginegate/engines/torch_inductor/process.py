@@ -18,6 +18,7 @@ from enginegate.candidate import ShapeRange, TensorSpec
 from enginegate.engines.plan import BuildPlan
 from enginegate.errors import BuildError
 from enginegate.records import Record
+from enginegate.redact import environment_for_others
 
 LOG_FILE = "build.log"
 PROGRAM_FILE = "program.pt2"
@@ -168,7 +169,7 @@ def compiler_command(job: Path, report: Path) -> list[str]:
 
 def _environment(scratch: Path) -> dict[str, str]:
     """Inductor's and Triton's caches are the build's own: weights would pile up in shared ones."""
-    return os.environ | {
+    return environment_for_others() | {
         "PYTHONFAULTHANDLER": "1",
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / "inductor"),
         "TRITON_CACHE_DIR": str(scratch / "triton"),
