@@ -10,12 +10,14 @@ import json
 import os
 import sqlite3
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 from enginegate.decision import Head
 from enginegate.errors import RepositoryError
@@ -31,6 +33,8 @@ _BY_MODEL = "create index by_model on line (model, what)"
 _INSERT = "insert into line values (?, ?, ?, ?, ?)"
 # Whoever appends holds the index for milliseconds; after that long it is read without one.
 _BUSY_S = 5.0
+# A million lines take ten seconds; what nobody wrote to for an hour was left by a killed process.
+_LONGEST_BUILD_S = 3600.0
 
 
 class Stamp(NamedTuple):
@@ -137,9 +141,12 @@ class LineIndex:
         Raises:
             RepositoryError: the disk is full, or SQLite refuses otherwise.
         """
-        staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        # Threads, and processes of several containers, share a process's number.
+        staged = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
         writable = os.access(path.parent, os.W_OK)
         try:
+            if writable:
+                _remove_left(path)
             connection = _connect(str(staged) if writable else "")
             # Written whole or not at all: the rename below is what makes it count.
             connection.execute("pragma journal_mode = off")
@@ -238,6 +245,14 @@ def _connect(path: str) -> sqlite3.Connection:
     # has written anew meanwhile, would be rolled back into the new one.
     connection.execute("pragma journal_mode = memory")
     return connection
+
+
+def _remove_left(index: Path) -> None:
+    """What killed processes left of an index that they wrote."""
+    for left in index.parent.glob(f".{index.name}.*.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.lstat().st_mtime > _LONGEST_BUILD_S:
+                left.unlink()
 
 
 def _flush(path: Path) -> None:

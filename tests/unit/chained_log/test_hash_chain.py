@@ -2,6 +2,7 @@
 
 import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
@@ -172,3 +173,26 @@ def test_writer_leaves_no_journal_to_an_index_that_is_written_anew(log):
         beside = {path.name for path in log.root.iterdir()}
 
     assert beside == {index.name, log.path.name, ".enginegate-audit-head.json"}
+
+
+@pytest.mark.usefixtures("long")
+def test_readers_that_write_the_index_at_once_do_not_meet(log):
+    """Threads of one process, or containers in which every process has the same number."""
+    with ThreadPoolExecutor(4) as readers:
+        found = list(readers.map(lambda _: len(AuditLog(log.root).of("a")), range(16)))
+
+    assert found == [2] * 16
+
+
+@pytest.mark.usefixtures("long")
+def test_index_that_a_killed_reader_left_half_written_goes(log):
+    """Once it is too old to be of somebody who writes it now."""
+    young, old = (log.root / f"..enginegate-audit-index.db.{name}.tmp" for name in ("1", "2"))
+    for path in (young, old):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+
+    AuditLog(log.root).read()
+
+    assert young.exists()
+    assert not old.exists()
