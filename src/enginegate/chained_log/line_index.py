@@ -104,6 +104,10 @@ class LogState:
         return cls(Stamp(*stamp) if stamp else None, size, known, unfinished)
 
 
+# Its stamp is that of no file.
+_STALE = LogState(None, 0, None, {})
+
+
 class LineIndex:
     """The index of one log, opened; SQLite's."""
 
@@ -160,12 +164,24 @@ class LineIndex:
             with suppress(OSError):
                 staged.unlink(missing_ok=True)
 
-    def add(self, line: LineFacts, state: LogState) -> None:
-        """Take in a line that was appended; what cannot be taken in makes the index stale."""
-        with suppress(sqlite3.Error), self._connection:
-            self._connection.execute(_INSERT, line)
-            self._connection.execute("update state set content = ?", (state.to_json(),))
+    def add(self, line: LineFacts, state: LogState) -> bool:
+        """Take in a line that was appended; False: the index is stale, and must not be used.
+
+        It counts for nothing until all of it is on disk: a writer that is killed leaves no half.
+        """
+        try:
+            self._note(_STALE)
+            with self._connection:
+                self._connection.execute(_INSERT, line)
+            self._note(state)
+        except sqlite3.Error:
+            return False
         self.state = state
+        return True
+
+    def _note(self, state: LogState) -> None:
+        with self._connection:
+            self._connection.execute("update state set content = ?", (state.to_json(),))
 
     def select(self, model: str = "", what: Sequence[str] = ()) -> Iterator[LineFacts]:
         """Lines of one model, of one kind, or of both, oldest first; all where neither is given."""
@@ -218,6 +234,9 @@ class StateOf:
 def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
     connection.execute("pragma trusted_schema = off")
+    # SQLite finds a journal by the database's name. One on disk, of a writer whose index somebody
+    # has written anew meanwhile, would be rolled back into the new one.
+    connection.execute("pragma journal_mode = memory")
     return connection
 
 

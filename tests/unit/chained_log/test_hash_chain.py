@@ -2,10 +2,11 @@
 
 import os
 import sqlite3
+from contextlib import closing
 
 import pytest
 
-from enginegate.chained_log import hash_chain
+from enginegate.chained_log import hash_chain, line_index
 from enginegate.errors import TamperedError
 from enginegate.repository import AuditLog
 from enginegate.repository.history.journal import Journal
@@ -136,3 +137,38 @@ def test_index_that_names_another_line_is_refused(log):
     again = AuditLog(log.root)
     again.check_all()
     assert len(again.of("b")) == 2
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("why", ["read by another", "full"])
+def test_line_that_the_index_could_not_take_in_is_not_lost(log, monkeypatch, why):
+    """Neither for the writer, nor for others, nor after its next line was taken in."""
+    monkeypatch.setattr(line_index, "_BUSY_S", 0.0)
+    writer = AuditLog(log.root)
+    writer.read()
+    with closing(sqlite3.connect(log.path.with_name(".enginegate-audit-index.db"))) as other:
+        if why == "full":
+            refuse = "begin select raise(abort, 'full'); end"
+            other.executescript(f"create trigger full before insert on line {refuse}")
+        else:
+            other.execute("begin exclusive")
+        writer.tell("refused", "a", why="reason 5")
+    assert [event.why for event in writer.of("a")] == ["reason 1", "reason 3", "reason 5"]
+
+    writer.tell("refused", "a", why="reason 6")
+
+    assert [event.why for event in AuditLog(log.root).of("a")][-2:] == ["reason 5", "reason 6"]
+    assert [event.sequence for event in writer.read()] == list(range(6))
+
+
+@pytest.mark.usefixtures("long")
+def test_writer_leaves_no_journal_to_an_index_that_is_written_anew(log):
+    """SQLite would roll it back into the new index, and lines of a model would be missing there."""
+    AuditLog(log.root).read()
+    index = log.path.with_name(".enginegate-audit-index.db")
+    with closing(line_index._connect(str(index))) as writer:
+        writer.execute("update line set model = 'c'")  # and it does not come to its end
+
+        beside = {path.name for path in log.root.iterdir()}
+
+    assert beside == {index.name, log.path.name, ".enginegate-audit-head.json"}
