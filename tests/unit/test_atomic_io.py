@@ -1,5 +1,6 @@
 """Writes that are all or nothing."""
 
+import errno
 import os
 
 import pytest
@@ -126,3 +127,27 @@ def test_whether_a_lock_is_held_is_found_out_without_writing(tmp_path):
 
     assert lock_holder(lock) is None
     assert lock.read_bytes() == written
+
+
+def test_lock_is_held_on_a_full_disk_too(tmp_path, monkeypatch):
+    """Whoever frees space needs it; only the holder's name is missing."""
+
+    def full(_handle, _content, _offset):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    lock = tmp_path / "lock"
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", full)
+        with file_lock(lock):
+            assert lock_holder(lock) == ""
+            with pytest.raises(TimeoutError), file_lock(lock):
+                pytest.fail("locked twice")
+
+
+def test_lock_that_was_deleted_while_it_was_waited_for_is_taken_anew(tmp_path):
+    """Two that each hold a file of that name would both believe to be alone."""
+    lock = tmp_path / "lock"
+    with file_lock(lock):
+        lock.unlink()
+        with file_lock(lock):
+            assert lock_holder(lock).startswith("pid ")

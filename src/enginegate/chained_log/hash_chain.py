@@ -173,7 +173,9 @@ class HashChain(Generic[L]):
         )
         if self._index is not None:
             facts = LineFacts(placed.sequence, state.size, len(text), placed.model, placed.what)
-            self._index.add(facts, grown)
+            if not self._index.add(facts, grown):
+                self._index = None  # and no state: whoever asks next writes it anew
+                return placed
         else:
             self._links = (*self._links, placed)
         self._state = grown

@@ -10,12 +10,14 @@ import json
 import os
 import sqlite3
 import stat
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
+from uuid import uuid4
 
 from enginegate.decision import Head
 from enginegate.errors import RepositoryError
@@ -31,6 +33,8 @@ _BY_MODEL = "create index by_model on line (model, what)"
 _INSERT = "insert into line values (?, ?, ?, ?, ?)"
 # Whoever appends holds the index for milliseconds; after that long it is read without one.
 _BUSY_S = 5.0
+# A million lines take ten seconds; what nobody wrote to for an hour was left by a killed process.
+_LONGEST_BUILD_S = 3600.0
 
 
 class Stamp(NamedTuple):
@@ -104,6 +108,10 @@ class LogState:
         return cls(Stamp(*stamp) if stamp else None, size, known, unfinished)
 
 
+# Its stamp is that of no file.
+_STALE = LogState(None, 0, None, {})
+
+
 class LineIndex:
     """The index of one log, opened; SQLite's."""
 
@@ -133,9 +141,12 @@ class LineIndex:
         Raises:
             RepositoryError: the disk is full, or SQLite refuses otherwise.
         """
-        staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        # Threads, and processes of several containers, share a process's number.
+        staged = path.with_name(f".{path.name}.{uuid4().hex}.tmp")
         writable = os.access(path.parent, os.W_OK)
         try:
+            if writable:
+                _remove_left(path)
             connection = _connect(str(staged) if writable else "")
             # Written whole or not at all: the rename below is what makes it count.
             connection.execute("pragma journal_mode = off")
@@ -160,12 +171,24 @@ class LineIndex:
             with suppress(OSError):
                 staged.unlink(missing_ok=True)
 
-    def add(self, line: LineFacts, state: LogState) -> None:
-        """Take in a line that was appended; what cannot be taken in makes the index stale."""
-        with suppress(sqlite3.Error), self._connection:
-            self._connection.execute(_INSERT, line)
-            self._connection.execute("update state set content = ?", (state.to_json(),))
+    def add(self, line: LineFacts, state: LogState) -> bool:
+        """Take in a line that was appended; False: the index is stale, and must not be used.
+
+        It counts for nothing until all of it is on disk: a writer that is killed leaves no half.
+        """
+        try:
+            self._note(_STALE)
+            with self._connection:
+                self._connection.execute(_INSERT, line)
+            self._note(state)
+        except sqlite3.Error:
+            return False
         self.state = state
+        return True
+
+    def _note(self, state: LogState) -> None:
+        with self._connection:
+            self._connection.execute("update state set content = ?", (state.to_json(),))
 
     def select(self, model: str = "", what: Sequence[str] = ()) -> Iterator[LineFacts]:
         """Lines of one model, of one kind, or of both, oldest first; all where neither is given."""
@@ -225,7 +248,18 @@ class StateOf:
 def _connect(path: str) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=_BUSY_S, check_same_thread=False)
     connection.execute("pragma trusted_schema = off")
+    # SQLite finds a journal by the database's name. One on disk, of a writer whose index somebody
+    # has written anew meanwhile, would be rolled back into the new one.
+    connection.execute("pragma journal_mode = memory")
     return connection
+
+
+def _remove_left(index: Path) -> None:
+    """What killed processes left of an index that they wrote."""
+    for left in index.parent.glob(f".{index.name}.*.tmp"):
+        with suppress(FileNotFoundError):
+            if time.time() - left.lstat().st_mtime > _LONGEST_BUILD_S:
+                left.unlink()
 
 
 def _flush(path: Path) -> None:

@@ -285,4 +285,5 @@ def _number(name: str) -> int | None:
 
 
 def _is_due(read_at: float) -> bool:
-    return now().timestamp() - read_at > _READ_AGAIN_AFTER.total_seconds()
+    # A reading in the future was made before the clock was set back: it could stay there for years.
+    return not 0 <= now().timestamp() - read_at <= _READ_AGAIN_AFTER.total_seconds()

@@ -130,16 +130,15 @@ class LocalModel:
             releases=tuple(_facts_of(layout, release) for release in releases),
         )
 
-    def forget(self, aliased: Aliased) -> None:
-        """Delete the bytes of releases that are not needed, by what is true under the lock.
+    def forget(self, aliased: Aliased, shown: frozenset[str]) -> None:
+        """Delete the bytes of ``shown`` releases that are not needed, by what is true under a lock.
 
         Raises:
             EnginegateError: the repository is being changed, or cannot be.
             OSError: bytes cannot be deleted.
         """
         with hold_lock(self.root):
-            kept = frozenset(r.version for r, _ in kept_releases(self.facts(), aliased))
-            forget_old(self.layout, self.keep, kept)
+            forget_old(self.layout, self.keep, _pinned(self.facts(), aliased, shown))
 
     def has(self, place: str) -> bool:
         """Whether an entry is a release of it."""
@@ -148,6 +147,12 @@ class LocalModel:
     def is_gone(self, place: str) -> bool:
         """Whether the bytes of an entry are deleted."""
         return not Path(place).is_dir()
+
+
+def _pinned(facts: RepositoryFacts, aliased: Aliased, shown: frozenset[str]) -> frozenset[int]:
+    """Releases that stay: those that are needed now, and those at a place that nobody was shown."""
+    unseen = (release.version for release in facts.releases if release.place not in shown)
+    return frozenset(r.version for r, _ in kept_releases(facts, aliased)).union(unseen)
 
 
 def _facts_of(layout: Layout, release: Release) -> ReleaseFacts:
@@ -246,8 +251,8 @@ class StoredModel:
         )
         return facts, tuple(entries)
 
-    def forget(self, aliased: Aliased) -> None:
-        """Delete bytes that are not needed, under the lease that every other change takes.
+    def forget(self, aliased: Aliased, shown: frozenset[str]) -> None:
+        """Delete ``shown`` bytes that are not needed, under the lease of every other change.
 
         Raises:
             EnginegateError: another change is under way, or storage refuses.
@@ -259,8 +264,7 @@ class StoredModel:
         given = pointer.promises.get(pointer.version, "")
         lease = self.journal.acquire("promise", pointer.version, promise=given, purpose="retention")
         try:
-            kept = frozenset(r.version for r, _ in kept_releases(self.facts(), aliased))
-            self.releases.forget_old(self.keep, kept)
+            self.releases.forget_old(self.keep, _pinned(self.facts(), aliased, shown))
         finally:
             lease.add("done")
 
@@ -372,13 +376,16 @@ class LiveListing:
             primary.setdefault(each.target.repository.absolute(), set()).add(each.model)
         for root in self.roots():
             lines[str(root)] = here = _lines_of(root / AUDIT)
-            arrived = Cursor.of(workspace, workspace.tracking_uri, root).read()
+            cursor = Cursor.of(workspace, workspace.tracking_uri, root)
+            arrived = cursor.read()
             known = max(before.get(str(root), 0), arrived.count if arrived else 0)
             if here < known or (not here and primary.get(root, set()) & published):
                 raise RepositoryError(
                     f"{root / AUDIT} has {here} lines, and {max(known, 1)} or more are known of. "
                     "The repository may be on a file system that is not mounted, and what it "
-                    "refers to would be deleted. Mount it, or restore the audit log from a backup."
+                    "refers to would be deleted. Mount it, or restore the audit log from a backup. "
+                    "Only where it was begun anew on purpose, remove what knows of the old one: "
+                    f"{_known_file(workspace)}, {cursor.path}."
                 )
         return KnownRepositories(lines={**before, **lines})
 

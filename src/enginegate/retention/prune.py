@@ -124,7 +124,7 @@ def _carry_out(scope: PruneScope, shown: PrunePlan) -> PruneOutcome:
     outcome, wanted = PruneOutcome(), {entry.place: entry for entry in shown.delete}
     for _ in range(_PLANS if wanted else 0):
         before = _Seen.in_scope(scope)
-        collected = _Collected.of(scope)
+        collected = _Collected.of(scope, frozenset(wanted))
         plan = collected.plan()
         still = [entry for entry in plan.delete if entry.place in wanted]
         if _delete(still, collected, plan, before, outcome):
@@ -190,6 +190,7 @@ class _Collected:
         local: each model in the repositories of this host.
         stored: each model in object storage.
         aliased: versions that aliases stand for, by the registered model's name.
+        shown: places that somebody saw in a plan.
         forgotten: repositories whose releases were dealt with.
     """
 
@@ -197,12 +198,13 @@ class _Collected:
     local: tuple[LocalModel, ...]
     stored: tuple[StoredModel, ...]
     aliased: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    shown: frozenset[str] = frozenset()
     forgotten: set[tuple[str, str]] = field(default_factory=set)
 
     @classmethod
-    def of(cls, scope: PruneScope) -> "_Collected":
+    def of(cls, scope: PruneScope, shown: frozenset[str] = frozenset()) -> "_Collected":
         live = LiveListing(scope.tables, scope.keep)
-        return cls(scope, live.local(), live.stored())
+        return cls(scope, live.local(), live.stored(), shown=shown)
 
     def plan(self) -> PrunePlan:
         scope, began = self.scope, now()
@@ -254,12 +256,12 @@ class _Collected:
         return gone
 
     def _forget(self, entry: StoredEntry) -> bool:
-        """All releases of a model that are not needed go at once, under one lock."""
+        """All releases of a model that were shown and are not needed go at once, under one lock."""
         of_model: tuple[LocalModel | StoredModel, ...] = (*self.local, *self.stored)
         model = next(each for each in of_model if each.has(entry.place))
         if model.place not in self.forgotten:
             self.forgotten.add(model.place)
-            model.forget(self.aliased)
+            model.forget(self.aliased, self.shown)
         return model.is_gone(entry.place)
 
 

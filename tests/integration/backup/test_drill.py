@@ -12,24 +12,9 @@ from enginegate.cli.live.repository import repository_of
 from enginegate.policy import read_policy
 from enginegate.triton.endpoint import live_server
 from enginegate.workspace import Workspace
+from tests.fakes.adding_model import ADDING_MODEL
 from tests.fakes.projects import LIVE, published_project
 
-MODEL = """
-import pathlib
-import numpy as np
-import triton_python_backend_utils as pb
-
-class TritonPythonModel:
-    def initialize(self, args):
-        folder = pathlib.Path(args["model_repository"]) / args["model_version"]
-        self.offset = np.float32((folder / "engine.bin").read_text())
-
-    def execute(self, requests):
-        xs = [np.from_dlpack(pb.get_input_tensor_by_name(r, "x")) for r in requests]
-        return [
-            pb.InferenceResponse([pb.Tensor.from_dlpack("y", x + self.offset)]) for x in xs
-        ]
-"""
 POLICY = "policies/digits.toml"
 
 
@@ -58,7 +43,7 @@ def test_restored_project_verifies_shows_and_rolls_back_as_the_old_one_did(tmp_p
     It takes several seconds: the passphrase is stretched twice, and a real Triton serves.
     """
     old, new, file = tmp_path / "old", tmp_path / "new", tmp_path / "disk" / "b"
-    published_project(old, MODEL)
+    published_project(old, ADDING_MODEL)
     file.parent.mkdir()
     verified, audited = run(old, "verify", "--all"), run(old, "audit", POLICY)
     shown = run(old, "status").replace(str(old), "HERE")

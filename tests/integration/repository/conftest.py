@@ -15,29 +15,12 @@ from enginegate.repository.ensemble.composition import as_ensemble
 from enginegate.repository.store.staging import place
 from enginegate.triton.install import find_triton
 from enginegate.triton.server import start
+from tests.fakes.adding_model import ADDING_MODEL
 from tests.fakes.evidence import INT8, SERVING, decision, scorecard
 from tests.fakes.live_triton import FakeTriton
 
 X = TensorSpec(name="x", dtype="float32", shape=(-1, 2))
 Y = TensorSpec(name="y", dtype="float32", shape=(-1, 2))
-
-MODEL = """
-import pathlib
-import boto3
-import numpy as np
-import triton_python_backend_utils as pb
-
-class TritonPythonModel:
-    def initialize(self, args):
-        folder = pathlib.Path(args["model_repository"]) / args["model_version"]
-        self.offset = np.float32((folder / "engine.bin").read_text())
-
-    def execute(self, requests):
-        xs = [np.from_dlpack(pb.get_input_tensor_by_name(r, "x")) for r in requests]
-        return [
-            pb.InferenceResponse([pb.Tensor.from_dlpack("y", x + self.offset)]) for x in xs
-        ]
-"""
 
 
 @pytest.fixture(scope="session")
@@ -103,7 +86,7 @@ def package(tmp_path):
     def make(offset: float, **changes) -> Package:
         folder = tmp_path / "built" / str(offset)
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.py").write_text(MODEL)
+        (folder / "model.py").write_text(ADDING_MODEL)
         (folder / "engine.bin").write_text(str(offset))
         x = np.arange(8, dtype=np.float32).reshape(4, 2)
         card = scorecard()
@@ -142,7 +125,6 @@ def ask(repository):
 
 
 STEP = """
-import boto3
 import numpy as np
 import triton_python_backend_utils as pb
 

@@ -2,10 +2,12 @@
 
 import os
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
-from enginegate.chained_log import hash_chain
+from enginegate.chained_log import hash_chain, line_index
 from enginegate.errors import TamperedError
 from enginegate.repository import AuditLog
 from enginegate.repository.history.journal import Journal
@@ -136,3 +138,61 @@ def test_index_that_names_another_line_is_refused(log):
     again = AuditLog(log.root)
     again.check_all()
     assert len(again.of("b")) == 2
+
+
+@pytest.mark.usefixtures("long")
+@pytest.mark.parametrize("why", ["read by another", "full"])
+def test_line_that_the_index_could_not_take_in_is_not_lost(log, monkeypatch, why):
+    """Neither for the writer, nor for others, nor after its next line was taken in."""
+    monkeypatch.setattr(line_index, "_BUSY_S", 0.0)
+    writer = AuditLog(log.root)
+    writer.read()
+    with closing(sqlite3.connect(log.path.with_name(".enginegate-audit-index.db"))) as other:
+        if why == "full":
+            refuse = "begin select raise(abort, 'full'); end"
+            other.executescript(f"create trigger full before insert on line {refuse}")
+        else:
+            other.execute("begin exclusive")
+        writer.tell("refused", "a", why="reason 5")
+    assert [event.why for event in writer.of("a")] == ["reason 1", "reason 3", "reason 5"]
+
+    writer.tell("refused", "a", why="reason 6")
+
+    assert [event.why for event in AuditLog(log.root).of("a")][-2:] == ["reason 5", "reason 6"]
+    assert [event.sequence for event in writer.read()] == list(range(6))
+
+
+@pytest.mark.usefixtures("long")
+def test_writer_leaves_no_journal_to_an_index_that_is_written_anew(log):
+    """SQLite would roll it back into the new index, and lines of a model would be missing there."""
+    AuditLog(log.root).read()
+    index = log.path.with_name(".enginegate-audit-index.db")
+    with closing(line_index._connect(str(index))) as writer:
+        writer.execute("update line set model = 'c'")  # and it does not come to its end
+
+        beside = {path.name for path in log.root.iterdir()}
+
+    assert beside == {index.name, log.path.name, ".enginegate-audit-head.json"}
+
+
+@pytest.mark.usefixtures("long")
+def test_readers_that_write_the_index_at_once_do_not_meet(log):
+    """Threads of one process, or containers in which every process has the same number."""
+    with ThreadPoolExecutor(4) as readers:
+        found = list(readers.map(lambda _: len(AuditLog(log.root).of("a")), range(16)))
+
+    assert found == [2] * 16
+
+
+@pytest.mark.usefixtures("long")
+def test_index_that_a_killed_reader_left_half_written_goes(log):
+    """Once it is too old to be of somebody who writes it now."""
+    young, old = (log.root / f"..enginegate-audit-index.db.{name}.tmp" for name in ("1", "2"))
+    for path in (young, old):
+        path.write_bytes(b"half")
+    os.utime(old, (0, 0))
+
+    AuditLog(log.root).read()
+
+    assert young.exists()
+    assert not old.exists()

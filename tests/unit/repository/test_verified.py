@@ -160,6 +160,16 @@ def test_bytes_are_read_again_after_a_week(two, workspace, read, monkeypatch):
     assert (problems(two, workspace), read()) == ([], (1, 2))
 
 
+def test_bytes_read_in_the_future_are_read_again(two, workspace, read, monkeypatch):
+    """A clock that was a year ahead, and was set right, puts off no reading for a year."""
+    now = module.now()
+    monkeypatch.setattr(module, "now", lambda: now + timedelta(days=365))
+    problems(two, workspace)
+    monkeypatch.setattr(module, "now", lambda: now)
+    read()
+    assert (problems(two, workspace), read()) == ([], (1, 2))
+
+
 def test_file_of_this_instant_is_read_again(two, workspace, read, monkeypatch):
     """Within one tick of the clock a second change would not show."""
     monkeypatch.setattr(module, "_SETTLED_NS", 10**12)

@@ -8,12 +8,13 @@ from enginegate.atomic_io import file_lock
 from enginegate.content_store import make_once
 from enginegate.decision import Decision
 from enginegate.errors import EnginegateError, RepositoryBusyError, RepositoryError, TamperedError
-from enginegate.repository import Layout
+from enginegate.repository import Layout, LiveRepository
 from enginegate.retention import plan_scope, prune_scope
 from enginegate.retention.plan import Reason
 from enginegate.workspace import now
 from tests.fakes.evidence import decision
 from tests.fakes.kept import UNUSED, age
+from tests.fakes.live_triton import FakeTriton, package_in
 
 
 def places(plan):
@@ -201,6 +202,19 @@ class TestReleases:
         pruned(project.scope(unused_for=UNUSED, keep=1))
 
         assert Layout(project.live, "digits").stored_versions() == (1, 2, 3)
+
+    def test_release_that_was_not_shown_stays(self, project):
+        """A promotion after the list makes another one too many: the next list shows it."""
+        project.publish(1.0, 2.0, 3.0)
+        scope = project.scope(unused_for=UNUSED, keep=1)
+        plan = plan_scope(scope)
+        live = LiveRepository(project.live, FakeTriton(project.live), load_timeout_s=1.0, keep=99)
+        package = package_in(project.root, 4.0, model_uri="file:digits.onnx")
+        live.publish(package, expected=3)
+
+        prune_scope(scope, plan)
+
+        assert Layout(project.live, "digits").stored_versions() == (2, 3, 4)
 
     def test_repository_that_is_being_changed_is_left_alone(self, project, monkeypatch):
         from enginegate.repository import lock
