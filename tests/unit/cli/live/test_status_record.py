@@ -89,9 +89,7 @@ def project(tmp_path, monkeypatch):
 
 
 CHANGES = {
-    "a key of the policy": lambda p: edit_in_place(
-        p.policy, b"p99_ms = ", b"p99_mx = "
-    ),
+    "a key of the policy": lambda p: edit_in_place(p.policy, b"p99_ms = ", b"p99_mx = "),
     "the live pointer": lambda p: commit(p.layout, after_rollback(p.layout.current(), 1)),
     "the pointer is gone": lambda p: p.layout.current_file.unlink(),
     "the live manifest": lambda p: edit_in_place(p.layout.release_file(2), b'"', b"'"),
