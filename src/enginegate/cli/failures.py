@@ -92,8 +92,13 @@ def keep_traceback(error: BaseException) -> Path | None:
     """
     text = "".join(traceback.format_exception(error))
     name = f"crash-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
-    for folder in (Workspace.here().logs, Path(tempfile.gettempdir())):
+    places: tuple[Callable[[], Path], ...] = (
+        lambda: Workspace.here().logs,
+        lambda: Path(tempfile.gettempdir()),
+    )
+    for place in places:
         try:
+            folder = place()  # without a current folder, which may be deleted, there is none here
             folder.mkdir(parents=True, exist_ok=True)
             path = folder / name
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)

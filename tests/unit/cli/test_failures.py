@@ -82,3 +82,17 @@ def test_the_command_prints_no_traceback(tmp_path, monkeypatch, capsys):
     assert "A fault in this program: KeyError: 'oops'" in told
     assert "Traceback (most" not in told
     assert str(tmp_path / "logs") in told.replace("\n", "")
+
+
+def test_traceback_is_kept_where_the_current_folder_was_deleted(tmp_path, monkeypatch):
+    """There is no workspace then, and the temporary folder takes it."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.delenv("ENGINEGATE_HOME", raising=False)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    kept = keep_traceback(RuntimeError("unexpected"))
+    assert kept is not None
+    assert kept.parent == tmp_path
+    assert "RuntimeError: unexpected" in kept.read_text()
