@@ -46,6 +46,14 @@ def _command(pid):
         return ""
 
 
+def _has_ended(pid):
+    """Whether its parent can know of it: a killed process loses its command a moment before."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
 def _workers(pid):
     """Processes that send for another one; those that ended have no command any more."""
     children = []
@@ -127,7 +135,7 @@ def test_idle_process_that_was_killed_is_not_used(server, traffic):
     run_load(server.grpc, traffic, short, sending=two)
     killed = min(_workers(os.getpid()))
     os.kill(killed, signal.SIGKILL)
-    _wait(lambda: not _command(killed))
+    _wait(lambda: _has_ended(killed))
 
     result = run_load(server.grpc, traffic, short, sending=two)
 
