@@ -89,7 +89,7 @@ def server_of(repository):
     ("number", "within_s"),
     [
         pytest.param(signal.SIGKILL, 30.0, id="dies"),
-        pytest.param(signal.SIGSTOP, 60.0, id="stops"),
+        pytest.param(signal.SIGSTOP, 60.0, id="stops", marks=pytest.mark.long),
     ],
 )
 def test_server_that_is_lost_is_replaced_and_the_measurement_repeated(

@@ -341,6 +341,7 @@ def test_loads_run_in_threads(server, traffic):
     assert [result.failed for result in results] == [0, 0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("scale")
 def test_loads_that_end_together_leave_one_another_alone(server, traffic):
     """Sending processes that one load leaves are taken by another at that moment."""

@@ -314,6 +314,7 @@ for uri, data in jobs:
 """
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("importable")
 def test_every_form_has_the_same_digest_in_another_process(  # noqa: PLR0913
     registry, export, encoders, models, program, classifier, samples, tokens, rows, store, tmp_path

@@ -147,6 +147,7 @@ def watched(repository, own, server, tmp_path):
     return Fleet(repository, (own,), canary_s=2.0, analyse_canary=canary.analyse), canary
 
 
+@pytest.mark.long
 def test_slow_canary_goes_back_although_no_request_failed(
     watched, repository, own, package, tmp_path
 ):
