@@ -48,10 +48,7 @@ def _command(pid):
 
 def _has_ended(pid):
     """Whether its parent can know of it: a killed process loses its command a moment before."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return True
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def _workers(pid):
