@@ -15,7 +15,7 @@ from prefect.client.schemas.responses import SetStateStatus
 from enginegate.decision import Decision
 from enginegate.errors import EnginegateError
 from enginegate.redact import masked
-from tasks.prefect_server import REFUSALS, check_prefect_answers
+from tasks.prefect_server import REFUSALS, check_prefect_answers, flow_runs
 
 _WAITING = FlowRunFilter(
     state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Suspended", "Paused"]))
@@ -45,7 +45,7 @@ def resume_suspended(decision: Decision) -> tuple[str, ...]:
         with get_client(sync_client=True) as client:
             answered += [
                 str(run.name)
-                for run in client.read_flow_runs(flow_run_filter=_WAITING)
+                for run in flow_runs(client, _WAITING)
                 if _waits_for(run, decision) and _took_or_said(client, run, form)
             ]
     except (EnginegateError, *REFUSALS) as error:

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowFilter,
     FlowFilterName,
@@ -13,8 +12,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import FlowRun, StateType
-from prefect.client.schemas.sorting import FlowRunSort
+from prefect.client.schemas.objects import StateType
 from prefect.settings import PREFECT_API_URL
 
 from enginegate.atomic_io import file_lock, write_file
@@ -24,20 +22,25 @@ from enginegate.policy import Policy, read_policy
 from enginegate.redact import masked
 from enginegate.retention import PruneScope, RunsUnderWay, plan_scope, prune_scope
 from enginegate.workspace import Workspace, now
-from tasks.prefect_server import REFUSALS, quick_client
+from tasks.prefect_server import REFUSALS, flow_runs, quick_client
 
 _log = logging.getLogger("enginegate.retention")
 _FLOWS = FlowFilter(
     name=FlowFilterName(any_=["qualify", "qualify-device", "benchmark", "promote", "rollback"])
 )
-_UNFINISHED = (
-    StateType.SCHEDULED,
-    StateType.PENDING,
-    StateType.RUNNING,
-    StateType.CANCELLING,
-    StateType.PAUSED,
+_UNFINISHED = FlowRunFilter(
+    state=FlowRunFilterState(
+        type=FlowRunFilterStateType(
+            any_=[
+                StateType.SCHEDULED,
+                StateType.PENDING,
+                StateType.RUNNING,
+                StateType.CANCELLING,
+                StateType.PAUSED,
+            ]
+        )
+    )
 )
-_PAGE = 200
 # A run whose host died is RUNNING for ever where nobody watches heartbeats. No qualification takes
 # a week, so that such a run holds nothing back for longer.
 _LONGEST_RUN = timedelta(days=7)
@@ -58,7 +61,7 @@ def unfinished_runs() -> RunsUnderWay:
         return RunsUnderWay()
     try:
         with quick_client() as client:
-            runs = list(_unfinished(client))
+            runs = list(flow_runs(client, _UNFINISHED, flows=_FLOWS))
     except REFUSALS as error:
         raise EnginegateError(
             f"Prefect's server {masked(server)} could not be asked which runs are under way, and "
@@ -72,22 +75,6 @@ def unfinished_runs() -> RunsUnderWay:
         min(began, default=None),
         frozenset(scorecard for scorecard in named if scorecard),
     )
-
-
-def _unfinished(client: SyncPrefectClient) -> Iterator[FlowRun]:
-    wanted = FlowRunFilter(
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=list(_UNFINISHED)))
-    )
-    offset = 0
-    while page := client.read_flow_runs(
-        flow_filter=_FLOWS,
-        flow_run_filter=wanted,
-        sort=FlowRunSort.ID_DESC,
-        limit=_PAGE,
-        offset=offset,
-    ):
-        yield from page
-        offset += len(page)
 
 
 def _may_be_alive(began: datetime) -> bool:

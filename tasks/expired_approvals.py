@@ -25,7 +25,6 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.client.schemas.sorting import FlowRunSort
 from prefect.settings import PREFECT_API_URL
 
 from enginegate.errors import EnginegateError, InputError
@@ -35,7 +34,7 @@ from enginegate.redact import masked
 from enginegate.repository import AuditLog, AuditRecord, origin, record_act
 from enginegate.repository.history.audit import Event
 from enginegate.workspace import Workspace, now
-from tasks.prefect_server import REFUSALS, quick_client
+from tasks.prefect_server import REFUSALS, flow_runs, quick_client
 
 # Prefect's words for it: "The flow was paused and never resumed."
 _EXPIRED = "never resumed."
@@ -45,7 +44,6 @@ _FAILED = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.FAILED]
 _LOOKED_BACK = timedelta(days=30)
 _ANSWERS = frozenset({"approved", "rejected", "published", "refused"})
 _SILENCE = "unanswered"
-_PAGE = 200
 _log = logging.getLogger("enginegate.unanswered")
 
 
@@ -97,18 +95,9 @@ def _expired(client: SyncPrefectClient) -> Iterator[FlowRun]:
     wanted = FlowRunFilter(
         state=_FAILED, end_time=FlowRunFilterEndTime(after_=now() - _LOOKED_BACK)
     )
-    offset = 0
-    while page := client.read_flow_runs(
-        flow_filter=_PROMOTIONS,
-        flow_run_filter=wanted,
-        sort=FlowRunSort.END_TIME_DESC,
-        limit=_PAGE,
-        offset=offset,
-    ):
-        for run in page:
-            if run.state is not None and (run.state.message or "").endswith(_EXPIRED):
-                yield run
-        offset += len(page)
+    for run in flow_runs(client, wanted, flows=_PROMOTIONS):
+        if run.state is not None and (run.state.message or "").endswith(_EXPIRED):
+            yield run
 
 
 def _is_same(policy: str, tables: LiveTables) -> bool:

@@ -15,9 +15,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
+from uuid import UUID
 
 from httpx import HTTPError, HTTPStatusError, InvalidURL, ReadTimeout, Response, TransportError
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowFilter, FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun
 from prefect.exceptions import PrefectException
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 
@@ -36,6 +39,8 @@ _SAID_AFTER_S = 3.0
 # Prefect's transport connects four times by itself.
 _CONNECT_S = 1.0
 _ASK_AGAIN = frozenset({408, 429})
+# Prefect's server gives no more at once.
+_PAGE = 200
 # A server that is asked to stop; Prefect itself waits for five seconds.
 _GRACE_S = 4.0
 
@@ -48,6 +53,28 @@ def may_pass(error: Exception) -> bool:
     if isinstance(error, HTTPStatusError):
         return error.response.is_server_error
     return isinstance(error, TransportError | OSError)
+
+
+def flow_runs(
+    client: SyncPrefectClient, wanted: FlowRunFilter, *, flows: FlowFilter | None = None
+) -> Iterator[FlowRun]:
+    """Every run that the filter takes, page after page.
+
+    Each page is asked for without the runs of those before: counted from the beginning, a run that
+    ends meanwhile would hide another.
+    """
+    seen: list[UUID] = []
+    while True:
+        others = FlowRunFilterId(not_any_=seen) if seen else None
+        page = client.read_flow_runs(
+            flow_filter=flows,
+            flow_run_filter=wanted.model_copy(update={"id": others}),
+            limit=_PAGE,
+        )
+        yield from page
+        if len(page) < _PAGE:
+            return
+        seen += (run.id for run in page)
 
 
 def check_prefect_answers() -> None:
